@@ -74,7 +74,7 @@ def _threads() -> set[str]:
 
 def _descriptors() -> set[str]:
     found = set()
-    zygotes = sys.modules.get("zmqdist.launch.zygote_client")
+    zygotes = sys.modules.get("zmqdist.process.zygote_client")
     controls = set() if zygotes is None else {str(number) for number in zygotes.control_descriptors()}
     for path in Path("/proc/self/fd").iterdir():
         if path.name in controls:

@@ -321,23 +321,23 @@ def test_a_slot_that_dies_has_its_resources_again_before_the_next_function_begin
 
 def test_a_worker_that_comes_while_a_resource_is_made_builds_it(one: ClusterCoordinator) -> None:
     kept = [one.create_per_worker_resource(int)]
-    shell, arrive = one._shell, one._resources._members  # reach: a creation comes between two steps of an arrival
-    lock = shell.lock
+    runtime, arrive = one._runtime, one._resources._members  # reach: a creation comes between two steps of an arrival
+    lock = runtime.lock
 
     class MakesOne:
         """The lock, and somebody who is faster the first time."""
 
         def __enter__(self) -> None:
             if threading.current_thread().name != "zmqdist-coordinator" and len(kept) == 1:
-                shell.lock = lock
+                runtime.lock = lock
                 kept.append(one.create_per_worker_resource(int))
             lock.acquire()
 
         def __exit__(self, *_: object) -> None:
-            shell.lock = lock
+            runtime.lock = lock
             lock.release()
 
-    shell.lock = MakesOne()  # type: ignore[assignment]
+    runtime.lock = MakesOne()  # type: ignore[assignment]
     arrive([("worker:7", 1, 1, "here")], [])
     assert [len(values) for values in kept] == [WORKERS + 1] * 2
 

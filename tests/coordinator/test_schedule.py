@@ -184,7 +184,9 @@ def test_close_cancels_what_is_unfinished_and_cuts_off_what_runs(processes: zd.l
             value.get(0)
     with ClusterCoordinator(processes) as other:
         assert other.fetch(other.map(int, range(4))) == [0, 1, 2, 3]
-        assert len(begun(tmp_path)) == 2
+        pids = begun(tmp_path)
+        assert len(pids) == 2
+        until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids))  # each worker cuts off its own
         before = written(tmp_path)
         other.fetch(other.map(counts_once(tmp_path), range(4)))
         assert written(tmp_path) == before

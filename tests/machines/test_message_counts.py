@@ -131,7 +131,7 @@ def test_nothing_is_left_of_work_whose_results_were_taken(wired: Wired) -> None:
     for worker in wired.workers.values():
         assert (worker.running, worker.busy_slots) == (0, 0)
         (slot,) = worker._slots  # reach: a leak shows nowhere else
-        left = worker._queue, worker._outcomes, worker._started, worker._bulk  # reach: a leak shows nowhere else
+        left = worker.queue, worker._outcomes, worker._started, worker._bulk  # reach: a leak shows nowhere else
         assert not any((*left, left[0].care, left[0].own))
         assert not any((slot.given, slot.cut, slot.wanted_back))
 

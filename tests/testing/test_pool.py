@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -13,10 +14,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.testing.tasks import ends, eventually, for_ever, me
 from zmqdist import errors
+from zmqdist.process import pipe
 from zmqdist.testing import (
     MultiProcessPoolRunner,
     SubprocessTimeoutError,
@@ -25,7 +28,9 @@ from zmqdist.testing import (
     get_barrier,
 )
 from zmqdist.testing.runner.crew import PoolWork
-from zmqdist.testing.runner.line import ParentLine
+from zmqdist.testing.runner.task_pipe import TaskPipe
+
+MIB = 2**20
 
 
 @pytest.fixture
@@ -236,13 +241,50 @@ def test_work_that_is_sent_before_the_threads_of_the_processes_have_begun_is_run
             assert not self.name.startswith("zmqdist-line-") or sent.wait(30)
             super().run()
 
-    def note(work: PoolWork, line: ParentLine, last: bool) -> None:
-        send(work, line, last)
-        lines.append(line)
-        if len(lines) == 2:
+    def note(work: PoolWork, pipe: TaskPipe, last: bool) -> None:
+        send(work, pipe, last)
+        pipes.append(pipe)
+        if len(pipes) == 2:
             sent.set()
 
-    lines: list[ParentLine] = []
+    pipes: list[TaskPipe] = []
     monkeypatch.setattr(PoolWork, "send", note)
     monkeypatch.setattr(threading, "Thread", Late)
     assert pool.run(abs, (-3,)) == [3, 3]
+
+
+@pytest.mark.timeout(60)
+def test_an_argument_for_which_a_task_has_no_memory_is_its_error_and_the_pool_goes_on(
+    pool: MultiProcessPoolRunner,
+) -> None:
+    def leave(spare_bytes: int) -> None:
+        status = Path("/proc/self/status").read_text()
+        virtual = next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmSize"))
+        if me() == "worker-1":
+            resource.setrlimit(resource.RLIMIT_AS, (virtual + spare_bytes,) * 2)
+
+    array = np.ones(96 * MIB, np.uint8)
+    assert pool.run(np.sum, (array[:MIB],)) == [MIB, MIB]
+    pids = pool.run(os.getpid)
+    pool.run(leave, (32 * MIB,))
+    with pytest.raises(errors.ResourceExhaustedError, match=r"a function with its arguments.*: 96 MiB"):
+        pool.run(np.sum, (array,))
+    assert pool.run(np.sum, (array[:MIB],)) == [MIB, MIB]
+    assert pool.run(os.getpid) == pids
+
+
+@pytest.mark.timeout(60)
+def test_a_value_for_which_the_parent_has_no_memory_is_an_error_and_the_pool_goes_on(
+    pool: MultiProcessPoolRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def small_only(given: Any = b"") -> bytearray:
+        if isinstance(given, int) and given > MIB:
+            raise MemoryError
+        return bytearray(given)
+
+    pids = pool.run(os.getpid)
+    monkeypatch.setattr(pipe, "bytearray", small_only, raising=False)
+    with pytest.raises(errors.ResourceExhaustedError, match="what came of it: 8 MiB"):
+        pool.run(np.zeros, (8 * MIB, np.uint8))
+    assert [value.size for value in pool.run(np.zeros, (8, np.uint8))] == [8, 8]
+    assert pool.run(os.getpid) == pids

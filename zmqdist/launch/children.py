@@ -22,10 +22,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from zmqdist.child_command import child_command
-from zmqdist.launch import zygote_client
-from zmqdist.launch.zygote import Order
-from zmqdist.launch.zygote_client import Forked
 from zmqdist.limits import LOG_TAIL_BYTES, LOG_TAIL_LINES
+from zmqdist.process import zygote_client
+from zmqdist.process.zygote import Order
+from zmqdist.process.zygote_client import Forked
 
 if TYPE_CHECKING:
     from zmqdist.launch.roles import TaskConfig

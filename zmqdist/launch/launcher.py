@@ -31,13 +31,13 @@ from zmqdist.cluster.check import split_command
 from zmqdist.cluster.config import ClusterConfig
 from zmqdist.cluster.environment import CONFIG_ENV, TF_CONFIG_ENV
 from zmqdist.cluster.sections import DispatcherJob, RuntimeConfig, SingleJob, WorkerJob
-from zmqdist.launch import zygote_client
 from zmqdist.launch.children import Child, Children, end_with_parent
 from zmqdist.launch.folders import RunFolder
 from zmqdist.launch.ports import Reserved
 from zmqdist.launch.roles import TaskConfig
 from zmqdist.launch.tasks import Tasks
 from zmqdist.limits import GRACE_S
+from zmqdist.process import zygote_client
 from zmqdist.scheduling.dispatcher.config import DispatcherConfig, WorkerConfig
 from zmqdist.scheduling.dispatcher.runtime import DispatchServer
 from zmqdist.transport import keys, token

@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Any
 
 from zmqdist import errors, limits
 from zmqdist.background import in_background
-from zmqdist.launch import zygote_client
 from zmqdist.launch.children import Child, Children
 from zmqdist.launch.folders import RunFolder
 from zmqdist.launch.ports import Reserved
 from zmqdist.launch.roles import TaskConfig
+from zmqdist.process import zygote_client
 from zmqdist.scheduling.dispatcher.config import DispatcherConfig, WorkerConfig
 from zmqdist.transport import token
 from zmqdist.transport.address import is_ipv6, join

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from zmqdist import errors
 from zmqdist.background import logged
 from zmqdist.child_command import add_working_directory
-from zmqdist.launch.zygote import name_process
 from zmqdist.limits import GRACE_S
+from zmqdist.process.zygote import name_process
 from zmqdist.transport.credentials import Credentials
 
 if TYPE_CHECKING:  # each role imports its own: a child should be there soon

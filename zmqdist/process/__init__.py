@@ -1,1 +1,1 @@
-"""Child processes of a worker: the template that they are forked from, and the pipe to each of them."""
+"""Child processes: the zygote that a starting process forks them from, the template of a worker, and the pipe to each of them."""

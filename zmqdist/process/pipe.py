@@ -1,279 +1,308 @@
-"""Messages between a worker and its slot processes: MessagePack and raw parts over a socket pair.
+"""Messages between a process and its children: the one framing, over a socket pair.
 
-A message is `[bytes of the head: u32][head][part]*`; the head is one of the structs below, and says how long the parts are. The slot's
-end blocks; the worker's end belongs to the loop and never does.
+A frame is `[bytes of the message: u32][number of parts: u32][bytes of a part: u64]*[message][part]*`. A codec makes bytes of messages and
+messages of bytes; parts are buffers, and go as they are.
 
-Only a worker and its own children speak this: there is no version and no distrust.
+The reader's promises
+    A part is read straight into memory of its own, which belongs to the receiver.
+    Where there is no memory for the parts of a message their bytes are skipped; the receiver gets the message with an error in their place.
+    A child or parent that ends in the middle of a frame has ended: what was not whole is dropped, and no error is raised for it.
+
+Both ends have the same frames. They are two classes because of who waits: `BlockingPipe` is for a thread that has nothing to do until the
+next message comes, in a child or in a parent with one thread for each child; `LoopPipe` is for a parent whose loop has thousands of
+children, and never waits.
+
+Only a process and its own children speak this: there is no version and no distrust.
 """
 
 from __future__ import annotations
 
+import contextlib
+import math
 import mmap
+import os
+import select
 import socket
 import struct
+import threading
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar
 
-import msgspec
-
-from zmqdist.messages import ERROR
-from zmqdist.transport.arena import Handle, Offer
-from zmqdist.transport.loop import Loop
+from zmqdist.errors import ResourceExhaustedError
 from zmqdist.transport.shortage import exhausted
-from zmqdist.wire.trusted import pack_error
 
-Buffer: TypeAlias = "bytes | bytearray | memoryview"
+if TYPE_CHECKING:  # it comes with ZeroMQ, which a child may not need
+    from zmqdist.transport.loop import Loop
 
-RECEIVE_BYTES = 256 * 1024
+M = TypeVar("M")
+
+Parts: TypeAlias = "list[bytearray] | ResourceExhaustedError"
+"""The parts of a message, which belong to the receiver; the error where there was no memory for them."""
+
+RECEIVE_BYTES: Final = 256 * 1024
 """Taken at a time, into memory that is used again: fresh memory of this size would be mapped and unmapped for each message."""
 
+READS_PER_TURN: Final = 16
+"""So often a pipe is read before the other descriptors of the loop have their turn."""
 
-class SlotWork(msgspec.Struct, array_like=True, tag=1, gc=False):
-    """To a slot: functions that are new to it, (coordinator, fn, pickled), items to run, functions to forget."""
-
-    functions: list[tuple[int, int, bytes]]
-    items: list[tuple[int, int, int, bytes]]
-    forget: list[tuple[int, int]]
+_LENGTHS: Final = struct.Struct("<II")
 
 
-class SlotReport(msgspec.Struct, array_like=True, tag=2, gc=False):
-    """From a slot: outcomes, (position, kind, payload). A bulk outcome comes alone, with its parts.
+@dataclass(frozen=True)
+class PipeCodec(Generic[M]):
+    """How the messages of a pipe become bytes.
 
-    Each part is a handle in the slot's shared memory, or a number of bytes, which follow.
+    Attributes:
+      parts: what the parts are, for the error where there is no memory for them.
     """
 
-    outcomes: list[tuple[int, int, bytes]]
-    parts: list[int | Handle] = []
+    encode: Callable[[M], bytes]
+    decode: Callable[[bytes], M]
+    parts: str = "the parts of a message"
 
 
-class SlotStarted(msgspec.Struct, array_like=True, tag=3, gc=False):
-    """From a slot: it has started, and this is how its shared memory is found."""
-
-    pid: int
-    memory: Offer | None = None
+BYTES: Final[PipeCodec[bytes]] = PipeCodec(bytes, bytes)
+"""For messages that are bytes already."""
 
 
-class SlotWelcome(msgspec.Struct, array_like=True, tag=4, gc=False):
-    """To a slot, first of all: the address and the public key of its worker."""
-
-    worker: str
-    key: bytes = b""
-
-
-PipeMessage: TypeAlias = SlotWork | SlotReport | SlotStarted | SlotWelcome
-
-_ENCODER = msgspec.msgpack.Encoder()
-_DECODER: msgspec.msgpack.Decoder[PipeMessage] = msgspec.msgpack.Decoder(PipeMessage)
-_LENGTH = struct.Struct("<I")
+def frame(message: bytes, parts: Sequence[Any] = ()) -> bytes:
+    """Return a frame up to its parts, which are sent after it."""
+    lengths = _LENGTHS.pack(len(message), len(parts))
+    if not parts:
+        return lengths + message
+    return lengths + struct.pack(f"<{len(parts)}Q", *(memoryview(part).nbytes for part in parts)) + message
 
 
-def _receive_room() -> memoryview:
-    """Mapped, not allocated: only the pages that a message has needed are there, so that thousands of slots cost little."""
-    return memoryview(mmap.mmap(-1, RECEIVE_BYTES))
+class FrameReader(Generic[M]):
+    """Bytes to messages, without a socket: the caller reads into `room()`, and says with `received` how much that was."""
 
-
-def encode(message: PipeMessage) -> bytes:
-    head = _ENCODER.encode(message)
-    return _LENGTH.pack(len(head)) + head
-
-
-class BlockingPipe:
-    """The slot's end."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        self._socket = sock
+    def __init__(self, codec: PipeCodec[M]) -> None:
+        self._codec = codec
+        # Mapped, not allocated: only the pages that a message has needed are there, so that thousands of pipes cost little.
+        self._room = memoryview(mmap.mmap(-1, RECEIVE_BYTES))
         self._buffer = bytearray()
-        self._room = _receive_room()
+        """The beginning of a frame that is not whole."""
+        self._unfilled: deque[memoryview] = deque()
+        """What is still to be read of the parts of a message."""
+        self._filling: list[tuple[M, Parts]] = []
+        """The message whose parts these are."""
+        self._skip = 0
+        """Bytes of parts for which there was no memory, that are still to come."""
 
-    def send(self, message: PipeMessage, parts: Sequence[Buffer] = ()) -> None:
-        """Send all of it. Raises OSError when the worker is gone."""
-        self._socket.sendall(encode(message))
-        for part in parts:
-            self._socket.sendall(part)
+    @property
+    def in_parts(self) -> bool:
+        """Whether more of the parts of a message is to come."""
+        return bool(self._unfilled)
 
-    def receive(self) -> PipeMessage | None:
-        """The next message; None when the worker is gone. Nothing is sent to a slot with parts."""
+    def room(self) -> memoryview:
+        """Return where the next bytes belong; never empty."""
+        return self._unfilled[0] if self._unfilled else self._room
+
+    def received(self, count: int) -> Iterator[tuple[M, Parts]]:
+        """Yield the messages that are whole with `count` more bytes in `room()`."""
+        if self._unfilled:
+            rest = self._unfilled.popleft()[count:]
+            if rest:
+                self._unfilled.appendleft(rest)
+            elif not self._unfilled:
+                yield self._filling.pop()
+            return
+        buffer = self._buffer
+        buffer += self._room[:count]
         while True:
-            if len(self._buffer) >= 4:
-                (length,) = _LENGTH.unpack_from(self._buffer)
-                if len(self._buffer) >= 4 + length:
-                    head = bytes(self._buffer[4 : 4 + length])
-                    del self._buffer[: 4 + length]
-                    return _DECODER.decode(head)
-            try:
-                count = self._socket.recv_into(self._room)
-            except OSError:
-                return None
-            if not count:
-                return None
-            self._buffer += self._room[:count]
+            if self._skip:
+                skipped = min(self._skip, len(buffer))
+                self._skip -= skipped
+                del buffer[:skipped]
+            if len(buffer) < _LENGTHS.size:
+                return
+            message_bytes, parts_count = _LENGTHS.unpack_from(buffer)
+            begin = _LENGTHS.size + 8 * parts_count
+            end = begin + message_bytes
+            if len(buffer) < end:
+                return
+            message = self._codec.decode(bytes(buffer[begin:end]))
+            if not parts_count:
+                del buffer[:end]
+                yield message, []
+                continue
+            sizes = struct.unpack_from(f"<{parts_count}Q", buffer, _LENGTHS.size)
+            del buffer[:end]
+            parts = self._begin_parts(sizes)
+            if self._unfilled:
+                self._filling.append((message, parts))
+                return
+            yield message, parts
+
+    def _begin_parts(self, sizes: Sequence[int]) -> Parts:
+        """Make the parts, and take over what has come of them with the message."""
+        try:
+            parts = [bytearray(size) for size in sizes]
+        except MemoryError:
+            self._skip = sum(sizes)
+            return exhausted(self._skip, self._codec.parts)
+        for part in parts:
+            early = min(len(part), len(self._buffer))
+            part[:early] = self._buffer[:early]
+            del self._buffer[:early]
+            if early < len(part):
+                self._unfilled.append(memoryview(part)[early:])
+        return parts
 
 
-class LoopPipe:
-    """The worker's end: all in the loop's thread.
-
-    The slot's end is not told here: the template sees the process end.
+class BlockingPipe(Generic[M]):
+    """An end that waits. Any thread may send; one at a time receives.
 
     Args:
-      on_message: gets a message and those of its parts that came as bytes, which are its own.
+      fd: of a stream socket; it belongs to the pipe from now on, and is not inherited.
     """
 
-    def __init__(
-        self,
-        loop: Loop,
-        sock: socket.socket,
-        on_message: Callable[[PipeMessage, list[bytearray]], Any],
-    ) -> None:
-        sock.setblocking(False)
-        self._loop = loop
-        self._socket = sock
-        self._on_message = on_message
-        self._room = _receive_room()
-        self._in = bytearray()
-        self._out: deque[memoryview] = deque()
-        self._report: SlotReport | None = None
-        self._parts: list[bytearray] = []
-        self._filled = 0
-        self._offset = 0
-        self._skip = 0
-        """Bytes of parts for which there was no memory here, that are still to come."""
-        self._closed = self._clogged = False
-        loop.add_fd(sock.fileno(), self._read, self._write)
+    def __init__(self, fd: int, codec: PipeCodec[M]) -> None:
+        os.set_inheritable(fd, False)
+        self._socket = socket.socket(fileno=fd)
+        self._codec = codec
+        self._sending = threading.Lock()
+        self._frames = FrameReader(codec)
+        self._whole: deque[tuple[M, Parts]] = deque()
 
-    def send(self, message: PipeMessage) -> None:
-        """Queue a message; it leaves at once where the socket takes it."""
-        if self._closed:
-            return
-        waiting = bool(self._out)
-        self._out.append(memoryview(encode(message)))
-        if not waiting:
-            self._write()
+    @classmethod
+    def pair(cls, codec: PipeCodec[M]) -> tuple[BlockingPipe[M], int]:
+        """Return an end, and the descriptor of the other one."""
+        ours, theirs = socket.socketpair()
+        return cls(ours.detach(), codec), theirs.detach()
+
+    def send(self, message: M, parts: Sequence[Any] = ()) -> None:
+        """Send all of it; `parts` are contiguous buffers. Raises OSError when the other end is closed."""
+        head = frame(self._codec.encode(message), parts)
+        with self._sending:
+            self._socket.sendall(head)
+            for part in parts:
+                self._socket.sendall(part)
+
+    def receive(self) -> tuple[M, Parts]:
+        """Wait for the next message. Raises EOFError when the other end is closed."""
+        while not self._whole:
+            try:
+                count = self._socket.recv_into(self._frames.room())
+            except OSError:
+                count = 0
+            if not count:
+                raise EOFError("the process at the other end of the pipe has closed it, or ended")
+            self._whole.extend(self._frames.received(count))
+        return self._whole.popleft()
+
+    def poll(self, timeout_s: float) -> bool:
+        """Wait so long at most; return whether there is something to receive, or the other end is closed."""
+        if self._whole:
+            return True
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        return bool(poll.poll(math.ceil(timeout_s * 1000)))
 
     def close(self) -> None:
+        """Idempotent. No thread may be receiving: that would not wake it."""
+        self._socket.close()
+
+
+class LoopPipe(Generic[M]):
+    """The parent's end, all in the loop's thread.
+
+    Args:
+      on_message: gets each message with its parts. It does not hear that the child has ended: whoever has forked the child sees that.
+
+    Attributes:
+      theirs: the descriptor for the child, which whoever forks it closes here.
+    """
+
+    def __init__(self, loop: Loop, codec: PipeCodec[M], on_message: Callable[[M, Parts], object]) -> None:
+        self._socket, theirs = socket.socketpair()
+        self._socket.setblocking(False)
+        self.theirs = theirs.detach()
+        self._loop = loop
+        self._codec = codec
+        self._on_message = on_message
+        self._frames = FrameReader(codec)
+        self._out: deque[memoryview] = deque()
+        self._clogged = self._ending = self._closed = False
+        self._over = False
+        """The child has ended, or this end is closed: nothing is read or written any more."""
+        loop.add_fd(self._socket.fileno(), self._read, self._write)
+
+    def send(self, message: M) -> None:
+        """Queue a message; it leaves at once where the socket takes it. Without effect where the child has ended."""
+        if self._over or self._ending:
+            return
+        self._out.append(memoryview(frame(self._codec.encode(message))))
+        if not self._clogged:
+            self._write()
+
+    def end(self) -> bool:
+        """Tell the child, after what is queued, that this was all. False where this end is closed."""
+        if self._closed:
+            return False
+        self._ending = True
+        self._write()
+        return True
+
+    def drain(self) -> None:
+        """Hear all that the child has said; also when it has ended."""
+        while self._read_some():
+            pass
+
+    def close(self) -> None:
+        """Idempotent. What is queued is dropped."""
         if not self._closed:
-            self._closed = True
+            self._closed = self._over = True
             self._loop.remove_fd(self._socket.fileno())
             self._socket.close()
 
     def _write(self) -> None:
         out = self._out
-        while out and not self._closed:
+        while out:
             try:
                 sent = self._socket.send(out[0])
             except BlockingIOError:
-                self._watch(True)
-                return
-            except OSError:  # the slot is gone: its end comes through _read
+                break
+            except OSError:  # the child has ended: that comes through _read
                 out.clear()
-                return
+                break
             if sent == len(out[0]):
                 out.popleft()
             else:
                 out[0] = out[0][sent:]
-        if self._clogged:
-            self._watch(False)
-
-    def _watch(self, clogged: bool) -> None:
-        """Most messages leave at once, and then the loop need not be told anything."""
-        if clogged != self._clogged and not self._closed:
+        if self._ending and not out:
+            with contextlib.suppress(OSError):  # the same
+                self._socket.shutdown(socket.SHUT_WR)
+        clogged = bool(out)
+        if clogged != self._clogged and not self._over:  # most messages leave at once, and the loop need not know
             self._clogged = clogged
             self._loop.watch_writable(self._socket.fileno(), clogged)
 
-    def drain(self) -> None:
-        """The slot has ended: take what it still said."""
-        while self._read_some():
-            pass
-
     def _read(self) -> None:
-        for _ in range(16):  # then the others have their turn
+        for _ in range(READS_PER_TURN):
             count = self._read_some()
-            if not count or (count < RECEIVE_BYTES and self._report is None):
+            if not count or (count < RECEIVE_BYTES and not self._frames.in_parts):
                 return  # that was all
 
     def _read_some(self) -> int:
-        """Bytes that were read; 0 where there are none, or none will come."""
-        if self._closed:
+        """Return how many bytes were read; 0 where there are none, or none will come."""
+        if self._over:
             return 0
         try:
-            count = self._read_heads() if self._report is None else self._read_parts()
+            count = self._socket.recv_into(self._frames.room())
         except BlockingIOError:
             return 0
         except OSError:
             count = 0
         if not count:
-            self.close()
+            self._over = True
+            self._out.clear()
+            self._loop.remove_fd(self._socket.fileno())
+            return 0
+        for message, parts in self._frames.received(count):
+            self._on_message(message, parts)
+            if self._closed:
+                return 0
         return count
-
-    def _read_heads(self) -> int:
-        count = self._socket.recv_into(self._room)
-        self._in += self._room[:count]
-        self._skip_parts()
-        self._parse()
-        return count
-
-    def _parse(self) -> None:
-        buffer = self._in
-        while self._report is None and len(buffer) >= 4:
-            (length,) = _LENGTH.unpack_from(buffer)
-            if len(buffer) < 4 + length:
-                return
-            message = _DECODER.decode(bytes(buffer[4 : 4 + length]))
-            del buffer[: 4 + length]
-            if isinstance(message, SlotReport) and any(type(part) is int for part in message.parts):
-                self._begin_parts(message)
-            else:
-                self._on_message(message, [])
-
-    def _skip_parts(self) -> None:
-        skipped = min(self._skip, len(self._in))
-        if skipped:
-            self._skip -= skipped
-            del self._in[:skipped]
-
-    def _begin_parts(self, report: SlotReport) -> None:
-        """Parts are read straight into their own memory; what came with the head already is taken over."""
-        sizes = [part for part in report.parts if isinstance(part, int)]
-        try:
-            self._parts = [bytearray(size) for size in sizes]
-        except MemoryError:
-            self._skip = sum(sizes)
-            self._skip_parts()
-            error = exhausted(sum(sizes), "the result of a function at its worker")
-            self._on_message(SlotReport([(report.outcomes[0][0], ERROR, pack_error(error))]), [])
-            return
-        self._report = report
-        self._filled = 0
-        early = self._in
-        self._in = bytearray()
-        view = memoryview(early)
-        for number, part in enumerate(self._parts):
-            count = min(len(part), len(view))
-            part[:count] = view[:count]
-            view = view[count:]
-            self._filled = number
-            if count < len(part):
-                self._offset = count
-                return
-        rest = bytes(view)
-        self._end_parts(rest)
-
-    def _read_parts(self) -> int:
-        part = self._parts[self._filled]
-        count = self._socket.recv_into(memoryview(part)[self._offset :])
-        self._offset += count
-        while self._offset == len(self._parts[self._filled]):
-            self._filled += 1
-            self._offset = 0
-            if self._filled == len(self._parts):
-                self._end_parts(b"")
-                break
-        return count
-
-    def _end_parts(self, rest: bytes) -> None:
-        report, parts = self._report, self._parts
-        assert report is not None
-        self._report, self._parts = None, []
-        self._on_message(report, parts)
-        self._in += rest
-        self._parse()

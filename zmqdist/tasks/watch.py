@@ -150,8 +150,8 @@ class Watches:
                 self._ask(task, 0 if code else result.get_value())
             else:
                 self._watched.discard(task)
-        except OpError:  # the own server was stopped
-            self._watched.discard(task)
+        except OpError:
+            pass  # the own server was stopped; what was known of the task stays
 
     def _is_there(self, task: Task, life: Any) -> None:
         self._lives[task] = life

@@ -24,7 +24,7 @@ from zmqdist import running
 from zmqdist.errors import InvalidArgumentError, PSUnavailableError
 from zmqdist.limits import GRACE_S
 from zmqdist.scheduling.coordinator.coordinator import ClusterCoordinator, worker_name
-from zmqdist.scheduling.coordinator.functions import FunctionSnapshot
+from zmqdist.scheduling.coordinator.function_snapshot import FunctionSnapshot
 from zmqdist.scheduling.coordinator.machine import ROUND
 from zmqdist.scheduling.coordinator.values import RemoteValue
 from zmqdist.training import caching, context
@@ -53,7 +53,7 @@ class CoordinatorSlot:
         """
         with self.lock:
             known = self.coordinator
-            if known is None or (known._made and known._shell.closed):
+            if known is None or (known._made and known._runtime.closed):
                 strategy.ps_session.check_open()
                 known = self.coordinator = object.__new__(StrategyCoordinator)
             return known
@@ -99,7 +99,7 @@ class StrategyCoordinator(ClusterCoordinator):
             except BaseException:
                 strategy.coordinator_slot.coordinator = None
                 raise
-            strategy.ps_session.used_by(self._shell)
+            strategy.ps_session.used_by(self._runtime)
             self._onces = itertools.count(1)
             self._told: set[str] = set()
             lost = weakref.WeakMethod(self._lost)
@@ -134,7 +134,7 @@ class StrategyCoordinator(ClusterCoordinator):
         if callable(fn):
             once = self._is_once(once)
             if once:
-                args = f"{self._shell.number:x}-{next(self._onces)}", *(() if args is None else args)
+                args = f"{self._runtime.number:x}-{next(self._onces)}", *(() if args is None else args)
             if not isinstance(fn, FunctionSnapshot):
                 fn = self._wrapped(fn, once)
         return super().schedule(fn, args, kwargs, **how)
@@ -150,11 +150,11 @@ class StrategyCoordinator(ClusterCoordinator):
         return _Once(fn) if once else fn
 
     def _lost(self, error: PSUnavailableError) -> None:
-        shell = self._shell
-        with shell.lock:
-            if error.address not in self._told and shell.scheduled > shell.resolved:
-                shell.failures.add(ROUND, partial(copy, error))
-                shell.changed.notify_all()
+        runtime = self._runtime
+        with runtime.lock:
+            if error.address not in self._told and runtime.scheduled > runtime.resolved:
+                runtime.failures.add(ROUND, partial(copy, error))
+                runtime.changed.notify_all()
 
     def _end_round(self, until: float | None = None, timeout: float | None = None) -> None:
         try:

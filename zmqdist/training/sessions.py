@@ -150,17 +150,17 @@ class StrategySession:
         earlier: tuple[int, dict[str, Any], bytes] = (version, {}, b"")
         client.client_of(home.ref.address).create(home.ref, _told(self._initial[home]), earlier).get_value()
 
-    def used_by(self, shell: CoordinatorRuntime) -> None:
+    def used_by(self, runtime: CoordinatorRuntime) -> None:
         """A coordinator of ours has this connection: the variables in what it packs stay until that work has ended."""
-        self._users = (*(user for user in self._users if user() is not None), weakref.ref(shell))
+        self._users = (*(user for user in self._users if user() is not None), weakref.ref(runtime))
 
     def noted(self, home: RemoteHome) -> bool:
         """A handle is pickled; whether it is for a coordinator of ours, which keeps it for as long as it is needed there."""
         packing = get_ident()
         for user in self._users:
-            shell = user()
-            if shell is not None and shell.packing == packing:
-                shell.given.append(home)
+            runtime = user()
+            if runtime is not None and runtime.packing == packing:
+                runtime.given.append(home)
                 return True
         return False
 

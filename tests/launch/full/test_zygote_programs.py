@@ -12,7 +12,7 @@ PROGRAM = """
 import os, sys
 import zmqdist as zd
 if sys.argv[1] == "command":
-    from zmqdist.launch import zygote_client
+    from zmqdist.process import zygote_client
     zygote_client.fork = lambda *args, **kwargs: None
 def work():
     import mine

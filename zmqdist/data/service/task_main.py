@@ -9,11 +9,11 @@ elements go from here to the readers. Positions it asks the dispatcher for. With
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 import os
 import secrets
-import socket
 from typing import Any, Final
 
 import msgspec
@@ -22,6 +22,7 @@ import zmqdist.data.dataset  # noqa: F401  what a description needs, before the 
 from zmqdist.data.service.failing import Failed
 from zmqdist.data.service.worker import FLUSH_S, TaskThreads, WorkerTask
 from zmqdist.errors import from_code
+from zmqdist.process.pipe import BYTES, BlockingPipe
 from zmqdist.rpc.service import RpcService
 from zmqdist.transport.credentials import Credentials
 from zmqdist.transport.loop import Loop
@@ -35,12 +36,8 @@ REFUSE: Final = b"refuse"
 FINISHED: Final = b"finished"
 ANSWERED: Final = b"answered"
 
-SAID_BYTES_MAX: Final = 4096
-
 FIGURES_S: Final = 1.0
 """How often the worker is told how the task does."""
-
-BEGIN_BYTES_MAX: Final = 128 << 10
 
 ANSWERS_S: Final = 2.0
 """So long the last answers have to reach their readers."""
@@ -79,15 +76,13 @@ MAPPED_BYTES_MIN: Final = 32 << 20
 KEPT_BYTES_MAX: Final = 256 << 20
 
 
-_begins = msgspec.msgpack.Decoder(Begin)
-
-
 def main(pipe_fd: int, page_fd: int, listener_fd: int) -> None:
     """Serve until the worker says that it is over. Does not return."""
     _keep_freed_memory()
-    pipe = socket.socket(fileno=pipe_fd)
+    pipe = BlockingPipe(pipe_fd, BYTES)
     page = mmap.mmap(page_fd, PAGE_BYTES)
-    begin = _begins.decode(pipe.recv(BEGIN_BYTES_MAX))
+    first, _ = pipe.receive()
+    begin = msgspec.msgpack.decode(first, type=Begin)
     progress: Any = memoryview(page).cast("Q")
     task = WorkerTask(begin.task, progress)
     if begin.failure is not None:
@@ -100,7 +95,7 @@ def main(pipe_fd: int, page_fd: int, listener_fd: int) -> None:
     router = Router(loop, security, our_hello("server", incarnation, f"task {task.id} of {begin.worker}"))
     service = RpcService("task")
     tasks = TaskThreads(loop, service, begin.dispatcher, credentials, begin.life, begin.dispatcher_timeout_s)
-    tasks.finished = lambda number: pipe.sendall(FINISHED)
+    tasks.finished = lambda number: pipe.send(FINISHED)
     tasks.address = begin.worker
     tasks.cache_bytes = begin.cache_bytes
     tasks.state = begin.state
@@ -108,14 +103,14 @@ def main(pipe_fd: int, page_fd: int, listener_fd: int) -> None:
 
     def report() -> None:
         for figures in tasks.figures().values():
-            pipe.sendall(msgspec.msgpack.encode(figures))
+            pipe.send(msgspec.msgpack.encode(figures))
         loop.set_timer("report", loop.now() + FIGURES_S, report)
 
     def end_if_answered() -> None:
         if tasks.asked:
             loop.set_timer("answered", loop.now() + FLUSH_S, end_if_answered)
         else:
-            pipe.sendall(ANSWERED)
+            pipe.send(ANSWERED)
 
     tasks.began = report
     service.attach(router, loop, incarnation)
@@ -123,12 +118,14 @@ def main(pipe_fd: int, page_fd: int, listener_fd: int) -> None:
     router.bind_fd(listener_fd)
     loop.start()
     loop.call_soon(tasks.start, task)  # a reader is connecting: that was the reason for this process
-    while said := pipe.recv(len(HAND_BACK)):
-        if said == REFUSE:
-            loop.run(tasks.refuse)
-            loop.run(end_if_answered)
-        elif not loop.run(tasks.hand_back, task.id):
-            pipe.sendall(FINISHED)
+    with contextlib.suppress(EOFError):
+        while True:
+            said, _ = pipe.receive()
+            if said == REFUSE:
+                loop.run(tasks.refuse)
+                loop.run(end_if_answered)
+            elif not loop.run(tasks.hand_back, task.id):
+                pipe.send(FINISHED)
     loop.run(tasks.close)
     service.stop(ANSWERS_S)
     loop.stop()

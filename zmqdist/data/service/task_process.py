@@ -40,13 +40,12 @@ from zmqdist.data.service.task_main import (
     HAND_BACK,
     PAGE_BYTES,
     REFUSE,
-    SAID_BYTES_MAX,
     Begin,
 )
 from zmqdist.data.service.worker import WorkerTask
 from zmqdist.errors import OpError
 from zmqdist.process.forks import Fork, SpawnChild
-from zmqdist.process.packets import PacketPipe
+from zmqdist.process.pipe import BYTES, LoopPipe, Parts
 from zmqdist.process.template import SILENT
 from zmqdist.transport.address import DTS_PORT, join, split
 from zmqdist.transport.loop import Loop
@@ -152,7 +151,7 @@ class _TaskProcess:
         port = self._listener.getsockname()[1]
         self.address = owner.read_at.replace(DTS_PORT, str(port)) or join(split(owner.address)[0], port)
         self._child: Fork | None = None
-        self._pipe: PacketPipe | None = None
+        self._pipe: LoopPipe[bytes] | None = None
         self._page: mmap.mmap | None = None
         self.figures: tuple[Any, ...] = ()
         self._crashes = 0
@@ -169,7 +168,7 @@ class _TaskProcess:
     def _fork(self) -> None:
         """Somebody has connected."""
         self._loop.remove_fd(self._listener.fileno())
-        self._pipe = PacketPipe(self._loop, self._hear, SAID_BYTES_MAX)
+        self._pipe = LoopPipe(self._loop, BYTES, self._hear)
         self._pipe.send(msgspec.msgpack.encode(self._owner.definition(self._task, self._error, self._for_good)))
         if not self._for_good:
             self._error = None
@@ -180,7 +179,7 @@ class _TaskProcess:
         self._child = self._owner.spawn(given, self._exited)
         self._owner.began()
 
-    def _hear(self, said: bytes) -> None:
+    def _hear(self, said: bytes, _: Parts) -> None:
         if said == FINISHED:
             self._finish()
         elif said == ANSWERED:

@@ -1,9 +1,9 @@
 """ClusterCoordinator: schedule functions on a dispatcher's workers and take their results.
 
-What users call. The work is done by shell.py (the loop that talks to the dispatcher) and machine.py (what it
+What users call. The work is done by runtime.py (the loop that talks to the dispatcher) and machine.py (what it
 decides).
 
-The shell's `turn` lets one `schedule` or `join` pass at a time: `join` answers for what was scheduled before it. Its lock is for state.
+The runtime's `turn` lets one `schedule` or `join` pass at a time: `join` answers for what was scheduled before it. Its lock is for state.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from zmqdist.rpc.client import ZmqClient
 from zmqdist.scheduling.coordinator import metrics
 from zmqdist.scheduling.coordinator.bounds import check_seconds, checked_bytes_max, checked_queue_max
 from zmqdist.scheduling.coordinator.figures import CoordinatorSnapshot, snapshot_of
-from zmqdist.scheduling.coordinator.functions import FunctionSnapshot
+from zmqdist.scheduling.coordinator.function_snapshot import FunctionSnapshot
 from zmqdist.scheduling.coordinator.per_worker import (
     PerWorkerDataset,
     PerWorkerValues,
@@ -110,7 +110,7 @@ class ClusterCoordinator:
         self._cluster_lost_limit_s = cluster_lost_limit_s
         self._works = itertools.count(1)
         self._failed: list[Callable[[], BaseException]] = []
-        self._shell = CoordinatorRuntime(
+        self._runtime = CoordinatorRuntime(
             found,
             queue_max=checked_queue_max(queue_max),
             queue_bytes_max=checked_bytes_max(queue_bytes_max),
@@ -122,8 +122,8 @@ class ClusterCoordinator:
         )
         self._scheduled_on = target
         self._alive = _Alive(target)
-        weakref.finalize(self._alive, _give_up, self._shell).atexit = False
-        self._resources = Resources(self._shell, self._works, cluster_lost_limit_s)
+        weakref.finalize(self._alive, _give_up, self._runtime).atexit = False
+        self._resources = Resources(self._runtime, self._works, cluster_lost_limit_s)
 
     # -- scheduling -----------------------------------------------------------------------------------------------
 
@@ -191,11 +191,11 @@ class ClusterCoordinator:
         options: WorkOptions,
         wishes: Wishes,
     ) -> RemoteValue:
-        shell = self._shell
-        with shell.turn:
-            if shell.failures.unseen:
+        runtime = self._runtime
+        with runtime.turn:
+            if runtime.failures.unseen:
                 self._end_round()
-            shell.packing = get_ident()
+            runtime.packing = get_ident()
             try:
                 packed = self._pack(args, kwargs)
                 function: trusted.Packed
@@ -203,40 +203,40 @@ class ClusterCoordinator:
                     function, held = fn.use()
                     fn = fn.fn
                 else:
-                    function, held = shell.functions.pickled(fn), []
+                    function, held = runtime.functions.pickled(fn), []
             except errors.InvalidArgumentError as error:
                 raise unwrapped(error) from error.__cause__
             finally:
-                shell.packing = None
-                given, inputs = shell.given, shell.inputs
+                runtime.packing = None
+                given, inputs = runtime.given, runtime.inputs
                 if given or inputs:
-                    shell.given, shell.inputs = [], {}
+                    runtime.given, runtime.inputs = [], {}
             plan: Plan | None = None
             bulks = list(held)
             try:
                 if isinstance(function, list):
-                    function, held = shell.held(function)
+                    function, held = runtime.held(function)
                     bulks += held
                 if isinstance(packed, list):
-                    packed, of_arguments = shell.held(packed)
+                    packed, of_arguments = runtime.held(packed)
                     bulks += of_arguments
                 payload = packed
                 if inputs or wishes is not NONE:
                     plan = Plan(payload, bulks, inputs, given, keep, wishes, options)
-                    plan.take(shell.held)
+                    plan.take(runtime.held)
                 elif keep:
                     payload = KEEP + payload
-                with shell.lock:
+                with runtime.lock:
                     # After a fork there is no room.
-                    if shell.room <= 0 or shell.closed or not shell.queue_bytes.fits(len(payload), bulks):
+                    if runtime.room <= 0 or runtime.closed or not runtime.queue_bytes.fits(len(payload), bulks):
                         self._wait_for_room(len(payload), bulks)
                     work = next(self._works)
-                    number, name = shell.functions.number(fn, function, held)
+                    number, name = runtime.functions.number(fn, function, held)
                     if plan is not None:
-                        return shell.plans.enqueue(plan, work, number, name, self._alive)
-                    return shell.enqueue(work, number, name, payload, bulks, keep, given, options, self._alive)
+                        return runtime.plans.enqueue(plan, work, number, name, self._alive)
+                    return runtime.enqueue(work, number, name, payload, bulks, keep, given, options, self._alive)
             except BaseException:
-                shell.drop(bulks)
+                runtime.drop(bulks)
                 raise
 
     def _pack(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> trusted.Packed:
@@ -256,7 +256,7 @@ class ClusterCoordinator:
         if not callable(fn):
             raise TypeError(f"map() takes a callable, not {type(fn).__name__}")
         self._check_open()
-        return FunctionSnapshot.take(self._shell, fn)
+        return FunctionSnapshot.take(self._runtime, fn)
 
     def join(self, timeout: float | None = None) -> None:
         """Wait until everything that was scheduled has ended.
@@ -271,15 +271,15 @@ class ClusterCoordinator:
           UnavailableError: there was no dispatcher, or no worker, for `cluster_lost_limit_s`.
         """
         until = None if timeout is None else time.monotonic() + float(timeout)
-        shell = self._shell
-        turn = shell.turn
+        runtime = self._runtime
+        turn = runtime.turn
         if not turn.acquire(timeout=-1 if timeout is None else min(max(0.0, timeout), threading.TIMEOUT_MAX)):
             raise errors.DeadlineExceededError(f"another thread joins or schedules for more than {timeout:g} s")
         try:
-            with shell.lock:
+            with runtime.lock:
                 self._check_open()
                 self._wait_until(self._has_ended, until, timeout)
-                failed = bool(shell.failures)
+                failed = bool(runtime.failures)
             if failed:
                 self._end_round(until, timeout)
         finally:
@@ -292,16 +292,16 @@ class ClusterCoordinator:
           timeout: wait at most so many seconds for the end; None does not wait.
         """
         self._check_open()
-        shell = self._shell
+        runtime = self._runtime
         if timeout is not None:
-            with shell.lock:
+            with runtime.lock:
                 try:
                     self._wait_until(self._has_ended, time.monotonic() + float(timeout), timeout)
                 except errors.DeadlineExceededError:
                     return False
-        if shell.failures:
+        if runtime.failures:
             self._end_round()
-        return shell.resolved == shell.scheduled
+        return runtime.resolved == runtime.scheduled
 
     @property
     def failures(self) -> list[BaseException]:
@@ -335,20 +335,20 @@ class ClusterCoordinator:
           OpError: the dispatcher does not take this coordinator; with its reason.
           FailedPreconditionError: the coordinator has been closed.
         """
-        shell = self._shell
-        with shell.lock:
+        runtime = self._runtime
+        with runtime.lock:
             self._check_open()
             until = time.monotonic() + self._cluster_lost_limit_s
-            while shell.members is None and not shell.closed and shell.refusal is None:
-                if shell.changed.wait(min(limits.WAIT_LOG_S, until - time.monotonic())):
+            while runtime.members is None and not runtime.closed and runtime.refusal is None:
+                if runtime.changed.wait(min(limits.WAIT_LOG_S, until - time.monotonic())):
                     continue
                 if time.monotonic() >= until:
-                    raise errors.UnavailableError(f"no workers are known: waited for {shell.missing.whom}")
-                log.warning("workers(): waiting for %s", shell.missing.whom)
+                    raise errors.UnavailableError(f"no workers are known: waited for {runtime.missing.whom}")
+                log.warning("workers(): waiting for %s", runtime.missing.whom)
             self._check_open()
-            if shell.members is None and shell.refusal is not None:
-                raise shell.refusal()
-            names = [(name.rpartition(":")) for name in shell.members or ()]
+            if runtime.members is None and runtime.refusal is not None:
+                raise runtime.refusal()
+            names = [(name.rpartition(":")) for name in runtime.members or ()]
         return [f"{job}:{number}" for job, _, number in sorted(names, key=lambda name: (name[0], int(name[2])))]
 
     def remove_worker(self, worker: int | str, grace_s: float = limits.GRACE_S) -> None:
@@ -366,10 +366,9 @@ class ClusterCoordinator:
 
     def _ask(self, method: str, *args: Any) -> Any:
         """What the dispatcher answers to a call."""
-        address = self._shell.address
-        with closing(
-            ZmqClient(address, "", True, ASK_MS, security=self.credentials.client(address, "submit"))
-        ) as client:
+        address = self._runtime.address
+        security = self.credentials.client(address, "submit")
+        with closing(ZmqClient(address, "", True, ASK_MS, security=security)) as client:
             return getattr(client, f"{method}_blocking")(*args)
 
     def create_per_worker_resource(
@@ -431,26 +430,25 @@ class ClusterCoordinator:
 
     def snapshot(self) -> CoordinatorSnapshot:
         """An immutable record of what is unfinished, waited for and held here. Does not wait; any thread may ask, also after `close`."""
-        return snapshot_of(self._shell, len(self._resources))
+        return snapshot_of(self._runtime, len(self._resources))
 
     @property
     def target(self) -> str:
         """The dispatcher, as "zmq://host:port"."""
-        return f"zmq://{self._shell.address}"
+        return f"zmq://{self._runtime.address}"
 
     @property
     def credentials(self) -> Credentials:
         """Where the secret for the dispatcher is: a data service is given the coordinator for its address."""
-        return self._shell.credentials
+        return self._runtime.credentials
 
     def close(self) -> None:
         """Leave the dispatcher. What is unfinished is cancelled, what runs is cut off. Idempotent; does not raise.
 
         Does nothing in a child that was forked from the program: its threads are not there, and the parent's goes on.
         """
-        if self._shell.pid != os.getpid():
-            return
-        self._shell.give_up()
+        if self._runtime.pid == os.getpid():
+            self._runtime.give_up()
 
     def __enter__(self) -> ClusterCoordinator:
         return self
@@ -465,57 +463,59 @@ class ClusterCoordinator:
 
     def _wait_for_room(self, nbytes: int, bulks: list[int]) -> None:
         """With the lock held: until the queue has room for arguments of this size, or there is an error to raise instead."""
-        shell = self._shell
+        runtime = self._runtime
         self._check_open()
-        while not shell.has_room(nbytes, bulks):
-            idle = shell.machine.closures.workers - (shell.scheduled - shell.resolved)
-            shell.queue_bytes.tell_idle(idle, nbytes, bulks)
-            shell.crowded += 1
+        while not runtime.has_room(nbytes, bulks):
+            idle = runtime.machine.closures.workers - (runtime.scheduled - runtime.resolved)
+            runtime.queue_bytes.tell_idle(idle, nbytes, bulks)
+            runtime.crowded += 1
             try:
-                self._wait_until(lambda: shell.closed or bool(shell.failures.unseen) or shell.has_room(nbytes, bulks))
+                self._wait_until(
+                    lambda: runtime.closed or bool(runtime.failures.unseen) or runtime.has_room(nbytes, bulks)
+                )
             finally:
-                shell.crowded -= 1
+                runtime.crowded -= 1
             self._check_open()
-            if shell.failures.unseen:  # also when it came together with the room
-                shell.lock.release()
+            if runtime.failures.unseen:  # also when it came together with the room
+                runtime.lock.release()
                 try:
                     self._end_round()
                 finally:
-                    shell.lock.acquire()
+                    runtime.lock.acquire()
 
     def _has_ended(self) -> bool:
-        return self._shell.resolved == self._shell.scheduled or bool(self._shell.failures)
+        return self._runtime.resolved == self._runtime.scheduled or bool(self._runtime.failures)
 
     def _wait_until(self, ready: Callable[[], bool], until: float | None = None, timeout: float | None = None) -> None:
         """With the lock held. The machine fails what waits when the cluster is lost, so this ends."""
-        shell = self._shell
-        shell.waiting += 1
+        runtime = self._runtime
+        runtime.waiting += 1
         try:
             while not ready():
                 left = None if until is None else until - time.monotonic()
                 if left is not None and left <= 0:
-                    unfinished = shell.scheduled - shell.resolved
+                    unfinished = runtime.scheduled - runtime.resolved
                     problem = f"{unfinished} scheduled functions have not ended after {timeout:g} s"
                     raise errors.DeadlineExceededError(problem)
-                shell.changed.wait(None if left is None else min(left, threading.TIMEOUT_MAX))
+                runtime.changed.wait(None if left is None else min(left, threading.TIMEOUT_MAX))
         finally:
-            shell.waiting -= 1
+            runtime.waiting -= 1
 
     def _end_round(self, until: float | None = None, timeout: float | None = None) -> None:
         """Raise the round's error once nothing of it can be executing. Of several threads one raises."""
-        shell = self._shell
-        with shell.lock:
-            failed, scheduled, before = shell.failures.round, shell.scheduled, -1
+        runtime = self._runtime
+        with runtime.lock:
+            failed, scheduled, before = runtime.failures.round, runtime.scheduled, -1
             if failed is None:
                 return
             # What was scheduled while a round ended may have become part of the next one: then that has to end, too.
-            while before < 0 or (shell.resolved < scheduled and not shell.closed):
-                before = shell.rounds_ended
-                shell.end_round()
-                self._wait_until(partial(_is_over, shell, before), until, timeout)
-                if shell.failures.round is not failed:
+            while before < 0 or (runtime.resolved < scheduled and not runtime.closed):
+                before = runtime.rounds_ended
+                runtime.end_round()
+                self._wait_until(partial(_is_over, runtime, before), until, timeout)
+                if runtime.failures.round is not failed:
                     return  # another thread has raised it
-            fail, self._failed = shell.failures.take()
+            fail, self._failed = runtime.failures.take()
         error = fail()
         try:
             error.failures = [each() for each in self._failed]  # type: ignore[attr-defined]
@@ -524,9 +524,9 @@ class ClusterCoordinator:
         raise error
 
     def _check_open(self) -> None:
-        if self._shell.closed:
+        if self._runtime.closed:
             raise errors.FailedPreconditionError("this ClusterCoordinator has been closed")
-        if self._shell.pid != os.getpid():
+        if self._runtime.pid != os.getpid():
             raise errors.FailedPreconditionError(
                 "this ClusterCoordinator was made before a fork: make a new one in the child process"
             )
@@ -541,14 +541,14 @@ class _Alive:
         self._target = target  # a server stops when nobody refers to it any more
 
 
-def _is_over(shell: CoordinatorRuntime, rounds: int) -> bool:
-    return shell.rounds_ended > rounds or shell.closed
+def _is_over(runtime: CoordinatorRuntime, rounds: int) -> bool:
+    return runtime.rounds_ended > rounds or runtime.closed
 
 
-def _give_up(shell: CoordinatorRuntime) -> None:
+def _give_up(runtime: CoordinatorRuntime) -> None:
     """In the garbage collector, and so in any thread, which may have any lock: the loop does it."""
-    if shell.pid == os.getpid():
-        shell.in_loop(shell.give_up)
+    if runtime.pid == os.getpid():
+        runtime.in_loop(runtime.give_up)
 
 
 def _options(worker: int | str | None, priority: int) -> WorkOptions:

@@ -70,7 +70,6 @@ class Executor(futures.Executor):
             raise ValueError(f"max_workers must be greater than 0, and is {max_workers}")
         if initializer is not None and not callable(initializer):
             raise TypeError("initializer must be a callable")
-        self._coordinator = _Coordinator(target, width=max_workers, **options)
         self._initializer, self._initargs = initializer, tuple(initargs)
         self._idle = threading.Condition(threading.Lock())
         self._futures: dict[int, _Future[Any]] = {}
@@ -81,7 +80,8 @@ class Executor(futures.Executor):
         self._shut = False
         self._broken: Callable[[], BaseException] | None = None
         this = weakref.ref(self)
-        self._coordinator._shell.on_begun = lambda works: None if (found := this()) is None else found._begin(works)
+        self._coordinator = _Coordinator(target, width=max_workers, **options)
+        self._coordinator.call_on_begun(lambda works: None if (found := this()) is None else found._begin(works))
         program_end.watch(self)
         if (closing := getattr(target, "_closing", None)) is not None:
             closing.add(self)
@@ -156,7 +156,7 @@ class Executor(futures.Executor):
           wait: return when everything has ended; else it ends in the background.
           cancel_futures: cancel what no worker has begun.
         """
-        if self._coordinator._shell.pid != os.getpid():
+        if self._coordinator.forked:
             return
         with self._idle:
             first, self._shut = not self._shut, True
@@ -187,7 +187,7 @@ class Executor(futures.Executor):
     def finish(self) -> list[BaseException]:
         """Wait until all that was submitted has ended; the errors of what has failed meanwhile for want of a cluster. Does nothing in a
         child that was forked."""
-        if self._coordinator._shell.pid != os.getpid():
+        if self._coordinator.forked:
             return []
         unfinished = list(self._futures.values())
         self._close_when_idle()
@@ -196,7 +196,7 @@ class Executor(futures.Executor):
 
     def give_up(self) -> int:
         """End everything at once; how much had not ended. Does nothing in a child that was forked."""
-        if self._coordinator._shell.pid != os.getpid():
+        if self._coordinator.forked:
             return 0
         count = len(self._futures)
         self.kill_workers()
@@ -242,7 +242,7 @@ class Executor(futures.Executor):
                 coordinator.ready = coordinator.create_per_worker_resource(self._initializer, self._initargs)
 
     def _enter(self, future: _Future[Any], value: RemoteValue) -> None:
-        work = value._work
+        work = value.work
         future.value = value
         self._futures[work] = future
         try:
@@ -277,7 +277,7 @@ class Executor(futures.Executor):
                 error = value.exception()
                 result = None if error is not None else value.get()
             except BaseException as failed:  # the result came, and could not be unpickled here
-                error, result = _broken(f"the result of {value._name} cannot be unpickled here", failed), None
+                error, result = _broken(f"the result of {value.name} cannot be unpickled here", failed), None
             else:
                 error = None if error is None else _translated(value, error)
             if isinstance(error, errors.ClosureInputError):
@@ -292,7 +292,7 @@ class Executor(futures.Executor):
         if self._broken is not None:
             future.end(None, self._broken())
         elif not future.end_as_cancelled():
-            future.end(None, _broken(f"{value._name} was cut off: its executor has ended its workers"))
+            future.end(None, _broken(f"{value.name} was cut off: its executor has ended its workers"))
 
     def _initializer_failed(self, error: errors.ClosureInputError) -> BaseException:
         cause = error.original_exception
@@ -323,6 +323,15 @@ class _Coordinator(ClusterCoordinator):
         self.ready: PerWorkerValues | None = None
         self.preparing = threading.Lock()
         super().__init__(target, **options)
+
+    @property
+    def forked(self) -> bool:
+        """Whether it is that of the process from which this one was forked."""
+        return self._runtime.pid != os.getpid()
+
+    def call_on_begun(self, fn: Callable[[list[int]], object]) -> None:
+        """Call `fn(works)` in the loop when workers have begun these."""
+        self._runtime.on_begun = fn
 
     def _pack(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> trusted.Packed:
         if self.ready is None:
@@ -399,15 +408,15 @@ class _Future(futures.Future[T]):
     def _ask(self) -> _Answer | None:
         """Take it back unless it has begun. None where there is nothing to ask."""
         value = self.value
-        if value is None or value._owner.pid != os.getpid():
+        if value is None or value.forked:
             return None
         answer = _Answer()
         with self._condition:
             if self._state != "PENDING":
                 return None
             self._answers.append(answer)
-        value._call_when_ended(answer)
-        value._owner.take_back(value._work)
+        value.release_at_end(answer)
+        value.take_back()
         answer.value = value
         return answer
 
@@ -474,7 +483,7 @@ def _translated(value: RemoteValue, error: BaseException) -> BaseException:
         return error
     cause = error.__cause__
     if isinstance(cause, trusted.RemoteTraceback) and cause.unpickling:
-        return _broken(f"{value._name}, or an argument of it, cannot be unpickled by the worker", error)
+        return _broken(f"{value.name}, or an argument of it, cannot be unpickled by the worker", error)
     original = getattr(error, "original_exception", None)
     if isinstance(error, errors.UnknownError) and isinstance(original, BaseException):
         original.__cause__ = cause

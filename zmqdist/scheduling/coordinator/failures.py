@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 from weakref import WeakSet
 
-from zmqdist import limits
-from zmqdist.scheduling.coordinator.values import failure
+from zmqdist import errors, limits, messages
+from zmqdist.scheduling.coordinator import dependencies_and_retries as ends
+from zmqdist.wire import trusted
 
 log = logging.getLogger("zmqdist.coordinator")
 
@@ -30,12 +31,27 @@ Makes: TypeAlias = "Callable[[], BaseException]"
 class Failure:
     """How a piece of work has ended, as an error."""
 
-    kind: int
+    kind: int | None
     payload: Any
     name: str
 
     def __call__(self) -> BaseException:
-        return failure(self.kind, self.payload, self.name)
+        """The exception; a fresh one each time, so that no traceback grows."""
+        payload, name = self.payload, self.name
+        match self.kind:
+            case messages.ERROR:
+                return trusted.unpack_error(payload)
+            case ends.LOST:
+                return errors.WorkerLost(name, payload)
+            case ends.UNAVAILABLE:
+                return errors.UnavailableError(f"{name}: {payload.decode()}")
+            case ends.INPUT_FAILED:
+                return errors.ClosureInputError(payload.error())
+            case ends.TIMED_OUT:
+                return errors.DeadlineExceededError(f"{name} has not ended {payload:g} s after it was scheduled")
+        assert self.kind == messages.CANCELLED, self.kind
+        told = f"{name} was cancelled, by cancel() or because its round ended with another function's error"
+        return errors.CancelledError(told + ": schedule it again")
 
 
 class Failures:
@@ -76,10 +92,10 @@ class Failures:
 
     def take(self) -> tuple[Makes, list[Makes]]:
         """The error to raise, which is the first that the program has not seen, and all of them: it sees them now. There has to be one."""
-        errors, self._errors = self._errors, []
-        first = next((make for work, make in errors if work in self.unseen), errors[0][1])
+        kept, self._errors = self._errors, []
+        first = next((make for work, make in kept if work in self.unseen), kept[0][1])
         self.unseen = set()
-        return first, [make for _, make in errors]
+        return first, [make for _, make in kept]
 
     def report(self) -> None:
         """Log what the program has not seen, once."""

@@ -73,41 +73,41 @@ class CoordinatorSnapshot:
     connections: int
 
 
-def snapshot_of(shell: CoordinatorRuntime, resources: int) -> CoordinatorSnapshot:
+def snapshot_of(runtime: CoordinatorRuntime, resources: int) -> CoordinatorSnapshot:
     """An immutable record of now. In any thread, also after the coordinator was closed."""
-    machine, plans = shell.machine.closures, shell.plans
-    with shell.lock:
+    machine, plans = runtime.machine.closures, runtime.plans
+    with runtime.lock:
         return CoordinatorSnapshot(
-            connected=machine.enlisted and not shell.closed,
+            connected=machine.enlisted and not runtime.closed,
             workers=machine.workers,
-            scheduled=shell.scheduled,
-            unfinished=shell.scheduled - shell.resolved,
-            queued=_queued(shell),
-            queue_bytes=shell.queue_bytes.held,
-            busy=shell.turn.locked(),
-            waiting_for_room=shell.crowded,
-            waiting_for_end=shell.waiting - shell.crowded,
-            failed=bool(shell.failures),
+            scheduled=runtime.scheduled,
+            unfinished=runtime.scheduled - runtime.resolved,
+            queued=_queued(runtime),
+            queue_bytes=runtime.queue_bytes.held,
+            busy=runtime.turn.locked(),
+            waiting_for_room=runtime.crowded,
+            waiting_for_end=runtime.waiting - runtime.crowded,
+            failed=bool(runtime.failures),
             ending=machine.ending,
-            rounds_ended=shell.rounds_ended,
+            rounds_ended=runtime.rounds_ended,
             planned=len(plans) + len(plans.planned),
-            waiting_for_inputs=shell.machine.plans.waiting,
-            attempts=len(shell.machine.plans.attempts),
-            held=shell.store.holdings,
-            owners=len(shell.held_by_work),
-            values=len(shell.values),
-            called_back=len(shell.callees),
+            waiting_for_inputs=runtime.machine.plans.waiting,
+            attempts=len(runtime.machine.plans.attempts),
+            held=runtime.store.holdings,
+            owners=len(runtime.held_by_work),
+            values=len(runtime.values),
+            called_back=len(runtime.callees),
             kept=machine.kept,
-            functions=len(shell.functions),
-            functions_pickled=shell.functions.pickles,
+            functions=len(runtime.functions),
+            functions_pickled=runtime.functions.pickles,
             resources=resources,
-            memories=shell.fetching.memories,
-            connections=shell.fetching.connections,
+            memories=runtime.fetching.memories,
+            connections=runtime.fetching.connections,
         )
 
 
-def _queued(shell: CoordinatorRuntime) -> int:
-    return 0 if shell.closed else shell.machine.closures.queued + len(shell.outbox)
+def _queued(runtime: CoordinatorRuntime) -> int:
+    return 0 if runtime.closed else runtime.machine.closures.queued + len(runtime.outbox)
 
 
 metrics.GAUGES["queued_closures"] = lambda: sum(map(_queued, list(opened)))

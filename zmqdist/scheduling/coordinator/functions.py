@@ -12,24 +12,17 @@ from __future__ import annotations
 
 import itertools
 import logging
-import os
 import sys
 import time
-from _thread import get_ident
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from zmqdist.errors import InvalidArgumentError
 from zmqdist.limits import FUNCTIONS_KEPT_MAX, INLINE_BYTES_MAX
 from zmqdist.scheduling.coordinator import metrics
-from zmqdist.scheduling.coordinator.values import unwrapped
 from zmqdist.scheduling.worker.references import CHANGING
 from zmqdist.wire.functions import FunctionCache
 from zmqdist.wire.trusted import Packed, describe
-
-if TYPE_CHECKING:
-    from zmqdist.scheduling.coordinator.runtime import CoordinatorRuntime
 
 log = logging.getLogger("zmqdist.coordinator")
 
@@ -139,61 +132,3 @@ class FunctionNumbers:
         taken = self._defined, self._dropped
         self._defined, self._dropped = [], []
         return taken
-
-
-class FunctionSnapshot:
-    """A function as it was at one time: `schedule` takes it in the function's place, any number of times, and pickles and compares nothing.
-
-    Args:
-      blob: what travels.
-      bulks: what is held for it; this object owns them.
-      given, inputs: what it captures of the coordinator's, as the shell's attributes of these names.
-    """
-
-    __slots__ = ("blob", "bulks", "fn", "given", "inputs", "shell")
-
-    def __init__(
-        self,
-        shell: CoordinatorRuntime,
-        fn: Callable[..., Any],
-        blob: bytes,
-        bulks: list[int],
-        given: list[Any],
-        inputs: dict[int, Any],
-    ) -> None:
-        self.shell = shell
-        self.fn = fn
-        self.blob = blob
-        self.bulks = bulks
-        self.given = given
-        self.inputs = inputs
-
-    @classmethod
-    def take(cls, shell: CoordinatorRuntime, fn: Callable[..., Any]) -> FunctionSnapshot:
-        """Of now. Raises as `ClusterCoordinator.schedule` for the function."""
-        with shell.turn:
-            shell.packing = get_ident()
-            try:
-                packed = shell.functions.pickled(fn)
-            except InvalidArgumentError as error:
-                raise unwrapped(error) from error.__cause__
-            finally:
-                shell.packing = None
-                given, inputs, shell.given, shell.inputs = shell.given, shell.inputs, [], {}
-            blob, bulks = shell.held(packed) if isinstance(packed, list) else (packed, [])
-            return cls(shell, fn, blob, bulks, given, inputs)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.fn(*args, **kwargs)
-
-    def use(self) -> tuple[bytes, list[int]]:
-        """For one more piece of work, which is being packed: what travels, and what is held for that work from now on."""
-        self.shell.given += self.given
-        self.shell.inputs.update(self.inputs)
-        self.shell.store.hold_again(self.bulks)
-        return self.blob, list(self.bulks)
-
-    def __del__(self) -> None:
-        """In a finalizer: takes no lock of the coordinator's."""
-        if self.bulks and self.shell.pid == os.getpid():
-            self.shell.in_loop(self.shell.drop, self.bulks)

@@ -80,7 +80,7 @@ HISTOGRAMS = {
     "server_def_update": Histogram(1, 10, 5),
 }
 GAUGES: dict[str, Callable[[], int]] = {}
-"""What counts over the coordinators that are open, when somebody asks (shell.py): nobody keeps these figures up to date."""
+"""What counts over the coordinators that are open, when somebody asks (runtime.py): nobody keeps these figures up to date."""
 _counters = {"worker_failures": 0}
 _lock = threading.Lock()
 

@@ -35,15 +35,15 @@ class ResourceValue(RemoteValue):
     __slots__ = ("_index", "_resource")
 
     def __init__(self, resource: Resource, index: int) -> None:
-        super().__init__(resource.owner.shell, 0, f"{resource.name} at worker:{index}")
+        super().__init__(resource.owner.runtime, 0, f"{resource.name} at worker:{index}")
         self._resource = resource
         self._index = index
 
     def __repr__(self) -> str:
-        return f"<RemoteValue: {self._name}: {self.status.value}>"
+        return f"<RemoteValue: {self.name}: {self.status.value}>"
 
     def __reduce__(self) -> Any:
-        raise RemoteValueGiven(f"{self._name} is nowhere else: give the function the PerWorkerValues, which choose")
+        raise RemoteValueGiven(f"{self.name} is nowhere else: give the function the PerWorkerValues, which choose")
 
     @property
     def status(self) -> RemoteValueStatus:
@@ -79,7 +79,7 @@ class ResourceValue(RemoteValue):
             building, lost = self._state()
             if lost is not None:
                 error = errors.ClosureAbortedError(errors.UnavailableError(lost))
-                told = errors.CancelledError(f"{self._name} is aborted until the worker is back: {lost}")
+                told = errors.CancelledError(f"{self.name} is aborted until the worker is back: {lost}")
                 told.__cause__ = error
                 return told
             assert building is not None, "a worker that is there builds it"
@@ -99,7 +99,7 @@ class ResourceValue(RemoteValue):
         else:
             building.add_done_callback(lambda _: fn(self))
 
-    def _call_when_ended(self, waiter: Any) -> None:
+    def release_at_end(self, waiter: Any) -> None:
         self.add_done_callback(lambda _: waiter.release())
 
     def __await__(self) -> Generator[Any, None, Any]:
@@ -167,7 +167,7 @@ class PerWorkerValues:
         resource = self._resource
         if resource is None:
             return self._given
-        with resource.owner.shell.lock:
+        with resource.owner.runtime.lock:
             indices = sorted(resource.states)
         return tuple(ResourceValue(resource, index) for index in indices)
 
@@ -195,10 +195,10 @@ class PerWorkerValues:
         resource = self._resource
         if resource is None:
             return at_worker.slice_of, (self._given,)
-        shell = resource.owner.shell
-        if shell.packing != get_ident():
+        runtime = resource.owner.runtime
+        if runtime.packing != get_ident():
             raise RemoteValueGiven(f"{resource.name} is for functions that are scheduled by its own coordinator")
-        shell.given.append(resource)
+        runtime.given.append(resource)
         return resource.call
 
 

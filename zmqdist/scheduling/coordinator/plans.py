@@ -17,20 +17,18 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import index
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 from weakref import ref
 
 from zmqdist import limits
-from zmqdist.messages import KEPT, VALUE
+from zmqdist.messages import KEPT
+from zmqdist.scheduling.coordinator.bounds import QueueBytes
 from zmqdist.scheduling.coordinator.coordinator_events import Unpackable
-from zmqdist.scheduling.coordinator.dependencies_and_retries import INPUT_FAILED, TIMED_OUT, Planned, ValueLost
+from zmqdist.scheduling.coordinator.dependencies_and_retries import INPUT_FAILED, TIMED_OUT, Planned
 from zmqdist.scheduling.coordinator.pins import WorkOptions
-from zmqdist.scheduling.coordinator.values import Kept, RemoteValue, outcome_of
+from zmqdist.scheduling.coordinator.values import Kept, RemoteValue, ValueOwner, outcome_of
 from zmqdist.scheduling.worker.references import INPUTS, KEEP, encode_inputs
 from zmqdist.wire import trusted
-
-if TYPE_CHECKING:
-    from zmqdist.scheduling.coordinator.runtime import CoordinatorRuntime
 
 Outcome: TypeAlias = "tuple[int, int, Any]"
 """(work, kind, payload), for `CoordinatorRuntime.settle`."""
@@ -111,9 +109,8 @@ class Plan:
     def take(self, held: Callable[[list[Any]], tuple[bytes, list[int]]]) -> None:
         """Take the results that are here, as they are now. Raises InvalidArgumentError where one was changed into what cannot be packed."""
         for work, value in self.given.items():
-            if work not in self.inputs and value._kind == VALUE:
-                with value._owner.unpacking:  # who gets it meanwhile could write to it
-                    self.put(work, value._packed(), held)
+            if work not in self.inputs:
+                value.copied(lambda packed, work=work: self.put(work, packed, held))  # type: ignore[misc]
 
     def put(self, work: int, packed: Any, held: Callable[[list[Any]], tuple[bytes, list[int]]]) -> None:
         """An input is here."""
@@ -123,6 +120,19 @@ class Plan:
         self.inputs[work] = packed
 
 
+class PlanOwner(ValueOwner, Protocol):
+    """The connection that carries out plans (runtime.py)."""
+
+    outbox: list[tuple[int, int, bytes]]
+    queue_bytes: QueueBytes
+
+    def held(self, parts: list[Any]) -> tuple[bytes, list[int]]: ...
+
+    def drop(self, bulks: list[int]) -> None: ...
+
+    def expect(self, work: int, value: RemoteValue) -> None: ...
+
+
 class Plans:
     """The payloads of the plans of one coordinator, and their RemoteValues.
 
@@ -130,11 +140,9 @@ class Plans:
       planned: what the loop has not seen yet. Behind the coordinator's lock.
     """
 
-    def __init__(self, shell: CoordinatorRuntime) -> None:
-        self._shell = shell
+    def __init__(self, runtime: PlanOwner) -> None:
+        self._runtime = runtime
         self._plans: dict[int, Plan] = {}
-        self._asking: dict[int, RemoteValue] = {}
-        """Whose lost values somebody waits for."""
         self.planned: list[Plan] = []
 
     def __len__(self) -> int:
@@ -142,11 +150,11 @@ class Plans:
 
     def enqueue(self, plan: Plan, work: int, number: int, name: str, alive: object) -> RemoteValue:
         """As `CoordinatorRuntime.enqueue`, for a plan. With the coordinator's lock held, in any thread."""
-        value = RemoteValue(self._shell, work, name, alive)
-        plan.work, plan.fn, plan.position, plan.value = work, number, len(self._shell.outbox), ref(value)
-        self._shell.queue_bytes.begin(work, len(plan.packed), plan.bulks)
+        value = RemoteValue(self._runtime, work, name, alive)
+        plan.work, plan.fn, plan.position, plan.value = work, number, len(self._runtime.outbox), ref(value)
+        self._runtime.queue_bytes.begin(work, len(plan.packed), plan.bulks)
         self.planned.append(plan)
-        self._shell.expect(work, value)
+        self._runtime.expect(work, value)
         return value
 
     def begin(self, plan: Plan) -> Planned | Unpackable:
@@ -154,7 +162,7 @@ class Plans:
         inputs: list[int] = []
         failed = 0
         try:
-            plan.take(self._shell.held)
+            plan.take(self._runtime.held)
         except Exception as error:  # its user changes it in another thread
             self._free(plan)
             return Unpackable(plan.work, trusted.pack_error(error))
@@ -182,20 +190,6 @@ class Plans:
             plan.options,
         )
 
-    def make_again(self, value: RemoteValue, lost: Kept, waiter: Any) -> bool:
-        """Have a lost value made again, and release `waiter` when its RemoteValue knows better; False when closed. In any thread."""
-        shell = self._shell
-        with shell.lock:
-            if shell.closed:
-                return False
-            if outcome_of(value)[1] is not lost:
-                waiter.release()
-                return True
-            value._waiters = [*(value._waiters or ()), waiter]
-            self._asking[value._work] = value
-        shell.tell(ValueLost(value._work, lost.work))
-        return True
-
     def ended(self, items: list[Outcome]) -> list[Outcome]:
         """The same ends, with what the user gets of those that are plans."""
         roots: dict[int, RemoteValue] = {}
@@ -213,7 +207,7 @@ class Plans:
             }
             payload = encode_inputs(inputs, payload)
             if len(payload) > limits.INLINE_BYTES_MAX:
-                payload, bulks = self._shell.held([payload])
+                payload, bulks = self._runtime.held([payload])
                 plan.bulks += bulks
             payload = INPUTS + payload
         return KEEP + payload if plan.keep else payload
@@ -221,7 +215,7 @@ class Plans:
     def put(self, work: int, payload: Any, plans: Sequence[int]) -> None:
         """An input of these is here."""
         for waiting in plans:
-            self._plans[waiting].put(work, payload, self._shell.held)
+            self._plans[waiting].put(work, payload, self._runtime.held)
 
     def replace(self, work: int, kind: int, payload: Any) -> None:
         """One that had ended well has another value, or none any more."""
@@ -229,15 +223,15 @@ class Plans:
         _, kind, payload = self._end((work, kind, payload), {})
         value = plan.value()
         if value is not None:
-            with self._shell.lock:
-                self._asking.pop(work, None)
-                value._settle(kind, payload)
+            with self._runtime.lock:
+                self._runtime.lost_values.pop(work, None)
+                value.settle(kind, payload)
 
     def wake(self, work: int) -> None:
         """Who asks for a lost value has another look."""
-        with self._shell.lock:
-            if (value := self._asking.pop(work, None)) is not None:
-                value._wake()
+        with self._runtime.lock:
+            if (value := self._runtime.lost_values.pop(work, None)) is not None:
+                value.wake()
 
     def free(self, work: int) -> None:
         """What this one holds is not needed any more."""
@@ -248,9 +242,6 @@ class Plans:
         plans, self._plans = self._plans, {}
         for plan in plans.values():
             plan.given.clear()
-        asking, self._asking = self._asking, {}
-        for value in asking.values():
-            value._wake()
 
     def _end(self, item: Outcome, roots: dict[int, RemoteValue]) -> Outcome:
         """`roots`: for the plans whose input failed, which work is to blame: those that are not settled yet."""
@@ -258,7 +249,7 @@ class Plans:
         plan = self._plans[work]
         if kind == KEPT:
             plan.made_at = payload.reference
-            payload = Kept(self._shell, *payload)
+            payload = Kept(self._runtime, *payload)
         elif kind == INPUT_FAILED:
             given = plan.given[payload]
             its_kind, root = outcome_of(given)
@@ -268,6 +259,6 @@ class Plans:
         return work, kind, payload
 
     def _free(self, plan: Plan) -> None:
-        self._shell.drop(plan.bulks)
+        self._runtime.drop(plan.bulks)
         plan.given.clear()
         plan.uses = []

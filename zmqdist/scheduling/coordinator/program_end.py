@@ -16,22 +16,28 @@ import os
 import signal
 import sys
 import threading
-from typing import TYPE_CHECKING
+from typing import Protocol
 from weakref import WeakSet
-
-if TYPE_CHECKING:
-    from zmqdist.scheduling.coordinator.executor import Executor
 
 log = logging.getLogger("zmqdist.coordinator")
 
 LOST_CODE = 1
 """The exit code of a program whose submitted work was not carried out."""
 
-_executors: WeakSet[Executor] = WeakSet()
+
+class SubmittedWork(Protocol):
+    """What an Executor has to do at the end of the program."""
+
+    def finish(self) -> list[BaseException]: ...
+
+    def give_up(self) -> int: ...
+
+
+_executors: WeakSet[SubmittedWork] = WeakSet()
 _come: list[bool] = []
 
 
-def watch(executor: Executor) -> None:
+def watch(executor: SubmittedWork) -> None:
     """Wait for it at the end of the program. It is not kept alive."""
     _executors.add(executor)
 
@@ -59,7 +65,7 @@ def _finish() -> None:
         atexit.register(_leave, LOST_CODE)
 
 
-def _give_up(executors: list[Executor]) -> None:
+def _give_up(executors: list[SubmittedWork]) -> None:
     count = sum([executor.give_up() for executor in executors])
     if count:
         log.warning("the program was interrupted: %d submitted functions that had not ended were given up", count)

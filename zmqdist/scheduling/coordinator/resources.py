@@ -55,7 +55,7 @@ class Definition:
             log.warning("%s carries %d MB of data, and each worker gets a copy", self.name, size // 10**6)
         self.encoded: bytes = parts[0]
         if size > limits.DEFINITION_INLINE_BYTES_MAX:
-            self.encoded, self._bulks = owner.shell.held(parts, inline_max=limits.DEFINITION_INLINE_BYTES_MAX)
+            self.encoded, self._bulks = owner.runtime.held(parts, inline_max=limits.DEFINITION_INLINE_BYTES_MAX)
 
     def __del__(self) -> None:
         if bulks := self.__dict__.get("_bulks"):
@@ -104,7 +104,7 @@ class Resource:
     @property
     def call(self) -> tuple[Any, ...]:
         """What it is in a pickle."""
-        about = self.owner.shell.number, self.number, self.what, self.definition.encoded, self.sharers
+        about = self.owner.runtime.number, self.number, self.what, self.definition.encoded, self.sharers
         return at_worker.resource, about
 
     def __del__(self) -> None:
@@ -125,12 +125,12 @@ class Resources:
     """The resources of one coordinator. Any thread may use it.
 
     Args:
-      works: numbers for pieces of work; taken with the shell's lock held.
+      works: numbers for pieces of work; taken with the runtime's lock held.
       patience_s: how long `create` waits for the first worker.
     """
 
-    def __init__(self, shell: CoordinatorRuntime, works: Iterator[int], patience_s: float) -> None:
-        self.shell = shell
+    def __init__(self, runtime: CoordinatorRuntime, works: Iterator[int], patience_s: float) -> None:
+        self.runtime = runtime
         self._works = works
         self._patience_s = patience_s
         self._live: dict[int, ref[Resource]] = {}
@@ -153,22 +153,22 @@ class Resources:
           UnavailableError: there was none for `patience_s`.
           OpError: the dispatcher does not take this coordinator; with its reason.
         """
-        shell = self.shell
-        with shell.lock:
+        runtime = self.runtime
+        with runtime.lock:
             self._check_open()
             if not self._watching:
                 self._watching = True
-                shell.watch(self._members)
-            shell.changed.wait_for(
-                lambda: self._present or (missing and self._lost) or shell.closed or shell.refusal is not None,
+                runtime.watch(self._members)
+            runtime.changed.wait_for(
+                lambda: self._present or (missing and self._lost) or runtime.closed or runtime.refusal is not None,
                 min(self._patience_s, threading.TIMEOUT_MAX),
             )
             self._check_open()
             if self._present or (missing and self._lost):
                 return sorted(self._present)
-        if shell.refusal is not None:
-            raise shell.refusal()
-        problem = f"no worker was there for {self._patience_s:g} s: waited for {shell.missing.whom or 'a worker'}"
+        if runtime.refusal is not None:
+            raise runtime.refusal()
+        problem = f"no worker was there for {self._patience_s:g} s: waited for {runtime.missing.whom or 'a worker'}"
         raise errors.UnavailableError(problem)
 
     def define(
@@ -180,16 +180,16 @@ class Resources:
           InvalidArgumentError: something in it cannot be pickled; the message says what.
           ValueError: values that cannot be given away are among its arguments.
         """
-        shell = self.shell
-        with shell.turn:
-            shell.packing, shell.by_reference = get_ident(), True
+        runtime = self.runtime
+        with runtime.turn:
+            runtime.packing, runtime.by_reference = get_ident(), True
             try:
                 packed = trusted.pack_call((fn, *args), dict(kwargs or {}))
             except errors.InvalidArgumentError as error:
                 raise unwrapped(error) from error.__cause__
             finally:
-                shell.packing, shell.by_reference = None, False
-                uses, shell.given = shell.given, []
+                runtime.packing, runtime.by_reference = None, False
+                uses, runtime.given = runtime.given, []
         return Definition(self, name, packed, uses)
 
     def create(self, what: str, definition: Definition, sharers: Sequence[int] = ()) -> Resource:
@@ -199,9 +199,9 @@ class Resources:
           sharers: see scheduling/worker/resources.py.
         """
         self.workers(missing=True)
-        with self.shell.lock:
+        with self.runtime.lock:
             self._check_open()
-            resource = Resource(self, self.shell.functions.fresh(), what, definition, sharers)
+            resource = Resource(self, self.runtime.functions.fresh(), what, definition, sharers)
             self._live[resource.number] = ref(resource)
             for index in sorted(self._present):
                 self._build(resource, index)
@@ -211,7 +211,7 @@ class Resources:
 
     def ask(self, resource: Resource, index: int, fn: Callable[[Any], Any]) -> RemoteValue:
         """What `fn` gives for a resource at that worker, which waits until it is there."""
-        with self.shell.lock:
+        with self.runtime.lock:
             self._check_open()
             state = resource.states[index]
             asked = self._enqueue(resource, index, fn)
@@ -220,25 +220,25 @@ class Resources:
 
     def gone(self, number: int, bulks: list[int]) -> None:
         """Nobody uses a resource, or what was held for a definition. In finalizers: takes no lock."""
-        if self.shell.pid != os.getpid():
+        if self.runtime.pid != os.getpid():
             return
         self._gone.append((number, bulks))
-        self.shell.in_loop(self._drop)
+        self.runtime.in_loop(self._drop)
 
     # -- in the loop --------------------------------------------------------------------------------------------------
 
     def _drop(self) -> None:
         while self._gone:
             number, bulks = self._gone.popleft()
-            self.shell.drop(bulks)
+            self.runtime.drop(bulks)
             if number:
                 self._live.pop(number, None)
-                self.shell.forget_everywhere(number)
+                self.runtime.forget_everywhere(number)
 
     def _members(self, joined: list[Joined], left: list[Left]) -> None:
         """Who has come builds what there is, oldest first; who has gone has lost it."""
         cancelled: list[RemoteValue] = []
-        with self.shell.lock:
+        with self.runtime.lock:
             live = [resource for each in list(self._live.values()) if (resource := each()) is not None]
             for name, _, reason in left:
                 index = _index(name)
@@ -258,16 +258,16 @@ class Resources:
                 self._lost.pop(_index(name), None)
                 for resource in live:
                     self._build(resource, _index(name))
-            self.shell.changed.notify_all()
+            self.runtime.changed.notify_all()
         for building in cancelled:
             building.cancel()
 
-    # -- with the shell's lock held -----------------------------------------------------------------------------------
+    # -- with the runtime's lock held -----------------------------------------------------------------------------------
 
     def _check_open(self) -> None:
-        if self.shell.closed:
+        if self.runtime.closed:
             raise errors.FailedPreconditionError("this ClusterCoordinator has been closed")
-        if self.shell.pid != os.getpid():
+        if self.runtime.pid != os.getpid():
             raise errors.FailedPreconditionError("this ClusterCoordinator was made before a fork")
 
     def _build(self, resource: Resource, index: int) -> None:
@@ -279,9 +279,9 @@ class Resources:
         payload = trusted.pack_call((_Call(resource),), {})
         assert isinstance(payload, bytes), "what is large in a definition is held beside it"
         work = next(self._works)
-        number, _ = self.shell.functions.number(fn, trusted.pack_function(fn), [])
+        number, _ = self.runtime.functions.number(fn, trusted.pack_function(fn), [])
         options = WorkOptions(f"worker:{index}", 0, True)
-        return self.shell.enqueue(work, number, resource.name, payload, [], False, [resource], options)
+        return self.runtime.enqueue(work, number, resource.name, payload, [], False, [resource], options)
 
 
 def _index(worker: str) -> int:

@@ -92,10 +92,10 @@ def _forked() -> None:
 
     Neither is any other thread, and nobody would let go of what it held.
     """
-    for shell in opened:
-        shell.room = 0
-        shell.turn, shell.lock, shell.unpacking = threading.Lock(), threading.Lock(), threading.RLock()
-        shell.changed = threading.Condition(shell.lock)
+    for runtime in opened:
+        runtime.room = 0
+        runtime.turn, runtime.lock, runtime.unpacking = threading.Lock(), threading.Lock(), threading.RLock()
+        runtime.changed = threading.Condition(runtime.lock)
 
 
 os.register_at_fork(after_in_child=_forked)
@@ -124,6 +124,7 @@ class CoordinatorRuntime:
       inputs: results that it has met there, by the number of their work.
       by_reference: what is packed is used at any time, and not with inputs of its own.
       values, callees: those that have not been settled, by their work's number; of them, those with callbacks, which must not be dropped.
+      lost_values: those that were kept and are lost, and that some thread waits for, by their work's number.
       machine, store, fetching, missing: what decides, holds large arguments, brings large results, says who is missing. Any thread looks.
     """
 
@@ -158,6 +159,7 @@ class CoordinatorRuntime:
         self.refusal: Failure | None = None
         self.values: dict[int, ref[RemoteValue]] = {}
         self.callees: set[RemoteValue] = set()
+        self.lost_values: dict[int, RemoteValue] = {}
         self.outbox: list[tuple[int, int, bytes]] = []
         self._staying: list[int] = []
         self._options: dict[int, WorkOptions] = {}
@@ -324,8 +326,10 @@ class CoordinatorRuntime:
             self.values.clear()
             calls = []
             for value in ended:
-                value._settle(CANCELLED, b"")
-                calls += [(fn, value) for fn in value._callbacks or ()]
+                calls += [(fn, value) for fn in value.settle(CANCELLED, b"") or ()]
+            for lost in self.lost_values.values():
+                lost.wake()
+            self.lost_values.clear()
             self.resolved = self.scheduled
             self.queue_bytes.clear()
             self.plans.close()
@@ -345,7 +349,7 @@ class CoordinatorRuntime:
         host = own_host(self.address)
         router = Router(loop, security := credentials.server(host, "submit"), our_hello("server", incarnation, name))
         service = RpcService("coordinator")
-        self.store = BulkStore(service, WORKERS, incarnation)
+        self.store: BulkStore = BulkStore(service, WORKERS, incarnation)
         service.attach(router, loop, incarnation)
         self.store.address, self.store.key = router.bind(join_address(host, 0)), security.public
         self.fetching = Fetching(
@@ -366,8 +370,8 @@ class CoordinatorRuntime:
             now=loop.now(),
         )
         plans = Dependencies(remakes_max=ATTEMPTS_MAX)
-        self.machine = CoordinatorMachine(closures, plans, decode_loss, rounds=self._rounds)
-        self._dealer = DealerConnection(
+        self.machine: CoordinatorMachine = CoordinatorMachine(closures, plans, decode_loss, rounds=self._rounds)
+        self._dealer: DealerConnection = DealerConnection(
             loop,
             self.address,
             credentials.client(self.address, "submit"),
@@ -528,13 +532,12 @@ class CoordinatorRuntime:
                     apart.discard(work)
                     aside += 1
                 elif failures and work in failures:
-                    name = "a scheduled function" if value is None else value._name
+                    name = "a scheduled function" if value is None else value.name
                     self.failures.add(work, Failure(kind, payload, name))
                 if value is None:
                     continue
-                value._settle(kind, payload)
-                if value._callbacks:
-                    calls += [(fn, value) for fn in value._callbacks]
+                if callbacks := value.settle(kind, payload):
+                    calls += [(fn, value) for fn in callbacks]
                     self.callees.discard(value)
             self.resolved += before - len(values) - aside
             if not values:

@@ -14,19 +14,20 @@ import threading
 import time
 from _thread import allocate_lock, get_ident
 from collections.abc import Callable, Generator, Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from zmqdist import errors
-from zmqdist.messages import CANCELLED, ERROR, KEPT, VALUE
+from zmqdist.messages import KEPT, VALUE
 from zmqdist.scheduling.coordinator import metrics
-from zmqdist.scheduling.coordinator.dependencies_and_retries import INPUT_FAILED, LOST, TIMED_OUT, UNAVAILABLE
+from zmqdist.scheduling.coordinator.callbacks import Callbacks
+from zmqdist.scheduling.coordinator.coordinator_events import Event
+from zmqdist.scheduling.coordinator.dependencies_and_retries import ValueLost
+from zmqdist.scheduling.coordinator.failures import Failure, Failures
+from zmqdist.scheduling.coordinator.fetching import Fetching
 from zmqdist.scheduling.worker import kept
 from zmqdist.wire import trusted
-
-if TYPE_CHECKING:
-    from zmqdist.scheduling.coordinator.runtime import CoordinatorRuntime
 
 _NOTHING: Any = object()
 
@@ -37,6 +38,33 @@ class RemoteValueStatus(enum.Enum):
     NOT_READY = "NOT_READY"
     ABORTED = "ABORTED"
     READY = "READY"
+
+
+class ValueOwner(Protocol):
+    """The connection that settles values; its runtime says what each of these is (runtime.py)."""
+
+    pid: int
+    closed: bool
+    packing: int | None
+    by_reference: bool
+    given: list[Any]
+    inputs: dict[int, RemoteValue]
+    lost_values: dict[int, RemoteValue]
+    lock: threading.Lock
+    unpacking: threading.RLock
+    failures: Failures
+    callbacks: Callbacks
+    fetching: Fetching
+
+    def cancel(self, work: int) -> None: ...
+
+    def take_back(self, work: int) -> None: ...
+
+    def keep(self, value: RemoteValue) -> None: ...
+
+    def let_go(self, work: int) -> None: ...
+
+    def tell(self, event: Event) -> None: ...
 
 
 class RemoteValue:
@@ -51,6 +79,10 @@ class RemoteValue:
     One of `schedule(..., keep=True)` is ready when its value is with the worker, which holds it until the RemoteValue has been collected.
     Only `get` brings it here; functions get it straight from that worker. Until then it is lost with its worker, with the dispatcher,
     and with the coordinator's connection to that; one of `schedule(..., lineage=True)` is then made again.
+
+    Attributes:
+      name: of its function.
+      work: its number among what its coordinator has scheduled.
     """
 
     __slots__ = (
@@ -58,19 +90,19 @@ class RemoteValue:
         "_alive",
         "_callbacks",
         "_kind",
-        "_name",
         "_owner",
         "_payload",
         "_value",
         "_waiters",
-        "_work",
+        "name",
+        "work",
     )
 
-    def __init__(self, owner: CoordinatorRuntime, work: int, name: str, alive: object = None) -> None:
+    def __init__(self, owner: ValueOwner, work: int, name: str, alive: object = None) -> None:
         self._owner = owner
         self._alive = alive  # the coordinator is not given up while somebody waits
-        self._work = work
-        self._name = name
+        self.work = work
+        self.name = name
         self._kind: int | None = None
         self._payload: Any = None
         self._value: Any = _NOTHING
@@ -79,7 +111,7 @@ class RemoteValue:
 
     def __repr__(self) -> str:
         state = {None: "pending", VALUE: "ready", KEPT: "kept by its worker"}.get(self._kind, "failed")
-        return f"<RemoteValue of {self._name}: {state}>"
+        return f"<RemoteValue of {self.name}: {state}>"
 
     def __reduce__(self) -> Any:
         """As an argument of a scheduled function, or captured by one: its value is put there where that is unpickled."""
@@ -88,19 +120,24 @@ class RemoteValue:
                 "a RemoteValue can only be given to functions of its own coordinator: fetch() it first"
             )
         if not self._owner.by_reference:
-            self._owner.inputs[self._work] = self
-            return kept.taken, (self._work, self._name)
+            self._owner.inputs[self.work] = self
+            return kept.taken, (self.work, self.name)
         if self._kind != KEPT:
             raise RemoteValueGiven(
                 "only a RemoteValue of keep=True that has ended can be given to all workers: fetch() it first"
             )
         self._owner.given.append(self._payload)
-        return kept.value, (self._payload.encoded, self._name)
+        return kept.value, (self._payload.encoded, self.name)
 
     @property
     def status(self) -> RemoteValueStatus:
         """READY as soon as it has ended, also with an error. ABORTED is only for what belongs to a worker that was lost."""
         return RemoteValueStatus.NOT_READY if self._kind is None else RemoteValueStatus.READY
+
+    @property
+    def forked(self) -> bool:
+        """Whether another process has scheduled it, from which this one was forked: its result comes to that one."""
+        return self._owner.pid != os.getpid()
 
     # -- asking ---------------------------------------------------------------------------------------------------
 
@@ -139,15 +176,15 @@ class RemoteValue:
         while self._value is _NOTHING:
             held = self._payload
             if not isinstance(held, Kept):
-                raise self._error()
-            if self._owner.pid != os.getpid():
+                raise self.error()
+            if self.forked:
                 problem = (
-                    f"the value of {self._name} was kept before a fork: fetch() it in the process that scheduled it"
+                    f"the value of {self.name} was kept before a fork: fetch() it in the process that scheduled it"
                 )
                 raise errors.FailedPreconditionError(problem)
             try:
                 with metrics.monitored_timer("remote_value_fetch"):
-                    value = self._owner.fetching.kept(held.encoded, self._name)
+                    value = self._owner.fetching.kept(held.encoded, self.name)
             except errors.UnavailableError:
                 if not held.lineage or not self._remade(held, until, timeout):
                     raise
@@ -161,11 +198,17 @@ class RemoteValue:
         """Wait until a lost value was made again, or has failed; False where the coordinator has been closed."""
         waiter = allocate_lock()
         waiter.acquire()
-        if not self._owner.plans.make_again(self, lost, waiter):
-            return False
+        with self._owner.lock:
+            if self._owner.closed:
+                return False
+            if self._payload is not lost:
+                return True
+            self._waiters = [*(self._waiters or ()), waiter]
+            self._owner.lost_values[self.work] = self
+        self._owner.tell(ValueLost(self.work, lost.work))
         if not waiter.acquire(True, -1 if until is None else max(0.0, until - time.monotonic())):
             self._give_up(waiter)
-            problem = f"{self._name}, whose value was lost, has not been made again after {timeout:g} s"
+            problem = f"{self.name}, whose value was lost, has not been made again after {timeout:g} s"
             raise errors.DeadlineExceededError(problem)
         return self._payload is not lost
 
@@ -183,7 +226,7 @@ class RemoteValue:
         Of a kept value it is how its function ended: whether the value is still there only `get` finds out.
         """
         self._wait(timeout)
-        return None if self._kind in (VALUE, KEPT) else self._error()
+        return None if self._kind in (VALUE, KEPT) else self.error()
 
     def cancel(self) -> bool:
         """Take it back: dropped where it waits, told to end where it runs, and cut off `cancel_grace_s` later.
@@ -194,7 +237,7 @@ class RemoteValue:
         """
         if self._kind is not None:
             return False
-        self._owner.cancel(self._work)
+        self._owner.cancel(self.work)
         return True
 
     def add_done_callback(self, fn: Callable[[RemoteValue], object]) -> None:
@@ -236,7 +279,7 @@ class RemoteValue:
             return (yield from loop.run_in_executor(None, self.get))
         return self.get()
 
-    def _call_when_ended(self, waiter: Any) -> None:
+    def release_at_end(self, waiter: Any) -> None:
         """Have `waiter` released, which keeps nobody from collecting this value but itself; at once when it has ended."""
         with self._owner.lock:
             if self._kind is None:
@@ -246,29 +289,42 @@ class RemoteValue:
 
     # -- settling, by the coordinator's loop with the coordinator's lock held ------------------------------------------
 
-    def _settle(self, kind: int, payload: Any) -> None:
+    def settle(self, kind: int, payload: Any) -> list[Callable[[RemoteValue], object]] | None:
+        """It has ended so; gives its callbacks, which are to be called."""
         self._payload = payload
         self._kind = kind
         if kind != KEPT:
             self._alive = None
         if self._waiters is not None:
-            self._wake()
+            self.wake()
+        return self._callbacks
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        """Let the threads that wait have another look."""
         waiters, self._waiters = self._waiters, None
         for waiter in waiters or ():
             waiter.release()
 
-    def _packed(self) -> Any:
-        """The value as it is now, for whoever has it as an input. Raises InvalidArgumentError where it was changed and cannot be packed."""
-        with self._owner.unpacking:
-            return self._payload if self._value is _NOTHING else trusted.pack(self._value)
+    # -- for other parts of the coordinator ----------------------------------------------------------------------------
+
+    def copied(self, take: Callable[[Any], object]) -> None:
+        """Give `take` the value as it is now, packed, where it is here; no thread changes it meanwhile that has yet to ask for it.
+
+        Raises InvalidArgumentError where it was changed and cannot be packed.
+        """
+        if self._kind == VALUE:
+            with self._owner.unpacking:
+                take(self._payload if self._value is _NOTHING else trusted.pack(self._value))
+
+    def take_back(self) -> None:
+        """As `cancel`, unless a worker has begun it: for an Executor."""
+        self._owner.take_back(self.work)
 
     def _wait(self, timeout: float | None) -> None:
         if self._kind is not None:
             return
-        if self._owner.pid != os.getpid():
-            problem = f"{self._name} was scheduled before a fork: its result comes to the process that scheduled it"
+        if self.forked:
+            problem = f"{self.name} was scheduled before a fork: its result comes to the process that scheduled it"
             raise errors.FailedPreconditionError(problem)
         waiter = allocate_lock()
         waiter.acquire()
@@ -283,17 +339,17 @@ class RemoteValue:
         elif not waiter.acquire(True, min(max(0.0, timeout), threading.TIMEOUT_MAX)):
             self._give_up(waiter)
             if not self.done():
-                raise errors.DeadlineExceededError(f"{self._name} has not ended after {timeout:g} s")
+                raise errors.DeadlineExceededError(f"{self.name} has not ended after {timeout:g} s")
 
     def _give_up(self, waiter: Any) -> None:
         with self._owner.lock:
             if self._waiters is not None and waiter in self._waiters:
                 self._waiters.remove(waiter)
 
-    def _error(self) -> BaseException:
-        """For the program, which has seen it then."""
-        self._owner.failures.saw(self._work)
-        return failure(self._kind, self._payload, self._name)
+    def error(self) -> BaseException:
+        """How it has failed, for the program, which has seen it then."""
+        self._owner.failures.saw(self.work)
+        return Failure(self._kind, self._payload, self.name)()
 
 
 def outcome_of(value: RemoteValue) -> tuple[int | None, Any]:
@@ -312,7 +368,7 @@ class Kept:
 
     __slots__ = ("_owner", "encoded", "lineage", "work")
 
-    def __init__(self, owner: CoordinatorRuntime, work: int, encoded: bytes, lineage: bool = False) -> None:
+    def __init__(self, owner: ValueOwner, work: int, encoded: bytes, lineage: bool = False) -> None:
         self._owner = owner
         self.work = work
         self.encoded = encoded
@@ -334,25 +390,6 @@ def unwrapped(error: errors.InvalidArgumentError) -> Exception:
             return ValueError(str(cause))
         cause = cause.__cause__ or cause.__context__
     return error
-
-
-def failure(kind: int | None, payload: Any, name: str) -> BaseException:
-    """The exception for a way to end; a fresh one each time, so that no traceback grows."""
-    if kind == ERROR:
-        return trusted.unpack_error(payload)
-    if kind == LOST:
-        return errors.WorkerLost(name, payload)
-    if kind == UNAVAILABLE:
-        return errors.UnavailableError(f"{name}: {payload.decode()}")
-    if kind == INPUT_FAILED:
-        return errors.ClosureInputError(payload._error())
-    if kind == TIMED_OUT:
-        return errors.DeadlineExceededError(f"{name} has not ended {payload:g} s after it was scheduled")
-    assert kind == CANCELLED, kind
-    text = (
-        f"{name} was cancelled, by cancel() or because its round ended with another function's error: schedule it again"
-    )
-    return errors.CancelledError(text)
 
 
 def _as_numpy(value: Any) -> Any:
@@ -384,7 +421,7 @@ def in_order_of_completion(values: Iterable[RemoteValue], timeout: float | None)
     ended: queue.SimpleQueue[RemoteValue] = queue.SimpleQueue()
     wanted = list(dict.fromkeys(values))
     for value in wanted:
-        value._call_when_ended(_Put(ended, value))
+        value.release_at_end(_Put(ended, value))
     for count in range(len(wanted)):
         try:
             yield ended.get(timeout=None if until is None else max(0.0, until - time.monotonic()))

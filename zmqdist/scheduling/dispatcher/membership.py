@@ -16,7 +16,7 @@ Promises, checked by tests/machines/test_membership.py and tests/sim
     P4  a watched member with an open connection is never lost, however long it is silent
     P5  `settled` says of a lost member whether its process is known to have ended; else its slots may run until its lease ends
 
-Not here: what becomes of its work (dispatch.py), and how a process is seen to end (the shells).
+Not here: what becomes of its work (dispatch.py), and how a process is seen to end (the runtimes).
 """
 
 from __future__ import annotations

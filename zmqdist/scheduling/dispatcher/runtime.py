@@ -1,8 +1,8 @@
 """The dispatcher: one socket, the broker machine, and what can be asked of it by RPC.
 
-The shell of broker.py: messages go in, what comes out is sent. It decides nothing and never looks into a payload.
+The runtime of broker.py: messages go in, what comes out is sent. It decides nothing and never looks into a payload.
 
-The loop's thread knows the shell alone, so that a server which nobody refers to any more is collected, and stops.
+The loop's thread knows the runtime alone, so that a server which nobody refers to any more is collected, and stops.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class DispatchServer:
     def __init__(
         self, config: DispatcherConfig | None = None, start: bool = True, *, listener: int | None = None
     ) -> None:
-        self._shell = _Shell(config or DispatcherConfig(), listener)
+        self._runtime = _Runtime(config or DispatcherConfig(), listener)
         self._lock = threading.Lock()
         if start:
             self.start()
@@ -96,10 +96,10 @@ class DispatchServer:
     def start(self) -> None:
         """Bind and serve; returns when workers and coordinators can connect. A second start does nothing."""
         with self._lock:
-            if self._shell.stopped.is_set():
+            if self._runtime.stopped.is_set():
                 raise errors.FailedPreconditionError("Server cannot be started after it has been stopped")
-            if self._shell.loop is None:
-                self._shell.open()
+            if self._runtime.loop is None:
+                self._runtime.open()
 
     def stop(self) -> None:
         """End it at once; workers go on for half a lease and look for another dispatcher at its address. Idempotent.
@@ -107,16 +107,16 @@ class DispatchServer:
         `shutdown(grace_s)` ends the workers first.
         """
         with self._lock:
-            self._shell.stop()
+            self._runtime.stop()
 
     def join(self, timeout: float | None = None) -> bool:
         """Wait until it has been stopped. False when `timeout` seconds passed first."""
-        return self._shell.stopped.wait(timeout)
+        return self._runtime.stopped.wait(timeout)
 
     @property
     def address(self) -> str:
         """ "host:port", the real one."""
-        return self._shell.address
+        return self._runtime.address
 
     @property
     def _address(self) -> str:
@@ -126,17 +126,17 @@ class DispatchServer:
     @property
     def target(self) -> str:
         """ "zmq://host:port", what coordinators and workers are given."""
-        return f"{self._shell.config.protocol or 'zmq'}://{self._address}"
+        return f"{self._runtime.config.protocol or 'zmq'}://{self._address}"
 
     @property
     def credentials(self) -> Credentials:
         """Where its secret is, for a coordinator that is given this server as its target."""
-        return self._shell.credentials
+        return self._runtime.credentials
 
     @property
     def num_workers(self) -> int:
         """Workers that are registered and not lost."""
-        return self._shell.num_workers
+        return self._runtime.num_workers
 
     def _num_workers(self) -> int:
         """As tf.data service has it."""
@@ -144,8 +144,8 @@ class DispatchServer:
 
     def snapshot(self) -> BrokerSnapshot:
         """An immutable record of workers, coordinators and queues; what `zmqdist status` shows."""
-        assert self._shell.loop is not None
-        return self._shell.loop.run(self._shell.broker.snapshot)
+        assert self._runtime.loop is not None
+        return self._runtime.loop.run(self._runtime.broker.snapshot)
 
     def wait_for(self, ready: Callable[[frozenset[tuple[str, int]]], bool], timeout_s: float) -> bool:
         """Wait until `ready` says so of the (job, index) of the registered workers; it is asked after each event.
@@ -153,63 +153,63 @@ class DispatchServer:
         Returns:
           False when `timeout_s` passed first.
         """
-        shell = self._shell
-        assert shell.loop is not None
+        runtime = self._runtime
+        assert runtime.loop is not None
         answered = threading.Event()
 
         def look() -> None:
-            if ready(frozenset(shell.broker.membership.members)):
+            if ready(frozenset(runtime.broker.membership.members)):
                 answered.set()
 
-        shell.loop.call_soon(shell.watchers.append, look)
-        shell.loop.call_soon(look)
+        runtime.loop.call_soon(runtime.watchers.append, look)
+        runtime.loop.call_soon(look)
         try:
             return answered.wait(timeout_s)
         finally:
-            shell.loop.call_soon(shell.watchers.remove, look)
+            runtime.loop.call_soon(runtime.watchers.remove, look)
 
     def watch_members(self, fn: Callable[[frozenset[tuple[str, int]]], object]) -> None:
         """Have `fn` called with the (job, index) of the registered workers: now, and whenever one has joined or was lost.
 
         In the loop's thread, so it must not wait.
         """
-        shell = self._shell
-        assert shell.loop is not None
+        runtime = self._runtime
+        assert runtime.loop is not None
 
         def look() -> None:
-            fn(frozenset(shell.broker.membership.members))
+            fn(frozenset(runtime.broker.membership.members))
 
         def begin() -> None:
-            shell.member_watchers.append(look)
+            runtime.member_watchers.append(look)
             look()
 
-        shell.loop.call_soon(begin)
+        runtime.loop.call_soon(begin)
 
     def shutdown(self, grace_s: float = 0.0) -> None:
         """Tell all workers to leave, wait until they have, at most a little longer than `grace_s`, and stop. Idempotent."""
-        loop = self._shell.loop
+        loop = self._runtime.loop
         with contextlib.suppress(errors.FailedPreconditionError):  # it was stopped meanwhile
-            if loop is not None and not self._shell.stopped.is_set():
-                loop.run(lambda: self._shell.shutdown(grace_s))
+            if loop is not None and not self._runtime.stopped.is_set():
+                loop.run(lambda: self._runtime.shutdown(grace_s))
                 self.join(grace_s + LEAVING_S)
         self.stop()
 
     def report_exit(self, job: str, index: int, pid: int, exit_code: int | None, log: str = "") -> None:
         """Somebody saw a worker's process end, and says so before its connection does. From any thread, also when this was stopped."""
-        if self._shell.loop is not None:
+        if self._runtime.loop is not None:
             event = ProcessExited(pid=pid, exit_code=exit_code, log=log, job=job, index=index)
             with contextlib.suppress(errors.FailedPreconditionError):
-                self._shell.loop.call_soon(self._shell.handle, event)
+                self._runtime.loop.call_soon(self._runtime.handle, event)
 
     def data_snapshot(self) -> DataSnapshot:
         """An immutable record of what the data service holds: jobs, iterations, readers, workers, the journal."""
-        assert self._shell.loop is not None
-        return self._shell.loop.run(self._shell.data.snapshot)
+        assert self._runtime.loop is not None
+        return self._runtime.loop.run(self._runtime.data.snapshot)
 
     def snapshot_streams(self, path: str) -> list[Any]:
         """The streams of a distributed snapshot: `index`, `owner` and `state` of each. Raises NotFoundError."""
-        assert self._shell.loop is not None
-        return self._shell.loop.run(lambda: self._shell.data.snapshots.streams(path))
+        assert self._runtime.loop is not None
+        return self._runtime.loop.run(lambda: self._runtime.data.snapshots.streams(path))
 
     def _snapshot_streams(self, path: str) -> list[Any]:
         """As tf.data service has it."""
@@ -223,12 +223,12 @@ class DispatchServer:
         self.stop()
 
     def __del__(self) -> None:
-        shell = self.__dict__.get("_shell")
-        if shell is not None and shell.abandoned:
-            in_background("zmqdist-dispatcher-stop", shell.stop)
+        runtime = self.__dict__.get("_runtime")
+        if runtime is not None and runtime.abandoned:
+            in_background("zmqdist-dispatcher-stop", runtime.stop)
 
 
-class _Shell:
+class _Runtime:
     """What the loop's thread knows of a DispatchServer.
 
     Attributes:

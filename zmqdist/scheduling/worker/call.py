@@ -7,20 +7,14 @@ here as an exception.
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 from zmqdist.errors import InternalError
 from zmqdist.messages import BULK, ERROR, INPUT_LOST, KEPT, VALUE
 from zmqdist.scheduling.worker import kept
-from zmqdist.scheduling.worker.references import CHANGING, INPUTS, KEEP, Reference, decode_reference, is_reference
+from zmqdist.scheduling.worker.references import CHANGING, INPUTS, KEEP, Fetches, decode_reference, is_reference
 from zmqdist.scheduling.worker.resources import SlotResources
 from zmqdist.wire import trusted
-
-
-class Fetches(Protocol):
-    """Whatever gets the parts of a payload: writable ones that are the caller's own, read-only arrays for frozen ones."""
-
-    def fetch(self, reference: Reference) -> list[Any]: ...
 
 
 class Functions:

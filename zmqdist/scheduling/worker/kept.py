@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from zmqdist import errors
-from zmqdist.scheduling.worker.references import decode_inputs, decode_reference, is_reference
+from zmqdist.scheduling.worker.references import Fetches, decode_inputs, decode_reference, is_reference
 from zmqdist.wire import trusted
-
-if TYPE_CHECKING:
-    from zmqdist.scheduling.worker.call import Fetches
 
 _here = threading.local()
 _LOSS: msgspec.msgpack.Decoder[tuple[int, bytes]] = msgspec.msgpack.Decoder(tuple[int, bytes])

@@ -118,7 +118,7 @@ class WorkerMachine:
         self.serving = False  # readers want to have something to its end: a worker that leaves waits, within its grace
         self.ended: Exit | None = None
         self._slots = [Slot(i) for i in range(slots)]
-        self._queue = Waiting()
+        self.queue = Waiting()
         self._functions: dict[tuple[int, int], bytes] = {}
         self._bulk: dict[int, Outcome] = {}
         self._outcomes: list[Outcome] = []
@@ -160,12 +160,12 @@ class WorkerMachine:
     @property
     def running(self) -> int:
         """Slots that run something, and what waits for them."""
-        return self.busy_slots + len(self._queue)
+        return self.busy_slots + len(self.queue)
 
     @property
     def figures(self) -> dict[str, Any]:
         """What a WorkerSnapshot says of it."""
-        return {**_figures(self._slots, self._queue), "functions": len(self._functions), "results": len(self._bulk)}
+        return {**_figures(self._slots, self.queue), "functions": len(self._functions), "results": len(self._bulk)}
 
     def lease_at(self, slot: int, position: int) -> int | None:
         """The lease of what a slot has at a position; None when it has nothing there."""
@@ -181,8 +181,8 @@ class WorkerMachine:
             return []
         effects = self._apply(event, now)
         if self.ended is None:
-            effects += self._fill(now) if self._queue else []
-            effects += self._balance(now) if len(self._slots) > 1 or self._queue.own else []
+            effects += self._fill(now) if self.queue else []
+            effects += self._balance(now) if len(self._slots) > 1 or self.queue.own else []
             effects += self._report(now) if self._outcomes or self._started else []
         return effects + self._leave_if_done() if self.leaving else effects
 
@@ -223,7 +223,7 @@ class WorkerMachine:
                 self._busy.came(now, self.running)
                 for coordinator, fn, pickled in functions:
                     self._functions[coordinator, fn] = pickled
-                self._queue.put(items, careful=careful, own=first)
+                self.queue.put(items, careful=careful, own=first)
                 return self._return_queue() if self.leaving else []
             case Registered(index, beat_s, lease_s, _, serial) if serial in (0, self._contact.serial):
                 self.index = index
@@ -261,7 +261,7 @@ class WorkerMachine:
 
     def _register(self, now: float) -> list[Effect]:
         self._contact.registers(now)
-        held = [item[0] for item in self._queue]
+        held = [item[0] for item in self.queue]
         held += [lease for slot in self._slots if not slot.orphan for lease in slot.leases()]
         held += [outcome[0] for outcome in self._outcomes]
         held += [lease for lease in self._bulk if lease not in set(held)]
@@ -308,8 +308,8 @@ class WorkerMachine:
     def _abandon(self) -> list[Effect]:
         """Drop everything: nobody will take the outcomes, and nothing may go on running."""
         effects: list[Effect] = [FreeBulk(lease) for lease in self._bulk]
-        self._queue.empty()
-        self._queue.own.clear()
+        self.queue.empty()
+        self.queue.own.clear()
         self._outcomes.clear()
         self._started.clear()
         self._bulk.clear()
@@ -342,7 +342,7 @@ class WorkerMachine:
         return [Send(DISPATCHER, Leave(0.0))] if self.leaving and self.registered else []
 
     def _leave_if_done(self) -> list[Effect]:
-        idle = not (self.busy_slots or self._queue or (self.serving and self.leave_at is not None))
+        idle = not (self.busy_slots or self.queue or (self.serving and self.leave_at is not None))
         return self._exit(errors.OK, "") if self.leaving and self.ended is None and idle else []
 
     def _exit(self, code: int, text: str) -> list[Effect]:
@@ -353,13 +353,13 @@ class WorkerMachine:
         return [*effects, self.ended]
 
     def _return_queue(self) -> list[Effect]:
-        return self._returned(self._queue.empty())
+        return self._returned(self.queue.empty())
 
     def _returned(self, leases: list[int]) -> list[Effect]:
         return [*self._contact.tell(Returned(leases))] if leases else []
 
     def _take_back(self, wanted: set[int]) -> list[Effect]:
-        back = self._queue.take_out(wanted)
+        back = self.queue.take_out(wanted)
         effects: list[Effect] = [*self._contact.tell(Returned(back))]  # also when empty: a recall wants one answer
         for slot in self._slots:
             unbegun = wanted & slot.unbegun()
@@ -388,11 +388,11 @@ class WorkerMachine:
         """Give waiting work to slots that can take it."""
         effects: list[Effect] = []
         for slot in self._slots if not self._stagger.holds(now) else ():
-            if not self._queue:
+            if not self.queue:
                 break
             if not slot.ready or slot.reclaiming or slot.orphan or slot.cut:
                 continue
-            if self._queue.care and self._queue[0][0] in self._queue.care:
+            if self.queue.care and self.queue[0][0] in self.queue.care:
                 effects += self._give_careful(slot, now)
             elif len(slot.given) <= slot.batch // 2 and not self._would_wait(slot):
                 effects.append(self._give(slot, slot.batch - len(slot.given), now))
@@ -400,23 +400,23 @@ class WorkerMachine:
 
     def _would_wait(self, slot: Slot) -> bool:
         """Whether what is for this very worker would be behind other work at the slot."""
-        return bool(slot.given) and self._queue.own_waits and slot.given[-1][1][0] not in self._queue.own
+        return bool(slot.given) and self.queue.own_waits and slot.given[-1][1][0] not in self.queue.own
 
     def _give_careful(self, slot: Slot, now: float) -> list[Effect]:
         if slot.given:
             return []
-        lease = self._queue[0][0]
+        lease = self.queue[0][0]
         if self._careful is None or self._careful[0] != lease:
             if not self.registered:
                 return []
             beat = self._beat(now)
             self._careful = (lease, self._contact.beats_sent)
-            self._queue.begins = lease
+            self.queue.begins = lease
             return [Send(DISPATCHER, Done([], [lease])), beat]
         if self._contact.beats_echoed < self._careful[1]:
             return []
         self._careful = None
-        self._queue.care.discard(lease)
+        self.queue.care.discard(lease)
         return [self._give(slot, 1, now)]
 
     def _give(self, slot: Slot, count: int, now: float) -> Give:
@@ -424,7 +424,7 @@ class WorkerMachine:
         was_idle = not slot.given
         functions: list[tuple[int, int, bytes]] = []
         items: list[tuple[int, int, int, bytes]] = []
-        queue, care, given, known, position = self._queue, self._queue.care, slot.given, slot.known, slot.position
+        queue, care, given, known, position = self.queue, self.queue.care, slot.given, slot.known, slot.position
         for _ in range(min(count, len(queue))):
             if care and queue[0][0] in care:
                 break
@@ -447,7 +447,7 @@ class WorkerMachine:
         count = 0
         leftover: list[int] = []
         effects: list[Effect] = []
-        given, ended, own = slot.given, self._outcomes, self._queue.own
+        given, ended, own = slot.given, self._outcomes, self.queue.own
         asked_back = bool(slot.cut or slot.wanted_back)
         for position, kind, payload in outcomes:
             if not given or given[0][0] != position:
@@ -482,7 +482,7 @@ class WorkerMachine:
         """A slot was about to begin this when it was told not to."""
         if self._goes_back(slot, item[0]):
             return self._returned([item[0]])
-        self._queue.put_back([item])
+        self.queue.put_back([item])
         return []
 
     def _goes_back(self, slot: Slot, lease: int) -> bool:
@@ -494,7 +494,7 @@ class WorkerMachine:
         unbegun = slot.take_unbegun(position, now)
         back = [item[0] for item in unbegun if self._goes_back(slot, item[0])]
         gone = set(back)
-        self._queue.put_back([item for item in reversed(unbegun) if item[0] not in gone])
+        self.queue.put_back([item for item in reversed(unbegun) if item[0] not in gone])
         slot.wanted_back.clear()
         self._started += slot.begun(position)
         effects = self._returned(back)
@@ -527,17 +527,17 @@ class WorkerMachine:
                 back.append(lease)  # it ended, and its outcome is lost with the slot
             else:
                 again.append(item)
-        self._queue.put_back(again)
+        self.queue.put_back(again)
         effects += self._returned(back)
         self._slots[event.slot] = Slot(event.slot)
-        return effects if self.leaving and not self._queue else [*effects, Spawn(event.slot)]
+        return effects if self.leaving and not self.queue else [*effects, Spawn(event.slot)]
 
     def _could_balance(self, slot: Slot) -> bool:
         """Whether the slot has work that it has not begun while another slot has nothing to do, or work for this very worker waits."""
         if len(slot.given) < 2 or slot.reclaiming:
             return False
-        if self._queue:
-            return self._queue.own_waits
+        if self.queue:
+            return self.queue.own_waits
         return any(other.ready and not other.given for other in self._slots)
 
     def _balance(self, now: float) -> list[Effect]:
@@ -546,8 +546,8 @@ class WorkerMachine:
 
     def _forget(self, keys: set[tuple[int, int]], everywhere: bool) -> list[Effect]:
         """What still waits here for such a function has ended elsewhere; the dispatcher knows that it need not run."""
-        back = {item[0] for item in self._queue if (item[1], item[3]) in keys}
-        effects = self._returned(sorted(self._queue.take_out(back)))
+        back = {item[0] for item in self.queue if (item[1], item[3]) in keys}
+        effects = self._returned(sorted(self.queue.take_out(back)))
         for key in keys:
             self._functions.pop(key, None)
         for slot in self._slots:

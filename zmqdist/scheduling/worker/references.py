@@ -7,7 +7,7 @@ in front of all. A function that captures what may change has one, too.
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import msgspec
 
@@ -54,6 +54,12 @@ class Reference(msgspec.Struct, array_like=True, frozen=True):
     def bulks(self) -> list[int]:
         """The numbers of the parts that are held."""
         return [part.bulk for part in self.parts if isinstance(part, Held)]
+
+
+class Fetches(Protocol):
+    """Gets the parts of a payload: writable ones that are the caller's own, read-only arrays for frozen ones."""
+
+    def fetch(self, reference: Reference) -> list[Any]: ...
 
 
 _DECODER = msgspec.msgpack.Decoder(Reference)

@@ -14,15 +14,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from zmqdist import errors, nest, running
 from zmqdist.messages import ALL_NUMBERS
-from zmqdist.scheduling.worker.references import decode_reference, is_reference
+from zmqdist.scheduling.worker.references import Fetches, decode_reference, is_reference
 from zmqdist.wire import trusted
-
-if TYPE_CHECKING:
-    from zmqdist.scheduling.worker.call import Fetches
 
 RESOURCE, DATASET, ITERATOR = "resource", "dataset", "iterator"
 """What a definition makes: any value; something that can be iterated; an iterator over that, for all functions of the worker."""

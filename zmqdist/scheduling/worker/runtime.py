@@ -1,8 +1,8 @@
 """The worker: a connection to the dispatcher, slots that run functions, and the results that wait to be fetched.
 
-The shell of machine.py: messages and what happens to slots go in, what comes out is done. It decides nothing.
+The runtime of machine.py: messages and what happens to slots go in, what comes out is done. It decides nothing.
 
-The loop's thread knows the shell alone, so that a server which nobody refers to any more is collected, and stops.
+The loop's thread knows the runtime alone, so that a server which nobody refers to any more is collected, and stops.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class WorkerServer:
     """
 
     def __init__(self, config: WorkerConfig, start: bool = True, *, template: TemplateProcess | None = None) -> None:
-        self._shell = _Shell(config, template)
+        self._runtime = _Runtime(config, template)
         self._lock = threading.Lock()
         if start:
             self.start()
@@ -101,14 +101,14 @@ class WorkerServer:
 
         Raises: see the class. FailedPreconditionError after `stop`.
         """
-        shell = self._shell
+        runtime = self._runtime
         with self._lock:
-            if shell.stopped.is_set():
+            if runtime.stopped.is_set():
                 raise errors.FailedPreconditionError("Server cannot be started after it has been stopped")
-            if not shell.started:
-                shell.started = True
-                shell.open()
-        shell.wait_registered()
+            if not runtime.started:
+                runtime.started = True
+                runtime.open()
+        runtime.wait_registered()
 
     def stop(self, grace_s: float = 0.0) -> None:
         """Leave the dispatcher and end the slots; idempotent.
@@ -117,35 +117,35 @@ class WorkerServer:
           grace_s: running functions may end within so long; what is not started goes back at once.
         """
         with self._lock:
-            if self._shell.loop is None:
-                self._shell.stopped.set()
+            if self._runtime.loop is None:
+                self._runtime.stopped.set()
                 return
-        self._shell.stop(grace_s)
+        self._runtime.stop(grace_s)
 
     def join(self, timeout: float | None = None) -> bool:
         """Wait until the worker has ended, for whatever reason. False when `timeout` seconds passed first."""
-        return self._shell.stopped.wait(timeout)
+        return self._runtime.stopped.wait(timeout)
 
     @property
     def ended(self) -> Exit | None:
         """Why it ended; None while it has not."""
-        return self._shell.ended
+        return self._runtime.ended
 
     @property
     def in_contact(self) -> bool:
         """Whether a dispatcher has taken it, and the connection to that one stands."""
-        machine = self._shell.machine
-        return machine is not None and machine.registered and not self._shell.stopped.is_set()
+        machine = self._runtime.machine
+        return machine is not None and machine.registered and not self._runtime.stopped.is_set()
 
     @property
     def address(self) -> str:
         """ "host:port" of its own server."""
-        return self._shell.address
+        return self._runtime.address
 
     @property
     def advertised_address(self) -> str:
         """ "host:port" that readers of the data service are given: `worker_address` of its config, "localhost" for the loopback."""
-        return self._shell.advertised
+        return self._runtime.advertised
 
     @property
     def _address(self) -> str:
@@ -154,19 +154,19 @@ class WorkerServer:
 
     @property
     def target(self) -> str:
-        return f"zmq://{self._shell.address}"
+        return f"zmq://{self._runtime.address}"
 
     @property
     def name(self) -> str:
         """ "job:index", as the dispatcher knows it."""
-        machine = self._shell.machine
+        machine = self._runtime.machine
         assert machine is not None
         return f"{machine.job}:{machine.index}"
 
     @property
     def num_tasks(self) -> int:
         """Functions that it runs or has waiting, and tasks of the data service that have not ended."""
-        machine = self._shell.machine
+        machine = self._runtime.machine
         return 0 if machine is None else machine.running + self._num_tasks()
 
     def snapshot(self) -> WorkerSnapshot:
@@ -175,19 +175,19 @@ class WorkerServer:
         Raises:
           FailedPreconditionError: it was not started, or has stopped.
         """
-        shell = self._shell
-        if shell.loop is None or shell.machine is None:
+        runtime = self._runtime
+        if runtime.loop is None or runtime.machine is None:
             raise errors.FailedPreconditionError("this worker was not started")
-        return shell.loop.run(shell.snapshot)
+        return runtime.loop.run(runtime.snapshot)
 
     def _num_tasks(self) -> int:
         """As tf.data service has it: those of the data service."""
-        return 0 if self._shell.machine is None else self._shell.data.num_tasks
+        return 0 if self._runtime.machine is None else self._runtime.data.num_tasks
 
     def data_snapshot(self) -> WorkerDataSnapshot:
         """An immutable record of its tasks of the data service, and of the streams of distributed snapshots that it writes."""
-        assert self._shell.loop is not None
-        return self._shell.loop.run(self._shell.data.snapshot)
+        assert self._runtime.loop is not None
+        return self._runtime.loop.run(self._runtime.data.snapshot)
 
     def _snapshot_task_progresses(self) -> list[Any]:
         """As tf.data service has it."""
@@ -201,12 +201,12 @@ class WorkerServer:
         self.stop()
 
     def __del__(self) -> None:
-        shell = self.__dict__.get("_shell")
-        if shell is not None and shell.abandoned:
-            in_background("zmqdist-worker-stop", shell.stop, 0.0)
+        runtime = self.__dict__.get("_runtime")
+        if runtime is not None and runtime.abandoned:
+            in_background("zmqdist-worker-stop", runtime.stop, 0.0)
 
 
-class _Shell:
+class _Runtime:
     """What the loop's thread knows of a WorkerServer.
 
     Attributes:

@@ -18,7 +18,6 @@ from __future__ import annotations
 import logging
 import mmap
 import os
-import socket
 import sys
 import threading
 import time
@@ -27,11 +26,19 @@ from typing import Any
 from zmqdist import running
 from zmqdist.limits import INLINE_BYTES_MAX
 from zmqdist.messages import BULK, KEPT
-from zmqdist.process.pipe import BlockingPipe, SlotReport, SlotStarted, SlotWelcome, SlotWork
+from zmqdist.process.pipe import BlockingPipe
 from zmqdist.scheduling.worker import kept, resources
 from zmqdist.scheduling.worker.call import Functions, run
 from zmqdist.scheduling.worker.fetch import HolderClients
 from zmqdist.scheduling.worker.pulled import SlotFetcher
+from zmqdist.scheduling.worker.slot_messages import (
+    SLOT_CODEC,
+    SlotMessage,
+    SlotReport,
+    SlotStarted,
+    SlotWelcome,
+    SlotWork,
+)
 from zmqdist.scheduling.worker.worker_events import NOT_RUN
 from zmqdist.transport.arena import Arena, Handle, this_arena
 from zmqdist.transport.credentials import Credentials
@@ -55,7 +62,7 @@ class _Reporter:
       outcomes: only the main thread appends, without a lock; whoever flushes takes from the front.
     """
 
-    def __init__(self, pipe: BlockingPipe) -> None:
+    def __init__(self, pipe: BlockingPipe[SlotMessage]) -> None:
         self.outcomes: list[tuple[int, int, bytes]] = []
         self._pipe = pipe
         self._arena = this_arena()
@@ -78,10 +85,9 @@ class _Reporter:
     def bulk(self, position: int, kind: int, parts: list[Any]) -> None:
         """A large result: each part is written once, where the coordinator will read it, or goes through the pipe."""
         self.flush()
-        told = [self._lend(part) or memoryview(part).nbytes for part in parts]
-        piped = [part for part, way in zip(parts, told, strict=True) if isinstance(way, int)]
-        with self._lock:
-            self._pipe.send(SlotReport([(position, kind, b"")], told), piped)
+        handles = [self._lend(part) for part in parts]
+        piped = [part for part, handle in zip(parts, handles, strict=True) if handle is None]
+        self._pipe.send(SlotReport([(position, kind, b"")], handles), piped)
 
     def _lend(self, part: Any) -> Handle | None:
         if self._arena is None or memoryview(part).nbytes <= INLINE_BYTES_MAX:
@@ -121,24 +127,24 @@ def main(pipe_fd: int, page_fd: int) -> None:
     """Serve until the worker is gone. Does not return."""
     os.register_at_fork(after_in_child=lambda: _forked.append(True))
     cells = memoryview(mmap.mmap(page_fd, PAGE_BYTES)).cast("Q")
-    pipe = BlockingPipe(socket.socket(fileno=pipe_fd))
+    pipe = BlockingPipe(pipe_fd, SLOT_CODEC)
     reporter = _Reporter(pipe)
     running.enter_process(lambda: cells[CANCEL] == cells[POSITION] != 0, lambda: (cells[INDEX], cells[WORKERS]))
     try:
         pipe.send(SlotStarted(os.getpid(), None if reporter.arena is None else reporter.arena.offer))
-        welcome = pipe.receive()
-        if not isinstance(welcome, SlotWelcome):
-            return
+        welcome, _ = pipe.receive()
+        assert isinstance(welcome, SlotWelcome)
         fetcher = SlotFetcher(HolderClients(Credentials.of_environment(), "worker"), welcome.worker, welcome.key)
         kept.fetch_with(fetcher)
         functions = Functions(fetcher)
         resources.build_in(functions.resources)
-        while (message := pipe.receive()) is not None:
+        while True:
+            message, _ = pipe.receive()
             assert isinstance(message, SlotWork)
             functions.define(message.functions)
             _run_batch(message.items, cells, functions, reporter)
             functions.forget(message.forget)
-    except OSError:
+    except (EOFError, OSError):
         pass
     finally:
         _flush_output()

@@ -13,7 +13,6 @@ import mmap
 import os
 import resource
 import signal
-import socket
 from collections.abc import Callable
 from typing import Any
 
@@ -23,11 +22,19 @@ from numpy.typing import NDArray
 from zmqdist.errors import OpError, ResourceExhaustedError, UnavailableError, describe_exit
 from zmqdist.messages import BULK, ERROR
 from zmqdist.process.forks import Fork, Forks
-from zmqdist.process.pipe import LoopPipe, PipeMessage, SlotReport, SlotStarted, SlotWelcome, SlotWork
+from zmqdist.process.pipe import LoopPipe, Parts
 from zmqdist.process.template import SILENT
 from zmqdist.running import Worker
 from zmqdist.scheduling.worker.children import SLOT
 from zmqdist.scheduling.worker.slot_main import CANCEL, GIVEN_UP, GIVEN_UP_TO, INDEX, PAGE_BYTES, POSITION, WORKERS
+from zmqdist.scheduling.worker.slot_messages import (
+    SLOT_CODEC,
+    SlotMessage,
+    SlotReport,
+    SlotStarted,
+    SlotWelcome,
+    SlotWork,
+)
 from zmqdist.scheduling.worker.worker_events import (
     ForgetFunctions,
     Give,
@@ -81,7 +88,7 @@ class ProcessSlots:
     def __init__(
         self, loop: Loop, slots: int, feed: Feed, hold: Bulk, address: str, key: bytes, forks: Forks, worker: Worker
     ) -> None:
-        self._loop = loop
+        self.loop = loop
         self.address = address
         self.key = key
         self._feed = feed
@@ -128,7 +135,7 @@ class ProcessSlots:
         cells[GIVEN_UP_TO] = process.given_to
         os.sched_yield()
         position = cells[POSITION]
-        self._loop.call_soon(self._feed, SlotReclaimed(slot, position))
+        self.loop.call_soon(self._feed, SlotReclaimed(slot, position))
 
     def interrupt(self, slot: int, position: int) -> None:
         process = self._slots[slot]
@@ -143,7 +150,7 @@ class ProcessSlots:
 
     def close(self) -> None:
         """Leave the slots to their end, which is that of the template."""
-        self._loop.set_timer((self, "look"), None, self._look)
+        self.loop.set_timer((self, "look"), None, self._look)
         for process in filter(None, self._slots):
             process.close()
 
@@ -183,7 +190,7 @@ class ProcessSlots:
             for _ in range(3):
                 self._feed(SlotDied(slot, 0, code, "the template process that slots are forked from has ended"))
 
-    def finished(self, process: _SlotProcess, message: PipeMessage, parts: list[bytearray]) -> None:
+    def finished(self, process: _SlotProcess, message: SlotMessage, parts: Parts) -> None:
         if isinstance(message, SlotStarted):
             process.arena = None if message.memory is None else open_peer(message.memory)
             self._feed(SlotReady(process.slot))
@@ -192,6 +199,8 @@ class ProcessSlots:
             if message.parts:
                 ((position, kind, _),) = outcomes
                 try:
+                    if isinstance(parts, OpError):
+                        raise parts
                     outcomes = [(position, BULK, self._hold(kind, process.taken_over(message, parts)))]
                 except OpError as error:
                     if not is_alive(process.fork.pid):
@@ -214,7 +223,7 @@ class ProcessSlots:
     def _look_soon(self) -> None:
         if not self._looking:
             self._looking = True
-            self._loop.set_timer((self, "look"), self._loop.now() + LOOK_S, self._look)
+            self.loop.set_timer((self, "look"), self.loop.now() + LOOK_S, self._look)
 
 
 def check_descriptors(slots: int) -> None:
@@ -239,7 +248,6 @@ class _SlotProcess:
         self.finished_to = 0
         self.seen_at = 0
         self.arena: PeerArena | None = None
-        ours, self._their_pipe = socket.socketpair()
         self._page_fd = os.memfd_create("zmqdist-slot", os.MFD_CLOEXEC)
         os.ftruncate(self._page_fd, PAGE_BYTES)
         self._page = mmap.mmap(self._page_fd, PAGE_BYTES)
@@ -248,13 +256,13 @@ class _SlotProcess:
         self.killed = False
         """It was told to end."""
         self.oom_kills = oom_kills()
-        self.pipe = LoopPipe(owner._loop, ours, lambda message, parts: owner.finished(self, message, parts))
+        self.pipe = LoopPipe(owner.loop, SLOT_CODEC, lambda message, parts: owner.finished(self, message, parts))
         self.pipe.send(SlotWelcome(owner.address, owner.key))
 
     def taken_over(self, report: SlotReport, piped: list[bytearray]) -> list[Any]:
         """The parts of a bulk result, which outlive the slot. Raises UnavailableError when its memory cannot be opened."""
         came = iter(piped)
-        return [next(came) if isinstance(part, int) else self._adopt(part) for part in report.parts]
+        return [next(came) if handle is None else self._adopt(handle) for handle in report.parts]
 
     def _adopt(self, handle: Handle) -> Block | NDArray[np.uint8]:
         arena = this_arena()
@@ -267,7 +275,7 @@ class _SlotProcess:
 
     def theirs(self) -> list[int]:
         """The descriptors that its process is given."""
-        return [self._their_pipe.detach(), self._page_fd]
+        return [self.pipe.theirs, self._page_fd]
 
     @property
     def running(self) -> bool:

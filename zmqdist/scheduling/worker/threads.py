@@ -13,7 +13,8 @@ from zmqdist import running
 from zmqdist.errors import FailedPreconditionError
 from zmqdist.messages import BULK, ERROR, KEPT
 from zmqdist.scheduling.worker import kept, resources
-from zmqdist.scheduling.worker.call import Fetches, Functions, run
+from zmqdist.scheduling.worker.call import Functions, run
+from zmqdist.scheduling.worker.references import Fetches
 from zmqdist.scheduling.worker.slots import Bulk, Feed
 from zmqdist.scheduling.worker.worker_events import ForgetFunctions, Give, SlotFinished, SlotReady, SlotReclaimed
 from zmqdist.transport.loop import Loop

@@ -14,7 +14,7 @@ from typing import Any, Final, TypeAlias
 
 from zmqdist import errors
 from zmqdist.limits import WAIT_LOG_S
-from zmqdist.testing.runner.line import ParentLine
+from zmqdist.testing.runner.task_pipe import TaskPipe
 
 log = logging.getLogger("zmqdist.testing")
 
@@ -109,9 +109,9 @@ class Barrier:
       parties: how many tasks have to come.
     """
 
-    def __init__(self, line: ParentLine | None, parties: int) -> None:
+    def __init__(self, pipe: TaskPipe | None, parties: int) -> None:
         self.parties = parties
-        self._line = line
+        self._pipe = pipe
         self._lock = threading.Lock()
 
     def wait(self, timeout: float | None = None) -> int:
@@ -132,25 +132,25 @@ class Barrier:
         if timeout is not None and not timeout >= 0:
             told = f"a time-out is a number of seconds, 0 or more, or None, not {timeout!r}"
             raise errors.from_code(errors.INVALID_ARGUMENT, told)
-        if self._line is None:
+        if self._pipe is None:
             raise ValueError(_NO_TASK)
         with self._lock:
             due = None if timeout is None else time.monotonic() + float(timeout)
-            self._line.send("arrive")
+            self._pipe.send(("arrive", None))
             while True:
                 left = WAIT_LOG_S if due is None else min(WAIT_LOG_S, due - time.monotonic())
-                if self._line.poll(max(0.0, left)):
-                    word, facts, _ = self._line.receive()
+                if self._pipe.poll(max(0.0, left)):
+                    (word, facts), _ = self._pipe.receive()
                     if word == "pass":
                         return int(facts)
                     if word == "fail":
                         raise errors.from_code(*facts)
                     log.warning("waiting at the barrier: %s", facts)
                 elif due is not None and time.monotonic() >= due:
-                    self._line.send("give up")
+                    self._pipe.send(("give up", None))
                     due = None
                 else:
-                    self._line.send("who")
+                    self._pipe.send(("who", None))
 
     def __reduce__(self) -> Any:
         return _barrier_here, (self.parties,)

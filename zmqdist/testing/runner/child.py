@@ -1,4 +1,4 @@
-"""A process of a run: `main` with LIFELINE and LINE, two descriptors that it has from its parent.
+"""A process of a run: `main` with LIFELINE and PIPE, two descriptors that it has from its parent.
 
 It ends with its parent, however that ends, and takes with it what it has started: the kernel sends SIGKILL to the whole process group
 when the lifeline, a pipe, breaks. So that works also for a function that is stuck in C code and holds the interpreter's lock.
@@ -20,29 +20,31 @@ import sys
 import traceback
 from typing import Any
 
+from zmqdist.errors import OpError
+from zmqdist.process.pipe import BlockingPipe, Parts
 from zmqdist.testing.runner.barrier import Barrier, set_barrier
-from zmqdist.testing.runner.line import ParentLine
+from zmqdist.testing.runner.task_pipe import TASK_CODEC, TaskPipe
 from zmqdist.wire import trusted
 
 
 def main() -> int:
-    """Run what the parent sends, until one of it was the last or the parent closes the line."""
+    """Run what the parent sends, until one of it was the last or the parent closes the pipe."""
     _end_with_parent(int(sys.argv[1]))
-    line = ParentLine(int(sys.argv[2]))
+    pipe = BlockingPipe(int(sys.argv[2]), TASK_CODEC)
     faulthandler.enable()
     faulthandler.register(signal.SIGTERM, all_threads=True, chain=True)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # it is a text file: nobody has replaced it yet
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
-    _, facts, _ = line.receive()
+    (_, facts), _ = pipe.receive()
     sys.path[:] = facts["path"]
     multiprocessing.current_process().authkey = bytes.fromhex(facts["authkey"])  # for what `manager` shares
-    set_barrier(Barrier(line, facts["parties"]))
+    set_barrier(Barrier(pipe, facts["parties"]))
     while True:
         try:
-            _, facts, payloads = line.receive()
-        except (EOFError, OSError):
+            (_, facts), payloads = pipe.receive()
+        except EOFError:
             return 0
-        done = _run(line, facts["module"], payloads)
+        done = _run(pipe, facts["module"], payloads)
         sys.stdout.flush()
         if facts["last"]:
             return 0 if done else 1
@@ -57,11 +59,13 @@ def _end_with_parent(lifeline: int) -> None:
         os.killpg(os.getpgrp(), signal.SIGKILL)
 
 
-def _run(line: ParentLine, module: list[str] | None, payloads: list[bytes]) -> bool:
+def _run(pipe: TaskPipe, module: list[str] | None, payloads: Parts) -> bool:
     """Run one function and report what came of it. SystemExit is let through: that code is the process's."""
     try:
         if module is not None:
             _make_importable(*module)
+        if isinstance(payloads, OpError):
+            raise payloads
         code, *arguments = payloads
         fn = trusted.unpack(code)
         args, kwargs = trusted.unpack_parts(arguments)
@@ -71,9 +75,9 @@ def _run(line: ParentLine, module: list[str] | None, payloads: list[bytes]) -> b
     except BaseException as error:  # pytest's fail and skip, too, which are no Exceptions
         error.__traceback__ = _without_us(error)
         traceback.print_exception(error)
-        line.send("raised", None, [trusted.pack_error(error)])
+        pipe.send(("raised", None), [trusted.pack_error(error)])
         return False
-    line.send("returned", None, packed if isinstance(packed, list) else [packed])
+    pipe.send(("returned", None), packed if isinstance(packed, list) else [packed])
     return True
 
 

@@ -17,9 +17,11 @@ from typing import Any
 
 from zmqdist.cluster.defs import ClusterDef
 from zmqdist.cluster.spec import ClusterSpec
+from zmqdist.errors import OpError
 from zmqdist.launch.children import Child, Children
+from zmqdist.process.pipe import BlockingPipe, Parts
 from zmqdist.testing.runner.barrier import BarrierGate, Task, named
-from zmqdist.testing.runner.line import ParentLine, pair
+from zmqdist.testing.runner.task_pipe import TASK_CODEC, TaskPipe
 from zmqdist.wire import trusted
 
 PREFIX_CHARS = 14
@@ -48,9 +50,9 @@ class PoolWork:
         found = None if module is None or path is None or module.__name__ == "__main__" else (module.__name__, path)
         return cls([trusted.pack_function(fn), *parts], found)
 
-    def send(self, line: ParentLine, last: bool) -> None:
+    def send(self, pipe: TaskPipe, last: bool) -> None:
         """`last`: the process ends after it."""
-        line.send("run", {"module": self.module, "last": last}, self.payloads)
+        pipe.send(("run", {"module": self.module, "last": last}), self.payloads)
 
 
 @dataclass(frozen=True)
@@ -70,13 +72,13 @@ class TaskProcess:
     """One process of one task.
 
     Attributes:
-      line: to it.
+      pipe: to it.
       child: with its pid and exit code.
     """
 
-    def __init__(self, task: Task, line: ParentLine, child: Child) -> None:
+    def __init__(self, task: Task, pipe: TaskPipe, child: Child) -> None:
         self.task = task
-        self.line = line
+        self.pipe = pipe
         self.child = child
         self.thread: threading.Thread | None = None
 
@@ -129,7 +131,7 @@ class ProcessCrew:
           cluster: what it sees in TF_CONFIG; None: the crew's.
         """
         environment = {**os.environ, "TF_CONFIG": self.tf_config(task, cluster), **self._gpus(task)}
-        ours, theirs = pair()
+        ours, theirs = BlockingPipe.pair(TASK_CODEC)
         self.gate.started(task)
         with self._lock:  # it may end before it stands in the table
             if self._children is None:
@@ -149,9 +151,8 @@ class ProcessCrew:
                 os.close(theirs)
             process = self._processes[child] = TaskProcess(task, ours, child)
             with contextlib.suppress(OSError):  # it has gone already: its exit code says why
-                ours.send(
-                    "task", self.facts()
-                )  # here, not in its thread: whoever has the process may send it work at once
+                # here, not in its thread: whoever has the process may send it work at once
+                ours.send(("task", self.facts()))
             process.thread = threading.Thread(
                 target=self._listen, args=(process, works, last), name=f"zmqdist-line-{named(task)}", daemon=True
             )
@@ -189,16 +190,16 @@ class ProcessCrew:
                 self.signal(list(self._processes.values()), signal.SIGKILL)
             children.close(0.0)
 
-    def listen(self, task: Task, line: ParentLine, told: Callable[[str, list[bytes]], object]) -> None:
-        """Serve one task's line until its other end is closed: the barrier's questions here, the rest to `told`."""
+    def listen(self, task: Task, pipe: TaskPipe, told: Callable[[str, Parts], object]) -> None:
+        """Serve one task's pipe until its other end is closed: the barrier's questions here, the rest to `told`."""
 
         def answer(word: str, facts: Any) -> None:
             with contextlib.suppress(OSError):  # it has just gone
-                line.send(word, facts)
+                pipe.send((word, facts))
 
-        with contextlib.suppress(EOFError, OSError):
+        with contextlib.suppress(EOFError):
             while True:
-                word, _, payloads = line.receive()
+                (word, _), payloads = pipe.receive()
                 if word in ("returned", "raised"):
                     told(word, payloads)
                 else:
@@ -207,8 +208,8 @@ class ProcessCrew:
     def _listen(self, process: TaskProcess, works: Sequence[PoolWork], last: bool) -> None:
         with contextlib.suppress(OSError):
             for work in works:
-                work.send(process.line, last)
-        self.listen(process.task, process.line, lambda *said: self._on_outcome(process, _outcome(*said)))
+                work.send(process.pipe, last)
+        self.listen(process.task, process.pipe, lambda *said: self._on_outcome(process, _outcome(*said)))
 
     def _wrote(self, prefix: str, line: str) -> None:
         self._on_line(f"{prefix} {line}\n")
@@ -220,7 +221,7 @@ class ProcessCrew:
         if thread is not None:
             thread.join(OUTCOME_S)
             if not thread.is_alive():
-                process.line.close()
+                process.pipe.close()
         self._on_exit(process)
 
     def _gpus(self, task: Task) -> dict[str, str]:
@@ -259,7 +260,9 @@ def physical_gpus() -> list[str]:
     return [str(number) for number, _ in enumerate(NVIDIA.iterdir())] if NVIDIA.is_dir() else []
 
 
-def _outcome(word: str, payloads: list[bytes]) -> PoolOutcome:
+def _outcome(word: str, payloads: Parts) -> PoolOutcome:
+    if isinstance(payloads, OpError):
+        return PoolOutcome(error=payloads)
     try:
         if word == "raised":
             return PoolOutcome(error=trusted.unpack_error(payloads[0]))

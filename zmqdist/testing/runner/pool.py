@@ -91,7 +91,7 @@ class MultiProcessPoolRunner:
                 self._crew.gate.started(task)  # before any of them can come to the barrier
             for process in self._processes.values():
                 with contextlib.suppress(OSError):  # it has ended: that is told
-                    work.send(process.line, last=False)
+                    work.send(process.pipe, last=False)
             outcomes = self._collect()
         for task in self._crew.tasks:
             error = outcomes[task].error

@@ -25,6 +25,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from zmqdist.errors import describe_exit
+from zmqdist.process.pipe import BlockingPipe
 from zmqdist.testing.runner.barrier import Barrier, Task, named, set_barrier
 from zmqdist.testing.runner.crew import PoolOutcome, PoolWork, ProcessCrew, TaskProcess, checked
 from zmqdist.testing.runner.errors import (
@@ -32,7 +33,7 @@ from zmqdist.testing.runner.errors import (
     SubprocessTimeoutError,
     UnexpectedSubprocessExitError,
 )
-from zmqdist.testing.runner.line import ParentLine, pair
+from zmqdist.testing.runner.task_pipe import TASK_CODEC
 
 log = logging.getLogger("zmqdist.testing")
 
@@ -213,8 +214,8 @@ class MultiProcessRunner:
 
     @contextlib.contextmanager
     def _being(self, me: Task) -> Any:
-        ours, theirs = pair()
-        here = ParentLine(theirs)
+        ours, theirs = BlockingPipe.pair(TASK_CODEC)
+        here = BlockingPipe(theirs, TASK_CODEC)
         thread = threading.Thread(
             target=self._crew.listen, args=(me, ours, lambda *_: None), name=f"zmqdist-line-{named(me)}", daemon=True
         )

@@ -122,7 +122,7 @@ class SimDispatcher:
                 self._members(ProcessExited(pid=life, exit_code=None, job=member.job, index=member.index))
 
     def _members(self, event: Heard | PeerGone | ProcessExited | TimePassed) -> None:
-        """As the shell does it."""
+        """As the runtime does it."""
         for change in self.membership.handle(event, self._sim.clock.now):
             match change:
                 case Send(link, message):
@@ -181,7 +181,7 @@ class SimDispatcher:
             return
         self._records += records
         if len(self._records) > 200:
-            # As the shell does it: the snapshot is of what is durable.
+            # As the runtime does it: the snapshot is of what is durable.
             self._snapshot, self._records = r.encode(self._durable()), []
         self.handle(q.JournalCommitted())
 
@@ -198,7 +198,7 @@ class SimDispatcher:
         self.splits.restore(snapshot, map(r.decode, self._records), self._sim.clock.now)
 
     def _tick(self, life: int) -> None:
-        """Looks often enough; a shell has a timer for `deadline`."""
+        """Looks often enough; a runtime has a timer for `deadline`."""
         if self.alive and life == self.life:
             if self.splits.deadline <= self._sim.clock.now:
                 self.handle(Ticked())

@@ -201,7 +201,7 @@ class SimWorker:
                 if slot is not None and slot.alive and self.machine.can_kill:
                     self._kill(slot, -9)
 
-    # -- the shell ------------------------------------------------------------------------------------------------
+    # -- the runtime ------------------------------------------------------------------------------------------------
 
     def _note_starts(self, message: Message) -> None:
         leases = message.started if isinstance(message, Done) else []
@@ -296,7 +296,7 @@ class SimWorker:
     def _check_own(self, give: Give) -> None:
         """Nothing that any worker may run goes before what waits for this one, but for careful work that was announced."""
         leases = {self.machine.lease_at(give.slot, item[0]) or 0 for item in give.items}
-        waiting = self.own.intersection(item[0] for item in self.machine._queue)
+        waiting = self.own.intersection(item[0] for item in self.machine.queue)
         early = leases - self.own - self.careful
         assert not waiting or not early, "worker P9: what is for this worker waits for other work"
         given, waiting = leases & self.own - self.careful, waiting - self.careful

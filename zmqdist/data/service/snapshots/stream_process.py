@@ -9,10 +9,9 @@ the one before (writer.py). After CRASHES_MAX of them without a commit between, 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
-import select
-import socket
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -22,7 +21,7 @@ from zmqdist.data.service.failing import ending
 from zmqdist.data.service.snapshots.stream import SnapshotStream, SnapshotTaskProgress
 from zmqdist.errors import UNKNOWN
 from zmqdist.process.forks import SpawnChild
-from zmqdist.process.packets import PacketPipe
+from zmqdist.process.pipe import BYTES, BlockingPipe, LoopPipe, Parts
 from zmqdist.process.template import SILENT
 from zmqdist.rpc.client import ZmqClient
 from zmqdist.transport.credentials import Credentials
@@ -39,7 +38,6 @@ TELL_S: Final = 0.5
 """How often the worker hears how far the stream is."""
 
 LEAVE: Final = b"leave"
-SAID_BYTES_MAX: Final = 64 << 10
 
 
 class StreamTerms(msgspec.Struct, array_like=True):
@@ -82,13 +80,13 @@ class StreamProcess:
         self._fork()
 
     def _fork(self) -> None:
-        self._pipe = PacketPipe(self._loop, self._hear, SAID_BYTES_MAX)
+        self._pipe = LoopPipe(self._loop, BYTES, self._hear)
         self._pipe.send(msgspec.msgpack.encode(self._begin))
         if self._leaving:
             self._pipe.send(LEAVE)
         self._child = self._spawn([self._pipe.theirs], self._exited)
 
-    def _hear(self, said: bytes) -> None:
+    def _hear(self, said: bytes, _: Parts) -> None:
         *told, self._over = msgspec.msgpack.decode(said)
         if told[1] > self._said[1]:
             self._crashes = 0
@@ -142,8 +140,9 @@ class StreamProcess:
 
 def main(pipe_fd: int) -> None:
     """In the process: write until it is over, or the worker says so. Does not return."""
-    pipe = socket.socket(fileno=pipe_fd)
-    begin = msgspec.msgpack.decode(pipe.recv(SAID_BYTES_MAX), type=StreamTerms)
+    pipe = BlockingPipe(pipe_fd, BYTES)
+    first, _ = pipe.receive()
+    begin = msgspec.msgpack.decode(first, type=StreamTerms)
     security = Credentials.of_environment().client(begin.dispatcher, "worker")
     client = ZmqClient(begin.dispatcher, "snapshots", security=security)
 
@@ -160,12 +159,13 @@ def main(pipe_fd: int) -> None:
 
     stream = SnapshotStream(client, begin.life, begin.path, begin.index, begin.timeout_s, begin.chunk_bytes_max, ended)
     stream.start()
-    while True:
-        if not select.select([pipe], [], [], TELL_S)[0]:
-            say(False)
-        elif not pipe.recv(len(LEAVE)):
-            stream.stop()
-            stream.join()
-            os._exit(0)
-        else:
-            stream.leave()
+    with contextlib.suppress(EOFError):
+        while True:
+            if pipe.poll(TELL_S):
+                pipe.receive()
+                stream.leave()
+            else:
+                say(False)
+    stream.stop()
+    stream.join()
+    os._exit(0)

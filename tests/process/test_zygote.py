@@ -14,7 +14,7 @@ import pytest
 import zmqdist as zd
 from tests.launch.launched import eventually, read
 from zmqdist.coordinator import ClusterCoordinator
-from zmqdist.launch.zygote import NAME
+from zmqdist.process.zygote import NAME
 
 
 def zygotes() -> list[int]:

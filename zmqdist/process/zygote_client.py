@@ -24,7 +24,7 @@ from typing import IO
 
 from zmqdist.child_command import child_command
 from zmqdist.errors import describe_exit
-from zmqdist.launch.zygote import BORN, SPAWN, WORD, Order
+from zmqdist.process.zygote import BORN, SPAWN, WORD, Order
 
 log = logging.getLogger("zmqdist.launch")
 
@@ -99,7 +99,7 @@ class _Zygote:
         starter = os.pidfd_open(os.getpid())
         try:
             self._process = subprocess.Popen(
-                child_command("zmqdist.launch.zygote", str(theirs.fileno()), str(starter)),
+                child_command("zmqdist.process.zygote", str(theirs.fileno()), str(starter)),
                 pass_fds=[theirs.fileno(), starter],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,

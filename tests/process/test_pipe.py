@@ -1,0 +1,243 @@
+"""Frames between a process and its children: cut anywhere, without memory for parts, and with an end in the middle."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.transport.wired import until
+from zmqdist.errors import ResourceExhaustedError
+from zmqdist.process import pipe as pipe_module
+from zmqdist.process.pipe import BYTES, RECEIVE_BYTES, BlockingPipe, FrameReader, LoopPipe, Parts, PipeCodec, frame
+from zmqdist.transport.loop import Loop
+
+MIB = 2**20
+
+Message = tuple[bytes, list[bytes]]
+
+
+def framed(messages: Sequence[Message]) -> bytes:
+    return b"".join(b"".join([frame(message, parts), *parts]) for message, parts in messages)
+
+
+def read(reader: FrameReader[bytes], data: bytes, sizes: Iterator[int]) -> list[tuple[bytes, Parts]]:
+    """Give a reader these bytes, at most so many at a time."""
+    found: list[tuple[bytes, Parts]] = []
+    rest = memoryview(data)
+    while rest:
+        room = reader.room()
+        count = min(next(sizes), len(rest), len(room))
+        room[:count] = rest[:count]
+        rest = rest[count:]
+        found.extend(reader.received(count))
+    return found
+
+
+@pytest.fixture
+def loop() -> Iterator[Loop]:
+    loop = Loop("zmqdist-test")
+    loop.start()
+    yield loop
+    loop.stop()
+
+
+@pytest.fixture
+def child_of(loop: Loop) -> Iterator[Callable[..., tuple[LoopPipe[bytes], BlockingPipe[bytes]]]]:
+    """Both ends of a pipe; the function gets what the child says."""
+    ends: list[tuple[LoopPipe[bytes], BlockingPipe[bytes]]] = []
+
+    def make(heard: Callable[[bytes, Parts], object] = lambda *_: None) -> tuple[LoopPipe[bytes], BlockingPipe[bytes]]:
+        parent = loop.run(LoopPipe, loop, BYTES, heard)
+        ends.append((parent, BlockingPipe(parent.theirs, BYTES)))
+        return ends[-1]
+
+    yield make
+    for parent, child in ends:
+        loop.run(parent.close)
+        child.close()
+
+
+@given(
+    st.lists(st.tuples(st.binary(max_size=40), st.lists(st.binary(max_size=40), max_size=3)), max_size=6),
+    st.lists(st.integers(1, 60), min_size=1),
+)
+def test_frames_that_are_cut_anywhere_are_read_whole(messages: list[Message], sizes: list[int]) -> None:
+    assert read(FrameReader(BYTES), framed(messages), itertools.cycle(sizes)) == messages
+
+
+def test_a_part_is_read_into_its_own_memory() -> None:
+    part = os.urandom(3 * RECEIVE_BYTES)
+    ((_, parts), _) = read(FrameReader(BYTES), framed([(b"head", [part]), (b"next", [])]), itertools.repeat(MIB))
+    assert isinstance(parts, list)
+    assert parts == [part]
+    parts[0][0] ^= 1  # it belongs to the receiver: writable, and nothing else stands in it
+    assert len(parts[0]) == len(part)
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000, MIB])
+def test_parts_for_which_there_is_no_memory_are_skipped_and_the_next_message_comes(
+    monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    def small_only(given: Any = b"") -> bytearray:
+        if isinstance(given, int) and given > 1000:
+            raise MemoryError
+        return bytearray(given)
+
+    reader = FrameReader(PipeCodec(bytes, bytes, "what was asked for"))
+    monkeypatch.setattr(pipe_module, "bytearray", small_only, raising=False)
+    messages: list[Message] = [(b"large", [bytes(3), bytes(2 * MIB), bytes(5)]), (b"small", [b"x"]), (b"last", [])]
+    (large, error), *others = read(reader, framed(messages), itertools.repeat(size))
+    assert large == b"large"
+    assert isinstance(error, ResourceExhaustedError)
+    assert "no memory for what was asked for: 2 MiB" in str(error)
+    assert others == messages[1:]
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("cut", [0, 1, 7, 8, 12, 16, 18, 20, 25])
+def test_an_end_in_the_middle_of_a_frame_is_an_end(cut: int) -> None:
+    ours, theirs = BlockingPipe.pair(BYTES)
+    os.write(theirs, framed([(b"whole", [])]) + framed([(b"half", [b"part!!"])])[:cut])
+    os.close(theirs)
+    try:
+        assert ours.receive() == (b"whole", [])
+        for _ in range(2):
+            with pytest.raises(EOFError, match="closed it, or ended"):
+                ours.receive()
+        assert ours.poll(0)
+    finally:
+        ours.close()
+
+
+@pytest.mark.timeout(20)
+def test_an_end_that_has_not_read_all_is_an_end() -> None:
+    ours, theirs = BlockingPipe.pair(BYTES)
+    ours.send(b"unread")
+    os.write(theirs, framed([(b"whole", [])]))
+    os.close(theirs)  # the kernel resets the connection
+    try:
+        assert ours.receive() == (b"whole", [])
+        with pytest.raises(EOFError):
+            ours.receive()
+    finally:
+        ours.close()
+
+
+@pytest.mark.timeout(20)
+def test_the_messages_of_two_threads_do_not_mix() -> None:
+    ours, theirs = BlockingPipe.pair(BYTES)
+    other = BlockingPipe(theirs, BYTES)
+
+    def send(name: bytes) -> None:
+        for _ in range(20):
+            other.send(name, [np.full(MIB // 8, name[0], np.uint8), name * 5])
+
+    threads = [threading.Thread(target=send, args=(name,)) for name in (b"a", b"b")]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(40):
+            name, parts = ours.receive()
+            assert parts == [name * (MIB // 8), name * 5]
+        assert not ours.poll(0)
+    finally:
+        ours.close()
+        for thread in threads:
+            thread.join()
+        other.close()
+
+
+def test_a_pipe_that_is_closed_says_so_to_who_sends() -> None:
+    ours, theirs = BlockingPipe.pair(BYTES)
+    os.close(theirs)
+    with pytest.raises(OSError, match="Broken pipe"):
+        ours.send(b"word")
+    ours.close()
+    ours.close()
+
+
+def test_what_a_child_starts_does_not_inherit_its_pipe() -> None:
+    ours, theirs = BlockingPipe.pair(BYTES)
+    os.set_inheritable(theirs, True)
+    other = BlockingPipe(theirs, BYTES)
+    assert not os.get_inheritable(theirs)
+    ours.close()
+    other.close()
+
+
+@pytest.mark.timeout(20)
+def test_a_child_that_reads_late_gets_all_and_then_the_end(loop: Loop, child_of: Any) -> None:
+    parent, child = child_of()
+    messages = [bytes([number]) * MIB for number in range(5)]
+    for message in messages:
+        loop.run(parent.send, message)
+    assert loop.run(parent.end)
+    loop.run(parent.send, b"too late")
+    assert [child.receive()[0] for _ in messages] == messages
+    with pytest.raises(EOFError):
+        child.receive()
+    assert loop.run(parent.end)  # again: it has said so, and the child may still speak
+    loop.run(parent.close)
+    assert not loop.run(parent.end)
+
+
+@pytest.mark.timeout(20)
+def test_the_loop_hears_messages_with_parts_in_order(loop: Loop, child_of: Any) -> None:
+    heard: list[tuple[bytes, Parts]] = []
+    _, child = child_of(lambda *told: heard.append(told))
+    large = os.urandom(4 * MIB)
+    for number in range(10):
+        child.send(b"%d" % number, [large, b"", b"end"] if number % 2 else [])
+    until(lambda: len(heard) == 10)
+    assert heard == [(b"%d" % number, [large, b"", b"end"] if number % 2 else []) for number in range(10)]
+
+
+@pytest.mark.timeout(20)
+def test_what_a_child_said_last_is_heard_after_its_end(loop: Loop) -> None:
+    heard: list[bytes] = []
+
+    def ended() -> None:
+        parent = LoopPipe(loop, BYTES, lambda message, _: heard.append(message))
+        child = BlockingPipe(parent.theirs, BYTES)
+        parent.send(b"unread")
+        child.send(b"first")
+        child.send(b"last")
+        child.close()
+        parent.drain()
+        parent.drain()
+        parent.send(b"to nobody")
+        parent.close()
+        parent.close()
+
+    loop.run(ended)
+    assert heard == [b"first", b"last"]
+    assert loop.faults == 0
+
+
+@pytest.mark.timeout(20)
+def test_a_pipe_that_is_closed_by_what_it_hears_hears_no_more(loop: Loop, child_of: Any) -> None:
+    heard: list[bytes] = []
+
+    def hear(message: bytes, _: Parts) -> None:
+        heard.append(message)
+        if message == b"stop":
+            parent.close()
+
+    def say() -> None:  # in the loop, so that all is there when it looks
+        for message in (b"go", b"stop", b"more"):
+            child.send(message)
+
+    parent, child = child_of(hear)
+    loop.run(say)
+    until(lambda: b"stop" in heard)
+    loop.run(parent.drain)
+    assert heard == [b"go", b"stop"]
+    assert loop.faults == 0

@@ -1,0 +1,70 @@
+"""A function as it was when `map` or an Executor took it: pickled once for all of its work."""
+
+from __future__ import annotations
+
+import os
+from _thread import get_ident
+from collections.abc import Callable
+from typing import Any
+
+from zmqdist.errors import InvalidArgumentError
+from zmqdist.scheduling.coordinator.runtime import CoordinatorRuntime
+from zmqdist.scheduling.coordinator.values import unwrapped
+
+
+class FunctionSnapshot:
+    """A function as it was at one time: `schedule` takes it in the function's place, any number of times, and pickles and compares nothing.
+
+    Args:
+      blob: what travels.
+      bulks: what is held for it; this object owns them.
+      given, inputs: what it captures of the coordinator's, as the runtime's attributes of these names.
+    """
+
+    __slots__ = ("blob", "bulks", "fn", "given", "inputs", "runtime")
+
+    def __init__(
+        self,
+        runtime: CoordinatorRuntime,
+        fn: Callable[..., Any],
+        blob: bytes,
+        bulks: list[int],
+        given: list[Any],
+        inputs: dict[int, Any],
+    ) -> None:
+        self.runtime = runtime
+        self.fn = fn
+        self.blob = blob
+        self.bulks = bulks
+        self.given = given
+        self.inputs = inputs
+
+    @classmethod
+    def take(cls, runtime: CoordinatorRuntime, fn: Callable[..., Any]) -> FunctionSnapshot:
+        """Of now. Raises as `ClusterCoordinator.schedule` for the function."""
+        with runtime.turn:
+            runtime.packing = get_ident()
+            try:
+                packed = runtime.functions.pickled(fn)
+            except InvalidArgumentError as error:
+                raise unwrapped(error) from error.__cause__
+            finally:
+                runtime.packing = None
+                given, inputs, runtime.given, runtime.inputs = runtime.given, runtime.inputs, [], {}
+            blob, bulks = runtime.held(packed) if isinstance(packed, list) else (packed, [])
+            return cls(runtime, fn, blob, bulks, given, inputs)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.fn(*args, **kwargs)
+
+    def use(self) -> tuple[bytes, list[int]]:
+        """For one more piece of work, which is being packed: what travels, and what is held for that work from now on."""
+        self.runtime.given += self.given
+        self.runtime.inputs.update(self.inputs)
+        self.runtime.store.hold_again(self.bulks)
+        return self.blob, list(self.bulks)
+
+    def __del__(self) -> None:
+        """In a finalizer: takes no lock of the coordinator's."""
+        if self.bulks and self.runtime.pid == os.getpid():
+            self.runtime.in_loop(self.runtime.drop, self.bulks)
