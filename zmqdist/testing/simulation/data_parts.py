@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from random import Random
+from typing import Any, Protocol
 
 import msgspec
 
@@ -21,10 +22,8 @@ from zmqdist.scheduling.dispatcher.membership import MemberJoined, MemberLost, M
 from zmqdist.scheduling.worker.machine import DISPATCHER, WorkerMachine
 from zmqdist.scheduling.worker.worker_events import DispatcherConnected, DispatcherDisconnected, Exit
 from zmqdist.scheduling.worker.worker_events import Event as WorkerEvent
+from zmqdist.testing.simulation.clock import SimClock
 from zmqdist.testing.simulation.data_links import SimLink, Then, Ticket
-
-if TYPE_CHECKING:
-    from zmqdist.testing.simulation.data_service import DataSim
 
 GRACE_S = 0.3
 LEASE_S = 3.0
@@ -36,10 +35,49 @@ FULL_S = 0.01
 """How often a task looks whether its buffer has room."""
 
 
+class PartSurroundings(Protocol):
+    """What a part of a simulated data service has around it (data_service.py).
+
+    Attributes:
+      count: elements of the dataset.
+      disk_full_until: what is written to the journal before fails.
+    """
+
+    clock: SimClock
+    random: Random
+    count: int
+    disk_full_until: float
+    dispatcher: SimDispatcher
+
+    def soon(self, fn: Callable[[], object]) -> None:
+        """Call this after a short time."""
+
+    def in_order(self, link: SimLink, way: str, fn: Callable[[], object]) -> None:
+        """Later, and after what went this way before."""
+
+    def end_link(self, link: SimLink) -> None:
+        """Both sides notice in their own time."""
+
+    def note(self, what: str) -> None:
+        """A line of the story."""
+
+    def lost(self, life: int) -> None:
+        """The dispatcher has given up a life of a worker."""
+
+    def joined(self, life: int) -> None:
+        """The dispatcher has taken a life of a worker, perhaps once more."""
+
+    def gave(self, asked: q.SplitsRequest, given: dict[int, tuple[int, int, int, int]]) -> None:
+        """A task has asked for positions, and these are what it was given last; the answer may not arrive."""
+
+    def task(self, worker: SimDataWorker, told: list[Any], state: int) -> SimTask:
+        """The task that a worker is told to begin."""
+
+
 class SimDispatcher:
     """The machines of the data and of the membership, the journal on a disk that survives, and connections."""
 
-    def __init__(self, sim: DataSim, fault_tolerant: bool) -> None:
+    def __init__(self, sim: PartSurroundings, fault_tolerant: bool) -> None:
         self._sim = sim
         self.rules = Rules(
             worker_timeout_s=WORKER_TIMEOUT_S,
@@ -300,7 +338,7 @@ class SimTask:
 class SimDataWorker:
     """A process with tasks. It registers by the real machine of a worker; its tasks ask by a connection of their own."""
 
-    def __init__(self, sim: DataSim, name: str, address: str, index: int) -> None:
+    def __init__(self, sim: PartSurroundings, name: str, address: str, index: int) -> None:
         self.sim = sim
         self.name = name
         self.address = address

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from zmqdist.data.service.delivery.exactly_once_machine import (
     ACKNOWLEDGE,
@@ -46,10 +46,7 @@ from zmqdist.data.service.machine import records as r
 from zmqdist.errors import NOT_FOUND, RESOURCE_EXHAUSTED, UNAVAILABLE, OpError, UnavailableError
 from zmqdist.events import Ticked
 from zmqdist.testing.simulation.data_links import SimLink, Ticket
-from zmqdist.testing.simulation.data_parts import DELAY_S
-
-if TYPE_CHECKING:
-    from zmqdist.testing.simulation.data_service import DataSim
+from zmqdist.testing.simulation.data_parts import DELAY_S, PartSurroundings, SimDataWorker
 
 QUICK_S, SLOW_S = 0.0005, 0.01
 """What a quick and a slow consumer need for an element: what waits for the slow one is met by more faults."""
@@ -70,10 +67,33 @@ class SimTaskLink:
     last: int = -1
 
 
+class ReaderSurroundings(PartSurroundings, Protocol):
+    """What a simulated reader has around it besides.
+
+    Attributes:
+      lose_answers: of the answers to readers, the share that is lost.
+    """
+
+    workers: list[SimDataWorker]
+    lose_answers: float
+
+    def faulty(self) -> bool:
+        """Whether faults may still come."""
+
+    def register(self, then: Callable[[], object]) -> None:
+        """The dataset, under its id; again and again until it is there."""
+
+    def watch_worker(self, worker: SimDataWorker, fail: Callable[[], None], open_: Callable[[], bool]) -> None:
+        """Tell a reader that its worker has died while it waited; it looks from time to time."""
+
+    def lose_answer(self, reader: SimReader, elements: list[Any]) -> None:
+        """A reader does not get these."""
+
+
 class SimReader:
     """One iterator."""
 
-    def __init__(self, sim: DataSim, job: str | None, mode: int, repetition: int) -> None:
+    def __init__(self, sim: ReaderSurroundings, job: str | None, mode: int, repetition: int) -> None:
         self.sim = sim
         self.mode = mode
         self.job = job or f"unnamed {sim.random.getrandbits(40)}"
@@ -300,7 +320,7 @@ class SimPortionReader(SimReader):
       confirmed, told: elements whose acknowledgment was answered, and which were told.
     """
 
-    def __init__(self, sim: DataSim, job: str | None, ordered: bool) -> None:
+    def __init__(self, sim: ReaderSurroundings, job: str | None, ordered: bool) -> None:
         self.ordered = ordered
         self.confirmed: list[int] = []
         self.told: list[int] = []
