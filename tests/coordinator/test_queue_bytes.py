@@ -242,8 +242,9 @@ def test_an_executor_is_bounded_too(threads: zd.local_cluster, tmp_path: Path) -
                 submitted.append(executor.submit(waits_with, array_of(number), tmp_path))
 
         thread, came = in_thread(submit_all)
-        until(lambda: len(begun(tmp_path)) == 2, "the third does not fit beside what travels with each")
-        assert len(submitted) == 2
+        until(
+            lambda: len(begun(tmp_path)) == len(submitted) == 2, "the third does not fit beside what travels with each"
+        )
         go(tmp_path)
         thread.join(20)
         assert came == [None]

@@ -346,7 +346,7 @@ def test_what_the_journal_cannot_take_is_refused_and_nothing_acknowledged_is_los
 def test_a_reader_hears_that_the_disk_of_its_dispatcher_is_full(
     cluster: TestCluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("zmqdist.data.service.reading.WAIT_LOG_S", 0.1)
+    monkeypatch.setattr("zmqdist.data.service.reader.WAIT_LOG_S", 0.1)
     iterator = iter(cluster.distribute(Dataset.range(50_000), DYNAMIC, delivery="exactly_once"))
     seen = [int(next(iterator))]
 

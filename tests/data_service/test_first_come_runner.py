@@ -10,7 +10,7 @@ import pytest
 
 from tests.data_service.replies import Answer
 from zmqdist.data import Dataset
-from zmqdist.data.service.runners.base import Wanted
+from zmqdist.data.service.delivery.interface import Wanted
 from zmqdist.data.service.runners.fcfs import FirstCome
 from zmqdist.errors import CancelledError
 

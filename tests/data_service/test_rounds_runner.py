@@ -12,8 +12,8 @@ import pytest
 from tests.data_service.clusters import until
 from tests.data_service.replies import Answer
 from zmqdist.data import Dataset
+from zmqdist.data.service.delivery.interface import Wanted
 from zmqdist.data.service.machine.figures import SplitsReport
-from zmqdist.data.service.runners.base import Wanted
 from zmqdist.data.service.runners.rounds import GROUPS_MAX, RoundsRunner
 from zmqdist.errors import AbortedError, CancelledError, FailedPreconditionError
 

@@ -12,8 +12,8 @@ import pytest
 
 from tests.data_service.replies import Answer
 from zmqdist.data import Dataset
+from zmqdist.data.service.delivery.interface import Wanted
 from zmqdist.data.service.elements import weigh
-from zmqdist.data.service.runners.base import Wanted
 from zmqdist.data.service.runners.shared import Shared
 from zmqdist.errors import CancelledError, InvalidArgumentError
 

@@ -5,6 +5,7 @@ UNDRIVEN lists what no simulation drives yet. It has to shrink: a module in it t
 
 from __future__ import annotations
 
+import ast
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.house.test_structure import MACHINES, name_of
+from tests.sim.simulations.data_rounds import simulate_rounds
 from tests.sim.simulations.groups import simulate_group
 from tests.sim.simulations.keeper import simulate_keeper
 from tests.sim.simulations.mail import simulate_mail
@@ -28,6 +30,7 @@ SIMULATIONS: tuple[Callable[[int], Any], ...] = (
     simulate_group,
     simulate_keeper,
     simulate_mail,
+    simulate_rounds,
     simulate_rpc,
     simulate_snapshots,
     simulate_variables,
@@ -44,9 +47,9 @@ UNDRIVEN = frozenset(
 
 
 def methods(path: Any) -> bool:
-    """Whether the module has methods or functions of its own: one of records alone is driven by those that use them."""
-    source = path.read_text()
-    return any(line.lstrip().startswith("def ") for line in source.splitlines())
+    """Whether functions of the module do anything: one of records and protocols alone is driven by those that use them."""
+    functions = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef)]
+    return any(len(each.body) > 1 or ast.get_docstring(each) is None for each in functions)
 
 
 def executed() -> set[str]:

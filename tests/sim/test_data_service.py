@@ -1,16 +1,21 @@
-"""The machine of the data service with models of workers and readers around it, in virtual time, with seeded faults.
+"""The machines of the data service's dispatcher and readers with models of workers around them, in virtual time, with seeded faults.
 
 pytest tests/sim --seed 1234      replays one seed exactly
 """
 
 from __future__ import annotations
 
+from tests.sim.simulations.data_rounds import simulate_rounds
 from zmqdist.data.service.machine import records as r
 from zmqdist.testing import simulate_data_service
 
 
 def test_whatever_goes_wrong_readers_get_what_the_table_says_and_come_to_an_end(seed: int) -> None:
     simulate_data_service(seed)
+
+
+def test_consumers_of_a_coordinated_read_stay_in_step_whatever_goes_wrong(seed: int) -> None:
+    simulate_rounds(seed)
 
 
 def test_without_faults_everything_is_exact(seed: int) -> None:

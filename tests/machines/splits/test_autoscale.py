@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from zmqdist.data.service.machine.autoscale import AutoScaler, AutoScalers
-from zmqdist.errors import InvalidArgumentError, NotFoundError
+from zmqdist.errors import InvalidArgumentError
 
 
 def scaler(workers: list[float], readers: list[float]) -> AutoScaler:
@@ -47,15 +47,11 @@ def test_times_that_are_none_are_refused(seconds: float) -> None:
     assert made.optimal() is None
 
 
-def test_who_goes_counts_no_more_and_who_was_never_there_is_not_found() -> None:
+def test_who_goes_counts_no_more() -> None:
     made = scaler([0.2, 0.2], [0.05, 0.05])
     assert made.optimal() == 8
-    made.remove_reader(0)
-    made.remove_worker(1)
+    made.keep({0}, {1})
     assert made.optimal() == 4
-    for remove in (made.remove_reader, made.remove_worker, AutoScalers().remove):
-        with pytest.raises(NotFoundError, match="is not found"):
-            remove(9)
 
 
 @pytest.mark.parametrize(("workers", "bound"), [(0, 1), (1, 4), (10, 40), (200, 700), (1000, 1500)])
@@ -74,5 +70,5 @@ def test_the_iteration_that_needs_most_decides() -> None:
         scalers.of(iteration).report_worker(1, made)
         scalers.of(iteration).report_reader(1, taken)
     assert scalers.optimal(100) == 10
-    scalers.remove(2)
+    scalers.discard(2)
     assert scalers.optimal(100) == 2

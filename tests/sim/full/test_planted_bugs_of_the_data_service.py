@@ -8,18 +8,23 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from tests.sim.simulations.data_rounds import simulate_rounds
+from zmqdist.data.service.delivery import window_machine
+from zmqdist.data.service.delivery.coordinated_machine import CoordinatedDelivery, RoundsSource
+from zmqdist.data.service.delivery.exactly_once_machine import Consumption, ExactlyOnceDelivery, Marks
+from zmqdist.data.service.delivery.interface import Answered, Effect, TellDispatcher
+from zmqdist.data.service.delivery.window_machine import TaskSource, TaskWindow
 from zmqdist.data.service.machine import cutting
 from zmqdist.data.service.machine import questions as q
 from zmqdist.data.service.machine import records as r
 from zmqdist.data.service.machine.book import Book
 from zmqdist.data.service.machine.clients import Clients
 from zmqdist.data.service.machine.commits import Commits
-from zmqdist.data.service.machine.dealing import Dealing
 from zmqdist.data.service.machine.machine import Splits
 from zmqdist.data.service.machine.portions import Portioning
+from zmqdist.data.service.machine.split_assignment import Dealing
 from zmqdist.data.service.machine.state import State
 from zmqdist.data.service.machine.workers import WorkerTable
-from zmqdist.messages import Register
 from zmqdist.scheduling.worker.contact import Contact
 from zmqdist.testing import simulate_data_service
 from zmqdist.testing.simulation import data_service
@@ -144,15 +149,6 @@ def whosever_they_are(note: Any) -> Any:
     return spoiled
 
 
-def beside_the_dead(joined: Any) -> Any:
-    def spoiled(self: WorkerTable, event: q.WorkerJoined) -> None:
-        before = dict(self._book.members)
-        joined(self, event)
-        self._book.members = {**before, **self._book.members}
-
-    return spoiled
-
-
 def by_any_name(place: Any) -> Any:
     return lambda self, event: place(self, replace(event, named=True))
 
@@ -173,12 +169,69 @@ def without_the_end(restore: Any) -> Any:
     return lambda self, snapshot, records, now: restore(self, snapshot, list(records)[:-3], now)
 
 
-def a_lost_connection_is_a_death(lose: Any) -> Any:
-    return lambda portions, life, client, died, crashed: lose(portions, life, client, died, True)
+def taking_everything(accept: Any) -> Any:
+    def spoiled(self: ExactlyOnceDelivery, source: Any, value: Any) -> list[Effect]:
+        for number, _skip, first, *_ in value[2][0]:
+            self._arrived[number] = first
+        self._whole.clear()
+        return accept(self, source, value)  # type: ignore[no-any-return]
+
+    return spoiled
 
 
-def any_index_is_its_own(_named: Any) -> Any:
-    return property(lambda self: self.index >= 0)
+def silent_about_losses(answered: Any) -> Any:
+    def spoiled(self: ExactlyOnceDelivery, event: Answered, now: float) -> list[Effect]:
+        return [each for each in answered(self, event, now) if not isinstance(each, TellDispatcher)]
+
+    return spoiled
+
+
+def one_too_many(marks: Any) -> Any:
+    def spoiled(self: Consumption) -> Marks:
+        return tuple((number, elements + (not done), done) for number, elements, done in marks(self))
+
+    return spoiled
+
+
+def out_of_turn(_in_turn: Any) -> Any:
+    return lambda self, pieces, bytes_: pieces
+
+
+def giving_up(fail: Any) -> Any:
+    def spoiled(self: TaskWindow, source: TaskSource, now: float) -> None:
+        fail(self, source, now)
+        source.ended = True
+
+    return spoiled
+
+
+def before_all_have_it(receive: Any) -> Any:
+    def spoiled(self: CoordinatedDelivery, source: RoundsSource, kind: int, value: Any) -> None:
+        receive(self, source, kind, value)
+        source.common = source.next
+
+    return spoiled
+
+
+def whatever_was_received(end_of: Any) -> Any:
+    def spoiled(self: CoordinatedDelivery, source: RoundsSource, end: int) -> None:
+        end_of(self, source, max(end, source.next))
+
+    return spoiled
+
+
+def though_it_is_held(begin: Any) -> Any:
+    def spoiled(self: CoordinatedDelivery) -> bool:
+        stop, self._stop = self._stop, -1
+        begun: bool = begin(self)
+        self._stop = stop
+        return begun
+
+    return spoiled
+
+
+def at_the_first_end(_exhausted: Any) -> Any:
+    return property(lambda self: any(source.ended for source in self.sources.values()))
 
 
 class Bug(NamedTuple):
@@ -224,19 +277,22 @@ BUGS: list[Bug] = [
     ),
     Bug("a worker serves the tasks of any place", replaced(WorkerTable, "_note_serving", whosever_they_are), "D4", 375),
     Bug(
-        "a newcomer has the place of one that is on its way", replaced(WorkerTable, "_place_for", by_any_name), "D", 287
-    ),
-    Bug(
-        "a dead worker is placed again in place of its successor",
-        replaced(WorkerTable, "joined", beside_the_dead),
-        "D4",
-        340,
-        ("worker", "journal"),
+        "a newcomer has the place of one that is on its way", replaced(WorkerTable, "_place_for", by_any_name), "D", 19
     ),
     Bug("DYNAMIC ends while a worker is on its way", replaced(Book, "restore", waiting_for_nobody), "D1", 1290),
     Bug("what was acknowledged is given out again", replaced(cutting, "leave", without_marks), "exactly once", 926),
-    Bug("a lost connection is a death", replaced(cutting, "lose", a_lost_connection_is_a_death), "a reader", 4442),
-    Bug("an index that was given counts as its own", replaced(Register, "named", any_index_is_its_own), "D1", 8033),
+    Bug("a reader takes what came twice", replaced(ExactlyOnceDelivery, "_accept", taking_everything), ""),
+    Bug("a reader says nothing of lost answers", replaced(ExactlyOnceDelivery, "_answered", silent_about_losses), "D4"),
+    Bug("a reader acknowledges what its consumer is at", replaced(Consumption, "marks", one_too_many), "X3"),
+    Bug("a reader forgets acknowledgments that failed", replaced(Consumption, "put_back", deaf), "D4"),
+    Bug(
+        "a reader hands over what is not in its turn",
+        replaced(ExactlyOnceDelivery, "_in_turn", out_of_turn),
+        "in order",
+    ),
+    Bug("a reader gives up a worker that has not answered once", replaced(TaskWindow, "fail", giving_up), ""),
+    Bug("a reader ends with its first task", replaced(TaskWindow, "exhausted", at_the_first_end), ""),
+    Bug("a reader asks more than its window holds", replaced(window_machine, "AHEAD", lambda ahead: ahead + 1), "W2"),
 ]
 
 
@@ -256,3 +312,26 @@ def test_a_planted_bug_is_found(bug: Bug, monkeypatch: pytest.MonkeyPatch) -> No
         simulate_data_service(seed)  # nothing else was wrong
         return
     pytest.fail(f"{SEEDS_MAX} seeds from {bug.first_seed} on did not see that {bug.what}")
+
+
+ROUNDS_BUGS: list[Bug] = [
+    Bug("a consumer shows what others may not have", replaced(CoordinatedDelivery, "_receive", before_all_have_it), ""),
+    Bug("a consumer shows rounds after the end", replaced(CoordinatedDelivery, "_end_of", whatever_was_received), ""),
+    Bug("a held consumer begins a round", replaced(CoordinatedDelivery, "_begin_round", though_it_is_held), "C"),
+    Bug("what is lost is not told to the dispatcher", replaced(CoordinatedDelivery, "_fail", deaf), "consumer"),
+]
+
+
+@pytest.mark.parametrize("bug", ROUNDS_BUGS, ids=[bug.what for bug in ROUNDS_BUGS])
+def test_a_planted_bug_of_coordinated_reads_is_found(bug: Bug) -> None:
+    for seed in range(SEEDS_MAX):
+        with pytest.MonkeyPatch.context() as patch:
+            bug.plant(patch)
+            try:
+                simulate_rounds(seed)
+                continue
+            except AssertionError as error:
+                assert str(error).startswith(bug.promise), error  # noqa: PT017
+        simulate_rounds(seed)  # nothing else was wrong
+        return
+    pytest.fail(f"{SEEDS_MAX} seeds did not see that {bug.what}")

@@ -10,23 +10,23 @@ import json
 import operator
 import secrets
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from zmqdist.data.dataset import Dataset
 from zmqdist.data.external_state import check_external_state
-from zmqdist.data.service.dealing import insist
 from zmqdist.data.service.machine.records import AT_MOST_ONCE, EXACTLY_ONCE
 from zmqdist.data.service.policy import CrossTrainerCache, ShardingPolicy, policy_of
 from zmqdist.data.service.service_of import Service, service_of
 from zmqdist.data.service.source import Distributed
+from zmqdist.data.service.split_requests import insist
 from zmqdist.data.sharding import distributed_cardinality
 from zmqdist.data.splits import portion_rules
 from zmqdist.data.structure import UNKNOWN_SPEC, from_json, invalid, to_json
 from zmqdist.data.tree import Tree
 from zmqdist.errors import FailedPreconditionError, NotFoundError
-from zmqdist.rpc import asking
 from zmqdist.rpc.client import ZmqClient
 
 REGISTER_S = 3600.0
@@ -130,12 +130,8 @@ def register_dataset(
         text = f"Serialization error while trying to register a dataset with tf.data service: {error.message}"
         raise FailedPreconditionError(text) from error
     metadata = json.dumps(_metadata_of(dataset, compression), sort_keys=True)
-
-    def question(client: ZmqClient) -> Any:
-        args = (request, id, description, metadata, on_conflict)
-        return asking.start(client, "zmqdist.data.register", *args).get_value()
-
-    found, _other = _asked(at, question, f"registering a dataset with {at.address}")
+    args = (request, id, description, metadata, on_conflict)
+    found, _ = ask_dispatcher(at, "register", *args, what=f"registering a dataset with {at.address}")
     return str(found)
 
 
@@ -178,12 +174,8 @@ def from_dataset_id(
     )
     at = service_of(service)
     id = id_of(dataset_id)
-
-    def question(client: ZmqClient) -> Any:
-        return asking.start(client, "zmqdist.data.metadata", id).get_value()
-
     try:
-        metadata = json.loads(_asked(at, question, f"asking {at.address} for dataset {id}"))
+        metadata = json.loads(ask_dispatcher(at, "metadata", id, what=f"asking {at.address} for dataset {id}"))
     except NotFoundError as error:
         if element_spec is None:
             raise ValueError(
@@ -311,10 +303,12 @@ def _reading(service: Service, id: str, metadata: dict[str, Any], read: dict[str
     )
 
 
-def _asked(service: Service, question: Callable[[ZmqClient], Any], what: str) -> Any:
+def ask_dispatcher(service: Service, method: str, *args: Any, what: str, timeout_s: float = REGISTER_S) -> Any:
+    """Ask a dispatcher, also over its restarts. Raises DeadlineExceededError where none answers in time."""
+    due = time.monotonic() + timeout_s
     security = service.credentials.client(service.address, "submit")
     with ZmqClient(service.address, "data client", security=security) as client:
-        return insist(lambda: question(client), REGISTER_S, threading.Event(), what)
+        return insist(client, method, *args, what=what, stopped=threading.Event(), timeout_s=timeout_s, due=due)
 
 
 def _distribute(

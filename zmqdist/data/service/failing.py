@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from zmqdist.data.culprit import culprit
-from zmqdist.data.service.dealing import RETRIABLE, Drained, Undealt
+from zmqdist.data.service.machine.retry import RETRIABLE
 from zmqdist.data.service.runners.base import POSITION, SOURCE, TAKEN
+from zmqdist.data.service.split_requests import Drained, Undealt
 from zmqdist.errors import UNKNOWN, OpError, UnknownError, from_code
 from zmqdist.rpc.failures import TRACEBACK, told
 

@@ -4,18 +4,36 @@ from __future__ import annotations
 
 import os
 import threading
-from typing import TYPE_CHECKING
+from typing import Protocol
 
+from zmqdist.data.service.delivery.interface import Wanted
+from zmqdist.data.service.runners.base import ElementReply
 from zmqdist.transport.address import split
 
-if TYPE_CHECKING:
-    from zmqdist.data.service.worker import TaskThreads
 
-_workers: dict[int, TaskThreads] = {}
+class LocalWorker(Protocol):
+    """A worker whose tasks are threads of this process.
+
+    Attributes:
+      dispatcher: the address that it was started with.
+      state: number of the dispatcher's state that its tasks belong to.
+    """
+
+    dispatcher: str
+    state: int
+
+    def ask(self, state: int, number: int, wanted: Wanted, reply: ElementReply) -> None:
+        """Have a task answer a reader; from any thread."""
+
+    def delete(self, number: int) -> None:
+        """End a task that only its caller read; from any thread."""
+
+
+_workers: dict[int, LocalWorker] = {}
 _lock = threading.Lock()
 
 
-def add(life: int, worker: TaskThreads) -> None:
+def add(life: int, worker: LocalWorker) -> None:
     """From now on readers of this process find this worker."""
     with _lock:
         _workers[life] = worker
@@ -27,7 +45,7 @@ def remove(life: int) -> None:
         _workers.pop(life, None)
 
 
-def find(life: int) -> TaskThreads | None:
+def find(life: int) -> LocalWorker | None:
     """The worker with this life, if it is one of this process."""
     with _lock:
         return _workers.get(life)

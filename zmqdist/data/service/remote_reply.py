@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
+from zmqdist.data.service.delivery.interface import END, SKIP, SOME
 from zmqdist.data.service.elements import pack
 from zmqdist.data.service.runners.base import Packed
 from zmqdist.data.service.squeezing import squeeze
 from zmqdist.errors import OpError
 from zmqdist.rpc.asked import Asked
 from zmqdist.transport.loop import Loop
-
-SOME: Final = 0
-END: Final = 1
-SKIP: Final = 2
-"""Kinds of answers: packed elements and their tag; nothing more; nothing now."""
 
 
 class RemoteReply:
@@ -37,27 +33,28 @@ class RemoteReply:
             pass  # the worker has ended: so has the connection
 
     def elements(self, elements: list[Any], tag: Any = None) -> None:
-        self._answer(lambda: squeeze(pack(elements), self._codec), tag)
+        self._pack(lambda: squeeze(pack(elements), self._codec), tag)
 
     def packed(self, batch: Packed) -> None:
-        self._answer(lambda: batch.form(self._codec), None)
+        self._pack(lambda: batch.form(self._codec), None)
 
-    def _answer(self, batch: Callable[[], Any], tag: Any) -> None:
-        self.answered = True
+    def _pack(self, batch: Callable[[], Any], tag: Any) -> None:
         try:
-            value = (SOME, batch(), tag)
+            value = batch()
         except BaseException as error:
-            self._asked.fail(error)
+            self.fail(error)
         else:
-            self._asked.answer(value)
+            self._answer(SOME, value, tag)
 
     def end(self) -> None:
-        self.answered = True
-        self._asked.answer((END, None, None))
+        self._answer(END)
 
     def skip(self, tag: Any = None) -> None:
+        self._answer(SKIP, None, tag)
+
+    def _answer(self, kind: int, value: Any = None, tag: Any = None) -> None:
         self.answered = True
-        self._asked.answer((SKIP, None, tag))
+        self._asked.answer((kind, value, tag))
 
     def fail(self, error: BaseException) -> None:
         self.answered = True

@@ -10,9 +10,7 @@ from zmqdist.data.interfaces import DatasetLike, operator
 from zmqdist.data.iterators import Context, OperatorNode
 from zmqdist.data.ops.base import Op
 from zmqdist.data.service.machine.records import EXACTLY_ONCE, Terms
-from zmqdist.data.service.portions_reading import PortionsReader, saved_of
-from zmqdist.data.service.reading import Reader, Wish
-from zmqdist.data.service.rounds_reading import RoundsReader
+from zmqdist.data.service.reader import SavedReader, ServiceReader, Wish
 from zmqdist.data.service.service_of import Service
 from zmqdist.data.structure import UNKNOWN_SPEC
 from zmqdist.errors import FailedPreconditionError, UnimplementedError
@@ -22,8 +20,8 @@ from zmqdist.transport.credentials import Credentials
 class _ReadingNode(OperatorNode):
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)
-        kind = RoundsReader if self.op.num_consumers else Reader
-        self._reader = kind(wish_of(self.op, dataset.memory.number()), self.op.credentials, context.openings)
+        wish = wish_of(self.op, dataset.memory.number())
+        self._reader = ServiceReader(wish, self.op.credentials, context.openings)
         self._batch: Iterator[Any] = iter(())
         context.openings.waits = True
 
@@ -52,15 +50,15 @@ class _PortionsNode(OperatorNode):
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)
         self._wish = wish_of(self.op, dataset.memory.number())
-        self._reader: PortionsReader | None = None
+        self._reader: ServiceReader | None = None
         self._saved: dict[str, Any] = {}
         self._elements: Iterator[Any] = iter(())
         context.openings.waits = True
 
     def run(self) -> Iterator[Any]:
         if self._reader is None:
-            saved = saved_of(self._saved) if self._saved else None
-            self._reader = PortionsReader(replace(self._wish, saved=saved), self.op.credentials, self.context.openings)
+            saved = SavedReader.of(self._saved) if self._saved else None
+            self._reader = ServiceReader(replace(self._wish, saved=saved), self.op.credentials, self.context.openings)
         yield from self._elements
         for elements in self._reader.pieces():
             self._elements = elements
@@ -71,7 +69,7 @@ class _PortionsNode(OperatorNode):
 
     def load(self, state: dict[str, Any]) -> None:
         if state:
-            saved_of(state)
+            SavedReader.of(state)
         self.close()
         self._reader, self._elements, self._saved = None, iter(()), state
 

@@ -9,26 +9,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import astuple
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 from zmqdist.data.service import squeezing
+from zmqdist.data.service.delivery.interface import END, FAILED, SKIP, SOME, Wanted
 from zmqdist.data.service.elements import unpack
-from zmqdist.data.service.remote_reply import END, SKIP, SOME
-from zmqdist.data.service.runners.base import Packed, Wanted
-from zmqdist.data.service.worker import ELEMENTS, TaskThreads
+from zmqdist.data.service.local import LocalWorker
+from zmqdist.data.service.runners.base import Packed
+from zmqdist.data.service.worker import ELEMENTS
 from zmqdist.errors import OpError, from_code
 from zmqdist.rpc import asking
 from zmqdist.rpc.client import ZmqClient
-from zmqdist.rpc.failures import failed
+from zmqdist.rpc.failures import told
 from zmqdist.rpc.result import StatusOrResult
-
-FAILED: Final = 3
-"""A fourth kind of answer, with an error."""
 
 Then = Callable[[int, Any, OpError | None], None]
 
 
-class RemoteSource:
+class RemoteTask:
     """A task of another process."""
 
     def __init__(self, client: ZmqClient, state: int, task: int, compression: str | None) -> None:
@@ -55,10 +53,10 @@ class RemoteSource:
         then(kind, (self._client.address, value, tag), None)
 
 
-class LocalSource:
+class LocalTask:
     """A task of this process: elements pass as they are, as they would in a pipeline without a service."""
 
-    def __init__(self, worker: TaskThreads, address: str, state: int, task: int, soon: Callable[..., None]) -> None:
+    def __init__(self, worker: LocalWorker, address: str, state: int, task: int, soon: Callable[..., None]) -> None:
         self._worker = worker
         self._address = address
         self._state = state
@@ -86,30 +84,24 @@ class LocalReply:
         return not self.answered
 
     def elements(self, elements: list[Any], tag: Any = None) -> None:
-        self.answered = True
-        self._then(SOME, (self._address, elements, tag, "local"), None)
+        self._answer(SOME, (self._address, elements, tag, "local"))
 
     def packed(self, batch: Packed) -> None:
-        self.answered = True
-        self._then(SOME, (self._address, batch.form(""), None), None)
+        self._answer(SOME, (self._address, batch.form(""), None))
 
     def end(self) -> None:
-        self.answered = True
-        self._then(END, None, None)
+        self._answer(END)
 
     def skip(self, tag: Any = None) -> None:
-        self.answered = True
-        self._then(SKIP, (self._address, None, tag), None)
+        self._answer(SKIP, (self._address, None, tag))
 
     def fail(self, error: BaseException) -> None:
+        """A user's error is what it would be from another process."""
+        self._answer(FAILED, None, error if isinstance(error, OpError) else from_code(*told(error)))
+
+    def _answer(self, kind: int, value: Any = None, error: OpError | None = None) -> None:
         self.answered = True
-        self._then(FAILED, None, error if isinstance(error, OpError) else told(error))
-
-
-def told(error: BaseException) -> OpError:
-    """A user's error as it would have come from another process."""
-    reply = failed(0, error)
-    return from_code(reply.code, reply.message)
+        self._then(kind, value, error)
 
 
 def open_batch(value: tuple[Any, ...]) -> list[Any]:

@@ -25,23 +25,24 @@ from zmqdist.data.dataset import Dataset, deserialize
 from zmqdist.data.iterators import DatasetIterator
 from zmqdist.data.service import local
 from zmqdist.data.service.compression import codec_of
-from zmqdist.data.service.dealing import RETRIABLE, Dealer, insist
+from zmqdist.data.service.delivery.interface import Wanted
 from zmqdist.data.service.failing import Failed, named
 from zmqdist.data.service.machine.records import DYNAMIC, Terms
+from zmqdist.data.service.machine.retry import RETRIABLE
 from zmqdist.data.service.policy import ShardingPolicy
 from zmqdist.data.service.remote_reply import RemoteReply
 from zmqdist.data.service.runners import rounds, shared
-from zmqdist.data.service.runners.base import PROGRESS, ElementReply, Runner, Wanted
+from zmqdist.data.service.runners.base import PROGRESS, ElementReply, Runner
 from zmqdist.data.service.runners.fcfs import FirstCome
 from zmqdist.data.service.runners.portions import PortionsRunner
 from zmqdist.data.service.snapshots.stream import SnapshotTaskProgress
 from zmqdist.data.service.snapshots.worker import SnapshotWorker
+from zmqdist.data.service.split_requests import Dealer
 from zmqdist.data.service.squeezing import codec_for
 from zmqdist.data.sharding import shard_for_worker
 from zmqdist.data.splits import open_split, portion_pipeline
 from zmqdist.errors import CancelledError, FailedPreconditionError, OpError, UnavailableError
 from zmqdist.limits import SNAPSHOT_CHUNK_BYTES_MAX, TRAINER_CACHE_BYTES
-from zmqdist.rpc import asking
 from zmqdist.rpc.asked import Asked
 from zmqdist.rpc.client import ZmqClient
 from zmqdist.rpc.looped import LoopCalls
@@ -167,6 +168,7 @@ class DataWorker:
     """See the module's docstring. Hosted by a WorkerServer.
 
     Attributes:
+      host: where its tasks run.
       key: the public key that the worker shows to readers; empty without CURVE.
     """
 
@@ -191,10 +193,10 @@ class DataWorker:
         self._loop = loop
         self._calls = calls
         self._life = life
-        self._host = host or TaskThreads(loop, service, dispatcher, credentials, life, dispatcher_timeout_s)
-        self._host.finished = self._note_finished
-        self._host.began = self._report_later
-        self._host.crashed = self._tell_crash
+        self.host: TaskHost = host or TaskThreads(loop, service, dispatcher, credentials, life, dispatcher_timeout_s)
+        self.host.finished = self._note_finished
+        self.host.began = self._report_later
+        self.host.crashed = self._tell_crash
         about = dispatcher, credentials, life, dispatcher_timeout_s
         self.snapshots = SnapshotWorker(loop, calls, *about, chunk_bytes_max)
         self._tasks: dict[int, WorkerTask] = {}
@@ -205,33 +207,6 @@ class DataWorker:
         self.key = b""
         service.register_later(PROFILE, self._profile, roles=READERS)
         loop.on_stop(self.close)
-
-    @property
-    def address(self) -> str:
-        """Of the worker."""
-        return self._host.address
-
-    @address.setter
-    def address(self, address: str) -> None:
-        self._host.address = address
-
-    @property
-    def read_at(self) -> str:
-        """As `Host.read_at`."""
-        return self._host.read_at
-
-    @read_at.setter
-    def read_at(self, read_at: str) -> None:
-        self._host.read_at = read_at
-
-    @property
-    def cache_bytes(self) -> int:
-        """What the window of a task that trainers share may take."""
-        return self._host.cache_bytes
-
-    @cache_bytes.setter
-    def cache_bytes(self, cache_bytes: int) -> None:
-        self._host.cache_bytes = cache_bytes
 
     @property
     def left(self) -> bool:
@@ -251,8 +226,8 @@ class DataWorker:
 
     def registered(self) -> None:
         """The dispatcher has taken this worker: now, or again."""
-        if isinstance(self._host, TaskThreads):
-            local.add(self._life, self._host)
+        if isinstance(self.host, TaskThreads):
+            local.add(self._life, self.host)
         self.snapshots.registered()
         self._ask()
         if self._drained is not None:
@@ -262,10 +237,10 @@ class DataWorker:
         if self._gone:
             return
         self._asking += 1
-        has = {number: with_key(self._host.where(number), self.key) for number in self._tasks}
+        has = {number: with_key(self.host.where(number), self.key) for number in self._tasks}
         done = tuple(number for number, task in self._tasks.items() if task.done)
-        figures = self._host.figures()
-        question = (self._host.state, self._life, has, done, figures)
+        figures = self.host.figures()
+        question = (self.host.state, self._life, has, done, figures)
         self._calls.ask("zmqdist.data.work", question, partial(self._told, self._asking))
         if figures:
             self._report_later()
@@ -285,12 +260,12 @@ class DataWorker:
         state, new, drop = value
         for number in drop:
             self._tasks.pop(number, None)
-            self._host.drop(number)
-        self._host.state = state
+            self.host.drop(number)
+        self.host.state = state
         for told in new:
             task = WorkerTask(told)
             self._tasks[task.id] = task
-            self._host.begin(task)
+            self.host.begin(task)
         self._ask()
         self._end_if_drained()
 
@@ -317,12 +292,12 @@ class DataWorker:
                 self._loop.set_timer((self, "crash", number), self._loop.now() + AGAIN_S, again)
 
         if number in self._tasks:
-            self._calls.ask("zmqdist.data.crashed", (self._host.state, number, self._life, how), told)
+            self._calls.ask("zmqdist.data.crashed", (self.host.state, number, self._life, how), told)
 
     def _profile(self, asked: Asked) -> None:
-        found = self._host.figures()
+        found = self.host.figures()
         if not found:
-            raise UnavailableError(f"No trace event was collected: no task of worker {self.address} is at work")
+            raise UnavailableError(f"No trace event was collected: no task of worker {self.host.address} is at work")
         names = ("elements", "bytes", "buffered", "room", "element_s")
         asked.answer(
             {
@@ -337,11 +312,11 @@ class DataWorker:
         """Ask the dispatcher, which has let this worker go, nothing more; answer what readers have asked, and call `then`. In the loop."""
         self._gone = True
         self._asking += 1
-        self._host.refuse()
+        self.host.refuse()
         self._end_if_answered(then)
 
     def _end_if_answered(self, then: Callable[[], None]) -> None:
-        again = partial(self._end_if_answered, then) if self._host.asked else then
+        again = partial(self._end_if_answered, then) if self.host.asked else then
         self._loop.set_timer((self, "answered"), self._loop.now() + FLUSH_S, again)
 
     def drain(self, then: Callable[[], None]) -> None:
@@ -355,7 +330,7 @@ class DataWorker:
         for task in self._tasks.values():
             if task.terms.mode != DYNAMIC or task.done:
                 continue
-            if task.terms.portioned or not self._host.hand_back(task.id):
+            if task.terms.portioned or not self.host.hand_back(task.id):
                 task.done = True  # others compute what is not acknowledged, or nobody reads it
         self._ask()
         self._end_if_drained()
@@ -372,7 +347,7 @@ class DataWorker:
 
     def _end_if_sent(self) -> None:
         assert self._drained is not None
-        if self._host.unsent:
+        if self.host.unsent:
             self._loop.set_timer((self, "drained"), self._loop.now() + FLUSH_S, self._end_if_sent)
         else:
             self._left = True
@@ -381,7 +356,7 @@ class DataWorker:
     def close(self) -> None:
         """In the loop, when it ends."""
         local.remove(self._life)
-        self._host.close()
+        self.host.close()
 
 
 class TaskThreads:
@@ -555,26 +530,16 @@ class TaskThreads:
             task.failed,
         )
 
-    def _definition(self, task: WorkerTask, dealer: Dealer) -> Dataset:
-        """In a thread of the task."""
-        client = self._client
-        assert client is not None
-
-        def question() -> Any:
-            return asking.start(client, "zmqdist.data.definition", task.fingerprint).get_value()
-
-        return deserialize(insist(question, self._timeout_s, dealer.stopped, f"task {task.id}"))
-
     def _open_portion(self, task: WorkerTask, dealer: Dealer, start: int, length: int) -> DatasetIterator:
         """In a thread of the task."""
         if task.pipeline is None:
-            task.pipeline = portion_pipeline(self._definition(task, dealer))
+            task.pipeline = portion_pipeline(deserialize(dealer.definition(task.fingerprint)))
         positions = iter(range(start, start + length))
         return open_split(task.pipeline, lambda source, repetition: next(positions, None))
 
     def _open(self, task: WorkerTask, dealer: Dealer) -> DatasetIterator:
         """In the task's thread."""
-        dataset = self._definition(task, dealer)
+        dataset = deserialize(dealer.definition(task.fingerprint))
         if task.terms.coordinated:
             rounds.require_infinite(dataset.cardinality())
         if task.terms.cache:

@@ -298,7 +298,7 @@ class _Runtime:
             about = self._dispatcher, credentials, incarnation, config.dispatcher_timeout_s
             host_of_tasks = self._task_processes(host, incarnation, config.dispatcher_timeout_s)
             self.data = DataWorker(loop, service, self._calls, *about, host_of_tasks, config.chunk_bytes_max)
-            self.data.cache_bytes = config.cache_bytes
+            self.data.host.cache_bytes = config.cache_bytes
             if self._forks is not None:
                 self.data.snapshots.processes = partial(self._forks.spawn, children.STREAM)
             service.attach(router, loop, incarnation)
@@ -365,12 +365,12 @@ class _Runtime:
         """Listen, and tell where. With `processes` tasks have ports of their own, so that only their address can be other than usual."""
         config = self._config
         self.address = self._store.address = router.bind(join(host, config.port))
-        self.advertised = self.data.address = config.advertised(self.address)
+        self.advertised = self.data.host.address = config.advertised(self.address)
         self._store.key = self.data.key = key
         if config.data_transfer_protocol is not None and config.processes:
-            self.data.read_at = config.data_transfer_address or ""
+            self.data.host.read_at = config.data_transfer_address or ""
         elif config.data_transfer_protocol is not None:
-            self.data.read_at = config.elements_at(router.bind(join(host, config.data_transfer_port)))
+            self.data.host.read_at = config.elements_at(router.bind(join(host, config.data_transfer_port)))
 
     def _begin(self) -> None:
         assert self.machine is not None

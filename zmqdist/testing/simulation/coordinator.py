@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from zmqdist.events import Heard, Send, Ticked
 from zmqdist.messages import CANCELLED, ERROR, KEPT, VALUE, Forget, Message, StartsLost, Submit, Withdraw
@@ -45,16 +46,40 @@ from zmqdist.scheduling.coordinator.effects import (
 )
 from zmqdist.scheduling.coordinator.machine import CoordinatorMachine
 from zmqdist.scheduling.coordinator.pins import PLAIN, MembersChanged, Scheduled, WorkOptions
+from zmqdist.scheduling.dispatcher.rules import BrokerRules
+from zmqdist.testing.simulation.clock import SimClock
 from zmqdist.testing.simulation.coordinator_plans import INPUT_GONE, REMAKES_MAX, SimPlans, decode_loss
 from zmqdist.testing.simulation.network import SimConnection
-
-if TYPE_CHECKING:
-    from zmqdist.testing.simulation.cluster import SimCluster
+from zmqdist.testing.simulation.worker import SimWorker, Truth
 
 ANSWER_S = 2.0
 """While nothing goes wrong the user hears sooner whether work that is to be had back has begun: what is slow takes longer."""
 
 KINDS = ("quick", "long", "slow", "polite", "raise", "bulk", "poison", "killer", "keep")
+
+
+class CoordinatorSurroundings(Protocol):
+    """What a simulated coordinator has around it: a cluster (cluster.py).
+
+    Attributes:
+      quiet_since: when something went wrong last, or a connection came or went.
+    """
+
+    clock: SimClock
+    random: Random
+    rules: BrokerRules
+    truth: Truth
+    dispatcher_up: bool
+    quiet_since: float
+
+    def new_connection(self, name: str, down: Callable[[Message], None]) -> SimConnection:
+        """Of a client to the dispatcher."""
+
+    def holder(self, reference: bytes) -> SimWorker | None:
+        """The worker that has the value of this reference, and answers."""
+
+    def check_nothing_executes(self, coordinator: SimCoordinator, last_work: int) -> None:
+        """Raises AssertionError where work of a round that has ended executes."""
 
 
 class SimCoordinator:
@@ -69,7 +94,9 @@ class SimCoordinator:
       kept: results that the user has, and that are with their workers: number of the run -> our connection when it came.
     """
 
-    def __init__(self, cluster: SimCluster, number: int, *, queue_max: int, works: int, calm: bool) -> None:
+    def __init__(
+        self, cluster: CoordinatorSurroundings, number: int, *, queue_max: int, works: int, calm: bool
+    ) -> None:
         self.cluster = cluster
         self.number = number
         self.resolved: Counter[int] = Counter()

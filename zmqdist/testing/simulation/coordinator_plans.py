@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from zmqdist.messages import ERROR, KEPT, VALUE, Message, Results
-from zmqdist.scheduling.coordinator.coordinator_events import AttemptPacked, KeptDropped
+from zmqdist.scheduling.coordinator.coordinator_events import AttemptPacked, Event, KeptDropped
 from zmqdist.scheduling.coordinator.dependencies_and_retries import (
     INPUT_FAILED,
     TIMED_OUT,
@@ -17,9 +18,10 @@ from zmqdist.scheduling.coordinator.dependencies_and_retries import (
     ValueLost,
 )
 from zmqdist.scheduling.coordinator.effects import KeepInput, KeptAt, Replace
-
-if TYPE_CHECKING:
-    from zmqdist.testing.simulation.coordinator import SimCoordinator
+from zmqdist.scheduling.coordinator.machine import CoordinatorMachine
+from zmqdist.scheduling.coordinator.pins import WorkOptions
+from zmqdist.testing.simulation.clock import SimClock
+from zmqdist.testing.simulation.network import SimConnection
 
 REMAKES_MAX = 3
 SLACK_S = 0.001
@@ -64,10 +66,49 @@ class SimPlan:
     freed: bool = False
 
 
+class PlanSurroundings(Protocol):
+    """Of the cluster, what plans look at."""
+
+    clock: SimClock
+
+    def holder(self, reference: bytes) -> object | None:
+        """The worker that has the value of this reference, and answers."""
+
+
+class PlanningUser(Protocol):
+    """The simulated coordinator whose plans they are; coordinator.py says what its attributes are."""
+
+    number: int
+    machine: CoordinatorMachine
+    connection: SimConnection | None
+    kinds: dict[int, str]
+    resolved: Counter[int]
+    outcomes: dict[int, int]
+    kept: dict[int, SimConnection | None]
+    ending: bool
+
+    @property
+    def cluster(self) -> PlanSurroundings: ...
+
+    def handle(self, event: Event) -> None:
+        """Hand in an event, and perform the effects."""
+
+    def later(self, event: Event) -> None:
+        """Hand in this event when the present one is over, as a finalizer does."""
+
+    def hands_in(self, number: int, work: int) -> None:
+        """A piece of work or an attempt goes to the machine now, with the options of this work."""
+
+    def was_withdrawn(self, work: int) -> bool:
+        """The user has cancelled it, at some time."""
+
+    def options_of(self, work: int) -> WorkOptions: ...
+
+
 class SimPlans:
     """All plans of one coordinator. `user_of` gives the work of each attempt that there ever was."""
 
-    def __init__(self, owner: SimCoordinator, random: Random, *, calm: bool) -> None:
+    def __init__(self, owner: PlanningUser, random: Random, *, calm: bool) -> None:
         self._owner = owner
         self._random = random
         self._calm = calm

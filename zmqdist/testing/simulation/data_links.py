@@ -16,7 +16,7 @@ Then: TypeAlias = Callable[[Any, int], None]
 class Ticket:
     """A question that is with the dispatcher, or on its way."""
 
-    link: DataLink
+    link: SimLink
     then: Then
     ended: bool = False
 
@@ -27,7 +27,7 @@ class Ticket:
 
 
 @dataclass(eq=False)
-class DataLink:
+class SimLink:
     """A connection to one life of the dispatcher."""
 
     life: int

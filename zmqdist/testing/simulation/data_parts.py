@@ -1,11 +1,11 @@
-"""The parts of a data service in virtual time: the real machine behind a dispatcher, models of workers and readers. See data_service.py."""
+"""The parts of a data service in virtual time: the real machine behind a dispatcher, models of workers. See data_service.py."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from random import Random
+from typing import Any, Protocol
 
 import msgspec
 
@@ -22,10 +22,8 @@ from zmqdist.scheduling.dispatcher.membership import MemberJoined, MemberLost, M
 from zmqdist.scheduling.worker.machine import DISPATCHER, WorkerMachine
 from zmqdist.scheduling.worker.worker_events import DispatcherConnected, DispatcherDisconnected, Exit
 from zmqdist.scheduling.worker.worker_events import Event as WorkerEvent
-from zmqdist.testing.simulation.data_links import DataLink, Then, Ticket
-
-if TYPE_CHECKING:
-    from zmqdist.testing.simulation.data_service import DataSim
+from zmqdist.testing.simulation.clock import SimClock
+from zmqdist.testing.simulation.data_links import SimLink, Then, Ticket
 
 GRACE_S = 0.3
 LEASE_S = 3.0
@@ -37,10 +35,49 @@ FULL_S = 0.01
 """How often a task looks whether its buffer has room."""
 
 
+class PartSurroundings(Protocol):
+    """What a part of a simulated data service has around it (data_service.py).
+
+    Attributes:
+      count: elements of the dataset.
+      disk_full_until: what is written to the journal before fails.
+    """
+
+    clock: SimClock
+    random: Random
+    count: int
+    disk_full_until: float
+    dispatcher: SimDispatcher
+
+    def soon(self, fn: Callable[[], object]) -> None:
+        """Call this after a short time."""
+
+    def in_order(self, link: SimLink, way: str, fn: Callable[[], object]) -> None:
+        """Later, and after what went this way before."""
+
+    def end_link(self, link: SimLink) -> None:
+        """Both sides notice in their own time."""
+
+    def note(self, what: str) -> None:
+        """A line of the story."""
+
+    def lost(self, life: int) -> None:
+        """The dispatcher has given up a life of a worker."""
+
+    def joined(self, life: int) -> None:
+        """The dispatcher has taken a life of a worker, perhaps once more."""
+
+    def gave(self, asked: q.SplitsRequest, given: dict[int, tuple[int, int, int, int]]) -> None:
+        """A task has asked for positions, and these are what it was given last; the answer may not arrive."""
+
+    def task(self, worker: SimDataWorker, told: list[Any], state: int) -> SimTask:
+        """The task that a worker is told to begin."""
+
+
 class SimDispatcher:
     """The machines of the data and of the membership, the journal on a disk that survives, and connections."""
 
-    def __init__(self, sim: DataSim, fault_tolerant: bool) -> None:
+    def __init__(self, sim: PartSurroundings, fault_tolerant: bool) -> None:
         self._sim = sim
         self.rules = Rules(
             worker_timeout_s=WORKER_TIMEOUT_S,
@@ -51,7 +88,7 @@ class SimDispatcher:
         )
         self.life = 0
         self.alive = False
-        self.links: list[DataLink] = []
+        self.links: list[SimLink] = []
         self._snapshot: bytes | None = None
         self._records: list[bytes] = []
         self.start()
@@ -75,14 +112,14 @@ class SimDispatcher:
             self._sim.end_link(link)
         self.links = []
 
-    def connect(self) -> DataLink | None:
+    def connect(self) -> SimLink | None:
         if not self.alive:
             return None
-        link = DataLink(self.life)
+        link = SimLink(self.life)
         self.links.append(link)
         return link
 
-    def ask(self, link: DataLink | None, make: Callable[[Ticket], q.Question], then: Then) -> None:
+    def ask(self, link: SimLink | None, make: Callable[[Ticket], q.Question], then: Then) -> None:
         """Send a question; its answer, or UNAVAILABLE, comes later."""
         sim = self._sim
         if link is None or not link.open:
@@ -100,7 +137,7 @@ class SimDispatcher:
 
         sim.in_order(link, "up", arrive)
 
-    def tell(self, link: DataLink, message: Message) -> None:
+    def tell(self, link: SimLink, message: Message) -> None:
         """Send what a worker says of itself."""
 
         def arrive() -> None:
@@ -109,7 +146,7 @@ class SimDispatcher:
 
         self._sim.in_order(link, "up", arrive)
 
-    def gone(self, link: DataLink) -> None:
+    def gone(self, link: SimLink) -> None:
         """This side notices that a connection has ended."""
         if self.alive and link.life == self.life:
             self._members(PeerGone(link))
@@ -301,7 +338,7 @@ class SimTask:
 class SimDataWorker:
     """A process with tasks. It registers by the real machine of a worker; its tasks ask by a connection of their own."""
 
-    def __init__(self, sim: DataSim, name: str, address: str, index: int) -> None:
+    def __init__(self, sim: PartSurroundings, name: str, address: str, index: int) -> None:
         self.sim = sim
         self.name = name
         self.address = address
@@ -312,8 +349,8 @@ class SimDataWorker:
         self.tasks: dict[int, SimTask] = {}
         self.died: list[Callable[[], None]] = []
         """Called when it is killed: those who wait for an answer."""
-        self.link: DataLink | None = None
-        self._calls: DataLink | None = None
+        self.link: SimLink | None = None
+        self._calls: SimLink | None = None
         self._away_until = 0.0
         self._tick_at = 0.0
         self._state = 0
@@ -346,7 +383,7 @@ class SimDataWorker:
         link.closed = self._down
         self.sim.soon(lambda: self._handle(DispatcherConnected(life)) if link.open else None)
 
-    def calls(self) -> DataLink | None:
+    def calls(self) -> SimLink | None:
         """The connection by which its tasks ask."""
         if self._calls is None or not self._calls.open:
             self._calls = self.dispatcher.connect() if self.sim.clock.now >= self._away_until else None
@@ -425,149 +462,3 @@ class SimDataWorker:
         for told in new:
             self.tasks[told[0]] = self.sim.task(self, told, state)
         self.ask_work()
-
-
-class SimReader:
-    """One iterator."""
-
-    def __init__(self, sim: DataSim, job: str | None, mode: int, repetition: int) -> None:
-        self.sim = sim
-        self.mode = mode
-        self.job = job or f"unnamed {sim.random.getrandbits(40)}"
-        self.repetition = repetition
-        self.alive = True
-        self.got: list[int] = []
-        self.ended = False
-        self.error = 0
-        self.state = self.client = self.iteration = 0
-        self.failed = ""
-        self.lost_answers = 0
-        self._link: DataLink | None = None
-        self._version = 0
-        self._finished = False
-        self._sources: dict[int, int] = {}
-        """Task -> life, of those that are asked."""
-        self._asked: Counter[int] = Counter()
-        self._over: set[tuple[int, int]] = set()
-        self._request = sim.random.getrandbits(40)
-        self._open()
-
-    def _dispatcher_link(self) -> DataLink | None:
-        if self._link is None or not self._link.open:
-            self._link = self.sim.dispatcher.connect()
-        return self._link
-
-    def _open(self) -> None:
-        self.sim.dispatcher.ask(
-            self._dispatcher_link(), lambda ticket: self.opening(ticket, self._request), self._opened
-        )
-
-    def opening(self, ticket: Ticket, request: int) -> q.Open:
-        """What it wants to read."""
-        sources = (self.sim.count,) if self.mode == r.DYNAMIC else ()
-        return q.Open(ticket, request, self.job, self.repetition, r.Terms("data", self.mode), sources)
-
-    def _opened(self, value: Any, code: int) -> None:
-        if not self.alive:
-            return
-        if code == NOT_FOUND:  # a dispatcher without its state: the dataset has to be registered again
-            self.sim.register(lambda: self.sim.clock.after(0.05, self._open))
-        elif code:
-            self.sim.clock.after(0.05, self._open)
-        else:
-            self.client, self.iteration, self.state, _ = value
-            self._watch()
-
-    def _watch(self) -> None:
-        def question(ticket: Ticket) -> q.Question:
-            return q.Watch(ticket, self.state, self.client, self._version)
-
-        self.sim.dispatcher.ask(self._dispatcher_link(), question, self._watched)
-
-    def _watched(self, value: Any, code: int) -> None:
-        if not self.alive or self.ended:
-            return
-        if code in (UNAVAILABLE, RESOURCE_EXHAUSTED):
-            self.sim.clock.after(0.05, self._watch)
-            return
-        if code:
-            self.error, self.ended = code, True
-            return
-        if value is not None:
-            self._version, tasks, self._finished, *_, self.failed = value
-            if self.failed:
-                self.error, self.ended = UNAVAILABLE, True
-                return
-            there = {task[0]: task[3] for task in tasks if task[2]}
-            self._sources = {task: life for task, life in there.items() if (task, life) not in self._over}
-            for task in self._sources:
-                self._ask(task)
-        if not self._finished:
-            self._watch()
-        self._look()
-
-    def _ask(self, task: int) -> None:
-        life = self._sources.get(task)
-        if life is None or self._asked[task] or not self.alive:
-            return
-        self._asked[task] += 1
-        sim = self.sim
-        worker = next((each for each in sim.workers if each.life == life), None)
-
-        open_ = [True]
-
-        def fail() -> None:
-            if open_:
-                open_.clear()
-                self._asked[task] -= 1
-                self.missed(life)
-                self._look()
-                sim.clock.after(0.05, lambda: self._ask(task))
-
-        def answered(batch: list[Any], end: bool) -> None:
-            if not open_ or (sim.faulty() and sim.random.random() < sim.lose_answers):
-                self.lost_answers += len(batch)
-                sim.lose_answer(self, batch)
-                sim.soon(fail)
-            else:
-                open_.clear()
-                sim.soon(lambda: self._answered(task, life, batch, end))
-
-        def arrive() -> None:
-            at = None if worker is None or not worker.alive else worker.tasks.get(task)
-            if worker is None or at is None or at.state != self.state:
-                fail()
-                return
-            at.ask(self.client, answered)
-            if open_:
-                sim.watch_worker(worker, fail, lambda: bool(open_))
-
-        sim.soon(arrive)
-
-    def missed(self, life: int) -> None:
-        """An answer of this life was lost, or none comes."""
-
-    def taken(self, batch: list[Any]) -> None:
-        """Elements have come."""
-        self.got += batch
-
-    def _answered(self, task: int, life: int, batch: list[Any], end: bool) -> None:
-        self._asked[task] -= 1
-        if not self.alive:
-            self.sim.lose_answer(self, batch)
-            return
-        self.taken(batch)
-        if end:
-            self._over.add((task, life))
-            self._sources.pop(task, None)
-        self._ask(task)
-        self._look()
-
-    def _look(self) -> None:
-        if self._finished and not any(self._asked.values()):
-            self.ended = True
-
-    def kill(self) -> None:
-        self.alive = False
-        if self._link is not None:
-            self.sim.end_link(self._link)

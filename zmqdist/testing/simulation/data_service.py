@@ -1,4 +1,4 @@
-"""A data service in virtual time: the real machine of the dispatcher, and models of workers and readers that speak its protocol.
+"""A data service in virtual time: the real machines of the dispatcher and of its readers, and models of what workers compute.
 
 Who is in the cluster the real machines of membership and worker decide, so that workers come back in any order and under other names.
 
@@ -23,9 +23,10 @@ from zmqdist.data.service.machine import records as r
 from zmqdist.data.service.machine.portions import DEATHS_MAX
 from zmqdist.errors import FAILED_PRECONDITION, NOT_FOUND, UNAVAILABLE
 from zmqdist.testing.simulation.clock import SimClock
-from zmqdist.testing.simulation.data_links import DataLink
-from zmqdist.testing.simulation.data_parts import DELAY_S, SimDataWorker, SimDispatcher, SimReader, SimTask
-from zmqdist.testing.simulation.data_portions import SimPortionReader, SimPortionTask
+from zmqdist.testing.simulation.data_links import SimLink
+from zmqdist.testing.simulation.data_parts import DELAY_S, SimDataWorker, SimDispatcher, SimTask
+from zmqdist.testing.simulation.data_portions import SimPortionTask
+from zmqdist.testing.simulation.data_readers import SimPortionReader, SimReader
 
 KINDS = ("worker", "cut", "add", "dispatcher", "reader", "journal", "both")
 FAULTS_S = 4.0
@@ -82,7 +83,7 @@ class DataSim:
     def soon(self, fn: Callable[[], object]) -> None:
         self.clock.after(self.random.expovariate(1 / DELAY_S), fn)
 
-    def in_order(self, link: DataLink, way: str, fn: Callable[[], object]) -> None:
+    def in_order(self, link: SimLink, way: str, fn: Callable[[], object]) -> None:
         """Later, and after what went this way before."""
         at = max(self.clock.now + self.random.expovariate(1 / DELAY_S), link.last.get(way, 0.0))
         link.last[way] = at
@@ -113,7 +114,7 @@ class DataSim:
 
         attempt()
 
-    def end_link(self, link: DataLink) -> None:
+    def end_link(self, link: SimLink) -> None:
         """Both sides notice in their own time."""
         if not link.open:
             return

@@ -6,12 +6,14 @@ What a function does is in its payload: b"kind|coordinator|work". The truth abou
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from zmqdist.events import Heard, Send, Ticked
 from zmqdist.messages import BULK, ERROR, INPUT_LOST, VALUE, Assign, Done, Message, Returned, SlotsLost
+from zmqdist.scheduling.dispatcher.rules import BrokerRules
 from zmqdist.scheduling.worker.machine import DISPATCHER, WorkerMachine
 from zmqdist.scheduling.worker.worker_events import (
     NOT_RUN,
@@ -34,10 +36,8 @@ from zmqdist.scheduling.worker.worker_events import (
     SlotSeen,
     Spawn,
 )
+from zmqdist.testing.simulation.clock import SimClock
 from zmqdist.testing.simulation.network import SimConnection, SimProcess
-
-if TYPE_CHECKING:
-    from zmqdist.testing.simulation.cluster import SimCluster
 
 DURATIONS_S = {
     "quick": 0.001,
@@ -85,10 +85,50 @@ class SimSlot:
     cancel: int = 0
 
 
+class WorkerSurroundings(Protocol):
+    """What a simulated worker has around it: a cluster (cluster.py).
+
+    Attributes:
+      incarnation: of the dispatcher that is there, or was last.
+    """
+
+    clock: SimClock
+    random: Random
+    rules: BrokerRules
+    truth: Truth
+    dispatcher_up: bool
+    incarnation: int
+
+    def new_connection(self, name: str, down: Callable[[Message], None]) -> SimConnection:
+        """Of a client to the dispatcher."""
+
+    def end_connection(
+        self, connection: SimConnection, *, noticed_by_client: bool = True, noticed_by_server: bool = True
+    ) -> None:
+        """What is on the way is lost; each side notices at its own time."""
+
+    def worker_exited(self, worker: SimWorker) -> None:
+        """Its process has ended by itself."""
+
+    def kill_worker(self, worker: SimWorker) -> None:
+        """As SIGKILL does."""
+
+    def new_run(self, coordinator: int, work: int) -> int:
+        """A function begins; this is the number of its run."""
+
+    def is_held(self, run: int) -> bool:
+        """Whether some worker has the result of this run, and answers."""
+
+    def check_registration(self, worker: SimWorker, message: Message) -> None:
+        """Raises AssertionError where what a worker says of itself breaks a promise; so does `check_careful` at a start."""
+
+    def check_careful(self, worker: SimWorker, lease: int) -> None: ...
+
+
 class SimWorker:
     """One life of one worker process."""
 
-    def __init__(self, cluster: SimCluster, index: int, life: int, *, can_kill: bool, slots: int) -> None:
+    def __init__(self, cluster: WorkerSurroundings, index: int, life: int, *, can_kill: bool, slots: int) -> None:
         self.cluster = cluster
         self.process = SimProcess()
         self.index = index

@@ -14,7 +14,7 @@ from math import ceil
 from statistics import fmean, median, pstdev
 from typing import Final
 
-from zmqdist.errors import InvalidArgumentError, NotFoundError
+from zmqdist.errors import InvalidArgumentError
 
 FACTOR_MAX: Final = 4
 MORE_MAX: Final = 500
@@ -34,16 +34,6 @@ class AutoScaler:
     def report_reader(self, reader: int, seconds: float) -> None:
         """It could take an element each so many seconds. Raises InvalidArgumentError: 0 or less."""
         self._taken[reader] = _rate("target_processing_time", seconds)
-
-    def remove_worker(self, worker: int) -> None:
-        """Raises NotFoundError."""
-        if self._made.pop(worker, None) is None:
-            raise NotFoundError(f"Worker {worker} is not found: it has not reported")
-
-    def remove_reader(self, reader: int) -> None:
-        """Raises NotFoundError."""
-        if self._taken.pop(reader, None) is None:
-            raise NotFoundError(f"Consumer {reader} is not found: it has not reported")
 
     def keep(self, workers: Collection[int], readers: Collection[int]) -> None:
         """Forget all others."""
@@ -71,11 +61,6 @@ class AutoScalers:
     def iterations(self) -> list[int]:
         """Those that somebody has reported of."""
         return list(self._scalers)
-
-    def remove(self, iteration: int) -> None:
-        """Raises NotFoundError."""
-        if self._scalers.pop(iteration, None) is None:
-            raise NotFoundError(f"Iteration {iteration} is not found: nobody has reported of it")
 
     def discard(self, iteration: int) -> None:
         """It has ended, reported or not."""

@@ -18,8 +18,8 @@ Promises, checked by tests/machines/splits and tests/sim
 
 For what is read in portions, exactly once or in order, see portions.py.
 
-Here are datasets, jobs and the sorting of events; the rest is in the parts, all over one book.py: clients.py, workers.py, dealing.py,
-rounds.py, portions.py.
+Here are datasets, jobs and the sorting of events; the rest is in the parts, all over one book.py: clients.py, workers.py,
+split_assignment.py, rounds.py, portions.py.
 Not here: sockets, files, what a pipeline is.
 """
 
@@ -36,12 +36,12 @@ from zmqdist.data.service.machine import questions as q
 from zmqdist.data.service.machine import records as r
 from zmqdist.data.service.machine.book import Book, Refusal, Rules
 from zmqdist.data.service.machine.clients import Clients
-from zmqdist.data.service.machine.dealing import Dealing
 from zmqdist.data.service.machine.figures import Figures
 from zmqdist.data.service.machine.hosts import not_in_list
 from zmqdist.data.service.machine.portions import Portioning
 from zmqdist.data.service.machine.rounds import CoordinatedRounds
 from zmqdist.data.service.machine.snapshot import PlaceRow
+from zmqdist.data.service.machine.split_assignment import Dealing
 from zmqdist.data.service.machine.state import State
 from zmqdist.data.service.machine.workers import WorkerTable
 from zmqdist.events import Ticked

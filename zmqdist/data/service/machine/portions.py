@@ -37,7 +37,7 @@ from zmqdist.data.service.machine import records as r
 from zmqdist.data.service.machine import runs as sets
 from zmqdist.data.service.machine.book import Book, Refusal
 from zmqdist.data.service.machine.clients import Clients
-from zmqdist.data.service.machine.dealing import SHARES, taken
+from zmqdist.data.service.machine.split_assignment import SHARES, taken
 from zmqdist.data.service.machine.workers import WorkerTable
 
 DEATHS_MAX: Final = 3

@@ -5,36 +5,14 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeAlias
 
+from zmqdist.data.service.delivery.interface import Wanted
 from zmqdist.data.service.squeezing import squeeze
 
 PROGRESS: Final = 3
 TAKEN, SOURCE, POSITION = range(PROGRESS)
 """What a task is at, in numbers: elements that readers have taken; 1 + the source, and its position, that it was given last."""
-
-
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """One question of a reader.
-
-    Attributes:
-      elements_max, bytes_max: the answer has at least one element, and about so many at most.
-      wait_s: answer `skip` when there is nothing after so long; None: wait.
-      reader: number of the reading client.
-      consumer, round, skipped: of coordinated reads: which consumer, which round, whether it was told to skip the round before.
-      trainer: of a cross-trainer cache.
-    """
-
-    elements_max: int
-    bytes_max: int
-    wait_s: float | None = None
-    reader: int = 0
-    consumer: int = -1
-    round: int = -1
-    skipped: bool = False
-    trainer: str = ""
 
 
 Named: TypeAlias = Callable[[BaseException, str], BaseException]

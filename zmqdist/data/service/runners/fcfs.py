@@ -23,10 +23,11 @@ from math import inf
 from typing import Any, Final
 
 from zmqdist.data.iterators import BufferedError, DatasetIterator
-from zmqdist.data.service.dealing import Drained
+from zmqdist.data.service.delivery.interface import Wanted
 from zmqdist.data.service.elements import fits, is_scalar, weigh
 from zmqdist.data.service.failing import Failed
-from zmqdist.data.service.runners.base import TAKEN, ElementReply, Named, Wanted, skip_late
+from zmqdist.data.service.runners.base import TAKEN, ElementReply, Named, skip_late
+from zmqdist.data.service.split_requests import Drained
 from zmqdist.errors import CancelledError
 
 BUFFER_BYTES: Final = 32 << 20

@@ -25,8 +25,9 @@ from math import inf
 from typing import Any, Final, TypeAlias
 
 from zmqdist.data.iterators import BufferedError, DatasetIterator
+from zmqdist.data.service.delivery.interface import Wanted
 from zmqdist.data.service.elements import weigh
-from zmqdist.data.service.runners.base import ElementReply, Named, Wanted, skip_late
+from zmqdist.data.service.runners.base import ElementReply, Named, skip_late
 from zmqdist.data.service.runners.fcfs import BUFFER_BYTES, BUFFER_ELEMENTS_MAX, BUFFER_ELEMENTS_MIN
 from zmqdist.rpc.failures import told
 

@@ -26,8 +26,9 @@ from itertools import islice
 from typing import Any, Final
 
 from zmqdist.data.iterators import DatasetIterator
+from zmqdist.data.service.delivery.interface import Wanted
 from zmqdist.data.service.elements import weigh
-from zmqdist.data.service.runners.base import ElementReply, Named, Wanted
+from zmqdist.data.service.runners.base import ElementReply, Named
 from zmqdist.errors import AbortedError, CancelledError, FailedPreconditionError, OpError
 
 GROUPS_MAX: Final = 64

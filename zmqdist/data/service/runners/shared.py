@@ -19,8 +19,9 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from zmqdist.data.iterators import DatasetIterator
+from zmqdist.data.service.delivery.interface import Wanted
 from zmqdist.data.service.elements import pack, weigh
-from zmqdist.data.service.runners.base import ElementReply, Named, Packed, Wanted, skip_late
+from zmqdist.data.service.runners.base import ElementReply, Named, Packed, skip_late
 from zmqdist.data.structure import invalid
 from zmqdist.errors import CancelledError
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import time
 import uuid
 from math import inf
 from typing import Any
@@ -12,12 +10,9 @@ from zmqdist.data import storage
 from zmqdist.data.chunks import spec_to_json
 from zmqdist.data.dataset import Dataset
 from zmqdist.data.ops.snapshots import checked_compression
-from zmqdist.data.service.client import REGISTER_S
-from zmqdist.data.service.dealing import insist
+from zmqdist.data.service.client import REGISTER_S, ask_dispatcher
 from zmqdist.data.service.service_of import Service, service_of
 from zmqdist.errors import from_code
-from zmqdist.rpc import asking
-from zmqdist.rpc.client import ZmqClient
 
 
 def distributed_save(
@@ -89,12 +84,5 @@ class SnapshotHandle:
 
 def _ask(path: str, service: Service, method: str, *args: Any, timeout_s: float | None = REGISTER_S) -> Any:
     """Ask the dispatcher of a service, also over its restarts. Raises UnavailableError where none answers in time."""
-    patience_s = inf if timeout_s is None else timeout_s
-    due = time.monotonic() + patience_s
-    security = service.credentials.client(service.address, "submit")
-    with ZmqClient(service.address, "snapshot client", security=security) as client:
-
-        def question() -> Any:
-            return asking.start(client, f"zmqdist.data.{method}", *args, due=due).get_value()
-
-        return insist(question, patience_s, threading.Event(), f"{method} of {path} at {service.address}")
+    what = f"{method} of {path} at {service.address}"
+    return ask_dispatcher(service, method, *args, what=what, timeout_s=inf if timeout_s is None else timeout_s)

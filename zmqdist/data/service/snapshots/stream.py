@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from math import inf
 from typing import Any, NamedTuple
 
-from zmqdist.data.service.dealing import insist
 from zmqdist.data.service.snapshots.writer import StreamWriter
-from zmqdist.rpc import asking
+from zmqdist.data.service.split_requests import insist
 from zmqdist.rpc.client import ZmqClient
 from zmqdist.rpc.failures import told
 
@@ -81,11 +80,8 @@ class SnapshotStream:
         return range(start, start + length)
 
     def _asked(self, method: str, timeout_s: float, *args: Any) -> Any:
-        def question() -> Any:
-            what = (self._life, self.path, self.index, *args)
-            return asking.start(self._client, f"zmqdist.data.{method}", *what).get_value()
-
-        return insist(question, timeout_s, self._stopped, f"stream {self.index} of {self.path}")
+        stream, what = (self._life, self.path, self.index), f"stream {self.index} of {self.path}"
+        return insist(self._client, method, *stream, *args, what=what, stopped=self._stopped, timeout_s=timeout_s)
 
     def _run(self) -> None:
         code, message = 0, ""

@@ -9,36 +9,20 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable, MutableSequence
+from collections.abc import MutableSequence
 from math import inf
 from typing import Any, Final
 
 from zmqdist import limits
+from zmqdist.data.service.machine.retry import FIRST_PAUSE_S, PATIENT, PAUSE_GROWS, RETRIABLE
 from zmqdist.data.service.runners.base import POSITION, SOURCE
-from zmqdist.errors import (
-    ABORTED,
-    CANCELLED,
-    RESOURCE_EXHAUSTED,
-    UNAVAILABLE,
-    CancelledError,
-    NotFoundError,
-    OpError,
-    UnavailableError,
-)
+from zmqdist.errors import CancelledError, NotFoundError, OpError, UnavailableError
 from zmqdist.random import chance
 from zmqdist.rpc import asking
 from zmqdist.rpc.client import ZmqClient
 
 log = logging.getLogger("zmqdist.data.service")
 
-RETRIABLE: Final = frozenset({UNAVAILABLE, ABORTED, CANCELLED})
-"""Codes after which the same question may be asked again: the other side was not there, or gave up."""
-
-PATIENT: Final = RETRIABLE | {RESOURCE_EXHAUSTED}
-"""For questions in the middle of reading: a dispatcher whose disk is full refuses them until there is room again."""
-
-FIRST_PAUSE_S: Final = 0.001
-PAUSE_GROWS: Final = 1.3
 PAUSE_S_MAX: Final = 10.0
 
 RUN_MAX: Final = 4096
@@ -47,22 +31,27 @@ QUICK_S: Final = 0.02
 
 
 def insist(
-    question: Callable[[], Any],
-    timeout_s: float,
-    stopped: threading.Event,
+    client: ZmqClient,
+    method: str,
+    *args: Any,
     what: str,
+    stopped: threading.Event,
+    timeout_s: float = inf,
+    due: float = inf,
     again: frozenset[int] = RETRIABLE,
 ) -> Any:
-    """Ask until there is an answer that is not "try again". Says in the log, every WAIT_LOG_S, why it goes on asking.
+    """Call a method of the dispatcher until there is an answer that is not "try again". Says in the log, every WAIT_LOG_S, why it goes on.
 
     Args:
-      timeout_s: `inf` for no end.
+      method: what follows "zmqdist.data." in its name.
+      timeout_s: so long it is tried again; `inf`: for ever.
+      due: as of `asking.start`, for each call.
       stopped: ends it with CancelledError.
-      what: for the error.
+      what: for the log and the error.
       again: codes after which it is asked again.
 
     Raises:
-      OpError: what the question raised last.
+      OpError: what the last call raised.
     """
     began = said_at = time.monotonic()
     until = began + timeout_s
@@ -71,7 +60,7 @@ def insist(
         if stopped.is_set():
             raise CancelledError(f"{what}: it was stopped")
         try:
-            return question()
+            return asking.start(client, f"zmqdist.data.{method}", *args, due=due).get_value()
         except OpError as error:
             left_s = until - time.monotonic()
             if error.error_code not in again or left_s <= 0:
@@ -131,15 +120,8 @@ class Dealer:
             return position
 
     def _more(self, source: int, repetition: int, count: int) -> tuple[int, int]:
-        request = secrets.randbits(62)
-
-        def question() -> Any:
-            return asking.start(
-                self._client, "zmqdist.data.splits", *self._who, source, request, repetition, count
-            ).get_value()
-
         try:
-            start, length = insist(question, self._timeout_s, self.stopped, f"task {self._who[1]}", PATIENT)
+            start, length = self._insist("splits", *self._who, source, secrets.randbits(62), repetition, count)
         except (NotFoundError, UnavailableError) as error:  # taken from this worker, or nobody answered
             raise Undealt(error.message) from error
         return int(start), int(length)
@@ -158,28 +140,23 @@ class Dealer:
                     run.next = run.stop
 
     def _hand_back(self, source: int, run: _Run) -> None:
-        state, task, life = self._who
-        request = secrets.randbits(62)
-        args = (state, task, life, source, request, run.repetition, ((run.next, run.stop - run.next),))
-
-        def question() -> Any:
-            return asking.start(self._client, "zmqdist.data.hand_back", *args).get_value()
-
-        insist(question, self._timeout_s, self.stopped, f"task {task}", PATIENT)
+        runs = ((run.next, run.stop - run.next),)
+        self._insist("hand_back", *self._who, source, secrets.randbits(62), run.repetition, runs)
 
     def portions(self, client: int, count: int) -> list[tuple[int, int, int, int, int]]:
         """The next portions for a reader; waits until there are some. None: there will be none, or nobody reads them."""
-        request = secrets.randbits(62)
-
-        def question() -> Any:
-            return asking.start(self._client, "zmqdist.data.portions", *self._who, client, request, count).get_value()
-
         try:
-            return [
-                tuple(each) for each in insist(question, self._timeout_s, self.stopped, f"task {self._who[1]}", PATIENT)
-            ]
+            return [tuple(each) for each in self._insist("portions", *self._who, client, secrets.randbits(62), count)]
         except (NotFoundError, CancelledError):
             return []
+
+    def definition(self, fingerprint: str) -> Any:
+        """The description of the task's pipeline; waits for it."""
+        return self._insist("definition", fingerprint, again=RETRIABLE)
+
+    def _insist(self, method: str, *args: Any, again: frozenset[int] = PATIENT) -> Any:
+        what, timeout_s = f"task {self._who[1]}", self._timeout_s
+        return insist(self._client, method, *args, what=what, stopped=self.stopped, timeout_s=timeout_s, again=again)
 
     def close(self) -> None:
         """End what waits."""

@@ -1,0 +1,159 @@
+"""What a reader is asked and given: the delivery machines alone, where the simulation of the data service does not come."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from zmqdist.data.service.delivery.coordinated_machine import CoordinatedDelivery
+from zmqdist.data.service.delivery.first_come_machine import FirstComeDelivery
+from zmqdist.data.service.delivery.interface import (
+    FAILED,
+    SKIP,
+    SOME,
+    Answered,
+    Ask,
+    AskForNews,
+    Began,
+    Deliver,
+    Effect,
+    News,
+    Over,
+    TaskPlace,
+    Took,
+)
+from zmqdist.errors import InvalidArgumentError, OpError, UnavailableError
+from zmqdist.events import Ticked
+
+
+def news(*places: TaskPlace, finished: bool = False, hold: bool = False, ended: dict[int, int] | None = None) -> News:
+    return News(places, False, finished, hold, ended or {})
+
+
+def there(task: int, start: int = 0, life: int = 7) -> TaskPlace:
+    return TaskPlace(task, f"host:{task}", f"host:{task}", life, start)
+
+
+class Consumer:
+    """One consumer of a coordinated read and its machine, driven by hand."""
+
+    def __init__(self) -> None:
+        self.machine = CoordinatedDelivery(5, 0, -1, lambda value: value[1])
+        self.asked: dict[int, Ask] = {}
+        self.given: list[Any] = []
+        self.over: list[OpError | None] = []
+        self.wants_news = 0
+        self.now = 0.0
+
+    def tell(self, event: Any) -> None:
+        self.perform(self.machine.handle(event, self.now))
+
+    def perform(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            if isinstance(effect, Ask):
+                self.asked[effect.source.task] = effect
+            elif isinstance(effect, Deliver):
+                self.given += effect.items
+            elif isinstance(effect, Over):
+                self.over.append(effect.error)
+            elif isinstance(effect, AskForNews):
+                self.wants_news += 1
+                self.machine.standing()
+
+    def answer(self, task: int, elements: list[str] | None, then: int, common: int) -> None:
+        kind = SKIP if elements is None else SOME
+        self.tell(Answered(self.asked.pop(task).source, kind, ("", elements, (then, common)), None))
+
+    def fail(self, task: int, error: OpError) -> None:
+        self.tell(Answered(self.asked.pop(task).source, FAILED, None, error))
+
+    @property
+    def elements(self) -> list[str]:
+        return [element for batch in self.given for element in batch]
+
+
+def test_tasks_take_turns_by_number_whichever_answers_first() -> None:
+    consumer = Consumer()
+    consumer.tell(news(there(2), there(1)))
+    consumer.answer(2, ["two 0", "two 1"], 2, -1)
+    consumer.answer(1, ["one 0", "one 1"], 2, -1)
+    assert consumer.elements == []
+    consumer.answer(2, None, 3, 1)
+    consumer.answer(1, None, 3, 1)
+    assert consumer.elements == ["one 0", "two 0", "one 1", "two 1"]
+
+
+def test_an_element_waits_until_all_consumers_have_theirs_and_goes_with_a_task_that_ends_before() -> None:
+    consumer = Consumer()
+    consumer.tell(news(there(1)))
+    consumer.answer(1, ["a", "b", "c"], 3, 0)
+    assert consumer.elements == ["a"]
+    consumer.tell(news(there(1), ended={1: 2}))
+    assert consumer.elements == ["a", "b"]
+
+
+def test_a_consumer_that_is_held_begins_no_round_after_the_one_where_it_stopped() -> None:
+    consumer = Consumer()
+    consumer.tell(news(there(1)))
+    consumer.tell(news(there(1), hold=True))
+    assert consumer.wants_news == 1
+    consumer.answer(1, ["a", "b"], 2, 1)
+    assert consumer.elements == ["a"]
+    consumer.tell(news(there(1)))
+    assert consumer.elements == ["a", "b"]
+
+
+def test_a_task_whose_worker_is_away_and_does_not_answer_is_told_to_the_dispatcher() -> None:
+    consumer = Consumer()
+    consumer.tell(news(there(1)))
+    consumer.tell(news(there(1, life=-1)))
+    consumer.fail(1, UnavailableError("gone"))
+    assert consumer.wants_news == 1
+    assert consumer.machine.standing() == (-1, {1: 0})
+
+
+def test_a_failed_task_ends_the_reading_at_its_turn() -> None:
+    consumer = Consumer()
+    consumer.tell(news(there(1), there(2)))
+    consumer.fail(2, InvalidArgumentError("bad element"))
+    assert consumer.over == []
+    consumer.answer(1, ["a"], 1, 0)
+    assert consumer.elements == ["a"]
+    assert [type(error) for error in consumer.over] == [InvalidArgumentError]
+
+
+def test_a_full_queue_asks_for_no_more_rounds() -> None:
+    consumer = Consumer()
+    consumer.tell(news(there(1)))
+    for first in range(0, 64, 32):
+        consumer.answer(1, [str(number) for number in range(first, first + 32)], first + 32, first + 31)
+    assert not consumer.asked
+    consumer.tell(Took())
+    assert 1 in consumer.asked
+
+
+def test_a_worker_that_does_not_answer_is_asked_again_after_pauses_that_grow() -> None:
+    machine = FirstComeDelivery(5, "", -1)
+    machine.handle(news(there(1)), 0.0)
+    asks = [effect for effect in machine.handle(Began(), 0.0) if isinstance(effect, Ask)]
+    pauses = []
+    now = 0.0
+    for _ in range(60):
+        machine.handle(Answered(asks[0].source, FAILED, None, UnavailableError("away")), now)
+        pauses.append(round(machine.deadline - now, 6))
+        now = machine.deadline
+        assert [effect for effect in machine.handle(Ticked(), now) if isinstance(effect, Ask)]
+    assert pauses[0] < 0.01
+    assert pauses == sorted(pauses)
+    assert pauses[-1] == 0.01
+
+
+def test_two_questions_that_fail_together_lengthen_the_pause_once() -> None:
+    machine = FirstComeDelivery(5, "", -1)
+    machine.handle(news(there(1)), 0.0)
+    asks = [effect for effect in machine.handle(Began(), 0.0) if isinstance(effect, Ask)]
+    assert len(asks) == 2
+    pauses = []
+    for ask in asks:
+        machine.handle(Answered(ask.source, FAILED, None, UnavailableError("away")), 0.0)
+        pauses.append(machine.deadline)
+    assert pauses == [0.001, 0.001]

@@ -1,0 +1,282 @@
+"""Coordinated reads in virtual time: the real delivery machines of all consumers, workers that are killed and added, answers that get lost.
+
+The tasks and the dispatcher are short models that keep to what data/service/runners/rounds.py and data/service/machine/rounds.py promise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from math import inf
+from random import Random
+from typing import Any
+
+from zmqdist.data.service.delivery.coordinated_machine import CoordinatedDelivery
+from zmqdist.data.service.delivery.interface import (
+    FAILED,
+    SKIP,
+    SOME,
+    Answered,
+    Ask,
+    AskForNews,
+    Began,
+    Deliver,
+    Event,
+    News,
+    Over,
+    TaskPlace,
+    Took,
+    Wanted,
+)
+from zmqdist.errors import UnavailableError
+from zmqdist.events import Ticked
+from zmqdist.testing.simulation.clock import SimClock
+
+DELAY_S = 0.002
+FAULTS_S = 3.0
+END_S = 6.0
+
+Reply = Callable[[int, Any], None]
+
+
+class SimRoundsTask:
+    """A task in its only life: the k-th group goes to all consumers, in one round."""
+
+    def __init__(self, sim: RoundsSim, number: int, start: int) -> None:
+        self.sim, self.number, self.start = sim, number, start
+        self.alive = self.listed = True
+        self.end = inf
+        self._made = 0
+        self._round = 0
+        self._asked: dict[int, int] = {}
+        self._served: dict[int, tuple[int, int, list[Any] | None]] = {}
+        self._waiting: dict[int, tuple[Wanted, Reply]] = {}
+
+    def ask(self, wanted: Wanted, reply: Reply) -> None:
+        consumer = wanted.consumer
+        served = self._served.get(consumer)
+        if served is not None and served[0] == wanted.round:
+            self._reply(served[2], served[1], reply)
+            return
+        self._asked[consumer] = wanted.round
+        if wanted.round < self._round:
+            self._give(consumer, wanted, reply, self._round, None)
+            return
+        self._waiting[consumer] = wanted, reply
+        assert wanted.wait_s is not None
+        self.sim.clock.after(wanted.wait_s, partial(self._expire, wanted))
+        self._serve()
+
+    def kill(self) -> None:
+        self.alive = False
+        for _, reply in self._waiting.values():
+            self.sim.soon(partial(reply, FAILED, None))
+        self._waiting.clear()
+
+    def _reply(self, elements: list[Any] | None, then: int, reply: Reply) -> None:
+        common = min(self._asked.values()) - 1 if len(self._asked) == len(self.sim.consumers) else -1
+        kind = SKIP if elements is None else SOME
+        if self.sim.faulty() and self.sim.random.random() < self.sim.lose_answers:
+            kind = FAILED
+        self.sim.soon(partial(reply, kind, ("", elements, (then, common))))
+
+    def _give(self, consumer: int, wanted: Wanted, reply: Reply, then: int, elements: list[Any] | None) -> None:
+        self._served[consumer] = wanted.round, then, elements
+        self._waiting.pop(consumer, None)
+        self._reply(elements, then, reply)
+
+    def _expire(self, late: Wanted) -> None:
+        if not any(wanted is late for wanted, _ in self._waiting.values()):
+            return
+        for consumer, (wanted, reply) in list(self._waiting.items()):
+            if wanted.round <= late.round:
+                self._give(consumer, wanted, reply, late.round + 1, None)
+        self._round = max(self._round, late.round + 1)
+        self._serve()
+
+    def _serve(self) -> None:
+        if len(self._waiting) < len(self.sim.consumers):
+            return
+        first = min(wanted.round for wanted, _ in self._waiting.values())
+        ahead = [wanted for wanted, _ in self._waiting.values() if wanted.round > first]
+        skip = any(wanted.skipped for wanted in ahead)
+        count = 1 if ahead else self.sim.random.randint(1, 4)
+        elements = [(first + each, self.number, self._made + each) for each in range(count)]
+        self._made += 0 if skip else count
+        self._round = first + count
+        for consumer, (wanted, reply) in list(self._waiting.items()):
+            if wanted.round == first:
+                self._give(consumer, wanted, reply, first + count, None if skip else elements)
+
+
+class SimRoundsConsumer:
+    """One consumer: the machine, and what a runtime does for it."""
+
+    def __init__(self, sim: RoundsSim, number: int) -> None:
+        self.sim, self.number = sim, number
+        self.machine = CoordinatedDelivery(number + 1, number, sim.random.choice((-1, 1, 5)), lambda value: value[1])
+        self.got: list[tuple[int, int, int]] = []
+        self.version = 0
+        self._tick_at = inf
+        self._arrives_at = 0.0
+
+    def handle(self, event: Event) -> None:
+        sim = self.sim
+        for effect in self.machine.handle(event, sim.clock.now):
+            match effect:
+                case Ask(source, wanted):
+                    sim.soon(partial(self._ask, source, wanted))
+                case Deliver(items):
+                    for batch in items:
+                        self.got += batch
+                        sim.clock.after(sim.random.uniform(0.001, 0.03), partial(self.handle, Took()))
+                case AskForNews():
+                    self.watch()
+                case Over(error):
+                    raise AssertionError(f"C2: consumer {self.number} is at its end: {error}")
+        if self.machine.deadline < self._tick_at:
+            self._tick_at = self.machine.deadline
+            sim.clock.at(self._tick_at, self._tick)
+
+    def _tick(self) -> None:
+        self._tick_at = inf
+        self.handle(Ticked())
+
+    def _ask(self, source: Any, wanted: Wanted) -> None:
+        def reply(kind: int, value: Any) -> None:
+            error = UnavailableError("the worker does not answer") if kind == FAILED else None
+            self.handle(Answered(source, kind, value, error))
+
+        task = self.sim.tasks[source.task]
+        if task.alive:
+            task.ask(wanted, reply)
+        else:
+            reply(FAILED, None)
+
+    def watch(self) -> None:
+        """Ask for news. What this consumer says with it stands until the answer."""
+        self._arrives_at = max(self._arrives_at, self.sim.clock.now + self.sim.random.expovariate(1 / DELAY_S))
+        stopped, lost = self.machine.standing()
+        self.sim.clock.at(self._arrives_at, partial(self.sim.watched, self, self.version, stopped, lost))
+
+    def news(self, version: int, news: News) -> None:
+        if version <= self.version:
+            return  # it has come in answer to a later question
+        self.version = version
+        self.handle(news)
+        self.watch()
+
+
+class RoundsSim:
+    """One run; see the module's docstring. Promises: C1 to C3 of CoordinatedDelivery, and that all consumers go on at the end."""
+
+    def __init__(self, seed: int, faults: int = 8) -> None:
+        self.random = Random(seed)
+        self.clock = SimClock()
+        self.lose_answers = self.random.choice((0.0, 0.02, 0.1)) if faults else 0.0
+        self.tasks: dict[int, SimRoundsTask] = {}
+        self.consumers: list[SimRoundsConsumer] = []
+        self._pending = 0
+        self._version = 1
+        self._watching: dict[int, tuple[int, dict[int, int]]] = {}
+        for number in range(self.random.randint(1, 3)):
+            self._begin(number, 0)
+        for number in range(self.random.randint(1, 4)):
+            self.consumers.append(SimRoundsConsumer(self, number))
+        for consumer in self.consumers:
+            consumer.handle(Began())
+            consumer.watch()
+        for _ in range(faults):
+            self.clock.after(self.random.uniform(0.1, FAULTS_S), self._fault)
+
+    def soon(self, fn: Callable[[], object]) -> None:
+        self.clock.after(self.random.expovariate(1 / DELAY_S), fn)
+
+    def faulty(self) -> bool:
+        return self.clock.now < FAULTS_S
+
+    def _begin(self, number: int, start: int) -> None:
+        self.tasks[number] = SimRoundsTask(self, number, start)
+
+    def _fault(self) -> None:
+        alive = [task for task in self.tasks.values() if task.alive]
+        if self.random.random() < 0.5 and len(alive) > 1:
+            victim = self.random.choice(alive)
+            victim.kill()
+            self.clock.after(self.random.uniform(0.0, 0.2), partial(self._give_up, victim))
+        else:
+            self._pending += 1
+            self._change()
+
+    def _give_up(self, task: SimRoundsTask) -> None:
+        task.listed = False
+        self._change()
+
+    # -- the dispatcher ---------------------------------------------------------------------------------------------------
+
+    def watched(self, consumer: SimRoundsConsumer, version: int, stopped: int, lost: dict[int, int]) -> None:
+        self._watching[consumer.number] = stopped, lost
+        if version < self._version:
+            self._answer(consumer)
+        elif len(self._watching) == len(self.consumers):
+            self._decide()
+
+    def _decide(self) -> None:
+        standing = list(self._watching.values())
+        ended = [
+            task
+            for number, task in self.tasks.items()
+            if task.end == inf and all(number in lost for _, lost in standing)
+        ]
+        for task in ended:
+            task.end = min(lost[task.number] for _, lost in standing)
+            task.kill()
+        begins = self._pending and all(stopped >= 0 for stopped, _ in standing)
+        if begins:
+            start = max(stopped for stopped, _ in standing)
+            seen = max((consumer.got[-1][0] for consumer in self.consumers if consumer.got), default=-1)
+            assert seen < start, f"C3: round {seen} was begun by a consumer that is held, and a task begins at {start}"
+            for _ in range(self._pending):
+                self._begin(len(self.tasks), start)
+            self._pending = 0
+        if ended or begins:
+            self._change()
+
+    def _change(self) -> None:
+        self._version += 1
+        for consumer in self.consumers:
+            if consumer.number in self._watching:
+                self._answer(consumer)
+
+    def _answer(self, consumer: SimRoundsConsumer) -> None:
+        del self._watching[consumer.number]
+        places = [
+            TaskPlace(task.number, "host", "host", 7 if task.listed else -1, task.start)
+            for task in self.tasks.values()
+            if task.end == inf
+        ]
+        ended = {task.number: int(task.end) for task in self.tasks.values() if task.end < inf}
+        self.soon(partial(consumer.news, self._version, News(places, False, False, bool(self._pending), ended)))
+
+    # -- what must be so --------------------------------------------------------------------------------------------------
+
+    def check(self, calm: list[int]) -> None:
+        longest = max((consumer.got for consumer in self.consumers), key=len)
+        for consumer, before in zip(self.consumers, calm, strict=True):
+            order = [(round_, task) for round_, task, _ in consumer.got]
+            assert order == sorted(set(order)), f"C1: consumer {consumer.number} left the order of rounds and tasks"
+            assert consumer.got == longest[: len(consumer.got)], f"C2: consumer {consumer.number} had other rounds"
+            assert len(consumer.got) > before, f"consumer {consumer.number} gets nothing any more"
+
+
+def simulate_rounds(seed: int, faults: int = 8) -> RoundsSim:
+    """One run with seeded faults. Raises AssertionError, with the seed, where a promise was broken."""
+    try:
+        sim = RoundsSim(seed, faults)
+        sim.clock.run(FAULTS_S + 1.5)
+        calm = [len(consumer.got) for consumer in sim.consumers]
+        sim.clock.run(END_S)
+        sim.check(calm)
+    except AssertionError as error:
+        raise AssertionError(f"{error}\nreplay: simulate_rounds({seed})") from error
+    return sim

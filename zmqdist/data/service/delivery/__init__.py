@@ -1,0 +1,1 @@
+"""How elements are dealt to one reader: a machine for each guarantee, behind one interface."""

@@ -1,0 +1,442 @@
+"""Readers of a data service in virtual time: the real delivery machines, and what a runtime does for them. See data_service.py."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from math import inf
+from typing import Any, Protocol
+
+from zmqdist.data.service.delivery.exactly_once_machine import (
+    ACKNOWLEDGE,
+    Consumed,
+    Consumption,
+    ExactlyOnceDelivery,
+    Marks,
+    PortionBatch,
+    PortionPiece,
+)
+from zmqdist.data.service.delivery.first_come_machine import FirstComeDelivery
+from zmqdist.data.service.delivery.interface import (
+    END,
+    FAILED,
+    SOME,
+    Answered,
+    Ask,
+    AskForNews,
+    Began,
+    Deliver,
+    Delivery,
+    Event,
+    News,
+    Over,
+    Reported,
+    TaskPlace,
+    TellDispatcher,
+    Took,
+    Waits,
+    Works,
+)
+from zmqdist.data.service.delivery.window_machine import AHEAD, TaskWindow
+from zmqdist.data.service.machine import questions as q
+from zmqdist.data.service.machine import records as r
+from zmqdist.errors import NOT_FOUND, RESOURCE_EXHAUSTED, UNAVAILABLE, OpError, UnavailableError
+from zmqdist.events import Ticked
+from zmqdist.testing.simulation.data_links import SimLink, Ticket
+from zmqdist.testing.simulation.data_parts import DELAY_S, PartSurroundings, SimDataWorker
+
+QUICK_S, SLOW_S = 0.0005, 0.01
+"""What a quick and a slow consumer need for an element: what waits for the slow one is met by more faults."""
+
+
+@dataclass(eq=False)
+class SimTaskLink:
+    """Questions to a task in one life of its worker, whose answers are handed over in their order.
+
+    Attributes:
+      arrives_at: when the last question arrives: order holds within a connection.
+      last: the element that came last.
+    """
+
+    life: int
+    answers: deque[list[Answered]] = field(default_factory=deque)
+    arrives_at: float = 0.0
+    last: int = -1
+
+
+class ReaderSurroundings(PartSurroundings, Protocol):
+    """What a simulated reader has around it besides.
+
+    Attributes:
+      lose_answers: of the answers to readers, the share that is lost.
+    """
+
+    workers: list[SimDataWorker]
+    lose_answers: float
+
+    def faulty(self) -> bool:
+        """Whether faults may still come."""
+
+    def register(self, then: Callable[[], object]) -> None:
+        """The dataset, under its id; again and again until it is there."""
+
+    def watch_worker(self, worker: SimDataWorker, fail: Callable[[], None], open_: Callable[[], bool]) -> None:
+        """Tell a reader that its worker has died while it waited; it looks from time to time."""
+
+    def lose_answer(self, reader: SimReader, elements: list[Any]) -> None:
+        """A reader does not get these."""
+
+
+class SimReader:
+    """One iterator."""
+
+    def __init__(self, sim: ReaderSurroundings, job: str | None, mode: int, repetition: int) -> None:
+        self.sim = sim
+        self.mode = mode
+        self.job = job or f"unnamed {sim.random.getrandbits(40)}"
+        self.repetition = repetition
+        self.alive = True
+        self.got: list[int] = []
+        self.ended = False
+        self.error = 0
+        self.state = self.client = self.iteration = 0
+        self.failed = ""
+        self.lost_answers = 0
+        self.queue: deque[Any] = deque()
+        self.delivery: Delivery
+        self._link: SimLink | None = None
+        self._links: dict[int, SimTaskLink] = {}
+        self._version = 0
+        self._finished = self._over = False
+        self._consuming = False
+        self._tick_at = inf
+        self._element_s = sim.random.choice((QUICK_S, SLOW_S))
+        self._request = sim.random.getrandbits(40)
+        self._open()
+
+    # -- the dispatcher ---------------------------------------------------------------------------------------------------
+
+    def _dispatcher_link(self) -> SimLink | None:
+        if self._link is None or not self._link.open:
+            self._link = self.sim.dispatcher.connect()
+        return self._link
+
+    def _open(self) -> None:
+        self.sim.dispatcher.ask(
+            self._dispatcher_link(), lambda ticket: self.opening(ticket, self._request), self._opened
+        )
+
+    def opening(self, ticket: Ticket, request: int) -> q.Open:
+        """What it wants to read."""
+        sources = (self.sim.count,) if self.mode == r.DYNAMIC else ()
+        return q.Open(ticket, request, self.job, self.repetition, r.Terms("data", self.mode), sources)
+
+    def made(self, first: int) -> Delivery:
+        """The machine. `first`: the portion that comes first."""
+        return FirstComeDelivery(self.client, "", -1)
+
+    def _opened(self, value: Any, code: int) -> None:
+        if not self.alive:
+            return
+        if code == NOT_FOUND:  # a dispatcher without its state: the dataset has to be registered again
+            self.sim.register(lambda: self.sim.clock.after(0.05, self._open))
+        elif code:
+            self.sim.clock.after(0.05, self._open)
+        else:
+            self.client, self.iteration, self.state, cut = value
+            self.delivery = self.made(cut[3] if cut else 0)
+            self._watch()
+            self.handle(Began())
+
+    def _watch(self) -> None:
+        def question(ticket: Ticket) -> q.Question:
+            return q.Watch(ticket, self.state, self.client, self._version)
+
+        self.sim.dispatcher.ask(self._dispatcher_link(), question, self._watched)
+
+    def _watched(self, value: Any, code: int) -> None:
+        if not self.alive or self.ended:
+            return
+        if code in (UNAVAILABLE, RESOURCE_EXHAUSTED):
+            self.sim.clock.after(0.05, self._watch)
+            return
+        if code:
+            self._end(code)
+            return
+        if value is not None:
+            self._version, tasks, self._finished, hold, ended, self.failed = value
+            if self.failed:
+                self._end(UNAVAILABLE)
+                return
+            for task, _, where, life, *_ in tasks:
+                known = self._links.get(task)
+                if where and (known is None or known.life != life):
+                    self._links[task] = SimTaskLink(life)
+            places = [TaskPlace(task, where, where, life, start) for task, _, where, life, _, start in tasks]
+            self.handle(News(places, False, self._finished, hold, ended))
+        if not self._finished:
+            self._watch()
+
+    # -- the machine ------------------------------------------------------------------------------------------------------
+
+    def handle(self, event: Event) -> None:
+        """As the runtime does it."""
+        if not self.alive or self.ended:
+            return
+        clock = self.sim.clock
+        for effect in self.delivery.handle(event, clock.now):
+            match effect:
+                case Ask(source, _):
+                    self._ask(source, self._links[source.task])
+                case Deliver(items):
+                    self.queue += items
+                    self.consume()
+                case TellDispatcher():
+                    self.report(effect)
+                case AskForNews():
+                    self._watch()
+                case Over(error):
+                    self._end(0 if error is None else error.error_code)
+        due = self.delivery.deadline
+        if due < self._tick_at:
+            self._tick_at = due
+            clock.at(due, partial(self._tick, due))
+
+    def _tick(self, due: float) -> None:
+        if due == self._tick_at:
+            self._tick_at = inf
+            self.handle(Ticked())
+
+    def _end(self, code: int) -> None:
+        """The consumer gets what is in its queue, and then this."""
+        self._over = True
+        self.error = self.error or code
+        self.look()
+
+    def look(self) -> None:
+        """Whether it is at its end."""
+        if self._over and not self.queue and not self._consuming:
+            self.ended = True
+
+    def report(self, report: TellDispatcher) -> None:
+        """Tell the dispatcher."""
+        raise AssertionError(f"a reader that acknowledges nothing reports {report}")
+
+    # -- workers ----------------------------------------------------------------------------------------------------------
+
+    def _ask(self, source: Any, link: SimTaskLink) -> None:
+        sim, life = self.sim, link.life
+        worker = next((each for each in sim.workers if each.life == life), None)
+        answer: list[Answered] = []
+        link.answers.append(answer)
+        assert len(link.answers) <= AHEAD, f"W2: {len(link.answers)} questions are with one task"
+        open_ = [True]
+
+        def came(kind: int, value: Any, error: OpError | None) -> None:
+            answer.append(Answered(source, kind, value, error))
+            while link.answers and link.answers[0]:
+                (first,) = link.answers.popleft()
+                if self.alive and not self.ended:
+                    self.handle(first)
+                elif first.kind == SOME:
+                    sim.lose_answer(self, first.value[1])
+
+        def fail() -> None:
+            if open_:
+                open_.clear()
+                came(FAILED, None, UnavailableError("the worker does not answer"))
+
+        def answered(batch: list[Any], end: bool) -> None:
+            if not open_ or (sim.faulty() and sim.random.random() < sim.lose_answers):
+                self.lost_answers += len(batch)
+                sim.lose_answer(self, batch)
+                sim.soon(fail)
+            else:
+                open_.clear()
+                sim.soon(partial(came, END if end else SOME, (link, batch, self.tag(batch)), None))
+
+        def arrive() -> None:
+            at = None if worker is None or not worker.alive else worker.tasks.get(source.task)
+            if worker is None or at is None or at.state != self.state:
+                fail()
+                return
+            at.ask(self.client, answered)
+            if open_:
+                sim.watch_worker(worker, fail, lambda: bool(open_))
+
+        link.arrives_at = max(sim.clock.now + sim.random.expovariate(1 / DELAY_S), link.arrives_at)
+        sim.clock.at(link.arrives_at, arrive)
+
+    def tag(self, batch: list[Any]) -> Any:
+        """What a task says of a batch."""
+        return None
+
+    # -- the consumer -----------------------------------------------------------------------------------------------------
+
+    def consume(self) -> None:
+        """Take what is in the queue, if the consumer is not at something."""
+        if self._consuming or not self.alive:
+            return
+        if not self.queue:
+            self.look()
+            return
+        self._consuming = True
+        link, batch, _ = self.queue.popleft()
+        for element in batch:
+            assert self.mode == r.DYNAMIC or element > link.last, "F1: the batches of a task came out of their order"
+            link.last = element
+        self.got += batch
+        self.handle(Took())
+        self.sim.clock.after(self.pause_s(), self._consumed)
+
+    def pause_s(self) -> float:
+        """What the consumer needs for what it has taken."""
+        return self.sim.random.expovariate(1 / (self._element_s if self.sim.faulty() else QUICK_S))
+
+    def _consumed(self) -> None:
+        self._consuming = False
+        self.consume()
+
+    def kill(self) -> None:
+        """Its process ends: what is in its queue is lost."""
+        self.alive = False
+        self.lose_queue()
+        if self._link is not None:
+            self.sim.end_link(self._link)
+
+    def lose_queue(self) -> None:
+        """No consumer gets what has come."""
+        for _, batch, _ in self.queue:
+            self.sim.lose_answer(self, batch)
+
+
+class SimPortionReader(SimReader):
+    """One that acknowledges what its consumer has had.
+
+    Attributes:
+      confirmed, told: elements whose acknowledgment was answered, and which were told.
+    """
+
+    def __init__(self, sim: ReaderSurroundings, job: str | None, ordered: bool) -> None:
+        self.ordered = ordered
+        self.confirmed: list[int] = []
+        self.told: list[int] = []
+        self._consumption = Consumption(nullcontext(), 1, Consumed())
+        self._given: dict[int, list[int]] = {}
+        """Of each portion what the consumer was given."""
+        self._marked: dict[int, int] = {}
+        self._skipped: dict[int, int] = {}
+        """Of each portion the offset from which on this reader has it."""
+        self._hand: tuple[PortionPiece, Iterator[Any]] | None = None
+        super().__init__(sim, job, r.DYNAMIC, 0)
+
+    def opening(self, ticket: Ticket, request: int) -> q.Open:
+        terms = r.Terms("data", r.DYNAMIC, delivery="exactly_once", ordered=self.ordered)
+        count = self.sim.count
+        return q.Open(ticket, request, self.job, 0, terms, (count,), grain=(count, 1, 1))
+
+    def made(self, first: int) -> Delivery:
+        window = TaskWindow(self.client, "", -1)
+        return ExactlyOnceDelivery(window, self._consumption, 1, first, self.ordered, Consumed())
+
+    def tag(self, batch: list[Any]) -> Any:
+        runs: list[list[Any]] = []
+        for number, skip, offset, _, last in batch:
+            if not runs or (runs[-1][0], runs[-1][2] + runs[-1][3]) != (number, offset):  # also given out twice
+                runs.append([number, skip, offset, 0, False, 0, ""])
+            runs[-1][3] += 1
+            runs[-1][4] = last
+        return runs, len(batch), ()
+
+    # -- the consumer -----------------------------------------------------------------------------------------------------
+
+    def consume(self) -> None:
+        """Begin with the next piece, if the consumer is not at one."""
+        if self._hand is None and self.alive:
+            self._next_piece()
+
+    def _next_piece(self) -> None:
+        consumption = self._consumption
+        consumption.finish()
+        self._hand = None
+        if not self.queue:
+            if not consumption.waits:
+                consumption.waits = True
+                self.sim.clock.after(0.0, partial(self.handle, Waits()))
+            self.look()
+            return
+        consumption.waits = False
+        piece: PortionPiece = self.queue.popleft()
+        elements = iter(elements_of(piece))
+        self._skipped.setdefault(piece.number, piece.first)
+        had = self._skipped[piece.number] + len(self._given.setdefault(piece.number, []))
+        assert piece.first == had, f"X2: portion {piece.number} goes on at {piece.first} where {had} comes next"
+        consumption.take(piece, elements, piece.stop - piece.start)
+        self._hand = piece, elements
+        events: list[Event] = [Took()] if piece.last else []
+        if not consumption.due:
+            consumption.due = True
+            events.append(Works())
+        for event in events:
+            self.sim.clock.after(0.0, partial(self.handle, event))
+        self._next_element()
+
+    def _next_element(self) -> None:
+        """What a program does with an element takes time."""
+        if self._hand is None or not self.alive:
+            return
+        piece, elements = self._hand
+        element = next(elements, None)
+        if element is None:
+            self._next_piece()
+            return
+        self.got.append(element)
+        self._given[piece.number].append(element)
+        self.sim.clock.after(self.pause_s(), self._next_element)
+
+    def lose_queue(self) -> None:
+        """What was not acknowledged is computed again."""
+
+    # -- what it says -----------------------------------------------------------------------------------------------------
+
+    def report(self, report: TellDispatcher) -> None:
+        about = report.about
+
+        def question(ticket: Ticket) -> q.Question:
+            if report.method == ACKNOWLEDGE:
+                return q.AcknowledgeRequest(ticket, self.state, self.client, about)
+            return q.Missed(ticket, self.state, self.client, about)
+
+        marked = self._note_marks(about) if report.method == ACKNOWLEDGE else []
+
+        def then(_: Any, code: int) -> None:
+            if not code:
+                self.confirmed += marked
+            self.handle(Reported(report, code, ""))
+
+        self.sim.dispatcher.ask(self._dispatcher_link(), question, then)
+
+    def _note_marks(self, marks: Marks) -> list[int]:
+        """The elements that are acknowledged by these and were not confirmed before."""
+        found: list[int] = []
+        for number, elements, _ in marks:
+            skipped, given = self._skipped[number], self._given[number]
+            had = skipped + len(given)
+            at = self._hand is not None and self._hand[0].number == number and self._consumption.in_hand
+            assert elements <= had - at, (
+                f"X3: {elements} elements of portion {number} are acknowledged, and {had} were given"
+            )
+            found += given[: elements - skipped]
+        known = {*self.confirmed}
+        fresh = [element for element in found if element not in known]
+        self.told += [element for element in fresh if element not in self.told]
+        return fresh
+
+
+def elements_of(piece: PortionPiece) -> list[int]:
+    """Those of its answer that are in this piece."""
+    batch: PortionBatch = piece.batch
+    return [each[3] for each in batch.value[1][piece.start : piece.stop]]
