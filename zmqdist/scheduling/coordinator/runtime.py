@@ -63,8 +63,8 @@ from zmqdist.scheduling.coordinator.plans import Plans
 from zmqdist.scheduling.coordinator.target import Target
 from zmqdist.scheduling.coordinator.values import Kept, RemoteValue
 from zmqdist.scheduling.coordinator.watchdog import WatchDog
+from zmqdist.scheduling.dispatcher.heap_trimming import MemoryKeeper
 from zmqdist.scheduling.dispatcher.membership import SAID_GOODBYE
-from zmqdist.scheduling.dispatcher.memory import MemoryKeeper
 from zmqdist.scheduling.worker.kept import decode_loss
 from zmqdist.scheduling.worker.references import encode_reference
 from zmqdist.scheduling.worker.runtime import own_host

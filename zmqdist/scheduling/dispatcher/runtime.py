@@ -45,8 +45,8 @@ from zmqdist.rpc.service import RpcService
 from zmqdist.scheduling.dispatcher.broker import Broker, BrokerSnapshot
 from zmqdist.scheduling.dispatcher.broker import Event as BrokerEvent
 from zmqdist.scheduling.dispatcher.config import DispatcherConfig
+from zmqdist.scheduling.dispatcher.heap_trimming import MemoryKeeper
 from zmqdist.scheduling.dispatcher.membership import Member, MemberJoined, MemberLost
-from zmqdist.scheduling.dispatcher.memory import MemoryKeeper
 from zmqdist.scheduling.dispatcher.relay import Relay
 from zmqdist.scheduling.worker.fetch import RELAY
 from zmqdist.transport.address import join

@@ -11,7 +11,7 @@ from zmqdist.data.chunks import spec_to_json
 from zmqdist.data.dataset import Dataset
 from zmqdist.data.ops.snapshots import checked_compression
 from zmqdist.data.service.client import REGISTER_S, ask_dispatcher
-from zmqdist.data.service.service_of import Service, service_of
+from zmqdist.data.service.service_address import Service, service_of
 from zmqdist.errors import from_code
 
 
