@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import subprocess
 import sys
+import termios
 import textwrap
 import threading
 import time
@@ -82,6 +84,7 @@ class Launched:
       program: text of program.py, which the file of `FILE` runs; None: there is none.
       file: text of the cluster file, or the path of one.
       run: Python text of the launcher.
+      terminal: the descriptor of a terminal that it belongs to; None: it has none.
       grace_s: what program and workers have to end in. Also on a busy machine no test gets near the default.
     """
 
@@ -93,6 +96,7 @@ class Launched:
         arguments: tuple[str, ...] = (),
         run: str = LAUNCH,
         grace_s: float = PATIENCE_S,
+        terminal: int | None = None,
     ) -> None:
         self.process_folder = folder
         self.temporary = folder / "temporary"
@@ -114,6 +118,7 @@ class Launched:
             stderr=subprocess.STDOUT,
             text=True,
             start_new_session=True,
+            preexec_fn=None if terminal is None else lambda: fcntl.ioctl(terminal, termios.TIOCSCTTY, 0),
         )
         self.lines: list[str] = []
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -158,7 +163,7 @@ class Launched:
         return found[0]
 
     def interrupt(self) -> None:
-        """What Ctrl-C at a terminal does: SIGINT to the launcher and to its program, which are of one process group."""
+        """What Ctrl-C at a terminal does: SIGINT to the group of the launcher. Without a terminal its program is in another one."""
         os.killpg(self.process.pid, signal.SIGINT)
 
     def left_nothing(self, folders: bool = True) -> None:

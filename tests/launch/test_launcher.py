@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -42,6 +43,30 @@ def test_a_signal_ends_everything_and_leaves_nothing(launch: Launcher, how: str)
         job.process.terminate()
     assert job.ends() == 128 + (signal.SIGTERM if how == "SIGTERM" else signal.SIGINT), job.text
     job.left_nothing()
+
+
+COUNTS = """
+    import signal
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    print("ready", flush=True)
+    signal.sigwait({signal.SIGINT})
+    print("again" if signal.sigtimedwait({signal.SIGINT}, 0.5) else "once", flush=True)
+"""
+
+
+@pytest.mark.parametrize("at", ["terminal", "group"])
+def test_a_program_gets_one_sigint_for_a_ctrl_c(launch: Launcher, at: str) -> None:
+    """Wherever its standard input comes from: a second KeyboardInterrupt would come in the middle of what the first has begun."""
+    keyboard, terminal = os.openpty()
+    with os.fdopen(keyboard, "wb", buffering=0) as keys, os.fdopen(terminal, "wb", buffering=0) as screen:
+        job = launch(COUNTS, terminal=screen.fileno() if at == "terminal" else None)
+        job.saw("ready")
+        if at == "terminal":
+            keys.write(b"\x03")
+        else:
+            job.interrupt()
+        assert job.ends() == 0
+        assert job.lines[-1] == "once"
 
 
 @pytest.mark.killed("launch")

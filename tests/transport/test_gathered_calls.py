@@ -50,6 +50,14 @@ def one_in_flight(channel: Channel, held: Held) -> Any:
     return call
 
 
+def sees_the_end(channel: Channel, call: Any) -> bool:
+    """Look at the connection; whether its end has ended this call."""
+    lock, look = channel._lock, channel._look  # reach: every use from outside would also send what has gathered
+    with lock:
+        look(time.monotonic())
+    return bool(call.ended)
+
+
 def test_a_call_that_nobody_asks_about_leaves_although_another_is_in_flight(serve: Serve, open_channel: Open) -> None:
     held = Held(serve())
     channel = open_channel(held.served.address)
@@ -176,14 +184,7 @@ def test_what_has_gathered_when_the_connection_goes_waits_for_the_next_server(se
     held.served.loop.stop()
     assert channel.snapshot().calls_waiting == 3
 
-    lock, look = channel._lock, channel._look  # reach: every use from outside would also send what has gathered
-
-    def noticed() -> bool:
-        with lock:
-            look(time.monotonic())
-        return first.ended
-
-    until(noticed)
+    until(lambda: sees_the_end(channel, first))
     assert first.code == errors.UNAVAILABLE
     assert not any(call.ended for call in gathered)
     again = serve(address=channel.address)
@@ -194,13 +195,16 @@ def test_what_has_gathered_when_the_connection_goes_waits_for_the_next_server(se
     assert [body for bodies in arrived for body in bodies] == [b"0", b"1", b"2"]
 
 
+@pytest.mark.usefixtures("no_naps")
 def test_the_reader_takes_no_naps_while_there_is_no_server(serve: Serve, open_channel: Open) -> None:
     held = Held(serve())
     channel = open_channel(held.served.address)
     first = one_in_flight(channel, held)
-    held.served.loop.stop()
     gathered = start(channel, b"later")
-    until(lambda: first.ended and not channel._napping)  # reach: when its reader is off duty nothing outside shows
+    held.served.loop.stop()
+    until(lambda: sees_the_end(channel, first))
+    start(channel)  # it finds no server, and wakes the reader
+    until(lambda: not channel._napping)  # reach: when its reader is off duty nothing outside shows
     assert not gathered.ended
     serve(address=channel.address)
     channel.wait(gathered)

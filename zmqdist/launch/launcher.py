@@ -70,6 +70,8 @@ class Launch:
         self._grace_s = grace_s
         self._over = False
         self._signals: list[int] = []
+        self._shares_terminal = False
+        """Ctrl-C at a terminal reaches the program, too."""
         self._program: subprocess.Popen[bytes] | None = None
         self._lock = threading.RLock()  # a signal may interrupt who has it
 
@@ -248,7 +250,9 @@ class Launch:
         with self._lock:
             if self._signals:
                 return 128 + self._signals[-1]
-            self._program = subprocess.Popen(self._command, env=environment, preexec_fn=end_with_parent)
+            self._shares_terminal = _in_foreground()
+            prepare = end_with_parent if self._shares_terminal else _end_with_parent_apart
+            self._program = subprocess.Popen(self._command, env=environment, preexec_fn=prepare)
             if self._signals:  # one came while the program was being started
                 self._program.send_signal(self._signals[-1])
         code = self._wait_for_program()
@@ -270,13 +274,13 @@ class Launch:
                 self._program.kill()
 
     def _signalled(self, number: int) -> None:
-        """Ctrl-C at a terminal has reached the program already; a signal to us alone is passed on."""
+        """Ctrl-C at a terminal has reached the program already; every other signal is passed on, once."""
         with self._lock:
             first = not self._signals
             self._signals.append(number)
             if self._program is None or self._program.poll() is not None:
                 return
-            if number != signal.SIGINT or not sys.stdin.isatty():
+            if number != signal.SIGINT or not self._shares_terminal:
                 self._program.send_signal(number if first else signal.SIGKILL)
 
     def _worker_exited(self, child: Child) -> None:
@@ -311,6 +315,27 @@ class _Signals:
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
+
+
+def _in_foreground() -> bool:
+    """Whether a terminal sends what Ctrl-C means to all of this process's group, wherever standard input comes from."""
+    try:
+        terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
+    except OSError:
+        return False
+    try:
+        return os.tcgetpgrp(terminal) == os.getpgrp()
+    except OSError:
+        return False
+    finally:
+        os.close(terminal)
+
+
+def _end_with_parent_apart() -> None:
+    """In a group of its own, so that a signal to this group reaches the program once: when it is passed on. A second KeyboardInterrupt
+    would come in the middle of what the first has begun."""
+    os.setpgid(0, 0)
+    end_with_parent()
 
 
 def _with_this_python(command: Sequence[str]) -> list[str]:
