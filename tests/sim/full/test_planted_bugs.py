@@ -135,7 +135,7 @@ def asked_again(patch: pytest.MonkeyPatch) -> None:
 def abandon_without_kill(self: WorkerMachine) -> list[Any]:
     for slot in self._slots:
         slot.given.clear()
-    self._queue.clear()
+    self.queue.empty()
     self._outcomes.clear()
     self._started.clear()
     freed = [FreeBulk(lease) for lease in self._bulk]

@@ -279,7 +279,7 @@ class SnapshotWorld:
         """Until all snapshots are over. Raises Broken."""
         faulty_steps = self.random.randint(20, FAULTY_STEPS_MAX)
         for step in range(STEPS_MAX):
-            if all(folder.done or folder.error is not None for folder in self.folders.values()):
+            if all(machine.over for machine in self.machines.values()):
                 self.check_whole()
                 return self
             if step == faulty_steps:
@@ -328,7 +328,7 @@ class SnapshotWorld:
             machine.worker_lost(worker.address)
 
     def check_whole(self) -> None:
-        """The chunks of a whole snapshot hold each position once."""
+        """The chunks of a whole snapshot hold each position once. Its machine knows of an end also where the folder could not be told."""
         for path, folder in self.folders.items():
             whole = {
                 (source, repetition, position)
@@ -339,6 +339,8 @@ class SnapshotWorld:
                 raise Broken(f"P1: the chunks of {path} lack {whole - set(folder.chunks)}, or have some twice")
             if folder.error is not None and not self.fails and not self.met["writing fails"]:
                 raise Broken(f"P3: {path} has failed without a reason")
+            if not (folder.done or folder.error is not None or self.met["writing fails"]):
+                raise Broken(f"P3: {path} is over, and its folder does not say so")
 
 
 def simulate_snapshots(seed: int, **options: Any) -> SnapshotWorld:
