@@ -157,3 +157,15 @@ def test_two_questions_that_fail_together_lengthen_the_pause_once() -> None:
         machine.handle(Answered(ask.source, FAILED, None, UnavailableError("away")), 0.0)
         pauses.append(machine.deadline)
     assert pauses == [0.001, 0.001]
+
+
+def test_a_task_that_answers_is_asked_again_at_once_although_another_question_to_it_has_failed() -> None:
+    machine = FirstComeDelivery(5, "", -1)
+    machine.handle(Began(), 0.0)
+    first, second = machine.handle(news(there(1)), 0.0)
+    assert isinstance(first, Ask)
+    assert isinstance(second, Ask)
+    assert machine.handle(Answered(first.source, FAILED, None, UnavailableError("not there yet")), 0.0) == []
+    delivered, *asked = machine.handle(Answered(second.source, SOME, "batch", None), 0.001)
+    assert delivered == Deliver(["batch"])
+    assert [type(effect) for effect in asked] == [Ask, Ask]

@@ -298,7 +298,7 @@ class ExactlyOnceDelivery:
         if error is not None:  # the task cannot go on
             return self._end(error)
         if event.kind == SOME:
-            source.pause_s = 0.0
+            self._window.succeed(source)
             return self._accept(source, event.value)
         self._window.held -= 1
         source.ended = source.ended or event.kind == END

@@ -60,7 +60,7 @@ class FirstComeDelivery:
         source, error = event.source, event.error
         source.asked -= 1
         if event.kind == SOME:
-            source.pause_s = 0.0
+            self._window.succeed(source)
             return [Deliver([event.value])]
         if error is not None and error.error_code not in RETRIABLE:
             return [Deliver([_from_worker(source.address, error)])]

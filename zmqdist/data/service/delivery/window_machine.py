@@ -1,7 +1,7 @@
 """Which tasks a reader asks next: some batches of each are asked for ahead, the one that was asked longest ago first.
 
 Promises
-    W1  A task that has ended, is gone, or failed to answer less than its pause ago is not asked.
+    W1  A task that has ended, is gone, or failed to answer less than its pause ago, and has not answered since, is not asked.
     W2  At most AHEAD questions are with a task; questions and batches that wait for the consumer are never more than the window holds, so
         that a slow consumer makes no reader fill its memory.
     W3  A task with a new incarnation is asked anew, also one that had ended or failed before.
@@ -119,6 +119,10 @@ class TaskWindow:
                     wanted = Wanted(each_max, BATCH_BYTES, wait_s, self._reader, trainer=self._trainer)
                     asked.append(Ask(source, wanted))
         return asked
+
+    def succeed(self, source: TaskSource) -> None:
+        """It has answered: a question that failed before came too early, and the next need not wait."""
+        source.pause_s, source.paused_until = 0.0, -inf
 
     def fail(self, source: TaskSource, now: float) -> None:
         """It did not answer: leave it alone for a while."""
