@@ -130,7 +130,7 @@ BUGS: dict[str, tuple[Plant, str]] = {
         instead("not_written", lambda _: lambda self, record, error: []),
         "P5",
     ),
-    "an end is not noted": (instead("apply", forgets(m.SnapshotCompleted)), "P3"),
+    "an end is not noted": (instead("apply", forgets(m.SnapshotCompleted)), "P5"),
 }
 
 
