@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 from zmqdist.data.service.delivery.coordinated_machine import CoordinatedDelivery
+from zmqdist.data.service.delivery.exactly_once_machine import (
+    LATER_BYTES_MAX,
+    Consumed,
+    Consumption,
+    ExactlyOnceDelivery,
+)
 from zmqdist.data.service.delivery.first_come_machine import FirstComeDelivery
 from zmqdist.data.service.delivery.interface import (
     FAILED,
@@ -21,6 +28,7 @@ from zmqdist.data.service.delivery.interface import (
     TaskPlace,
     Took,
 )
+from zmqdist.data.service.delivery.window_machine import TaskWindow
 from zmqdist.errors import InvalidArgumentError, OpError, UnavailableError
 from zmqdist.events import Ticked
 
@@ -169,3 +177,29 @@ def test_a_task_that_answers_is_asked_again_at_once_although_another_question_to
     delivered, *asked = machine.handle(Answered(second.source, SOME, "batch", None), 0.001)
     assert delivered == Deliver(["batch"])
     assert [type(effect) for effect in asked] == [Ask, Ask]
+
+
+def test_in_order_the_task_that_has_what_is_next_is_asked_however_many_questions_others_have() -> None:
+    """When much waits for its turn nobody else is asked, so that no other answer would have the reader go on."""
+    consumption = Consumption(nullcontext(), 1, Consumed())
+    machine = ExactlyOnceDelivery(TaskWindow(5, "", -1), consumption, 1, 0, True, Consumed())
+    machine.handle(news(*map(there, range(4))), 0.0)
+    asked: dict[int, list[Any]] = {}
+
+    def tell(event: Any) -> list[Effect]:
+        effects = machine.handle(event, 0.0)
+        for effect in effects:
+            if isinstance(effect, Ask):
+                asked.setdefault(effect.source.task, []).append(effect.source)
+        return effects
+
+    def answer(task: int, nbytes: int) -> list[Effect]:
+        tag = (((task, 0, 0, 1, False, 0, ""),), nbytes, (task,))
+        return tell(Answered(asked[task].pop(), SOME, ("", [task], tag), None))
+
+    tell(Began())
+    for other in (1, 2, 3):
+        answer(other, LATER_BYTES_MAX // 2)
+    delivered, *next_ = answer(0, 8)
+    assert isinstance(delivered, Deliver)
+    assert [effect.source.task for effect in next_ if isinstance(effect, Ask)] == [0]

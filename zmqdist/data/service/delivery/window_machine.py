@@ -100,14 +100,17 @@ class TaskWindow:
         return [each for each in self.sources.values() if not (each.ended or each.gone or each.paused_until > -inf)]
 
     def questions(self, sources: Sequence[TaskSource]) -> list[Ask]:
-        """As many as there is room for, to these."""
+        """As many as there is room for, to these.
+
+        The room is for all that could answer: questions are out to others, too, and the consumer may wait for one of these alone.
+        """
         sources = sorted(sources, key=attrgetter("asked", "asked_at"))
-        limit = self._limit
+        limit, count = self._limit, len(self.askable())
         if limit < 0:
-            room, each_max, wait_s = AHEAD * (len(sources) + 1) - self.held, ELEMENTS_MAX, None
+            room, each_max, wait_s = AHEAD * (count + 1) - self.held, ELEMENTS_MAX, None
         else:
-            each_max = max(1, limit // max(1, AHEAD * len(sources)))
-            room, wait_s = limit // each_max - self.held, LONG_TURN_S if limit >= len(sources) else TURN_S
+            each_max = max(1, limit // max(1, AHEAD * count))
+            room, wait_s = limit // each_max - self.held, LONG_TURN_S if limit >= count else TURN_S
         asked = []
         for _ in range(AHEAD):
             for source in sources:
