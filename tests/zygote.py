@@ -2,7 +2,7 @@
 
 A Python that starts by command and imports zmqdist costs more than a second of CPU; a fork costs milliseconds. The zygote is the standard
 library's fork server: one for each pytest process, started with the first server that a test wants. It has one thread and no ZeroMQ
-context. `ServerProcess` is a dispatcher or a worker, `template` what a worker with processes forks its slots and tasks from.
+context. `ServerProcess` is a dispatcher or a worker, `slots_zygote` what a worker with processes forks its slots and tasks from.
 
 Each server ends when the connection to this process closes, so none outlives it. `left_running` names those that a test has forgotten.
 """
@@ -21,7 +21,7 @@ from multiprocessing.context import ForkServerProcess
 from multiprocessing.reduction import DupFd
 from typing import Any
 
-from zmqdist.process.template import TemplateProcess
+from zmqdist.process.zygote_process import ZygoteProcess
 
 PATIENCE_S = 30.0
 
@@ -150,11 +150,11 @@ def _serve(environment: dict[str, str], connection: Connection, kind: str, confi
     server.stop()
 
 
-# -- templates of workers -----------------------------------------------------------------------------------------------
+# -- zygotes of workers -------------------------------------------------------------------------------------------------
 
 
-class _Template(TemplateProcess):
-    """A template process that is the fork server's child, and not this process's."""
+class _SlotsZygote(ZygoteProcess):
+    """A zygote that is the fork server's child, and not this process's."""
 
     def __init__(self, process: ForkServerProcess, control: socket.socket) -> None:
         assert process.pid is not None
@@ -166,11 +166,15 @@ class _Template(TemplateProcess):
         return self._process.exitcode
 
 
-def template() -> TemplateProcess:
-    """For `WorkerServer(config, template=template())` with processes: the worker ends it."""
+def slots_zygote() -> ZygoteProcess:
+    """For `WorkerServer(config, zygote=slots_zygote())` with processes: the worker ends it."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with theirs:
-        return _Template(_fork("template", _serve_forks, _Descriptor(theirs.fileno())), ours)
+    starter = os.pidfd_open(os.getpid())
+    try:
+        with theirs:
+            return _SlotsZygote(_fork("zygote", _be_zygote, _Descriptor(theirs.fileno()), _Descriptor(starter)), ours)
+    finally:
+        os.close(starter)
 
 
 class _Descriptor:
@@ -187,11 +191,12 @@ def _detach(descriptor: Any) -> int:
     return int(descriptor.detach())
 
 
-def _serve_forks(environment: dict[str, str], control: int) -> None:
+def _be_zygote(environment: dict[str, str], control: int, starter: int) -> None:
     """In the child."""
     _become(environment)
     os.setsid()
-    from zmqdist.scheduling.worker import children as module
+    from zmqdist.process import zygote
+    from zmqdist.scheduling.worker import children
 
-    sys.argv[1:] = [str(control)]
-    module.main()
+    sys.argv[1:] = [str(control), str(starter), zygote.SLOTS_NAME, *children.MODULES]
+    zygote.main()

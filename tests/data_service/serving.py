@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from tests.zygote import template
+from tests.zygote import slots_zygote
 from zmqdist.data.dataset import Dataset
 from zmqdist.data.service.client import distribute
 from zmqdist.data.service.policy import ShardingPolicy
@@ -49,6 +49,6 @@ def serving(workers: int = 1, *, processes: bool = True) -> Iterator[Service]:
         config = WorkerConfig(dispatcher.address, processes=processes)
         made = []
         for _ in range(workers):
-            worker = WorkerServer(config, template=template() if processes else None)
+            worker = WorkerServer(config, zygote=slots_zygote() if processes else None)
             made.append(stack.enter_context(worker))
         yield Service(dispatcher, made)

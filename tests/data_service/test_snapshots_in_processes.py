@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from tests.data_service.serving import until
-from tests.zygote import template
+from tests.zygote import slots_zygote
 from zmqdist.data.dataset import Dataset
 from zmqdist.data.service.snapshots.save import distributed_save
 from zmqdist.errors import CancelledError, UnknownError
@@ -35,7 +35,7 @@ def saving(tmp_path: Path, workers: int) -> Iterator[tuple[str, list[WorkerServe
         told = WorkerConfig(dispatcher.address, processes=True)
         yield (
             dispatcher.address,
-            [stack.enter_context(WorkerServer(told, template=template())) for _ in range(workers)],
+            [stack.enter_context(WorkerServer(told, zygote=slots_zygote())) for _ in range(workers)],
         )
 
 
@@ -141,7 +141,7 @@ def test_a_worker_that_leaves_hands_its_stream_on(tmp_path: Path) -> None:
         path = tmp_path / "saved"
         saved = distributed_save(Dataset.range(200).map(step, **INTS), str(path), address)
         until(lambda: saved.progress()["handed_out"] >= 100, "a hundred elements")
-        with WorkerServer(WorkerConfig(address, processes=True), template=template()):
+        with WorkerServer(WorkerConfig(address, processes=True), zygote=slots_zygote()):
             go.touch()
             workers[0].stop(grace_s=WAIT_S)
             saved.wait(WAIT_S)

@@ -269,13 +269,13 @@ def _fork(
     name: str, module: str, arguments: list[str], environment: Mapping[str, str], piped: bool, given: list[int]
 ) -> Forked | None:
     """Fork a child from the zygote, with its output in a pipe or where that of this process goes; None where that cannot be."""
-    order = Order(name, module, arguments, dict(environment), given)
+    order = Order(name, module, arguments, dict(environment), [1, 2, *given])
     if not piped:
-        return zygote_client.fork(order, given, 1, 2)
+        return zygote_client.fork(order, [1, 2, *given])
     ours, theirs = os.pipe2(os.O_CLOEXEC)
     stdout = os.fdopen(ours, "rb")
     try:
-        forked = zygote_client.fork(order, given, theirs, theirs, stdout)
+        forked = zygote_client.fork(order, [theirs, theirs, *given], stdout)
     finally:
         os.close(theirs)
     if forked is None:

@@ -96,17 +96,18 @@ def run_worker(
     config: WorkerConfig, *, grace_s: float = GRACE_S, lifeline: int = -1, announce: Announce = print
 ) -> int:
     """Work until told to stop. Returns the exit code; an expected failure is one line on stderr."""
-    from zmqdist.process.template import fork_template
-    from zmqdist.scheduling.worker.children import entries
+    from zmqdist.process.zygote_process import fork_slots_zygote
+    from zmqdist.scheduling.worker.children import import_modules
     from zmqdist.scheduling.worker.runtime import WorkerServer, end_log
 
-    template = None
+    zygote = None
     if config.processes and threading.active_count() == 1:
         environment = Credentials(config.token_file, config.keys_dir, config.insecure).environment()
-        template = fork_template(environment, entries())
+        import_modules()
+        zygote = fork_slots_zygote(environment)
     with _Signals() as signals, _silent(end_log):
         try:
-            server = WorkerServer(config, start=False, template=template)
+            server = WorkerServer(config, start=False, zygote=zygote)
             if not _start(server, signals, lifeline):
                 return OK
         except errors.OpError as error:
@@ -262,7 +263,7 @@ def prepare(lifeline: str, kind: str, text: str = "") -> None:
         import zmqdist.scheduling.worker.runtime
         from zmqdist.scheduling.worker import children
 
-        children.entries()
+        children.import_modules()
     else:
         import zmqdist.cluster.spec
         import zmqdist.tasks.server  # noqa: F401

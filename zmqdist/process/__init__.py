@@ -1,1 +1,1 @@
-"""Child processes: the zygote that a starting process forks them from, the template of a worker, and the pipe to each of them."""
+"""Child processes: the zygote that they are forked from, how they are reaped, and the pipe to each of them."""

@@ -1,4 +1,4 @@
-"""The starting process's side of its zygote (zygote.py): `fork` gives a child, or None where it has to be started by command.
+"""A launcher's side of its zygote (zygote.py): `fork` gives a child, or None where it has to be started by command.
 
 There is one zygote for each set of facts that children inherit and no order can change: user, limits, ignored signals, and the variables
 that Python, NumPy and the C library read when they start. It is started by `prepare` or with the first child, and ends with this process. A
@@ -9,29 +9,26 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import dataclasses
 import json
 import logging
 import os
 import resource
 import signal
 import socket
-import subprocess
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-from zmqdist.child_command import child_command
 from zmqdist.errors import describe_exit
 from zmqdist.process.zygote import BORN, SPAWN, WORD, Order
+from zmqdist.process.zygote_process import CLOSE_S, start_zygote
 
 log = logging.getLogger("zmqdist.launch")
 
 BIRTH_S = 30.0
 """So long a zygote may take for its imports and a child: a busy machine, a slow disk."""
 
-CLOSE_S = 5.0
 ZYGOTES_MAX = 4
 
 _READ_AT_START = (
@@ -80,7 +77,7 @@ class Forked:
             except OSError:
                 word = b""
             # Without a word the zygote was killed, and how this child ended nobody knows.
-            self.returncode = WORD.unpack(word)[1] if word else -int(signal.SIGKILL)
+            self.returncode = WORD.unpack(word)[2] if word else -int(signal.SIGKILL)
             self._status.close()
             os.close(self.pidfd)
         return self.returncode
@@ -95,23 +92,8 @@ class _Zygote:
 
     def __init__(self) -> None:
         self.works = False
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        starter = os.pidfd_open(os.getpid())
-        try:
-            self._process = subprocess.Popen(
-                child_command("zmqdist.process.zygote", str(theirs.fileno()), str(starter)),
-                pass_fds=[theirs.fileno(), starter],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,  # what is wrong the command says, which is used in its place
-                start_new_session=True,
-            )
-        except BaseException:
-            self._control.close()
-            raise
-        finally:
-            theirs.close()
-            os.close(starter)
+        self._process = start_zygote()
+        self._control = self._process.control
 
     def fileno(self) -> int:
         return self._control.fileno()
@@ -122,13 +104,14 @@ class _Zygote:
 
     def order(self, order: Order, descriptors: Sequence[int]) -> tuple[int, int, socket.socket] | None:
         """Have a child forked: its pid, pidfd and status socket. None: refused, or the zygote is dead."""
-        payload = os.memfd_create("zmqdist-order", os.MFD_CLOEXEC)
+        payload = order.to_memfd()
         status, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
-            with theirs, open(payload, "wb") as file:
-                file.write(json.dumps(dataclasses.asdict(order)).encode())
-                file.flush()
-                socket.send_fds(self._control, [SPAWN], [payload, theirs.fileno(), *descriptors])
+            with theirs:
+                try:
+                    socket.send_fds(self._control, [SPAWN], [payload, theirs.fileno(), *descriptors])
+                finally:
+                    os.close(payload)
             status.settimeout(BIRTH_S)
             word, pidfds, _, _ = socket.recv_fds(status, WORD.size, 1)
         except OSError:
@@ -139,7 +122,7 @@ class _Zygote:
         assert word[:4] == BORN
         status.settimeout(None)
         self.works = True
-        return WORD.unpack(word)[1], pidfds[0], status
+        return WORD.unpack(word)[2], pidfds[0], status
 
     def exit_code_soon(self) -> int | None:
         """Its exit code, or None: it is not about to end. A process that is killed closes its descriptors first."""
@@ -153,27 +136,15 @@ class _Zygote:
                 self._control.settimeout(None)
             if not gone:
                 return None
-        try:
-            return self._process.wait(CLOSE_S)
-        except subprocess.TimeoutExpired:
-            return None
+        return self._process.wait(CLOSE_S)
 
     def close(self) -> None:
         """End it, and wait for its end; its children go on."""
-        self._control.close()
-        try:
-            self._process.wait(CLOSE_S)
-        except (
-            subprocess.TimeoutExpired,
-            KeyboardInterrupt,
-        ):  # one more Ctrl-C, while this program ends: not so patiently, then
-            self._process.kill()
-            self._process.wait()
+        self._process.close()
 
     def forget(self) -> None:
         """In a process that was forked from the starting one: the zygote is not ours."""
-        self._control.close()
-        self._process.returncode = 0
+        self._process.forget()
 
 
 _lock = threading.Lock()
@@ -193,16 +164,15 @@ def prepare(module: str, *arguments: str) -> None:
         zygote.tell(module, arguments)
 
 
-def fork(order: Order, given: Sequence[int], out: int, err: int, stdout: IO[bytes] | None = None) -> Forked | None:
+def fork(order: Order, given: Sequence[int], stdout: IO[bytes] | None = None) -> Forked | None:
     """Have a child forked. None: it has to be started by command.
 
     Args:
-      given: its further descriptors; it gets them under `order.numbers`.
-      out: its standard output, and `err` its standard error.
-      stdout: the other end of that, for the Forked.
+      given: its descriptors, its standard output and error too; it gets them under `order.numbers`.
+      stdout: the other end of its standard output, for the Forked.
     """
     facts = _facts()
-    if _fixed(order.environment) != _fixed(os.environ):
+    if _fixed(order.environment or {}) != _fixed(os.environ):
         return None
     zygote = _zygote(facts)
     if zygote is None:
@@ -212,7 +182,7 @@ def fork(order: Order, given: Sequence[int], out: int, err: int, stdout: IO[byte
     except OSError:
         return None
     try:
-        made = zygote.order(order, [directory, out, err, *given])
+        made = zygote.order(order, [directory, *given])
     finally:
         os.close(directory)
     if made is None:

@@ -1,4 +1,4 @@
-"""What becomes of processes that functions start, and of a worker whose template process was killed."""
+"""What becomes of processes that functions start, and of a worker whose zygote was killed."""
 
 from __future__ import annotations
 
@@ -56,22 +56,22 @@ def test_processes_that_a_function_started_end_with_its_slot(tmp_path: Path) -> 
         until(lambda: not is_alive(pid))
 
 
-def test_a_worker_without_its_template_process_ends_and_its_work_runs_elsewhere(
+def test_a_worker_without_its_zygote_ends_and_its_work_runs_elsewhere(
     start_worker: Callable[..., Child], tmp_path: Path
 ) -> None:
     with zd.DispatchServer() as dispatcher, ClusterCoordinator(dispatcher) as coordinator:
         worker = start_worker(dispatcher.address, slots=2)
-        template = coordinator.schedule(os.getppid).get(20)
+        zygote = coordinator.schedule(os.getppid).get(20)
         value = coordinator.schedule(waits, (tmp_path,))
         until(lambda: begun(tmp_path))
-        os.kill(template, signal.SIGKILL)
+        os.kill(zygote, signal.SIGKILL)
         assert worker.ended.wait(20)
         start_worker(dispatcher.address)
         (tmp_path / "go").touch()
         assert value.get(20) == "x"
 
 
-def test_more_slots_than_the_templates_socket_holds_messages_all_start(start_worker: Callable[..., Child]) -> None:
+def test_more_slots_than_the_zygotes_socket_holds_messages_all_start(start_worker: Callable[..., Child]) -> None:
     with zd.DispatchServer() as dispatcher, ClusterCoordinator(dispatcher) as coordinator:
         start_worker(dispatcher.address, slots=290)
         assert coordinator.schedule(int, ("5",)).get(50) == 5

@@ -1,6 +1,6 @@
 """The process of one task of the data service: runs its pipeline, and answers its readers itself.
 
-It is forked from the worker's template, and has a loop and a router of its own over the listening socket that its worker has made:
+It is forked from the worker's zygote, and has a loop and a router of its own over the listening socket that its worker has made:
 elements go from here to the readers. Positions it asks the dispatcher for. With the worker it shares
     a pipe      the worker says Begin, perhaps HAND_BACK or REFUSE and, by closing its end, that this is over; here figures are said,
                 FINISHED, and after REFUSE that all is ANSWERED

@@ -2,7 +2,7 @@
 
 How a task is found
     The worker opens a listening socket for each task and tells its port at once. Nobody accepts on it until a first reader connects: then
-    the worker has a child forked from its template, which takes the socket over (task_main.py). So a task that nobody reads costs a
+    the worker has a child forked from its zygote, which takes the socket over (task_main.py). So a task that nobody reads costs a
     socket and no process, and the fork costs no question and answer. The worker keeps the socket: if the child dies, its readers connect
     again to the same port, and the next child finds them waiting.
 
@@ -13,7 +13,7 @@ When the process dies by itself (a signal, os._exit, no memory)
     error.
     A task that computes portions loses nothing: the dispatcher is told, gives out again what the process had, and counts deaths. The
     next process begins when the dispatcher has heard it, so that what that one is given is not charged.
-    A process that the template ended because this worker was stopped is no crash: another one begins when somebody reads.
+    A process that the zygote ended because this worker was stopped is no crash: another one begins when somebody reads.
 
 The end
     A dropped task's process may bring its last answers home; END_S later it is killed, whatever user code does. All go with the worker.
@@ -44,9 +44,9 @@ from zmqdist.data.service.task_main import (
 )
 from zmqdist.data.service.worker import WorkerTask
 from zmqdist.errors import OpError
-from zmqdist.process.forks import Fork, SpawnChild
+from zmqdist.process.bound_children import BoundChild, SpawnChild
 from zmqdist.process.pipe import BYTES, LoopPipe, Parts
-from zmqdist.process.template import SILENT
+from zmqdist.process.zygote import SILENT
 from zmqdist.transport.address import DTS_PORT, join, split
 from zmqdist.transport.loop import Loop
 from zmqdist.transport.router import listen
@@ -125,7 +125,7 @@ class TaskProcesses:
             process.refuse()
 
     def close(self) -> None:
-        """The processes end with their template, or because the worker's end of the pipe is closed."""
+        """The processes end with their zygote, or because the worker's end of the pipe is closed."""
         for process in (*self._tasks.values(), *self.ending):
             process.close()
         self._tasks.clear()
@@ -150,7 +150,7 @@ class _TaskProcess:
         self._listener = listen(owner.bind)
         port = self._listener.getsockname()[1]
         self.address = owner.read_at.replace(DTS_PORT, str(port)) or join(split(owner.address)[0], port)
-        self._child: Fork | None = None
+        self._child: BoundChild | None = None
         self._pipe: LoopPipe[bytes] | None = None
         self._page: mmap.mmap | None = None
         self.figures: tuple[Any, ...] = ()

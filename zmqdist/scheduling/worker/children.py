@@ -1,22 +1,22 @@
-"""The kinds of child processes that a worker has, and the module that its template process (process/template.py) starts with."""
+"""The modules that the children of a worker run; its zygote (process/zygote.py) starts with them."""
 
 from __future__ import annotations
 
-from zmqdist.process import template
+import importlib
 
-SLOT, TASK, STREAM = range(3)
-"""Slots run functions, tasks read a pipeline of the data service, streams write one into a snapshot."""
+SLOT = "zmqdist.scheduling.worker.slot_main"
+"""Runs functions."""
+
+TASK = "zmqdist.data.service.task_main"
+"""Reads a pipeline of the data service."""
+
+STREAM = "zmqdist.data.service.snapshots.stream_process"
+"""Writes a pipeline into a snapshot."""
+
+MODULES = (SLOT, TASK, STREAM)
 
 
-def entries() -> tuple[template.Entry, ...]:
-    """Return what the kinds run. Imported before any fork, so that children share it; the worker itself needs none of it."""
-    from zmqdist.data.service import task_main
-    from zmqdist.data.service.snapshots import stream_process
-    from zmqdist.scheduling.worker import slot_main
-
-    return slot_main.main, task_main.main, stream_process.main
-
-
-def main() -> None:
-    """Be a template: FD, its control socket."""
-    template.main(entries())
+def import_modules() -> None:
+    """Before the zygote is forked off, so that all children share them. The worker itself needs none of them."""
+    for module in MODULES:
+        importlib.import_module(module)

@@ -21,8 +21,8 @@ from zmqdist.data.service.task_process import TaskProcesses
 from zmqdist.data.service.worker import DataWorker, WorkerDataSnapshot
 from zmqdist.events import Heard, Send, Ticked
 from zmqdist.messages import BULK, KEPT, Message, Read
-from zmqdist.process.forks import Forks
-from zmqdist.process.template import TemplateProcess, start_template
+from zmqdist.process.bound_children import BoundChildren
+from zmqdist.process.zygote_process import ZygoteProcess, start_slots_zygote
 from zmqdist.rpc.looped import LoopCalls
 from zmqdist.rpc.service import RpcService
 from zmqdist.scheduling.dispatcher.config import WorkerConfig
@@ -73,7 +73,7 @@ class WorkerServer:
     Args:
       config: a WorkerConfig.
       start: begin at once; else `start()` does.
-      template: what slot processes are forked from, where the caller has one already.
+      zygote: what slot processes are forked from, where the caller has one already.
 
     The dispatcher may be started later: `start` waits for it, and says so in the log. In a program slots are threads unless the
     config asks for processes; the `zmqdist worker` command has processes.
@@ -88,8 +88,8 @@ class WorkerServer:
       ResourceExhaustedError: the slots need more descriptors than this process may have.
     """
 
-    def __init__(self, config: WorkerConfig, start: bool = True, *, template: TemplateProcess | None = None) -> None:
-        self._runtime = _Runtime(config, template)
+    def __init__(self, config: WorkerConfig, start: bool = True, *, zygote: ZygoteProcess | None = None) -> None:
+        self._runtime = _Runtime(config, zygote)
         self._lock = threading.Lock()
         if start:
             self.start()
@@ -216,9 +216,9 @@ class _Runtime:
       ended: why it ended.
     """
 
-    def __init__(self, config: WorkerConfig, template: TemplateProcess | None) -> None:
+    def __init__(self, config: WorkerConfig, zygote: ZygoteProcess | None) -> None:
         self._config = config
-        self._template = template
+        self._zygote = zygote
         self._pid = os.getpid()
         self._dispatcher = config.dispatcher_address.removeprefix("zmq://")
         split(self._dispatcher)
@@ -228,7 +228,7 @@ class _Runtime:
         self.ended: Exit | None = None
         self.machine: WorkerMachine | None = None
         self.loop: Loop | None = None
-        self._forks: Forks | None = None
+        self._children: BoundChildren | None = None
         self.address = self.advertised = ""
         self._bulk_leases: dict[int, list[int]] = {}
         self._due: float | None = None
@@ -272,13 +272,11 @@ class _Runtime:
         try:
             if config.processes:
                 check_descriptors(config.slots)
-                self._forks = Forks(
-                    loop, self._template or start_template(credentials.environment(), children.__name__)
-                )
-                loop.on_stop(self._forks.close)
-            router = Router(
-                loop, security := credentials.server(host, "worker"), our_hello("server", incarnation, name)
-            )
+                zygote = self._zygote or start_slots_zygote(children.MODULES, credentials.environment())
+                self._children = BoundChildren(loop, zygote)
+                loop.on_stop(self._children.close)
+            security = credentials.server(host, "worker")
+            router = Router(loop, security, our_hello("server", incarnation, name))
             service = RpcService("worker")
             self._store = BulkStore(service, READERS, incarnation)
             self._fetcher = Fetcher(credentials, "worker", self._dispatcher)
@@ -299,15 +297,17 @@ class _Runtime:
             host_of_tasks = self._task_processes(host, incarnation, config.dispatcher_timeout_s)
             self.data = DataWorker(loop, service, self._calls, *about, host_of_tasks, config.chunk_bytes_max)
             self.data.host.cache_bytes = config.cache_bytes
-            if self._forks is not None:
-                self.data.snapshots.processes = partial(self._forks.spawn, children.STREAM)
+            if self._children is not None:
+                self.data.snapshots.processes = partial(self._children.spawn, children.STREAM)
             service.attach(router, loop, incarnation)
             loop.on_stop(service.close)
             self._bind(router, security.public, host)
             self._slots: ProcessSlots | ThreadSlots
             about_slots = config.slots, self._handle, self._hold
-            if self._forks is not None:
-                self._slots = ProcessSlots(loop, *about_slots, self.address, security.public, self._forks, self._worker)
+            if self._children is not None:
+                self._slots = ProcessSlots(
+                    loop, *about_slots, self.address, security.public, self._children, self._worker
+                )
             else:
                 self._slots = ThreadSlots(loop, *about_slots, self._pulled, self._worker)
             self.machine = WorkerMachine(
@@ -355,10 +355,10 @@ class _Runtime:
 
     def _task_processes(self, host: str, life: int, timeout_s: float) -> TaskProcesses | None:
         """Where tasks of the data service run, if not in threads."""
-        if self._forks is None:
+        if self._children is None:
             return None
         assert self.loop is not None
-        spawn = partial(self._forks.spawn, children.TASK)
+        spawn = partial(self._children.spawn, children.TASK)
         return TaskProcesses(self.loop, spawn, host, self._dispatcher, life, timeout_s)
 
     def _bind(self, router: Router, key: bytes, host: str) -> None:
@@ -410,8 +410,8 @@ class _Runtime:
             self._pulled.drop()
         if machine.registered and not self._registered.is_set():
             self._registered.set()
-            if self._forks is not None:
-                self._forks.watch(machine.lease_s / 2)
+            if self._children is not None:
+                self._children.watch(machine.lease_s / 2)
         if machine.registered != self._in_contact:
             self._in_contact = machine.registered
             if self._in_contact:
@@ -495,8 +495,8 @@ class _Runtime:
     def _close(self) -> None:
         self._dealer.close(linger_s=0.5)
         self._slots.close()
-        if self._forks is not None:
-            self._forks.close()
+        if self._children is not None:
+            self._children.close()
         self._fetcher.close()
         self._store.close()
         self._registered.set()

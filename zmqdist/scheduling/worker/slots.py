@@ -1,7 +1,7 @@
 """Slots as child processes, from the worker's side.
 
 Each slot has a pipe for work and outcomes, and a page of memory for what must not wait for a message (slot_main.py). How it is forked,
-and what it writes to standard error, is the business of forks.py.
+and what it writes to standard error, is the business of bound_children.py.
 
 Everything here runs in the loop's thread.
 """
@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 
 from zmqdist.errors import OpError, ResourceExhaustedError, UnavailableError, describe_exit
 from zmqdist.messages import BULK, ERROR
-from zmqdist.process.forks import Fork, Forks
+from zmqdist.process.bound_children import BoundChild, BoundChildren
 from zmqdist.process.pipe import LoopPipe, Parts
-from zmqdist.process.template import SILENT
+from zmqdist.process.zygote import SILENT
 from zmqdist.running import Worker
 from zmqdist.scheduling.worker.children import SLOT
 from zmqdist.scheduling.worker.slot_main import CANCEL, GIVEN_UP, GIVEN_UP_TO, INDEX, PAGE_BYTES, POSITION, WORKERS
@@ -77,7 +77,7 @@ class ProcessSlots:
       feed: gets what happens to the slots.
       hold: keeps the parts of a result that is BULK or KEPT and gives a reference to them.
       address, key: where this worker listens for its slots, and its public key.
-      forks: what they are forked by.
+      children: what they are forked by.
       worker: its index, and how many there are.
     """
 
@@ -86,7 +86,15 @@ class ProcessSlots:
     """Each slot process has its own, and only it knows them."""
 
     def __init__(
-        self, loop: Loop, slots: int, feed: Feed, hold: Bulk, address: str, key: bytes, forks: Forks, worker: Worker
+        self,
+        loop: Loop,
+        slots: int,
+        feed: Feed,
+        hold: Bulk,
+        address: str,
+        key: bytes,
+        children: BoundChildren,
+        worker: Worker,
     ) -> None:
         self.loop = loop
         self.address = address
@@ -94,22 +102,22 @@ class ProcessSlots:
         self._feed = feed
         self._hold = hold
         self._slots: list[_SlotProcess | None] = [None] * slots
-        self._forks = forks
+        self._children = children
         self._worker = worker
-        forks.on_lost.append(self._template_died)
+        children.on_lost.append(self._zygote_died)
         self._looking = False
-        self._template_lost = False
+        self._zygote_lost = False
         self.deaths = 0
         """Slot processes that ended and were not told to."""
 
     # -- what the machine asks for --------------------------------------------------------------------------------
 
     def spawn(self, slot: int) -> None:
-        if self._template_lost:
+        if self._zygote_lost:
             return  # the machine is being told that nothing starts any more
         process = _SlotProcess(self, slot)
         self._slots[slot] = process
-        process.fork = self._forks.spawn(SLOT, process.theirs(), lambda code: self._exited(process, code))
+        process.child = self._children.spawn(SLOT, process.theirs(), lambda code: self._exited(process, code))
 
     def give(self, give: Give) -> None:
         process = self._slots[give.slot]
@@ -146,10 +154,10 @@ class ProcessSlots:
         process = self._slots[slot]
         if process is not None:
             process.killed = True
-            process.fork.kill()
+            process.child.kill()
 
     def close(self) -> None:
-        """Leave the slots to their end, which is that of the template."""
+        """Leave the slots to their end, which is that of the zygote."""
         self.loop.set_timer((self, "look"), None, self._look)
         for process in filter(None, self._slots):
             process.close()
@@ -163,7 +171,7 @@ class ProcessSlots:
         position = process.cells[POSITION] if running else 0
         process.close()
         code = -int(signal.SIGKILL) if code == SILENT else code
-        tail = process.fork.tail()
+        tail = process.child.tail()
         if not process.killed:
             kills = oom_kills() - process.oom_kills
             if code == -int(signal.SIGKILL) and kills > 0:
@@ -184,11 +192,11 @@ class ProcessSlots:
             f"; it last wrote: {said[:LINE_CHARS_MAX]}" if said else "",
         )
 
-    def _template_died(self, code: int | None) -> None:
-        self._template_lost = True
+    def _zygote_died(self, code: int | None) -> None:
+        self._zygote_lost = True
         for slot in range(len(self._slots)):
             for _ in range(3):
-                self._feed(SlotDied(slot, 0, code, "the template process that slots are forked from has ended"))
+                self._feed(SlotDied(slot, 0, code, "the process that slots are forked from has ended"))
 
     def finished(self, process: _SlotProcess, message: SlotMessage, parts: Parts) -> None:
         if isinstance(message, SlotStarted):
@@ -203,7 +211,7 @@ class ProcessSlots:
                         raise parts
                     outcomes = [(position, BULK, self._hold(kind, process.taken_over(message, parts)))]
                 except OpError as error:
-                    if not is_alive(process.fork.pid):
+                    if not is_alive(process.child.pid):
                         return  # with its memory; its end is about to be told
                     outcomes = [(position, ERROR, trusted.pack_error(error))]
             process.finished_to = outcomes[-1][0]
@@ -243,7 +251,7 @@ class _SlotProcess:
 
     def __init__(self, owner: ProcessSlots, slot: int) -> None:
         self.slot = slot
-        self.fork: Fork
+        self.child: BoundChild
         self.given_to = 0
         self.finished_to = 0
         self.seen_at = 0
@@ -267,7 +275,7 @@ class _SlotProcess:
     def _adopt(self, handle: Handle) -> Block | NDArray[np.uint8]:
         arena = this_arena()
         if arena is None or self.arena is None:
-            raise UnavailableError(f"shared memory of slot process {self.fork.pid} cannot be opened here")
+            raise UnavailableError(f"shared memory of slot process {self.child.pid} cannot be opened here")
         if handle[-1] == FROZEN:
             return self.arena.attach(handle)
         segment, lease = self.arena.adopt(handle)

@@ -203,7 +203,7 @@ class SimWorker:
             self.cluster.end_connection(self.connection, noticed_by_client=False)
 
     def freeze(self, *, slots_too: bool) -> None:
-        """SIGSTOP, of the worker's process or of its slots as well. A watch ends slots whose worker does not run (process/template.py)."""
+        """SIGSTOP, of the worker's process or of its slots as well. A watch ends slots whose worker does not run (process/zygote.py)."""
         self.process.frozen = True
         self.slots_frozen = self.thawed_unheard = slots_too
         since = self.cluster.clock.now

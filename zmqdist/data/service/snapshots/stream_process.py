@@ -1,6 +1,6 @@
 """A stream of a snapshot in a process of its own: a pipeline that crashes takes nobody down but its stream.
 
-The process is forked from the worker's template, asks the dispatcher itself, and says over a pipe how far it is, and when it has ended. The
+The process is forked from the worker's zygote, asks the dispatcher itself, and says over a pipe how far it is, and when it has ended. The
 worker says LEAVE there, or closes its end: then the stream stops.
 
 When the process dies by itself, another goes on where it was last committed; whoever takes a stream over need not know what became of
@@ -20,9 +20,9 @@ import msgspec
 from zmqdist.data.service.failing import ending
 from zmqdist.data.service.snapshots.stream import SnapshotStream, SnapshotTaskProgress
 from zmqdist.errors import UNKNOWN
-from zmqdist.process.forks import SpawnChild
+from zmqdist.process.bound_children import SpawnChild
 from zmqdist.process.pipe import BYTES, BlockingPipe, LoopPipe, Parts
-from zmqdist.process.template import SILENT
+from zmqdist.process.zygote import SILENT
 from zmqdist.rpc.client import ZmqClient
 from zmqdist.transport.credentials import Credentials
 from zmqdist.transport.loop import Loop
@@ -132,7 +132,7 @@ class StreamProcess:
             self._loop.set_timer(self, self._loop.now() + END_S, self._child.kill)
 
     def close(self) -> None:
-        """The same, and keep nothing: the process ends with the template, too."""
+        """The same, and keep nothing: the process ends with the zygote, too."""
         self._stopped = self._closed = True
         self._loop.set_timer(self, None, self._child.kill)
         self._pipe.close()

@@ -15,7 +15,7 @@ from zmqdist.data.service.machine.retry import RETRIABLE
 from zmqdist.data.service.snapshots.stream import SnapshotStream, SnapshotTaskProgress
 from zmqdist.data.service.snapshots.stream_process import StreamProcess, StreamTerms
 from zmqdist.errors import OpError
-from zmqdist.process.forks import SpawnChild
+from zmqdist.process.bound_children import SpawnChild
 from zmqdist.rpc.client import ZmqClient
 from zmqdist.rpc.looped import LoopCalls
 from zmqdist.transport.credentials import Credentials
