@@ -12,7 +12,7 @@ from tests.sim.simulations.data_rounds import simulate_rounds
 from zmqdist.data.service.delivery import window_machine
 from zmqdist.data.service.delivery.coordinated_machine import CoordinatedDelivery, RoundsSource
 from zmqdist.data.service.delivery.exactly_once_machine import Consumption, ExactlyOnceDelivery, Marks
-from zmqdist.data.service.delivery.interface import Answered, Effect, TellDispatcher
+from zmqdist.data.service.delivery.interface import Answered, Effect, TellDispatcher, Wanted
 from zmqdist.data.service.delivery.window_machine import TaskSource, TaskWindow
 from zmqdist.data.service.machine import cutting
 from zmqdist.data.service.machine import questions as q
@@ -25,6 +25,8 @@ from zmqdist.data.service.machine.portions import Portioning
 from zmqdist.data.service.machine.split_assignment import Dealing
 from zmqdist.data.service.machine.state import State
 from zmqdist.data.service.machine.workers import WorkerTable
+from zmqdist.data.service.runners.portions_machine import PortionSegment, PortionsLane
+from zmqdist.data.service.runners.rounds_machine import RoundsMachine
 from zmqdist.scheduling.worker.contact import Contact
 from zmqdist.testing import simulate_data_service
 from zmqdist.testing.simulation import data_service
@@ -234,6 +236,65 @@ def at_the_first_end(_exhausted: Any) -> Any:
     return property(lambda self: any(source.ended for source in self.sources.values()))
 
 
+def with_a_group(skip: Any) -> Any:
+    def spoiled(self: RoundsMachine, *args: Any) -> Any:
+        if self._groups:
+            self._groups.popleft()
+        return skip(self, *args)
+
+    return spoiled
+
+
+def as_many_as_each_wants(part: Any) -> Any:
+    return lambda self, wanted, reply, groups: part(self, wanted, reply, groups[: 1 + wanted.consumer])
+
+
+def with_the_next(part: Any) -> Any:
+    def spoiled(self: RoundsMachine, wanted: Wanted, reply: Any, groups: list[Any]) -> Any:
+        effect = part(self, wanted, reply, groups)
+        self._served[wanted.consumer].elements = None
+        return effect
+
+    return spoiled
+
+
+def unanswered(note: Any) -> Any:
+    def spoiled(self: RoundsMachine, wanted: Wanted, reply: Any) -> list[Any]:
+        note(self, wanted, reply)
+        return []
+
+    return spoiled
+
+
+def as_if_it_were_the_first(begin: Any) -> Any:
+    def spoiled(self: PortionsLane, number: int, skip: int) -> PortionSegment:
+        segment: PortionSegment = begin(self, number, skip)
+        segment.first = 0
+        return segment
+
+    return spoiled
+
+
+def done_with_each_answer(take: Any) -> Any:
+    def spoiled(self: PortionsLane, wanted: Wanted, reply: Any) -> Any:
+        answer = take(self, wanted, reply)
+        runs, nbytes, in_hand = answer.tag
+        answer.tag = tuple((*run[:4], True, *run[5:]) for run in runs), nbytes, in_hand
+        return answer
+
+    return spoiled
+
+
+def never_done(take: Any) -> Any:
+    def spoiled(self: PortionsLane, wanted: Wanted, reply: Any) -> Any:
+        answer = take(self, wanted, reply)
+        runs, nbytes, in_hand = answer.tag
+        answer.tag = tuple((*run[:4], run[4] and run[3] > 1, *run[5:]) for run in runs), nbytes, in_hand
+        return answer
+
+    return spoiled
+
+
 class Bug(NamedTuple):
     """What is wrong, how it gets there, how the text of the broken promise begins, and where the search begins: some bugs are met by one
     seed in thousands, and sooner where the world has only these kinds of trouble. Where a change of the simulation has made other runs of
@@ -290,6 +351,11 @@ BUGS: list[Bug] = [
         replaced(ExactlyOnceDelivery, "_in_turn", out_of_turn),
         "in order",
     ),
+    Bug(
+        "a portion that goes on counts from its beginning", replaced(PortionsLane, "begin", as_if_it_were_the_first), ""
+    ),
+    Bug("each answer says that its portions are done", replaced(PortionsLane, "_take", done_with_each_answer), ""),
+    Bug("a portion of one element is never done", replaced(PortionsLane, "_take", never_done), "D4"),
     Bug("a reader gives up a worker that has not answered once", replaced(TaskWindow, "fail", giving_up), ""),
     Bug("a reader ends with its first task", replaced(TaskWindow, "exhausted", at_the_first_end), ""),
     Bug("a reader asks more than its window holds", replaced(window_machine, "AHEAD", lambda ahead: ahead + 1), "W2"),
@@ -319,6 +385,10 @@ ROUNDS_BUGS: list[Bug] = [
     Bug("a consumer shows rounds after the end", replaced(CoordinatedDelivery, "_end_of", whatever_was_received), ""),
     Bug("a held consumer begins a round", replaced(CoordinatedDelivery, "_begin_round", though_it_is_held), "C"),
     Bug("what is lost is not told to the dispatcher", replaced(CoordinatedDelivery, "_fail", deaf), "consumer"),
+    Bug("a round that is skipped takes a group with it", replaced(RoundsMachine, "_skip", with_a_group), "K2"),
+    Bug("consumers get different numbers of rounds", replaced(RoundsMachine, "_part", as_many_as_each_wants), ""),
+    Bug("a lost answer is skipped when it is asked for again", replaced(RoundsMachine, "_part", with_the_next), ""),
+    Bug("what is answered at once is not answered", replaced(RoundsMachine, "_note", unanswered), ""),
 ]
 
 

@@ -1,11 +1,13 @@
 """Coordinated reads in virtual time: the real delivery machines of all consumers, workers that are killed and added, answers that get lost.
 
-The tasks and the dispatcher are short models that keep to what data/service/runners/rounds.py and data/service/machine/rounds.py promise.
+The machines of the tasks (data/service/runners/rounds_machine.py) are the real ones, too. The dispatcher is a short model that keeps to
+what data/service/machine/rounds.py promises.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from math import inf
 from random import Random
@@ -28,85 +30,93 @@ from zmqdist.data.service.delivery.interface import (
     Took,
     Wanted,
 )
-from zmqdist.errors import UnavailableError
+from zmqdist.data.service.runners.rounds_machine import Refuse, RoundsEffect, RoundsMachine
+from zmqdist.errors import AbortedError, UnavailableError
 from zmqdist.events import Ticked
 from zmqdist.testing.simulation.clock import SimClock
 
 DELAY_S = 0.002
+MAKE_S = 0.008
+GROUPS_MAX = 4
 FAULTS_S = 3.0
 END_S = 6.0
 
 Reply = Callable[[int, Any], None]
 
 
+@dataclass(eq=False)
+class Question:
+    """One of a consumer, at a task; `reply` gets the answer, unless that is lost."""
+
+    wanted: Wanted
+    reply: Reply
+    answered: bool = False
+
+
 class SimRoundsTask:
-    """A task in its only life: the k-th group goes to all consumers, in one round."""
+    """A task in its only life: the real machine, and a thread that makes groups. The k-th group has k for each consumer."""
 
     def __init__(self, sim: RoundsSim, number: int, start: int) -> None:
         self.sim, self.number, self.start = sim, number, start
         self.alive = self.listed = True
         self.end = inf
+        self._machine = RoundsMachine(sim.count)
         self._made = 0
-        self._round = 0
-        self._asked: dict[int, int] = {}
-        self._served: dict[int, tuple[int, int, list[Any] | None]] = {}
-        self._waiting: dict[int, tuple[Wanted, Reply]] = {}
+        self._wakes = False
+        sim.soon(self._make)
 
     def ask(self, wanted: Wanted, reply: Reply) -> None:
-        consumer = wanted.consumer
-        served = self._served.get(consumer)
-        if served is not None and served[0] == wanted.round:
-            self._reply(served[2], served[1], reply)
-            return
-        self._asked[consumer] = wanted.round
-        if wanted.round < self._round:
-            self._give(consumer, wanted, reply, self._round, None)
-            return
-        self._waiting[consumer] = wanted, reply
+        question = Question(wanted, reply)
         assert wanted.wait_s is not None
-        self.sim.clock.after(wanted.wait_s, partial(self._expire, wanted))
-        self._serve()
+        self.sim.clock.after(wanted.wait_s, partial(self._expire, question))
+        self._perform(self._machine.asked(wanted, question))
 
     def kill(self) -> None:
         self.alive = False
-        for _, reply in self._waiting.values():
-            self.sim.soon(partial(reply, FAILED, None))
-        self._waiting.clear()
+        for question in self._machine.waiting():
+            self.sim.soon(partial(question.reply, FAILED, None))
 
-    def _reply(self, elements: list[Any] | None, then: int, reply: Reply) -> None:
-        common = min(self._asked.values()) - 1 if len(self._asked) == len(self.sim.consumers) else -1
-        kind = SKIP if elements is None else SOME
-        if self.sim.faulty() and self.sim.random.random() < self.sim.lose_answers:
-            kind = FAILED
-        self.sim.soon(partial(reply, kind, ("", elements, (then, common))))
+    def _expire(self, question: Question) -> None:
+        if self.alive:
+            self._perform(self._machine.expired(question))
 
-    def _give(self, consumer: int, wanted: Wanted, reply: Reply, then: int, elements: list[Any] | None) -> None:
-        self._served[consumer] = wanted.round, then, elements
-        self._waiting.pop(consumer, None)
-        self._reply(elements, then, reply)
-
-    def _expire(self, late: Wanted) -> None:
-        if not any(wanted is late for wanted, _ in self._waiting.values()):
+    def _make(self) -> None:
+        """Groups are made while there is room, and are served a little later, so that some go together."""
+        sim = self.sim
+        if not self.alive:
             return
-        for consumer, (wanted, reply) in list(self._waiting.items()):
-            if wanted.round <= late.round:
-                self._give(consumer, wanted, reply, late.round + 1, None)
-        self._round = max(self._round, late.round + 1)
-        self._serve()
+        if self._machine.groups < GROUPS_MAX:
+            self._machine.add([self._made] * sim.count, 1)
+            self._made += 1
+            if not self._wakes:
+                self._wakes = True
+                sim.soon(self._serve)
+        sim.clock.after(sim.random.expovariate(1 / MAKE_S), self._make)
 
     def _serve(self) -> None:
-        if len(self._waiting) < len(self.sim.consumers):
-            return
-        first = min(wanted.round for wanted, _ in self._waiting.values())
-        ahead = [wanted for wanted, _ in self._waiting.values() if wanted.round > first]
-        skip = any(wanted.skipped for wanted in ahead)
-        count = 1 if ahead else self.sim.random.randint(1, 4)
-        elements = [(first + each, self.number, self._made + each) for each in range(count)]
-        self._made += 0 if skip else count
-        self._round = first + count
-        for consumer, (wanted, reply) in list(self._waiting.items()):
-            if wanted.round == first:
-                self._give(consumer, wanted, reply, first + count, None if skip else elements)
+        self._wakes = False
+        if self.alive:
+            self._perform(self._machine.serve())
+
+    def _perform(self, effects: list[RoundsEffect]) -> None:
+        sim = self.sim
+        for effect in effects:
+            question: Question = effect.reply
+            assert not question.answered, "K: a question was answered twice"
+            question.answered = True
+            if isinstance(effect, Refuse):
+                assert isinstance(effect.error, AbortedError), (
+                    f"K5: consumer {question.wanted.consumer}: {effect.error}"
+                )
+                continue  # its consumer has asked again, and waits for that
+            elements = effect.elements
+            if elements is not None:
+                first = question.wanted.round
+                elements = [(first + place, self.number, each) for place, each in enumerate(elements)]
+            kind = SKIP if elements is None else SOME
+            if sim.faulty() and sim.random.random() < sim.lose_answers:
+                kind = FAILED
+            sim.soon(partial(question.reply, kind, ("", elements, effect.tag)))
 
 
 class SimRoundsConsumer:
@@ -179,9 +189,10 @@ class RoundsSim:
         self._pending = 0
         self._version = 1
         self._watching: dict[int, tuple[int, dict[int, int]]] = {}
+        self.count = self.random.randint(1, 4)
         for number in range(self.random.randint(1, 3)):
             self._begin(number, 0)
-        for number in range(self.random.randint(1, 4)):
+        for number in range(self.count):
             self.consumers.append(SimRoundsConsumer(self, number))
         for consumer in self.consumers:
             consumer.handle(Began())
@@ -267,6 +278,9 @@ class RoundsSim:
             assert order == sorted(set(order)), f"C1: consumer {consumer.number} left the order of rounds and tasks"
             assert consumer.got == longest[: len(consumer.got)], f"C2: consumer {consumer.number} had other rounds"
             assert len(consumer.got) > before, f"consumer {consumer.number} gets nothing any more"
+        for number in self.tasks:
+            groups = [group for _, task, group in longest if task == number]
+            assert groups == list(range(len(groups))), f"K2: the groups of task {number} came as {groups}"
 
 
 def simulate_rounds(seed: int, faults: int = 8) -> RoundsSim:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from random import Random
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import msgspec
 
+from zmqdist.data.service.delivery.interface import Wanted
 from zmqdist.data.service.machine import questions as q
 from zmqdist.data.service.machine import records as r
 from zmqdist.data.service.machine.book import Rules
@@ -33,6 +34,9 @@ DELAY_S = 0.002
 BUFFER_MAX = 5
 FULL_S = 0.01
 """How often a task looks whether its buffer has room."""
+
+Answer: TypeAlias = "Callable[..., None]"
+"""Takes the elements, whether that was all, and what the task says of them, if it says anything."""
 
 
 class PartSurroundings(Protocol):
@@ -256,14 +260,14 @@ class SimTask:
         self.dataset: str = told[2]
         self.state = state
         self.buffer: list[int] = []
-        self.waiting: list[Callable[[list[int], bool], None]] = []
+        self.waiting: list[Answer] = []
         self.ended = self.done = self.dropped = False
         self._full_since: float | None = None
         self._next = 0
         self._run = (0, 0)
         self._started = False
 
-    def ask(self, client: int, then: Callable[[list[Any], bool], None]) -> None:
+    def ask(self, wanted: Wanted, then: Answer) -> None:
         self.waiting.append(then)
         if not self._started:
             self._started = True
@@ -316,6 +320,11 @@ class SimTask:
                 self._produce()
 
         worker.dispatcher.ask(worker.calls(), question, then)
+
+    def drop(self) -> None:
+        """The worker has no such task any more."""
+        self.dropped = True
+        self._end()
 
     def _end(self) -> None:
         self.ended = True
@@ -456,8 +465,7 @@ class SimDataWorker:
         for number in drop:
             task = self.tasks.pop(number, None)
             if task is not None:
-                task.dropped = task.ended = True
-                task._serve()
+                task.drop()
         self._state = state
         for told in new:
             self.tasks[told[0]] = self.sim.task(self, told, state)

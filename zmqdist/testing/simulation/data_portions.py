@@ -1,87 +1,130 @@
-"""A task that computes portions in virtual time. See data_service.py."""
+"""A task that computes portions in virtual time: the real machine of each lane, and a thread that makes elements. See data_service.py."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from zmqdist.data.service.delivery.interface import Wanted
 from zmqdist.data.service.machine import questions as q
+from zmqdist.data.service.runners.portions_machine import Elements, PortionSegment, PortionsLane
 from zmqdist.errors import RESOURCE_EXHAUSTED, UNAVAILABLE
 from zmqdist.testing.simulation.data_links import Ticket
-from zmqdist.testing.simulation.data_parts import FULL_S, SimDataWorker, SimTask
+from zmqdist.testing.simulation.data_parts import FULL_S, Answer, SimDataWorker, SimTask
 
 LANE_MAX = 8
+"""Elements that a lane may be ahead."""
+
+TOGETHER = 4
+"""Elements in an answer."""
+
 AGAIN = (UNAVAILABLE, RESOURCE_EXHAUSTED)
 
 
 class SimPortionTask(SimTask):
-    """A lane for each reader. What is in a buffer is (portion, offset at which it was begun, offset, element, whether it is the
-    last of the portion)."""
+    """A lane for each reader."""
 
     def __init__(self, worker: SimDataWorker, told: list[Any], state: int) -> None:
         super().__init__(worker, told, state)
-        self.lanes: dict[int, list[Any]] = {}
-        self.wait: dict[int, list[Callable[[list[Any], bool], None]]] = {}
-        self.over: set[int] = set()
-        self._full: dict[int, tuple[float, list[Any]]] = {}
-        """Lanes that are full, since when, and what comes when there is room."""
+        self._lanes: dict[int, SimLane] = {}
 
-    def ask(self, client: int, then: Callable[[list[Any], bool], None]) -> None:
-        self.wait.setdefault(client, []).append(then)
-        if client not in self.lanes:
-            self.lanes[client] = []
-            self._get(client, self.worker.sim.random.getrandbits(40))
-        self._serve_lane(client)
+    def ask(self, wanted: Wanted, then: Answer) -> None:
+        lane = self._lanes.get(wanted.reader)
+        if lane is None:
+            lane = self._lanes[wanted.reader] = SimLane(self, wanted.reader)
+        lane.machine.weighed(wanted.bytes_max // TOGETHER, LANE_MAX)
+        lane.machine.asked(wanted, then)
+        lane.serve()
 
-    def _get(self, client: int, request: int) -> None:
-        worker, sim = self.worker, self.worker.sim
-        count = sim.random.choice((1, 2, 5))
+    def drop(self) -> None:
+        super().drop()
+        for lane in self._lanes.values():
+            lane.machine.close()
+            lane.serve()
+
+
+class SimLane:
+    """The portions of one reader."""
+
+    def __init__(self, task: SimPortionTask, client: int) -> None:
+        self.machine = PortionsLane(LANE_MAX)
+        self._task = task
+        self._sim = task.worker.sim
+        self._client = client
+        self._given: deque[list[int]] = deque()
+        """Portions that were given and are not begun."""
+        self._segment: PortionSegment | None = None
+        self._coming: deque[int] = deque()
+        """Elements of the portion that was begun, which are still to be made."""
+        self._full_since: float | None = None
+        self._more()
+
+    @property
+    def _over(self) -> bool:
+        return self._task.dropped or not self._task.worker.alive
+
+    def _more(self) -> None:
+        self._get(self._sim.random.getrandbits(40), self.machine.portions_wanted(self._sim.clock.now))
+
+    def _get(self, request: int, count: int) -> None:
+        task, worker = self._task, self._task.worker
 
         def question(ticket: Ticket) -> q.Question:
-            return q.AskPortions(ticket, self.state, self.number, worker.life, client, request, count)
+            return q.AskPortions(ticket, task.state, task.number, worker.life, self._client, request, count)
 
         def then(value: Any, code: int) -> None:
-            if self.dropped or not worker.alive:
+            if self._over:
                 return
             if code in AGAIN:
-                sim.clock.after(0.02, lambda: self._get(client, request))
+                self._sim.clock.after(0.02, lambda: self._get(request, count))
             elif code or not value:
-                self.over.add(client)
-                self._serve_lane(client)
+                self.machine.end()
+                self.serve()
             else:
-                made = [
-                    (number, skip, offset, start + offset, offset == length - 1)
-                    for number, _, start, length, skip in value
-                    for offset in range(skip, length)
-                ]
-                self._make(client, made)
+                self.machine.given([each[0] for each in value], self._sim.clock.now)
+                self._given.extend(value)
+                self._make()
 
         worker.dispatcher.ask(worker.calls(), question, then)
 
-    def _make(self, client: int, coming: list[Any]) -> None:
-        """One element after the other, then the next portions."""
-        sim = self.worker.sim
-        if self.dropped or not self.worker.alive:
+    def _make(self) -> None:
+        """One element after the other, then the next portion."""
+        if self._over:
             return
-        if not coming:
-            self._get(client, sim.random.getrandbits(40))
-        elif len(self.lanes[client]) >= LANE_MAX:
-            self._full[client] = sim.clock.now, coming
+        if self._segment is None:
+            self._begin()
+        elif not self._coming:
+            self._segment.done, self._segment = True, None
+            self.serve()
+            self._make()
+        elif self.machine.may_add():
+            self._segment.elements.append(self._coming.popleft())
+            self.serve()
+            self._sim.clock.after(self._sim.random.expovariate(400), self._make)
         else:
-            self.lanes[client].append(coming[0])
-            self._serve_lane(client)
-            sim.clock.after(sim.random.expovariate(400), lambda: self._make(client, coming[1:]))
+            self._full_since = self._sim.clock.now
 
-    def _serve_lane(self, client: int) -> None:
-        waiting = self.wait.get(client, [])
-        while waiting and (self.lanes[client] or client in self.over or self.dropped):
-            batch, self.lanes[client] = self.lanes[client][:4], self.lanes[client][4:]
-            waiting.pop(0)(batch, not batch)
-        if client in self._full and len(self.lanes[client]) < LANE_MAX:
-            clock = self.worker.sim.clock
-            since_s, coming = self._full.pop(client)
-            clock.at(clock.next_look(since_s, FULL_S), lambda: self._make(client, coming))
+    def _begin(self) -> None:
+        if not self._given:
+            self._more()
+        elif self.machine.may_begin():
+            number, _, start, length, skip = self._given.popleft()
+            self._segment = self.machine.begin(number, skip)
+            self._coming.extend(range(start + skip, start + length))
+            self._make()
+        else:
+            self._full_since = self._sim.clock.now
 
-    def _serve(self) -> None:
-        for client in list(self.lanes):
-            self._serve_lane(client)
+    def serve(self) -> None:
+        """Answer who waits, and go on where there is room now."""
+        while (answer := self.machine.next_answer()) is not None:
+            then: Callable[..., None] = answer.reply
+            if isinstance(answer, Elements):
+                then(answer.elements, False, answer.tag)
+            else:
+                then([], True)
+        if self._full_since is not None:
+            clock = self._sim.clock
+            since_s, self._full_since = self._full_since, None
+            clock.at(clock.next_look(since_s, FULL_S), self._make)

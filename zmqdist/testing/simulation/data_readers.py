@@ -38,6 +38,7 @@ from zmqdist.data.service.delivery.interface import (
     TellDispatcher,
     Took,
     Waits,
+    Wanted,
     Works,
 )
 from zmqdist.data.service.delivery.window_machine import AHEAD, TaskWindow
@@ -189,8 +190,8 @@ class SimReader:
         clock = self.sim.clock
         for effect in self.delivery.handle(event, clock.now):
             match effect:
-                case Ask(source, _):
-                    self._ask(source, self._links[source.task])
+                case Ask(source, wanted):
+                    self._ask(source, wanted, self._links[source.task])
                 case Deliver(items):
                     self.queue += items
                     self.consume()
@@ -227,7 +228,7 @@ class SimReader:
 
     # -- workers ----------------------------------------------------------------------------------------------------------
 
-    def _ask(self, source: Any, link: SimTaskLink) -> None:
+    def _ask(self, source: Any, wanted: Wanted, link: SimTaskLink) -> None:
         sim, life = self.sim, link.life
         worker = next((each for each in sim.workers if each.life == life), None)
         answer: list[Answered] = []
@@ -249,30 +250,26 @@ class SimReader:
                 open_.clear()
                 came(FAILED, None, UnavailableError("the worker does not answer"))
 
-        def answered(batch: list[Any], end: bool) -> None:
+        def answered(batch: list[Any], end: bool, tag: Any = None) -> None:
             if not open_ or (sim.faulty() and sim.random.random() < sim.lose_answers):
                 self.lost_answers += len(batch)
                 sim.lose_answer(self, batch)
                 sim.soon(fail)
             else:
                 open_.clear()
-                sim.soon(partial(came, END if end else SOME, (link, batch, self.tag(batch)), None))
+                sim.soon(partial(came, END if end else SOME, (link, batch, tag), None))
 
         def arrive() -> None:
             at = None if worker is None or not worker.alive else worker.tasks.get(source.task)
             if worker is None or at is None or at.state != self.state:
                 fail()
                 return
-            at.ask(self.client, answered)
+            at.ask(wanted, answered)
             if open_:
                 sim.watch_worker(worker, fail, lambda: bool(open_))
 
         link.arrives_at = max(sim.clock.now + sim.random.expovariate(1 / DELAY_S), link.arrives_at)
         sim.clock.at(link.arrives_at, arrive)
-
-    def tag(self, batch: list[Any]) -> Any:
-        """What a task says of a batch."""
-        return None
 
     # -- the consumer -----------------------------------------------------------------------------------------------------
 
@@ -341,15 +338,6 @@ class SimPortionReader(SimReader):
     def made(self, first: int) -> Delivery:
         window = TaskWindow(self.client, "", -1)
         return ExactlyOnceDelivery(window, self._consumption, 1, first, self.ordered, Consumed())
-
-    def tag(self, batch: list[Any]) -> Any:
-        runs: list[list[Any]] = []
-        for number, skip, offset, _, last in batch:
-            if not runs or (runs[-1][0], runs[-1][2] + runs[-1][3]) != (number, offset):  # also given out twice
-                runs.append([number, skip, offset, 0, False, 0, ""])
-            runs[-1][3] += 1
-            runs[-1][4] = last
-        return runs, len(batch), ()
 
     # -- the consumer -----------------------------------------------------------------------------------------------------
 
@@ -439,4 +427,5 @@ class SimPortionReader(SimReader):
 def elements_of(piece: PortionPiece) -> list[int]:
     """Those of its answer that are in this piece."""
     batch: PortionBatch = piece.batch
-    return [each[3] for each in batch.value[1][piece.start : piece.stop]]
+    elements: list[int] = batch.value[1]
+    return elements[piece.start : piece.stop]

@@ -21,6 +21,7 @@ from typing import Any
 from zmqdist.data.service.machine import questions as q
 from zmqdist.data.service.machine import records as r
 from zmqdist.data.service.machine.portions import DEATHS_MAX
+from zmqdist.data.service.machine.snapshot import iteration_rows, next_numbers
 from zmqdist.errors import FAILED_PRECONDITION, NOT_FOUND, UNAVAILABLE
 from zmqdist.testing.simulation.clock import SimClock
 from zmqdist.testing.simulation.data_links import SimLink
@@ -254,6 +255,19 @@ class DataSim:
                 groups.setdefault((reader.state, reader.job, reader.repetition), []).append(reader)
         for readers in groups.values():
             self._check_group(readers)
+        self._check_rows()
+
+    def _check_rows(self) -> None:
+        """What operators see: iterations that have ended have no tasks, and no number that anybody has is given out again."""
+        state = self.dispatcher.splits.state
+        rows = {row.id: row for row in iteration_rows(state)}
+        for row in rows.values():
+            assert not (row.tasks and (row.finished or row.collected)), f"an iteration has ended, and has tasks: {row}"
+        numbers = next_numbers(state)
+        for reader in self.readers:
+            if reader.client and reader.state == state.number:
+                assert reader.client < numbers.client, f"D3: client {reader.client} is there, and {numbers} come next"
+                assert reader.iteration in rows, f"iteration {reader.iteration} is not shown"
 
     def _check_end(self, reader: SimReader) -> None:
         lost_state = self.restarts and not self.dispatcher.rules.fault_tolerant

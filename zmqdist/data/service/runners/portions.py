@@ -1,47 +1,26 @@
 """A task that computes portions: for each reader those that the dispatcher gives out for it, each by a pipeline of its own.
 
-Theory
-    Elements are known by (portion, offset): a portion's pipeline gives the same elements wherever it is run, so that another worker can go
-    on with a portion at the offset that the reader has acknowledged.
-
-    Each reader has a lane here: a thread that asks for portions, runs them one after the other, and puts their elements into a bounded
-    buffer. Whoever asks takes what is there, however many portions it is of.
-
-Tag of an answer
-    (runs, bytes, portions in hand). A run is (number, skip, first, count, done, code, text): `count` elements from offset `first` on of a
-    portion that was begun at offset `skip`; `done`, the portion has no more. With a `code` it is one element that raised, and has none in
-    the batch.
-
-An error costs its element, which has its offset as if it were there.
+Each reader has a lane: a thread asks for portions, runs them one after the other, and puts their elements into the machine's buffer
+(portions_machine.py). Whoever asks takes what is there, however many portions it is of.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
-from math import inf
-from typing import Any, Final, TypeAlias
+from typing import Any, TypeAlias
 
-from zmqdist.data.iterators import BufferedError, DatasetIterator
+from zmqdist.data.iterators import DatasetIterator
 from zmqdist.data.service.delivery.interface import Wanted
 from zmqdist.data.service.elements import weigh
-from zmqdist.data.service.runners.base import ElementReply, Named, skip_late
+from zmqdist.data.service.runners.base import ElementReply, Named
 from zmqdist.data.service.runners.fcfs import BUFFER_BYTES, BUFFER_ELEMENTS_MAX, BUFFER_ELEMENTS_MIN
+from zmqdist.data.service.runners.portions_machine import NoMore, PortionSegment, PortionsLane
 from zmqdist.rpc.failures import told
 
 Given: TypeAlias = tuple[int, int, int, int, int]
 """Number, repetition, first position, positions, elements to leave out."""
-
-GIVEN_MAX: Final = 64
-"""Portions asked for at once."""
-
-QUICK_S: Final = 0.02
-"""Portions that are computed sooner are asked for in larger numbers."""
-
-SEGMENTS_MAX: Final = 256
-"""Portions in the buffer: those without elements fill it, too."""
 
 
 class PortionsRunner:
@@ -86,18 +65,6 @@ class PortionsRunner:
             lane.close()
 
 
-class _Segment:
-    """What is in the buffer of one portion; `first` is the offset of the element that is taken next."""
-
-    __slots__ = ("done", "elements", "first", "number", "skip")
-
-    def __init__(self, number: int, skip: int) -> None:
-        self.number = number
-        self.skip = self.first = skip
-        self.elements: deque[Any] = deque()
-        self.done = False
-
-
 class _Lane:
     """The portions of one reader."""
 
@@ -113,196 +80,130 @@ class _Lane:
         self._open = open
         self._named = named
         self._more = more
-        self._segments: deque[_Segment] = deque()
-        self._coming: list[int] = []
-        """Numbers of portions that were given and are not begun."""
-        self._failures = 0
-        self._limit = self._room = BUFFER_ELEMENTS_MIN
-        self._bytes = 1
-        self._waiting: deque[tuple[Wanted, ElementReply]] = deque()
+        self._machine = PortionsLane(BUFFER_ELEMENTS_MIN)
         self._woken = False
         self._lock = threading.Lock()
         self._taken = threading.Condition(self._lock)
-        self._ended = self._closed = False
-        self._dead: BaseException | None = None
         threading.Thread(target=self._run, name=f"zmqdist-task-{name}-{client}", daemon=True).start()
 
     def ask(self, wanted: Wanted, reply: ElementReply) -> None:
         with self._lock:
-            self._waiting.append((wanted, reply))
+            self._machine.asked(wanted, reply)
         self._serve()
 
     def expire(self, reply: ElementReply) -> None:
         """The time of a question is over: it is skipped if it still waits."""
-        skip_late(self._waiting, self._lock, reply)
+        with self._lock:
+            late = self._machine.left(reply)
+        if late:
+            reply.skip()
 
     def close(self) -> None:
         with self._lock:
-            self._closed = self._ended = True
-            self._segments.clear()
-            self._room = 0
+            self._machine.close()
             self._taken.notify_all()
         self._serve()
 
     # -- the thread ---------------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        count, asked_at = 1, -inf
+        machine, error = self._machine, None
         try:
-            while not self._closed:
-                now = time.monotonic()
-                count = min(GIVEN_MAX, count * 2) if now - asked_at < QUICK_S else max(1, count // 2)
-                given = self._more(self._client, count)
-                asked_at = time.monotonic()
+            while not machine.closed:
+                given = self._more(self._client, machine.portions_wanted(time.monotonic()))
                 if not given:
                     break
-                self._coming = [each[0] for each in given]
+                with self._lock:
+                    machine.given([each[0] for each in given], time.monotonic())
                 for number, _, start, length, skip in given:
                     self._compute(number, start, length, skip)
-        except BaseException as error:
-            self._dead = error
+        except BaseException as failure:
+            error = failure
         with self._lock:
-            self._ended = True
+            machine.end(error)
         self._wake()
         self._serve()
 
     def _compute(self, number: int, start: int, length: int, skip: int) -> None:
-        segment = _Segment(number, skip)
-        elements = segment.elements
-        if not self._has_room():
-            return
+        machine = self._machine
         with self._lock:
-            self._coming.remove(number)
-            self._segments.append(segment)
-            self._make_room()
+            while not machine.closed and not machine.may_begin():
+                self._taken.wait()
+            if machine.closed:
+                return
+            segment = machine.begin(number, skip)
+        elements = segment.elements
         with self._open(start, length) as iterator:
             _leave_out(iterator, skip)
-            while not self._closed:
+            while not machine.closed:
                 try:
                     for element in iterator:
                         elements.append(element)
-                        if self._waiting and not self._woken:
+                        if machine.waiting and not self._woken:
                             self._wake()
-                        if len(elements) >= self._room:
+                        if len(elements) >= machine.room:
                             self._weigh(element)
                             if not self._wait_for_room():
                                 return
                     break
                 except BaseException as error:
-                    with self._lock:
-                        offset = segment.first + len(elements)
-                    failure = self._named(error, f"element {offset} of positions {start} to {start + length - 1}")
-                    with self._lock:
-                        self._failures += 1
-                        elements.append(BufferedError(failure))
-                    self._wake()
+                    self._note(error, segment, f"positions {start} to {start + length - 1}")
                     if not self._wait_for_room():
                         return
         segment.done = True
         self._wake()
 
+    def _note(self, error: BaseException, segment: PortionSegment, where: str) -> None:
+        """An element raised this."""
+        with self._lock:
+            offset = segment.first + len(segment.elements)
+        failure = told(self._named(error, f"element {offset} of {where}"))
+        with self._lock:
+            self._machine.failed(segment, *failure)
+        self._wake()
+
     def _wake(self) -> None:
         with self._lock:
-            if not self._waiting or self._woken:
+            if not self._machine.waiting or self._woken:
                 return
             self._woken = True
-            reply = self._waiting[0][1]
+            reply = self._machine.waiting[0][1]
         reply.soon(self._serve)
-
-    def _make_room(self) -> None:
-        """How many elements the last segment may have. With the lock."""
-        if not self._closed:
-            self._room = (
-                self._limit - sum(len(each.elements) for each in self._segments) + len(self._segments[-1].elements)
-            )
-
-    def _has_room(self) -> bool:
-        """Wait until another portion may be begun; False when it is over."""
-        with self._lock:
-            while not self._closed and (
-                len(self._segments) >= SEGMENTS_MAX or sum(len(each.elements) for each in self._segments) >= self._limit
-            ):
-                self._taken.wait()
-            return not self._closed
 
     def _weigh(self, element: Any) -> None:
         """Reckon anew how many elements fit."""
+        element_bytes = max(1, weigh(element))
+        fit = min(BUFFER_ELEMENTS_MAX, max(BUFFER_ELEMENTS_MIN, BUFFER_BYTES // element_bytes))
         with self._lock:
-            if not self._closed:
-                self._bytes = max(1, weigh(element))
-                self._limit = min(BUFFER_ELEMENTS_MAX, max(BUFFER_ELEMENTS_MIN, BUFFER_BYTES // self._bytes))
-                self._make_room()
+            if not self._machine.closed:
+                self._machine.weighed(element_bytes, fit)
 
     def _wait_for_room(self) -> bool:
         """Wait until another element may be made; False when it is over."""
         with self._lock:
-            while not self._closed and len(self._segments[-1].elements) >= self._room:
+            while not self._machine.closed and not self._machine.may_add():
                 self._taken.wait()
-                if not self._closed:
-                    self._make_room()
-            return not self._closed
+            return not self._machine.closed
 
     # -- answers, in any thread -------------------------------------------------------------------------------------------------
 
     def _serve(self) -> None:
+        machine = self._machine
         while True:
             with self._lock:
                 self._woken = False
-                while self._waiting and not self._waiting[0][1].wanted():
-                    self._waiting.popleft()
-                first = self._segments[0] if self._segments else None
-                something = first is not None and (first.done or bool(first.elements))
-                if not self._waiting or not (something or self._ended):
+                while machine.waiting and not machine.waiting[0][1].wanted():
+                    machine.waiting.popleft()
+                answer = machine.next_answer()
+                if answer is None:
                     return
-                wanted, reply = self._waiting.popleft()
-                taken = self._take(wanted) if something else None
-            if taken is not None:
-                reply.elements(*taken)
-            elif self._dead is not None:
-                reply.fail(self._dead)
+                self._taken.notify()
+            if not isinstance(answer, NoMore):
+                answer.reply.elements(answer.elements, answer.tag)
+            elif answer.error is not None:
+                answer.reply.fail(answer.error)
             else:
-                reply.end()
-
-    def _take(self, wanted: Wanted) -> tuple[list[Any], tuple[Any, ...]]:
-        """The next elements, and their tag. With the lock."""
-        left = min(wanted.elements_max, max(1, wanted.bytes_max // self._bytes))
-        elements: list[Any] = []
-        runs: list[tuple[int, int, int, int, bool, int, str]] = []
-        while self._segments and left > 0:
-            segment = self._segments[0]
-            done = segment.done  # before its elements are looked at: the thread adds to them meanwhile
-            taken, failure = self._pop(segment.elements, left)
-            elements += taken
-            left -= len(taken)
-            done = done and not segment.elements
-            if taken or (done and failure is None):
-                runs.append((segment.number, segment.skip, segment.first, len(taken), done and failure is None, 0, ""))
-                segment.first += len(taken)
-            if failure is not None:
-                left -= 1
-                runs.append((segment.number, segment.skip, segment.first, 1, done, *told(failure.error)))
-                segment.first += 1
-            if done:
-                self._segments.popleft()
-            elif failure is None:
-                break
-        self._taken.notify()
-        in_hand = (*(each.number for each in self._segments), *self._coming)
-        return elements, (tuple(runs), len(elements) * self._bytes, in_hand)
-
-    def _pop(self, buffer: deque[Any], count: int) -> tuple[list[Any], BufferedError | None]:
-        """Some elements, and the failure behind them."""
-        popleft = buffer.popleft
-        if not self._failures:
-            return [popleft() for _ in range(min(count, len(buffer)))], None
-        taken: list[Any] = []
-        while buffer and len(taken) < count:
-            element = popleft()
-            if type(element) is BufferedError:
-                self._failures -= 1
-                return taken, element
-            taken.append(element)
-        return taken, None
+                answer.reply.end()
 
 
 def _leave_out(iterator: DatasetIterator, count: int) -> None:
