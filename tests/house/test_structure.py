@@ -42,6 +42,7 @@ IMPURE_CALLS = {"open", "input", "print", "eval", "exec", "__import__"}
 BESIDE_MACHINES = {
     "zmqdist/coordination": ("answers",),
     "zmqdist/data/service/delivery": ("interface",),
+    "zmqdist/data/service/runners": ("answers",),
     "zmqdist/rpc": ("turns",),
     "zmqdist/scheduling/coordinator": ("closures", "coordinator_events", "dependencies_and_retries", "effects", "pins"),
     "zmqdist/scheduling/dispatcher": ("broker", "credit", "membership", "placement", "records", "rules", "stagger"),

@@ -222,7 +222,7 @@ class Zygote:
             try:
                 module = _imported(order.module, order.arguments)
                 path = None if directory is None else self._path(order, os.readlink(f"/proc/self/fd/{directory}"))
-                pid = self._fork()
+                pid = self._fork(bool(order.ticket))
             except Exception:  # the command says what is wrong
                 if status is None:
                     raise
@@ -239,13 +239,18 @@ class Zygote:
             main = partial(module.main, *given[len(order.numbers) :])
             return partial(_run_bound, main) if order.ticket else main
 
-    def _fork(self) -> int:
-        """As `os.fork`; returns when the child leads a session. Before, a signal to its group would reach nobody."""
+    def _fork(self, bound: bool) -> int:
+        """As `os.fork`; returns when the child leads a session, and is bound. Before, a signal to its group would reach nobody."""
         leads, led = os.pipe()
+        zygote = os.getpid()
         try:
             pid = os.fork()
             if not pid:
                 os.setsid()
+                if bound:
+                    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+                    if os.getppid() != zygote:  # it was killed before
+                        os._exit(1)
                 for number, handler in self._handlers.items():
                     signal.signal(number, handler or signal.SIG_DFL)
         finally:
@@ -346,7 +351,6 @@ def _settle_in(order: Order) -> None:
             # Lines of a bound child in one piece, with PYTHONUNBUFFERED too: all of them write to the same pipe.
             stream.reconfigure(line_buffering=bound or os.isatty(1), write_through=False if bound else None)
     if bound:
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # also where the zygote is killed
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the starting process's to decide about
         faulthandler.enable(all_threads=False)  # a segfault in user code leaves a traceback for the error that names it
 

@@ -30,7 +30,8 @@ from zmqdist.data.service.delivery.interface import (
     Took,
     Wanted,
 )
-from zmqdist.data.service.runners.rounds_machine import Refuse, RoundsEffect, RoundsMachine
+from zmqdist.data.service.runners.answers import GiveElements, GiveEnd, GiveError, TaskAnswer
+from zmqdist.data.service.runners.rounds_machine import RoundsMachine
 from zmqdist.errors import AbortedError, UnavailableError
 from zmqdist.events import Ticked
 from zmqdist.testing.simulation.clock import SimClock
@@ -98,25 +99,27 @@ class SimRoundsTask:
         if self.alive:
             self._perform(self._machine.serve())
 
-    def _perform(self, effects: list[RoundsEffect]) -> None:
+    def _perform(self, effects: list[TaskAnswer]) -> None:
         sim = self.sim
         for effect in effects:
             question: Question = effect.reply
             assert not question.answered, "K: a question was answered twice"
             question.answered = True
-            if isinstance(effect, Refuse):
+            if isinstance(effect, GiveError):
                 assert isinstance(effect.error, AbortedError), (
                     f"K5: consumer {question.wanted.consumer}: {effect.error}"
                 )
                 continue  # its consumer has asked again, and waits for that
-            elements = effect.elements
-            if elements is not None:
+            elements: list[Any] | None = None
+            if isinstance(effect, GiveElements):
                 first = question.wanted.round
-                elements = [(first + place, self.number, each) for place, each in enumerate(elements)]
+                elements = [(first + place, self.number, each) for place, each in enumerate(effect.elements)]
+            assert not isinstance(effect, GiveEnd), "a task without an end has one"
+            tag = effect.tag
             kind = SKIP if elements is None else SOME
             if sim.faulty() and sim.random.random() < sim.lose_answers:
                 kind = FAILED
-            sim.soon(partial(question.reply, kind, ("", elements, effect.tag)))
+            sim.soon(partial(question.reply, kind, ("", elements, tag)))
 
 
 class SimRoundsConsumer:

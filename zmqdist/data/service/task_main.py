@@ -20,7 +20,8 @@ import msgspec
 
 import zmqdist.data.dataset  # noqa: F401  what a description needs, before the fork
 from zmqdist.data.service.failing import Failed
-from zmqdist.data.service.worker import FLUSH_S, TaskThreads, WorkerTask
+from zmqdist.data.service.tasks_machine import WorkerTask
+from zmqdist.data.service.worker import FLUSH_S, TaskThreads
 from zmqdist.errors import from_code
 from zmqdist.process.pipe import BYTES, BlockingPipe
 from zmqdist.rpc.service import RpcService

@@ -42,7 +42,7 @@ from zmqdist.data.service.task_main import (
     REFUSE,
     Begin,
 )
-from zmqdist.data.service.worker import WorkerTask
+from zmqdist.data.service.tasks_machine import WorkerTask
 from zmqdist.errors import OpError
 from zmqdist.process.bound_children import BoundChild, SpawnChild
 from zmqdist.process.pipe import BYTES, LoopPipe, Parts

@@ -1,9 +1,8 @@
 """The tasks of one worker: what the dispatcher wants done, and who is answered from it.
 
 Rules
-    All but the tasks themselves runs in the worker's loop. One question, "work", is always with the dispatcher; its answer says which
-    tasks to begin and which to drop. A task's pipeline is made when somebody reads it first.
-    A dispatcher that has lost its state (another state number) has none of our tasks: they are dropped.
+    All but the tasks themselves runs in the worker's loop. Which tasks there are the machine decides (tasks_machine.py). A task's
+    pipeline is made when somebody reads it first.
     Tasks run in threads of the worker's process (`TaskThreads`), or each in a process of its own (task_process.py), which has a
     `TaskThreads` with that one in it: then no user code runs in the worker's.
 
@@ -16,29 +15,39 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, MutableSequence, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Protocol
 
-from zmqdist.data.dataset import Dataset, deserialize
+from zmqdist.data.dataset import deserialize
 from zmqdist.data.iterators import DatasetIterator
 from zmqdist.data.service import local
 from zmqdist.data.service.compression import codec_of
 from zmqdist.data.service.delivery.interface import Wanted
-from zmqdist.data.service.failing import Failed, named
-from zmqdist.data.service.machine.records import DYNAMIC, Terms
+from zmqdist.data.service.failing import named
+from zmqdist.data.service.machine.records import DYNAMIC
 from zmqdist.data.service.machine.retry import RETRIABLE
 from zmqdist.data.service.policy import ShardingPolicy
 from zmqdist.data.service.remote_reply import RemoteReply
 from zmqdist.data.service.runners import rounds, shared
-from zmqdist.data.service.runners.base import PROGRESS, ElementReply, Runner
+from zmqdist.data.service.runners.base import ElementReply, Runner
 from zmqdist.data.service.runners.fcfs import FirstCome
 from zmqdist.data.service.runners.portions import PortionsRunner
 from zmqdist.data.service.snapshots.stream import SnapshotTaskProgress
 from zmqdist.data.service.snapshots.worker import SnapshotWorker
 from zmqdist.data.service.split_requests import Dealer
 from zmqdist.data.service.squeezing import codec_for
+from zmqdist.data.service.tasks_machine import (
+    AskForWork,
+    AskLater,
+    BeginTask,
+    DropTask,
+    HandBack,
+    WorkerTask,
+    WorkerTasks,
+    WorkerTasksEffect,
+)
 from zmqdist.data.sharding import shard_for_worker
 from zmqdist.data.splits import open_split, portion_pipeline
 from zmqdist.errors import CancelledError, FailedPreconditionError, OpError, UnavailableError
@@ -68,33 +77,6 @@ FLUSH_S: Final = 0.1
 """What was answered last has so long to leave before a worker goes."""
 
 READERS: Final = frozenset({"submit", "worker"})
-
-
-class WorkerTask:
-    """One task as the dispatcher defined it.
-
-    Attributes:
-      told: the definition as it came.
-      progress: what it is at, for whoever names its errors (runners/base.py).
-      failed: it goes on from, or has ended with, the death of its process.
-    """
-
-    def __init__(self, told: Sequence[Any], progress: MutableSequence[int] | None = None) -> None:
-        self.told = told
-        self.id, self.iteration, self.dataset, self.fingerprint, terms, self.sources, self.starting_round, *place = told
-        self.num_workers, self.index, self.job = place
-        self.terms = Terms(*terms)
-        self.progress = [0] * PROGRESS if progress is None else progress
-        self.failed: Failed | None = None
-        self.runner: Runner | None = None
-        self.pipeline: Dataset | None = None
-        """What is run over each portion."""
-        self.done = False
-        self.deleted = False
-
-    def where(self, worker: str) -> str:
-        """For errors."""
-        return f"dataset {self.dataset} (job {self.job!r}, task {self.id} of worker {worker})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,11 +181,10 @@ class DataWorker:
         self.host.crashed = self._tell_crash
         about = dispatcher, credentials, life, dispatcher_timeout_s
         self.snapshots = SnapshotWorker(loop, calls, *about, chunk_bytes_max)
-        self._tasks: dict[int, WorkerTask] = {}
-        self._asking = 0
+        self._machine = WorkerTasks()
         self._drained: Callable[[], None] | None = None
         """The worker leaves: to be called when nothing is left to do."""
-        self._left = self._gone = False
+        self._left = False
         self.key = b""
         service.register_later(PROFILE, self._profile, roles=READERS)
         loop.on_stop(self.close)
@@ -216,7 +197,7 @@ class DataWorker:
     @property
     def num_tasks(self) -> int:
         """Tasks that the dispatcher wants from this worker and that have not ended."""
-        return sum(not (task.done or task.deleted) for task in self._tasks.values())
+        return self._machine.num_tasks
 
     def snapshot(self) -> WorkerDataSnapshot:
         """In the loop."""
@@ -229,19 +210,32 @@ class DataWorker:
         if isinstance(self.host, TaskThreads):
             local.add(self._life, self.host)
         self.snapshots.registered()
-        self._ask()
+        self._perform(self._machine.ask())
         if self._drained is not None:
             self._say_leaving()
 
-    def _ask(self) -> None:
-        if self._gone:
-            return
-        self._asking += 1
-        has = {number: with_key(self.host.where(number), self.key) for number in self._tasks}
-        done = tuple(number for number, task in self._tasks.items() if task.done)
+    def _perform(self, effects: list[WorkerTasksEffect]) -> None:
+        for effect in effects:
+            match effect:
+                case AskForWork(asking, has, done):
+                    self._ask(asking, has, done)
+                case AskLater():
+                    self._loop.set_timer(self, self._loop.now() + AGAIN_S, self._ask_again)
+                case BeginTask(task):
+                    self.host.state = self._machine.state
+                    self.host.begin(task)
+                case DropTask(number):
+                    self.host.drop(number)
+                case HandBack(number):
+                    if not self.host.hand_back(number):
+                        self._perform(self._machine.finished(number))
+
+    def _ask(self, asking: int, has: tuple[int, ...], done: tuple[int, ...]) -> None:
+        self.host.state = self._machine.state
         figures = self.host.figures()
-        question = (self.host.state, self._life, has, done, figures)
-        self._calls.ask("zmqdist.data.work", question, partial(self._told, self._asking))
+        read_at = {number: with_key(self.host.where(number), self.key) for number in has}
+        question = self._machine.state, self._life, read_at, done, figures
+        self._calls.ask("zmqdist.data.work", question, partial(self._told, asking))
         if figures:
             self._report_later()
 
@@ -249,38 +243,18 @@ class DataWorker:
         self._loop.set_timer((self, "report"), self._loop.now() + REPORT_S, self._ask_again)
 
     def _told(self, asking: int, value: Any, error: OpError | None) -> None:
-        if asking != self._asking:
-            return  # there is a later question
-        if error is not None:
-            self._loop.set_timer(self, self._loop.now() + AGAIN_S, self._ask_again)
-            return
-        if value is None:  # one of an earlier connection came behind it
-            self._ask()
-            return
-        state, new, drop = value
-        for number in drop:
-            self._tasks.pop(number, None)
-            self.host.drop(number)
-        self.host.state = state
-        for told in new:
-            task = WorkerTask(told)
-            self._tasks[task.id] = task
-            self.host.begin(task)
-        self._ask()
-        self._end_if_drained()
+        effects = self._machine.refused(asking) if error else self._machine.told(asking, value)
+        if effects:
+            self._perform(effects)
+            self._end_if_drained()
 
     def _ask_again(self) -> None:
         """Only while there is a connection: else `registered` comes."""
         if self._calls.connected:
-            self._ask()
+            self._perform(self._machine.ask())
 
     def _note_finished(self, number: int) -> None:
-        task = self._tasks.get(number)
-        if task is not None and task.deleted:
-            return  # who asks for it is told so; the dispatcher collects what nobody reads
-        if task is not None:
-            task.done = True
-            self._ask()
+        self._perform(self._machine.finished(number))
         self._end_if_drained()
 
     def _tell_crash(self, number: int, how: str, then: Callable[[], None]) -> None:
@@ -291,8 +265,8 @@ class DataWorker:
                 again = partial(self._tell_crash, number, how, then)
                 self._loop.set_timer((self, "crash", number), self._loop.now() + AGAIN_S, again)
 
-        if number in self._tasks:
-            self._calls.ask("zmqdist.data.crashed", (self.host.state, number, self._life, how), told)
+        if number in self._machine.tasks:
+            self._calls.ask("zmqdist.data.crashed", (self._machine.state, number, self._life, how), told)
 
     def _profile(self, asked: Asked) -> None:
         found = self.host.figures()
@@ -301,7 +275,7 @@ class DataWorker:
         names = ("elements", "bytes", "buffered", "room", "element_s")
         asked.answer(
             {
-                number: {"dataset": self._tasks[number].dataset, **dict(zip(names, told, strict=True))}
+                number: {"dataset": self._machine.tasks[number].dataset, **dict(zip(names, told, strict=True))}
                 for number, told in found.items()
             }
         )
@@ -310,8 +284,7 @@ class DataWorker:
 
     def refuse(self, then: Callable[[], None]) -> None:
         """Ask the dispatcher, which has let this worker go, nothing more; answer what readers have asked, and call `then`. In the loop."""
-        self._gone = True
-        self._asking += 1
+        self._machine.leave()
         self.host.refuse()
         self._end_if_answered(then)
 
@@ -327,12 +300,7 @@ class DataWorker:
         self._drained = then
         self._say_leaving()
         self.snapshots.drain(self._end_if_drained)
-        for task in self._tasks.values():
-            if task.terms.mode != DYNAMIC or task.done:
-                continue
-            if task.terms.portioned or not self.host.hand_back(task.id):
-                task.done = True  # others compute what is not acknowledged, or nobody reads it
-        self._ask()
+        self._perform(self._machine.drain())
         self._end_if_drained()
 
     def _say_leaving(self) -> None:
@@ -340,7 +308,7 @@ class DataWorker:
 
     def _end_if_drained(self) -> None:
         if self._drained is not None and not self.num_tasks and self.snapshots.idle:
-            if self._tasks:
+            if self._machine.tasks:
                 self._loop.set_timer((self, "drained"), self._loop.now() + FLUSH_S, self._end_if_sent)
             else:
                 self._end_if_sent()

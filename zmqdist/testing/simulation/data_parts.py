@@ -1,4 +1,4 @@
-"""The parts of a data service in virtual time: the real machine behind a dispatcher, models of workers. See data_service.py."""
+"""The parts of a data service in virtual time: the real machines of a dispatcher, of workers and their tasks. See data_service.py."""
 
 from __future__ import annotations
 
@@ -15,6 +15,17 @@ from zmqdist.data.service.machine import records as r
 from zmqdist.data.service.machine.book import Rules
 from zmqdist.data.service.machine.machine import Splits
 from zmqdist.data.service.machine.state import State
+from zmqdist.data.service.runners.answers import TaskAnswer
+from zmqdist.data.service.runners.first_come_machine import FirstComeBuffer
+from zmqdist.data.service.tasks_machine import (
+    AskForWork,
+    AskLater,
+    BeginTask,
+    DropTask,
+    WorkerTask,
+    WorkerTasks,
+    WorkerTasksEffect,
+)
 from zmqdist.errors import NOT_FOUND, RESOURCE_EXHAUSTED, UNAVAILABLE
 from zmqdist.events import Heard, PeerGone, ProcessExited, Send, Ticked
 from zmqdist.events import Ticked as TimePassed
@@ -35,8 +46,10 @@ BUFFER_MAX = 5
 FULL_S = 0.01
 """How often a task looks whether its buffer has room."""
 
-Answer: TypeAlias = "Callable[..., None]"
-"""Takes the elements, whether that was all, and what the task says of them, if it says anything."""
+TOGETHER = 3
+"""Elements in an answer."""
+
+Answer: TypeAlias = Callable[[TaskAnswer], None]
 
 
 class PartSurroundings(Protocol):
@@ -74,7 +87,7 @@ class PartSurroundings(Protocol):
     def gave(self, asked: q.SplitsRequest, given: dict[int, tuple[int, int, int, int]]) -> None:
         """A task has asked for positions, and these are what it was given last; the answer may not arrive."""
 
-    def task(self, worker: SimDataWorker, told: list[Any], state: int) -> SimTask:
+    def task(self, worker: SimDataWorker, task: WorkerTask, state: int) -> SimTask:
         """The task that a worker is told to begin."""
 
 
@@ -251,34 +264,39 @@ class SimDispatcher:
 
 
 class SimTask:
-    """One task of a worker: makes elements, one at a time, for whoever asks."""
+    """One task of a worker: the real machine of its buffer, and a thread that makes elements, one at a time, for whoever asks."""
 
-    def __init__(self, worker: SimDataWorker, told: list[Any], state: int) -> None:
+    def __init__(self, worker: SimDataWorker, task: WorkerTask, state: int) -> None:
         self.worker = worker
-        self.number: int = told[0]
-        self.mode: int = told[4][1]
-        self.dataset: str = told[2]
+        self.number = task.id
+        self.mode = task.terms.mode
+        self.dataset = task.dataset
         self.state = state
-        self.buffer: list[int] = []
-        self.waiting: list[Answer] = []
-        self.ended = self.done = self.dropped = False
+        self.dropped = False
+        self._buffer = FirstComeBuffer(BUFFER_MAX, lambda elements, bytes_max: TOGETHER)
         self._full_since: float | None = None
         self._next = 0
         self._run = (0, 0)
         self._started = False
 
     def ask(self, wanted: Wanted, then: Answer) -> None:
-        self.waiting.append(then)
+        self._buffer.asked(wanted, then)
         if not self._started:
             self._started = True
             self._produce()
         self._serve()
 
+    def drop(self) -> None:
+        """The worker has no such task any more."""
+        self.dropped = True
+        self._buffer.close()
+        self._serve()
+
     def _produce(self) -> None:
         sim = self.worker.sim
-        if self.dropped or not self.worker.alive or self.ended:
+        if self.dropped or not self.worker.alive or self._buffer.ended:
             return
-        if len(self.buffer) >= BUFFER_MAX:
+        if not self._buffer.may_go_on:
             self._full_since = sim.clock.now
             return
         if self.mode == r.OFF:
@@ -296,7 +314,7 @@ class SimTask:
             self._more(sim.random.getrandbits(40))
 
     def _made(self, element: int) -> None:
-        self.buffer.append(element)
+        self._buffer.elements.append(element)
         self._serve()
         self.worker.sim.clock.after(self.worker.sim.random.expovariate(300), self._produce)
 
@@ -321,27 +339,19 @@ class SimTask:
 
         worker.dispatcher.ask(worker.calls(), question, then)
 
-    def drop(self) -> None:
-        """The worker has no such task any more."""
-        self.dropped = True
-        self._end()
-
     def _end(self) -> None:
-        self.ended = True
+        self._buffer.end()
         self._serve()
 
     def _serve(self) -> None:
-        while self.waiting and (self.buffer or self.ended):
-            then = self.waiting.pop(0)
-            batch, self.buffer = self.buffer[:3], self.buffer[3:]
-            then(batch, not batch)
-        if self._full_since is not None and len(self.buffer) < BUFFER_MAX:
+        while (answer := self._buffer.next_answer()) is not None:
+            answer.reply(answer)
+        if self._full_since is not None and self._buffer.may_go_on:
             clock = self.worker.sim.clock
             clock.at(clock.next_look(self._full_since, FULL_S), self._produce)
             self._full_since = None
-        if self.ended and not self.buffer and not self.done:
-            self.done = True
-            self.worker.ask_work()
+        if self._buffer.has_finished():
+            self.worker.finished(self.number)
 
 
 class SimDataWorker:
@@ -356,14 +366,13 @@ class SimDataWorker:
         self.dispatcher = sim.dispatcher
         self.alive = True
         self.tasks: dict[int, SimTask] = {}
+        self._work = WorkerTasks()
         self.died: list[Callable[[], None]] = []
         """Called when it is killed: those who wait for an answer."""
         self.link: SimLink | None = None
         self._calls: SimLink | None = None
         self._away_until = 0.0
         self._tick_at = 0.0
-        self._state = 0
-        self._asking = 0
         self._machine = WorkerMachine(
             incarnation=self.life,
             job="worker",
@@ -442,31 +451,30 @@ class SimDataWorker:
             self.sim.clock.after(0.01, lambda: self.dispatcher.exited(self.life))
 
     def ask_work(self) -> None:
-        self._asking += 1
-        asking = self._asking
-        has = dict.fromkeys(self.tasks, self.address)
-        done = tuple(number for number, task in self.tasks.items() if task.done)
-        self.dispatcher.ask(
-            self.link,
-            lambda ticket: q.WorkRequest(ticket, self._state, self.life, has, done),
-            lambda value, code: self._told(asking, value, code),
-        )
+        self._perform(self._work.ask())
 
-    def _told(self, asking: int, value: Any, code: int) -> None:
-        if asking != self._asking or not self.alive:
-            return
-        if code:
-            self.sim.clock.after(0.05, lambda: self.ask_work() if self._machine.registered else None)
-            return
-        if value is None:
-            self.ask_work()
-            return
-        state, new, drop = value
-        for number in drop:
-            task = self.tasks.pop(number, None)
-            if task is not None:
-                task.drop()
-        self._state = state
-        for told in new:
-            self.tasks[told[0]] = self.sim.task(self, told, state)
-        self.ask_work()
+    def finished(self, number: int) -> None:
+        """The last element of a task was taken."""
+        self._perform(self._work.finished(number))
+
+    def _perform(self, effects: list[WorkerTasksEffect]) -> None:
+        for effect in effects:
+            match effect:
+                case AskForWork(asking, has, done):
+                    self._ask(asking, has, done)
+                case AskLater():
+                    self.sim.clock.after(0.05, lambda: self.ask_work() if self._machine.registered else None)
+                case BeginTask(task):
+                    assert task.id not in self.tasks, f"T3: {self.name} begins task {task.id} twice"
+                    self.tasks[task.id] = self.sim.task(self, task, self._work.state)
+                case DropTask(number):
+                    self.tasks.pop(number).drop()
+
+    def _ask(self, asking: int, has: tuple[int, ...], done: tuple[int, ...]) -> None:
+        places, state = dict.fromkeys(has, self.address), self._work.state
+
+        def told(value: Any, code: int) -> None:
+            if self.alive:
+                self._perform(self._work.refused(asking) if code else self._work.told(asking, value))
+
+        self.dispatcher.ask(self.link, lambda ticket: q.WorkRequest(ticket, state, self.life, places, done), told)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from typing import Any
 
 from zmqdist.data.service.delivery.interface import Wanted
 from zmqdist.data.service.machine import questions as q
-from zmqdist.data.service.runners.portions_machine import Elements, PortionSegment, PortionsLane
+from zmqdist.data.service.runners.portions_machine import PortionSegment, PortionsLane
+from zmqdist.data.service.tasks_machine import WorkerTask
 from zmqdist.errors import RESOURCE_EXHAUSTED, UNAVAILABLE
 from zmqdist.testing.simulation.data_links import Ticket
 from zmqdist.testing.simulation.data_parts import FULL_S, Answer, SimDataWorker, SimTask
@@ -25,8 +25,8 @@ AGAIN = (UNAVAILABLE, RESOURCE_EXHAUSTED)
 class SimPortionTask(SimTask):
     """A lane for each reader."""
 
-    def __init__(self, worker: SimDataWorker, told: list[Any], state: int) -> None:
-        super().__init__(worker, told, state)
+    def __init__(self, worker: SimDataWorker, task: WorkerTask, state: int) -> None:
+        super().__init__(worker, task, state)
         self._lanes: dict[int, SimLane] = {}
 
     def ask(self, wanted: Wanted, then: Answer) -> None:
@@ -38,6 +38,7 @@ class SimPortionTask(SimTask):
         lane.serve()
 
     def drop(self) -> None:
+        """The worker has no such task any more."""
         super().drop()
         for lane in self._lanes.values():
             lane.machine.close()
@@ -119,11 +120,7 @@ class SimLane:
     def serve(self) -> None:
         """Answer who waits, and go on where there is room now."""
         while (answer := self.machine.next_answer()) is not None:
-            then: Callable[..., None] = answer.reply
-            if isinstance(answer, Elements):
-                then(answer.elements, False, answer.tag)
-            else:
-                then([], True)
+            answer.reply(answer)
         if self._full_since is not None:
             clock = self._sim.clock
             since_s, self._full_since = self._full_since, None

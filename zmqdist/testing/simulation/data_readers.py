@@ -44,6 +44,7 @@ from zmqdist.data.service.delivery.interface import (
 from zmqdist.data.service.delivery.window_machine import AHEAD, TaskWindow
 from zmqdist.data.service.machine import questions as q
 from zmqdist.data.service.machine import records as r
+from zmqdist.data.service.runners.answers import GiveElements, GiveError, TaskAnswer
 from zmqdist.errors import NOT_FOUND, RESOURCE_EXHAUSTED, UNAVAILABLE, OpError, UnavailableError
 from zmqdist.events import Ticked
 from zmqdist.testing.simulation.data_links import SimLink, Ticket
@@ -250,14 +251,22 @@ class SimReader:
                 open_.clear()
                 came(FAILED, None, UnavailableError("the worker does not answer"))
 
-        def answered(batch: list[Any], end: bool, tag: Any = None) -> None:
+        def answered(answer_: TaskAnswer) -> None:
+            batch: list[Any] = answer_.elements if isinstance(answer_, GiveElements) else []
             if not open_ or (sim.faulty() and sim.random.random() < sim.lose_answers):
                 self.lost_answers += len(batch)
                 sim.lose_answer(self, batch)
                 sim.soon(fail)
             else:
                 open_.clear()
-                sim.soon(partial(came, END if end else SOME, (link, batch, tag), None))
+                match answer_:
+                    case GiveElements(_, _, tag):
+                        sim.soon(partial(came, SOME, (link, batch, tag), None))
+                    case GiveError(_, error):
+                        assert isinstance(error, OpError), error
+                        sim.soon(partial(came, FAILED, None, error))
+                    case _:
+                        sim.soon(partial(came, END, None, None))
 
         def arrive() -> None:
             at = None if worker is None or not worker.alive else worker.tasks.get(source.task)

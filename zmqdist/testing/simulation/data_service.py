@@ -22,6 +22,7 @@ from zmqdist.data.service.machine import questions as q
 from zmqdist.data.service.machine import records as r
 from zmqdist.data.service.machine.portions import DEATHS_MAX
 from zmqdist.data.service.machine.snapshot import iteration_rows, next_numbers
+from zmqdist.data.service.tasks_machine import WorkerTask
 from zmqdist.errors import FAILED_PRECONDITION, NOT_FOUND, UNAVAILABLE
 from zmqdist.testing.simulation.clock import SimClock
 from zmqdist.testing.simulation.data_links import SimLink
@@ -178,10 +179,10 @@ class DataSim:
         index = self._names if self._named else -1
         self.workers.append(SimDataWorker(self, f"worker {self._names}", f"host:{self._names}", index))
 
-    def task(self, worker: SimDataWorker, told: list[Any], state: int) -> SimTask:
+    def task(self, worker: SimDataWorker, task: WorkerTask, state: int) -> SimTask:
         """The task that a worker is told to begin."""
-        self._begun[state, told[1]].append((told[0], worker.address))
-        return (SimPortionTask if told[4][5] == "exactly_once" else SimTask)(worker, told, state)
+        self._begun[state, task.iteration].append((task.id, worker.address))
+        return (SimPortionTask if task.terms.portioned else SimTask)(worker, task, state)
 
     def _new_reader(self) -> None:
         if self._portions:

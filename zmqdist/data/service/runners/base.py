@@ -5,12 +5,13 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from zmqdist.data.service.delivery.interface import Wanted
+from zmqdist.data.service.runners.answers import GiveElements, GiveEnd, GiveError, GiveSkip, TaskAnswer
 from zmqdist.data.service.squeezing import squeeze
+from zmqdist.data.service.tasks_machine import PROGRESS
 
-PROGRESS: Final = 3
 TAKEN, SOURCE, POSITION = range(PROGRESS)
 """What a task is at, in numbers: elements that readers have taken; 1 + the source, and its position, that it was given last."""
 
@@ -59,6 +60,20 @@ class ElementReply(Protocol):
 
     def fail(self, error: BaseException) -> None:
         """One element could not be computed, or the task cannot go on."""
+
+
+def give(answer: TaskAnswer) -> None:
+    """Carry out what the machine of a task has decided."""
+    reply: ElementReply = answer.reply
+    match answer:
+        case GiveElements(_, elements, tag):
+            reply.elements(elements, tag)
+        case GiveSkip(_, tag):
+            reply.skip(tag)
+        case GiveError(_, error):
+            reply.fail(error)
+        case GiveEnd():
+            reply.end()
 
 
 class Runner(Protocol):

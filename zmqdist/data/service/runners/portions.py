@@ -14,9 +14,9 @@ from typing import Any, TypeAlias
 from zmqdist.data.iterators import DatasetIterator
 from zmqdist.data.service.delivery.interface import Wanted
 from zmqdist.data.service.elements import weigh
-from zmqdist.data.service.runners.base import ElementReply, Named
+from zmqdist.data.service.runners.base import ElementReply, Named, give
 from zmqdist.data.service.runners.fcfs import BUFFER_BYTES, BUFFER_ELEMENTS_MAX, BUFFER_ELEMENTS_MIN
-from zmqdist.data.service.runners.portions_machine import NoMore, PortionSegment, PortionsLane
+from zmqdist.data.service.runners.portions_machine import PortionSegment, PortionsLane
 from zmqdist.rpc.failures import told
 
 Given: TypeAlias = tuple[int, int, int, int, int]
@@ -198,12 +198,7 @@ class _Lane:
                 if answer is None:
                     return
                 self._taken.notify()
-            if not isinstance(answer, NoMore):
-                answer.reply.elements(answer.elements, answer.tag)
-            elif answer.error is not None:
-                answer.reply.fail(answer.error)
-            else:
-                answer.reply.end()
+            give(answer)
 
 
 def _leave_out(iterator: DatasetIterator, count: int) -> None:

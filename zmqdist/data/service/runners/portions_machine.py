@@ -22,11 +22,11 @@ segment, up to `room`, without the lock: appending is one step, and nobody else 
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
 from math import inf
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from zmqdist.data.service.delivery.interface import Wanted
+from zmqdist.data.service.runners.answers import GiveElements, GiveEnd, GiveError, TaskAnswer
 
 GIVEN_MAX: Final = 64
 """Portions asked for at once."""
@@ -58,23 +58,6 @@ class PortionSegment:
         self.elements: deque[Any] = deque()
         self.done = False
         """Its pipeline has ended; set without the lock, after its last element."""
-
-
-@dataclass(slots=True)
-class Elements:
-    """Answer a question with some."""
-
-    reply: Any
-    elements: list[Any]
-    tag: tuple[tuple[Run, ...], int, tuple[int, ...]]
-
-
-@dataclass(slots=True)
-class NoMore:
-    """Answer a question: that was all, or the error that ended the task."""
-
-    reply: Any
-    error: BaseException | None
 
 
 class PortionsLane:
@@ -176,16 +159,18 @@ class PortionsLane:
             self.waiting.remove(found)
         return found is not None
 
-    def next_answer(self) -> Elements | NoMore | None:
+    def next_answer(self) -> TaskAnswer | None:
         """Return what to answer now; None: nothing can be answered."""
         first = self._segments[0] if self._segments else None
         something = first is not None and (first.done or bool(first.elements))
         if not self.waiting or not (something or self._over):
             return None
         wanted, reply = self.waiting.popleft()
-        return self._take(wanted, reply) if something else NoMore(reply, self._error)
+        if something:
+            return self._take(wanted, reply)
+        return GiveEnd(reply) if self._error is None else GiveError(reply, self._error)
 
-    def _take(self, wanted: Wanted, reply: Any) -> Elements:
+    def _take(self, wanted: Wanted, reply: Any) -> GiveElements:
         left = min(wanted.elements_max, max(1, wanted.bytes_max // self._element_bytes))
         elements: list[Any] = []
         runs: list[Run] = []
@@ -208,7 +193,7 @@ class PortionsLane:
             elif failure is None:
                 break
         in_hand = (*(each.number for each in self._segments), *self._coming)
-        return Elements(reply, elements, (tuple(runs), len(elements) * self._element_bytes, in_hand))
+        return GiveElements(reply, elements, (tuple(runs), len(elements) * self._element_bytes, in_hand))
 
     def _pop(self, buffer: deque[Any], count: int) -> tuple[list[Any], PortionError | None]:
         """Some elements, and the failure behind them."""

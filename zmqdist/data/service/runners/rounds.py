@@ -10,8 +10,9 @@ from typing import Any, Final
 from zmqdist.data.iterators import DatasetIterator
 from zmqdist.data.service.delivery.interface import Wanted
 from zmqdist.data.service.elements import weigh
-from zmqdist.data.service.runners.base import ElementReply, Named
-from zmqdist.data.service.runners.rounds_machine import Refuse, RoundsEffect, RoundsMachine
+from zmqdist.data.service.runners.answers import TaskAnswer
+from zmqdist.data.service.runners.base import ElementReply, Named, give
+from zmqdist.data.service.runners.rounds_machine import RoundsMachine
 from zmqdist.errors import CancelledError, FailedPreconditionError
 
 GROUPS_MAX: Final = 64
@@ -56,23 +57,18 @@ class RoundsRunner:
             nbytes = taken * self._group_bytes // self._consumers
             return taken, nbytes, groups * self._consumers, self._groups_max() * self._consumers, 0.0
 
-    def _decide(self, decision: Callable[[], Sequence[RoundsEffect]]) -> None:
+    def _decide(self, decision: Callable[[], Sequence[TaskAnswer]]) -> None:
         """Have the machine decide, and answer; in any thread."""
         with self._lock:
             for reply in self._machine.waiting():
                 if not reply.wanted():
                     self._machine.left(reply)
             before = self._machine.groups
-            effects = decision()
+            answers = decision()
             if self._closed or self._machine.groups < before:
                 self._room.notify()
-        for effect in effects:
-            if isinstance(effect, Refuse):
-                effect.reply.fail(effect.error)
-            elif effect.elements is None:
-                effect.reply.skip(effect.tag)
-            else:
-                effect.reply.elements(effect.elements, effect.tag)
+        for answer in answers:
+            give(answer)
 
     def _serve(self) -> None:
         self._decide(self._machine.serve)

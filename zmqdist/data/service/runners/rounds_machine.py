@@ -21,30 +21,11 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 from zmqdist.data.service.delivery.interface import Wanted
+from zmqdist.data.service.runners.answers import GiveElements, GiveError, GiveSkip, TaskAnswer
 from zmqdist.errors import AbortedError, CancelledError, FailedPreconditionError, OpError
-
-
-@dataclass(slots=True)
-class Give:
-    """Answer a question: with one element of each round, or with none, the round is skipped."""
-
-    reply: Any
-    elements: list[Any] | None
-    tag: tuple[int, int]
-
-
-@dataclass(slots=True)
-class Refuse:
-    """Answer a question with an error."""
-
-    reply: Any
-    error: BaseException
-
-
-RoundsEffect: TypeAlias = Give | Refuse
 
 
 @dataclass(slots=True)
@@ -85,12 +66,12 @@ class RoundsMachine:
         self._groups.append(group)
         self._group_bytes = group_bytes
 
-    def end(self, error: BaseException) -> list[RoundsEffect]:
+    def end(self, error: BaseException) -> list[TaskAnswer]:
         """There will be no other group; the first error stays. A CancelledError goes before the groups that are here."""
         self._error = self._error or error
         return self.serve()
 
-    def asked(self, wanted: Wanted, reply: Any) -> list[RoundsEffect]:
+    def asked(self, wanted: Wanted, reply: Any) -> list[TaskAnswer]:
         """A question has come."""
         return [*self._note(wanted, reply), *self.serve()]
 
@@ -98,12 +79,12 @@ class RoundsMachine:
         """Nobody waits for the answer any more."""
         self._waiting = {consumer: each for consumer, each in self._waiting.items() if each[1] is not reply}
 
-    def expired(self, reply: Any) -> list[RoundsEffect]:
+    def expired(self, reply: Any) -> list[TaskAnswer]:
         """The round that this question is for does not come about: all skip it."""
         late = next((wanted for wanted, each in self._waiting.values() if each is reply), None)
         if late is None:
             return []
-        effects: list[RoundsEffect] = []
+        effects: list[TaskAnswer] = []
         for consumer, (wanted, each) in list(self._waiting.items()):
             if wanted.round <= late.round:
                 del self._waiting[consumer]
@@ -111,51 +92,52 @@ class RoundsMachine:
         self._round = max(self._round or 0, late.round + 1)
         return [*effects, *self.serve()]
 
-    def serve(self) -> list[RoundsEffect]:
+    def serve(self) -> list[TaskAnswer]:
         """Answer all that can be answered."""
-        effects: list[RoundsEffect] = []
+        effects: list[TaskAnswer] = []
         while answers := self._next_answers():
             effects += answers
         return effects
 
-    def _note(self, wanted: Wanted, reply: Any) -> list[RoundsEffect]:
+    def _note(self, wanted: Wanted, reply: Any) -> list[TaskAnswer]:
         """Have a question wait, unless it can be answered at once."""
         consumer, asked = wanted.consumer, wanted.round
         if not 0 <= consumer < self._consumers:
             text = f"Requesting data for consumer index {consumer}, but the task has only {self._consumers} consumers"
-            return [Refuse(reply, FailedPreconditionError(text))]
+            return [GiveError(reply, FailedPreconditionError(text))]
         before = self._served.get(consumer)
         if before is not None and asked < before.next:
             if (before.reader, before.round) == (wanted.reader, asked):
-                return [Give(reply, before.elements, (before.next, self._received_by_all()))]
-            return [Refuse(reply, FailedPreconditionError(restarted(consumer, asked, before.next)))]
+                tag = before.next, self._received_by_all()
+                return [GiveSkip(reply, tag) if before.elements is None else GiveElements(reply, before.elements, tag)]
+            return [GiveError(reply, FailedPreconditionError(restarted(consumer, asked, before.next)))]
         self._asked[consumer] = asked
         if self._round is not None and asked < self._round:
             return [self._skip(wanted, reply, self._round)]
         replaced = self._waiting.get(consumer)
         self._waiting[consumer] = wanted, reply
-        return [] if replaced is None else [Refuse(replaced[1], displaced(replaced[0], wanted))]
+        return [] if replaced is None else [GiveError(replaced[1], displaced(replaced[0], wanted))]
 
     def _received_by_all(self) -> int:
         return min(self._asked.values()) - 1 if len(self._asked) == self._consumers else -1
 
-    def _skip(self, wanted: Wanted, reply: Any, then: int) -> Give:
+    def _skip(self, wanted: Wanted, reply: Any, then: int) -> GiveSkip:
         self._served[wanted.consumer] = _Served(wanted.reader, wanted.round, then, None)
-        return Give(reply, None, (then, self._received_by_all()))
+        return GiveSkip(reply, (then, self._received_by_all()))
 
-    def _next_answers(self) -> list[RoundsEffect]:
+    def _next_answers(self) -> list[TaskAnswer]:
         """Of one round, or of some together; none when the time has not come."""
         if self._error is not None and (not self._groups or type(self._error) is CancelledError):
             error = self._error
             refused = self.waiting()
             self._waiting.clear()
-            return [Refuse(reply, error) for reply in refused]
+            return [GiveError(reply, error) for reply in refused]
         if len(self._waiting) < self._consumers:
             return []
         first = min(wanted.round for wanted, _ in self._waiting.values())
         ahead = [wanted for wanted, _ in self._waiting.values() if wanted.round > first]
         here = [each for each in self._waiting.values() if each[0].round == first]
-        answers: list[RoundsEffect]
+        answers: list[TaskAnswer]
         if any(wanted.skipped for wanted in ahead):
             count = 1
             answers = [self._skip(*each, first + 1) for each in here]
@@ -175,11 +157,11 @@ class RoundsMachine:
         fits = min(each.bytes_max for each in wishes) * self._consumers // self._group_bytes
         return max(1, min(len(self._groups), fits, *(each.elements_max for each in wishes)))
 
-    def _part(self, wanted: Wanted, reply: Any, groups: list[list[Any]]) -> Give:
+    def _part(self, wanted: Wanted, reply: Any, groups: list[list[Any]]) -> GiveElements:
         elements = [group[wanted.consumer] for group in groups]
         then = wanted.round + len(elements)
         self._served[wanted.consumer] = _Served(wanted.reader, wanted.round, then, elements)
-        return Give(reply, elements, (then, self._received_by_all()))
+        return GiveElements(reply, elements, (then, self._received_by_all()))
 
 
 def restarted(consumer: int, asked: int, reached: int) -> str:

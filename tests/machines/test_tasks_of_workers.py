@@ -1,0 +1,293 @@
+"""What a worker asks, begins and drops of the data service, and who gets what its tasks have made (T, B, L of the machines)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from zmqdist.data.service.delivery.interface import Wanted
+from zmqdist.data.service.machine.records import DYNAMIC, OFF
+from zmqdist.data.service.runners.answers import GiveElements, GiveEnd, GiveError, TaskAnswer
+from zmqdist.data.service.runners.first_come_machine import FirstComeBuffer
+from zmqdist.data.service.runners.portions_machine import GIVEN_MAX, QUICK_S, SEGMENTS_MAX, PortionsLane
+from zmqdist.data.service.tasks_machine import (
+    AskForWork,
+    AskLater,
+    BeginTask,
+    DropTask,
+    HandBack,
+    WorkerTasks,
+    WorkerTasksEffect,
+)
+from zmqdist.errors import CancelledError, InternalError
+
+MANY = 1 << 20
+
+
+def told(number: int, mode: int = DYNAMIC, delivery: str = "at_most_once") -> list[Any]:
+    return [number, 2000, "1000", "fingerprint", ("1000", mode, 0, "AUTO", False, delivery), 0, 0, 0, -1, "job"]
+
+
+def with_tasks(*tasks: list[Any]) -> tuple[WorkerTasks, AskForWork]:
+    """A worker with these tasks, and the question that is with the dispatcher."""
+    machine = WorkerTasks()
+    effects = machine.told(last(machine.ask()).asking, (7, tasks, []))
+    assert [each.task.id for each in effects if isinstance(each, BeginTask)] == [each[0] for each in tasks]
+    return machine, last(effects)
+
+
+def last(effects: list[WorkerTasksEffect]) -> AskForWork:
+    question = effects[-1]
+    assert isinstance(question, AskForWork)
+    return question
+
+
+# -- tasks of a worker ------------------------------------------------------------------------------------------------------
+
+
+def test_t1_only_the_answer_to_the_last_question_counts() -> None:
+    machine = WorkerTasks()
+    first, second = last(machine.ask()), last(machine.ask())
+    assert machine.told(first.asking, (7, [told(1)], [])) == []
+    assert machine.refused(first.asking) == []
+    assert machine.refused(second.asking) == [AskLater()]
+    begun, question = machine.told(second.asking, (7, [told(1)], []))
+    assert isinstance(begun, BeginTask)
+    assert question == AskForWork(second.asking + 1, (1,), ())
+
+
+def test_t1_an_answer_without_work_is_followed_by_another_question() -> None:
+    machine = WorkerTasks()
+    first = last(machine.ask())
+    assert machine.told(first.asking, None) == [AskForWork(first.asking + 1, (), ())]
+
+
+def test_t2_a_task_that_has_ended_is_told_until_it_is_dropped() -> None:
+    machine, _ = with_tasks(told(1), told(2))
+    question = last(machine.finished(1))
+    assert (question.has, question.done) == ((1, 2), (1,))
+    assert last(machine.ask()).done == (1,)
+    dropped, question = machine.told(last(machine.ask()).asking, (7, [], [1]))  # type: ignore[misc]
+    assert dropped == DropTask(1)
+    assert (question.has, question.done) == ((2,), ())
+    assert machine.num_tasks == 1
+
+
+def test_t2_a_task_that_is_not_there_or_was_deleted_ends_unheard() -> None:
+    machine, _ = with_tasks(told(1))
+    machine.tasks[1].deleted = True
+    assert machine.finished(1) == machine.finished(9) == []
+    assert machine.num_tasks == 0
+
+
+def test_t3_tasks_of_a_lost_state_are_dropped_before_those_of_the_new_one_begin() -> None:
+    machine, question = with_tasks(told(1))
+    dropped, begun, after = machine.told(question.asking, (8, [told(1)], [1, 5]))
+    assert dropped == DropTask(1)
+    assert isinstance(begun, BeginTask)
+    assert machine.state == 8
+    assert isinstance(after, AskForWork)
+
+
+def test_t4_a_worker_that_leaves_hands_back_what_others_can_do() -> None:
+    portioned = told(3, delivery="exactly_once")
+    machine, _ = with_tasks(told(1), told(2), portioned, told(4, OFF))
+    machine.finished(2)
+    *given_back, question = machine.drain()
+    assert given_back == [HandBack(1)]
+    assert last([question]).done == (2, 3)
+    assert last(machine.finished(1)).done == (1, 2, 3)
+    assert machine.num_tasks == 1, "the whole dataset for itself"
+
+
+def test_t5_a_worker_that_was_let_go_asks_nothing() -> None:
+    machine, question = with_tasks(told(1))
+    machine.leave()
+    assert machine.ask() == machine.told(question.asking, (7, [], [1])) == machine.refused(question.asking) == []
+
+
+# -- elements for whoever asks first ------------------------------------------------------------------------------------------
+
+
+def buffer(*elements: Any, fit: int = 100) -> FirstComeBuffer:
+    made = FirstComeBuffer(2, lambda some, bytes_max: min(fit, len(list(some))))
+    made.elements.extend(elements)
+    return made
+
+
+def asked(machine: FirstComeBuffer | PortionsLane, reply: str, elements_max: int = 100) -> TaskAnswer | None:
+    machine.asked(Wanted(elements_max, MANY), reply)
+    return machine.next_answer()
+
+
+@pytest.mark.parametrize(("wants", "fit", "gets"), [(100, 100, [1, 2, 3]), (2, 100, [1, 2]), (100, 1, [1])])
+def test_b1_a_question_gets_what_is_there_as_much_as_fits(wants: int, fit: int, gets: list[int]) -> None:
+    machine = buffer(1, 2, 3, fit=fit)
+    assert asked(machine, "a", wants) == GiveElements("a", gets)
+    assert machine.taken == len(gets)
+
+
+def test_b1_questions_are_answered_in_their_order() -> None:
+    machine = buffer()
+    assert asked(machine, "a") is asked(machine, "b") is None
+    machine.elements.extend((1, 2))
+    assert machine.next_answer() == GiveElements("a", [1, 2])
+    assert machine.next_answer() is None
+
+
+def test_b2_one_question_gets_a_failure_and_nothing_is_made_before() -> None:
+    machine, error = buffer(1), InternalError("broken")
+    machine.failed(error)
+    assert not machine.may_go_on
+    assert asked(machine, "a") == GiveElements("a", [1])
+    assert not machine.may_go_on
+    assert asked(machine, "b") == GiveError("b", error)
+    assert machine.may_go_on
+    assert machine.taken == 2
+
+
+def test_b3_the_end_is_said_once_when_all_was_taken() -> None:
+    machine = buffer(1)
+    machine.end()
+    assert not machine.has_finished()
+    assert asked(machine, "a") == GiveElements("a", [1])
+    assert [machine.has_finished(), machine.has_finished()] == [True, False]
+    assert asked(machine, "b") == GiveEnd("b")
+
+
+def test_b3_a_pipeline_that_died_has_no_end() -> None:
+    machine, error = buffer(), InternalError("no such file")
+    machine.end(error)
+    assert asked(machine, "a") == GiveError("a", error)
+    assert asked(machine, "b") == GiveError("b", error)
+    assert not machine.has_finished()
+
+
+def test_b4_what_is_made_ahead_is_bounded() -> None:
+    machine = buffer(1, 2)
+    assert not machine.may_go_on
+    asked(machine, "a", 1)
+    assert machine.may_go_on
+
+
+def test_b5_after_close_no_question_gets_elements() -> None:
+    machine = buffer(1)
+    machine.asked(Wanted(0, MANY), "a")
+    machine.close()
+    machine.elements.append(2)  # the thread makes one more
+    for reply in "ab":
+        answer = machine.next_answer()
+        assert isinstance(answer, GiveError)
+        assert isinstance(answer.error, CancelledError)
+        machine.asked(Wanted(1, MANY), reply)
+    assert not machine.has_finished()
+
+
+# -- portions ---------------------------------------------------------------------------------------------------------------
+
+
+def lane(*numbers: int) -> PortionsLane:
+    machine = PortionsLane(10)
+    machine.given(list(numbers), 0.0)
+    return machine
+
+
+def test_l1_an_answer_goes_over_portions_and_knows_where_each_was_begun() -> None:
+    machine = lane(4, 5)
+    for number, skip, elements in ((4, 2, "cd"), (5, 0, "xyz")):
+        segment = machine.begin(number, skip)
+        segment.elements.extend(elements)
+        segment.done = number == 4
+    answer = asked(machine, "a", 3)
+    assert isinstance(answer, GiveElements)
+    assert answer.elements == ["c", "d", "x"]
+    assert answer.tag[0] == ((4, 2, 2, 2, True, 0, ""), (5, 0, 0, 1, False, 0, ""))
+    answer = asked(machine, "b")
+    assert isinstance(answer, GiveElements)
+    assert answer.tag[0] == ((5, 0, 1, 2, False, 0, ""),)
+
+
+def test_l2_a_portion_without_elements_is_done_all_the_same() -> None:
+    machine = lane(4)
+    machine.begin(4, 3).done = True
+    answer = asked(machine, "a")
+    assert isinstance(answer, GiveElements)
+    assert answer.tag == (((4, 3, 3, 0, True, 0, ""),), 0, ())
+
+
+def test_l3_an_error_has_its_offset_and_is_the_last_of_its_run() -> None:
+    machine = lane(4)
+    segment = machine.begin(4, 0)
+    segment.elements.append("a")
+    machine.failed(segment, 13, "broken")
+    segment.elements.append("c")
+    segment.done = True
+    answer = asked(machine, "a")
+    assert isinstance(answer, GiveElements)
+    assert answer.elements == ["a", "c"]
+    runs = (4, 0, 0, 1, False, 0, ""), (4, 0, 1, 1, False, 13, "broken"), (4, 0, 2, 1, True, 0, "")
+    assert answer.tag[0] == runs
+
+
+def test_l4_elements_and_portions_in_the_buffer_are_bounded() -> None:
+    machine = lane(*range(SEGMENTS_MAX + 1))
+    segment = machine.begin(0, 0)
+    segment.elements.extend(range(10))
+    assert not machine.may_add()
+    assert not machine.may_begin()
+    segment.done = True
+    asked(machine, "a")
+    assert machine.may_begin()
+    for number in range(1, SEGMENTS_MAX + 1):
+        machine.begin(number, 0).done = True
+    assert not machine.may_begin()
+    asked(machine, "b")
+    assert machine.may_begin()
+
+
+def test_l5_an_answer_names_the_portions_that_were_begun_or_are_coming() -> None:
+    machine = lane(4, 5, 6)
+    for number in (4, 5):
+        machine.begin(number, 0).elements.append("x")
+    answer = asked(machine, "a", 1)
+    assert isinstance(answer, GiveElements)
+    assert answer.tag[2] == (4, 5, 6)
+
+
+def test_more_portions_are_asked_for_while_they_are_quick() -> None:
+    machine = PortionsLane(10)
+    now, counts = 0.0, []
+    for step in [QUICK_S / 2] * 8 + [QUICK_S * 2] * 3:
+        machine.given([], now)
+        now += step
+        counts.append(machine.portions_wanted(now))
+    assert counts == [2, 4, 8, 16, 32, GIVEN_MAX, GIVEN_MAX, GIVEN_MAX, 32, 16, 8]
+
+
+def test_a_lane_without_portions_or_without_hope_says_so() -> None:
+    for error, expected in ((None, GiveEnd("a")), (InternalError("broken"), None)):
+        machine = lane()
+        machine.end(error)
+        answer = asked(machine, "a")
+        assert answer == (expected or GiveError("a", error))  # type: ignore[arg-type]
+
+
+def test_a_lane_that_was_closed_gives_nothing_more() -> None:
+    machine = lane(4)
+    machine.begin(4, 0).elements.append("x")
+    machine.close()
+    assert asked(machine, "a") == GiveEnd("a")
+    assert machine.room == 0
+
+
+def test_a_question_that_nobody_waits_for_is_left_out() -> None:
+    machine = lane(4)
+    machine.asked(Wanted(1, MANY), "a")
+    machine.asked(Wanted(1, MANY), "b")
+    assert machine.left("a")
+    assert not machine.left("a")
+    machine.begin(4, 0).elements.append("x")
+    answer = machine.next_answer()
+    assert answer is not None
+    assert answer.reply == "b"

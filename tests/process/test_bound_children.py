@@ -1,0 +1,189 @@
+"""Children that are bound to their zygote: they end with it, with the process that has started it, and when that is silent."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.transport.wired import until
+from tests.zygote import slots_zygote
+from zmqdist.process.bound_children import BoundChild, BoundChildren
+from zmqdist.process.zygote import SILENT
+from zmqdist.process.zygote_process import ZygoteProcess
+from zmqdist.transport.loop import Loop
+
+MODULE = "tests.process.child_main"
+PATIENCE_S = 20.0
+WORDS_MAX = 1000
+"""More than a socket holds."""
+
+
+class Spawned:
+    """One child, and our end of its only descriptor."""
+
+    def __init__(self, loop: Loop, children: BoundChildren) -> None:
+        self.ours, theirs = socket.socketpair()
+        self.ours.settimeout(PATIENCE_S)
+        self.codes: list[int] = []
+        self.child: BoundChild = loop.run(children.spawn, MODULE, [theirs.detach()], self.codes.append)
+
+    def code(self) -> int:
+        until(lambda: self.codes)
+        return self.codes[0]
+
+    def pid(self) -> int:
+        """When it is there."""
+        until(lambda: self.child.pid)
+        return self.child.pid
+
+
+class Nursery:
+    """A loop, a zygote, and the children."""
+
+    def __init__(self) -> None:
+        self.loop = Loop("zmqdist-test")
+        self.zygote: ZygoteProcess = slots_zygote()
+        self.children = BoundChildren(self.loop, self.zygote)
+        self.lost: list[int | None] = []
+        self.children.on_lost.append(self.lost.append)
+        self.loop.on_stop(self.children.close)
+        self.loop.start()
+        self.spawned: list[Spawned] = []
+
+    def spawn(self) -> Spawned:
+        self.spawned.append(Spawned(self.loop, self.children))
+        return self.spawned[-1]
+
+    def stop(self) -> None:
+        self.loop.stop()
+        for each in self.spawned:
+            each.ours.close()
+
+
+@pytest.fixture
+def nursery() -> Iterator[Nursery]:
+    nursery = Nursery()
+    yield nursery
+    nursery.stop()
+
+
+def ended(pid: int) -> bool:
+    """Whether the process is gone, or is a zombie that its parent will see to."""
+    try:
+        return ") Z " in Path("/proc", str(pid), "stat").read_text()
+    except OSError:
+        return True
+
+
+@pytest.mark.parametrize(("word", "code"), [(b"x", 3), (b"r", 1), (b"", 0)])
+def test_a_child_gets_its_descriptors_and_its_exit_code_is_told(nursery: Nursery, word: bytes, code: int) -> None:
+    spawned = nursery.spawn()
+    spawned.ours.sendall(word)
+    spawned.ours.shutdown(socket.SHUT_WR)
+    assert spawned.code() == code
+    tail = spawned.child.tail()
+    assert ("a child's own mistake" in tail) == (word == b"r")
+
+
+def test_a_child_leads_a_session_of_its_own_and_no_ctrl_c_reaches_it(nursery: Nursery) -> None:
+    spawned = nursery.spawn()
+    spawned.ours.sendall(b"p")
+    numbers = {int(each) for each in spawned.ours.recv(64).split()}
+    assert numbers == {spawned.pid()}
+    spawned.ours.sendall(b"i")
+    assert spawned.ours.recv(1) == b"i"
+
+
+def test_a_child_that_is_killed_before_it_is_there_ends_as_one_that_was_killed(nursery: Nursery) -> None:
+    ours, theirs = socket.socketpair()
+    codes: list[int] = []
+
+    def spawn_and_kill() -> None:
+        nursery.children.spawn(MODULE, [theirs.detach()], codes.append).kill()
+
+    nursery.loop.run(spawn_and_kill)
+    until(lambda: codes)
+    assert codes == [-signal.SIGKILL]
+    ours.close()
+
+
+def test_many_that_are_killed_at_once_all_end_though_the_control_socket_is_full(nursery: Nursery) -> None:
+    """Its buffer holds fewer words than that while the zygote does not run: none may be dropped."""
+    several = [nursery.spawn() for _ in range(40)]
+    for each in several:
+        each.pid()
+    os.kill(nursery.zygote.pid, signal.SIGSTOP)
+
+    def fill_and_kill() -> None:
+        for _ in range(WORDS_MAX):
+            nursery.children.watch(PATIENCE_S)
+        for each in several:
+            each.child.kill()
+
+    nursery.loop.run(fill_and_kill)
+    os.kill(nursery.zygote.pid, signal.SIGCONT)
+    assert {each.code() for each in several} == {-signal.SIGKILL}
+    again = nursery.spawn()
+    again.ours.sendall(b"x")
+    assert again.code() == 3
+
+
+def test_what_a_child_has_started_in_its_group_ends_with_it(nursery: Nursery) -> None:
+    spawned = nursery.spawn()
+    spawned.ours.sendall(b"f")
+    assert spawned.ours.recv(1) == b"f"
+    (grandchild,) = Path("/proc", str(spawned.pid()), "task", str(spawned.pid()), "children").read_text().split()
+    spawned.ours.sendall(b"x")
+    assert spawned.code() == 3
+    until(lambda: ended(int(grandchild)))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_zygote_is_ended_by_no_signal_that_means_the_whole_service(nursery: Nursery, number: int) -> None:
+    before = nursery.spawn()
+    before.pid()
+    os.kill(nursery.zygote.pid, number)
+    after = nursery.spawn()
+    for each in (before, after):
+        each.ours.sendall(b"x")
+        assert each.code() == 3
+    assert nursery.zygote.wait(0.0) is None
+
+
+@pytest.mark.killed("scheduling")
+def test_children_end_with_a_zygote_that_is_killed(nursery: Nursery) -> None:
+    spawned = nursery.spawn()
+    pid = spawned.pid()
+    os.kill(nursery.zygote.pid, signal.SIGKILL)
+    assert spawned.code() == -signal.SIGKILL
+    until(lambda: nursery.lost)
+    until(lambda: ended(pid))
+
+
+def test_children_of_a_process_that_does_not_run_are_ended_and_it_hears_why(nursery: Nursery) -> None:
+    spawned = nursery.spawn()
+    pidfd = os.pidfd_open(spawned.pid())
+
+    def stand_still() -> None:
+        """As a process that was stopped, as far as the zygote sees."""
+        nursery.children.watch(0.05)
+        assert select.select([pidfd], [], [], PATIENCE_S)[0]
+
+    nursery.loop.run(stand_still, timeout_s=PATIENCE_S)
+    os.close(pidfd)
+    assert spawned.code() == SILENT
+
+
+def test_children_end_when_their_owner_is_closed(nursery: Nursery) -> None:
+    several = [nursery.spawn() for _ in range(3)]
+    pids = [each.pid() for each in several]
+    waiting = nursery.spawn()
+    nursery.loop.run(nursery.children.close)
+    until(lambda: all(map(ended, pids)))
+    assert not any(each.codes for each in (*several, waiting))
