@@ -27,6 +27,7 @@ from zmqdist.data.service.machine.state import State
 from zmqdist.data.service.machine.workers import WorkerTable
 from zmqdist.data.service.runners.portions_machine import PortionSegment, PortionsLane
 from zmqdist.data.service.runners.rounds_machine import RoundsMachine
+from zmqdist.messages import Register
 from zmqdist.scheduling.worker.contact import Contact
 from zmqdist.testing import simulate_data_service
 from zmqdist.testing.simulation import data_service
@@ -295,9 +296,26 @@ def never_done(take: Any) -> Any:
     return spoiled
 
 
+def beside_the_dead(joined: Any) -> Any:
+    def spoiled(self: WorkerTable, event: q.WorkerJoined) -> None:
+        before = dict(self._book.members)
+        joined(self, event)
+        self._book.members = {**before, **self._book.members}
+
+    return spoiled
+
+
+def a_lost_connection_is_a_death(lose: Any) -> Any:
+    return lambda portions, life, client, died, crashed: lose(portions, life, client, died, True)
+
+
+def any_index_is_its_own(_named: Any) -> Any:
+    return property(lambda self: self.index >= 0)
+
+
 class Bug(NamedTuple):
     """What is wrong, how it gets there, how the text of the broken promise begins, and where the search begins: some bugs are met by one
-    seed in thousands, and sooner where the world has only these kinds of trouble. Where a change of the simulation has made other runs of
+    seed in thousands, and sooner where the world has only these kinds of trouble, or more of it. Where a change of the simulation has made other runs of
     the seeds, search for another first seed."""
 
     what: str
@@ -305,6 +323,7 @@ class Bug(NamedTuple):
     promise: str
     first_seed: int = 0
     kinds: tuple[str, ...] = data_service.KINDS
+    faults: int = 12
 
 
 BUGS: list[Bug] = [
@@ -334,7 +353,8 @@ BUGS: list[Bug] = [
         "a question that waits is forgotten with its worker",
         replaced(Portioning, "lost", forgetting_questions),
         "D4",
-        472,
+        kinds=("cut",),
+        faults=40,
     ),
     Bug("a worker serves the tasks of any place", replaced(WorkerTable, "_note_serving", whosever_they_are), "D4", 375),
     Bug(
@@ -356,6 +376,23 @@ BUGS: list[Bug] = [
     ),
     Bug("each answer says that its portions are done", replaced(PortionsLane, "_take", done_with_each_answer), ""),
     Bug("a portion of one element is never done", replaced(PortionsLane, "_take", never_done), "D4"),
+    Bug(
+        "a dead worker is placed again in place of its successor",
+        replaced(WorkerTable, "joined", beside_the_dead),
+        "D",
+        740,
+        ("worker", "both", "journal", "add"),
+        40,
+    ),
+    Bug(
+        "a lost connection is a death",
+        replaced(cutting, "lose", a_lost_connection_is_a_death),
+        "a reader",
+        520,
+        ("cut", "reader"),
+        60,
+    ),
+    Bug("an index that was given counts as its own", replaced(Register, "named", any_index_is_its_own), "D", 430),
     Bug("a reader gives up a worker that has not answered once", replaced(TaskWindow, "fail", giving_up), ""),
     Bug("a reader ends with its first task", replaced(TaskWindow, "exhausted", at_the_first_end), ""),
     Bug("a reader asks more than its window holds", replaced(window_machine, "AHEAD", lambda ahead: ahead + 1), "W2"),
@@ -369,13 +406,13 @@ def test_a_planted_bug_is_found(bug: Bug, monkeypatch: pytest.MonkeyPatch) -> No
         with pytest.MonkeyPatch.context() as patch:
             bug.plant(patch)
             try:
-                simulate_data_service(seed)
+                simulate_data_service(seed, bug.faults)
                 continue
             except AssertionError as error:
                 assert str(error).startswith(bug.promise), error  # noqa: PT017
             except Exception:  # the state broke: that is seen, too
                 pass
-        simulate_data_service(seed)  # nothing else was wrong
+        simulate_data_service(seed, bug.faults)  # nothing else was wrong
         return
     pytest.fail(f"{SEEDS_MAX} seeds from {bug.first_seed} on did not see that {bug.what}")
 
