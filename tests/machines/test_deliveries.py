@@ -5,6 +5,8 @@ from __future__ import annotations
 from contextlib import nullcontext
 from typing import Any
 
+import pytest
+
 from zmqdist.data.service.delivery.coordinated_machine import CoordinatedDelivery
 from zmqdist.data.service.delivery.exactly_once_machine import (
     LATER_BYTES_MAX,
@@ -27,6 +29,7 @@ from zmqdist.data.service.delivery.interface import (
     Over,
     TaskPlace,
     Took,
+    Waits,
 )
 from zmqdist.data.service.delivery.window_machine import TaskWindow
 from zmqdist.errors import InvalidArgumentError, OpError, UnavailableError
@@ -203,3 +206,58 @@ def test_in_order_the_task_that_has_what_is_next_is_asked_however_many_questions
     delivered, *next_ = answer(0, 8)
     assert isinstance(delivered, Deliver)
     assert [effect.source.task for effect in next_ if isinstance(effect, Ask)] == [0]
+
+
+@pytest.mark.parametrize("ends", ["a lost answer", "another life"])
+def test_in_order_nobody_is_taken_for_the_one_who_has_what_is_next_by_what_it_had_before(ends: str) -> None:
+    """The portion may have been given to another task since, and where much waits nobody is asked but who is taken for its holder."""
+    machine = ExactlyOnceDelivery(
+        TaskWindow(5, "", -1), Consumption(nullcontext(), 1, Consumed()), 1, 0, True, Consumed()
+    )
+    machine.handle(news(*map(there, range(3))), 0.0)
+    asked: dict[int, list[Any]] = {}
+
+    def tell(event: Any, now: float = 0.0) -> set[int]:
+        """The tasks that are asked."""
+        sources = [effect.source for effect in machine.handle(event, now) if isinstance(effect, Ask)]
+        for source in sources:
+            asked.setdefault(source.task, []).append(source)
+        return {source.task for source in sources}
+
+    def answer(task: int, portion: int, nbytes: int, *in_hand: int) -> set[int]:
+        tag = (((portion, 0, 0, 1, True, 0, ""),), nbytes, in_hand)
+        return tell(Answered(asked[task].pop(), SOME, ("", [portion], tag), None))
+
+    tell(Began())
+    answer(1, 5, 8, 0)
+    answer(2, 7, 2 * LATER_BYTES_MAX)
+    assert not answer(0, 8, 8) | answer(0, 9, 8), "task 1 has portion 0, which is next"
+    if ends == "a lost answer":
+        tell(Answered(asked[1].pop(), FAILED, None, UnavailableError("gone")))
+        tell(Ticked(), 1.0)
+        assert 0 in answer(0, 10, 8)
+    else:
+        assert 0 in tell(news(there(0), there(1, life=8), there(2)))
+
+
+@pytest.mark.parametrize(("allowed", "asked"), [(-1, [0, 1, 2]), (4, [0])])
+def test_w2_a_full_window_keeps_nobody_from_what_its_consumer_waits_for(allowed: int, asked: list[int]) -> None:
+    """Batches out of their turn fill it, and the task that has the next one was not asked: nothing would ever come."""
+    window = TaskWindow(5, "", allowed)
+    window.note(news(*map(there, range(3))))
+    window.held = 100
+    assert window.questions(window.askable()) == []
+    assert [each.source.task for each in window.questions(window.askable(), starving=True)] == asked
+    assert window.questions(window.askable(), starving=True) == [], "once"
+
+
+def test_in_order_a_consumer_that_waits_has_those_asked_who_have_no_question() -> None:
+    consumption = Consumption(nullcontext(), 1, Consumed())
+    window = TaskWindow(5, "", -1)
+    machine = ExactlyOnceDelivery(window, consumption, 1, 0, True, Consumed())
+    machine.handle(news(there(4)), 0.0)
+    window.held = 100
+    assert machine.handle(Began(), 0.0) == []
+    consumption.waits = True
+    (question,) = machine.handle(Waits(), 0.0)
+    assert isinstance(question, Ask)

@@ -1,4 +1,4 @@
-"""The machines of the data service's dispatcher and readers with models of workers around them, in virtual time, with seeded faults.
+"""The machines of the data service's dispatcher, workers, tasks and readers in virtual time, with seeded faults.
 
 pytest tests/sim --seed 1234      replays one seed exactly
 """
@@ -12,6 +12,10 @@ from zmqdist.testing import simulate_data_service
 
 def test_whatever_goes_wrong_readers_get_what_the_table_says_and_come_to_an_end(seed: int) -> None:
     simulate_data_service(seed)
+
+
+def test_readers_come_to_an_end_also_where_trouble_comes_upon_trouble(seed: int) -> None:
+    simulate_data_service(seed, faults=50)
 
 
 def test_consumers_of_a_coordinated_read_stay_in_step_whatever_goes_wrong(seed: int) -> None:

@@ -323,6 +323,23 @@ def test_a_worker_that_has_another_place_is_told_to_drop_the_tasks_of_the_one_be
     assert drop == [4000]
 
 
+def test_d4_a_worker_that_is_back_while_the_journal_fails_has_its_tasks_when_it_is_written_again(
+    driven: Driven,
+) -> None:
+    """It kept its place, so only its tasks of what was opened meanwhile were lost with the records."""
+    driven(q.WorkerGone(11))
+    driven(q.WorkerGone(12))
+    opened(driven, "job", 5, DYNAMIC)
+    driven.full = True
+    driven(q.WorkerJoined("worker:0", "a:1", 11))
+    driven.full = False
+    driven.tick(driven.now + 1.0)
+    (number,) = driven.machine.state.iterations[2000].tasks
+    assert driven.machine.state.tasks[number].worker == driven.machine.state.workers[1].number
+    driven.tick(driven.now + 1.0)
+    assert len(driven.machine.state.iterations[2000].tasks) == 1
+
+
 def test_a_worker_that_was_seen_to_go_has_gone_also_after_the_journal_failed(driven: Driven) -> None:
     opened(driven, "job", 5, DYNAMIC)
     driven(q.WorkerGone(12))

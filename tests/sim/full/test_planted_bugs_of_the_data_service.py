@@ -296,15 +296,6 @@ def never_done(take: Any) -> Any:
     return spoiled
 
 
-def beside_the_dead(joined: Any) -> Any:
-    def spoiled(self: WorkerTable, event: q.WorkerJoined) -> None:
-        before = dict(self._book.members)
-        joined(self, event)
-        self._book.members = {**before, **self._book.members}
-
-    return spoiled
-
-
 def a_lost_connection_is_a_death(lose: Any) -> Any:
     return lambda portions, life, client, died, crashed: lose(portions, life, client, died, True)
 
@@ -315,8 +306,8 @@ def any_index_is_its_own(_named: Any) -> Any:
 
 class Bug(NamedTuple):
     """What is wrong, how it gets there, how the text of the broken promise begins, and where the search begins: some bugs are met by one
-    seed in thousands, and sooner where the world has only these kinds of trouble, or more of it. Where a change of the simulation has made other runs of
-    the seeds, search for another first seed."""
+    seed in thousands, and sooner where the world has only these kinds of trouble, or more of it. Where a change of the simulation has
+    made other runs of the seeds, search for another first seed."""
 
     what: str
     plant: Plant
@@ -376,14 +367,6 @@ BUGS: list[Bug] = [
     ),
     Bug("each answer says that its portions are done", replaced(PortionsLane, "_take", done_with_each_answer), ""),
     Bug("a portion of one element is never done", replaced(PortionsLane, "_take", never_done), "D4"),
-    Bug(
-        "a dead worker is placed again in place of its successor",
-        replaced(WorkerTable, "joined", beside_the_dead),
-        "D",
-        740,
-        ("worker", "both", "journal", "add"),
-        40,
-    ),
     Bug(
         "a lost connection is a death",
         replaced(cutting, "lose", a_lost_connection_is_a_death),

@@ -219,8 +219,6 @@ class ExactlyOnceDelivery:
             sets.add(self._whole, start, stop)
         self._later: dict[int, deque[PortionPiece]] = {}
         self._later_bytes: dict[int, int] = {}
-        self._in_hand: dict[int, tuple[int, ...]] = {}
-        """Task -> portions that it had when it answered last."""
         self._acknowledging = False
         self._pause_s = ACK_S
         self._acknowledge_at = inf
@@ -239,7 +237,7 @@ class ExactlyOnceDelivery:
             case Took():
                 window.held -= 1
             case Waits():
-                return self._acknowledge(now)
+                return self._acknowledge(now) + self._next_questions()
             case Works():
                 self._acknowledge_later(now)
                 return []
@@ -274,14 +272,15 @@ class ExactlyOnceDelivery:
             return self._end(None)
         if not self._begun:
             return []
-        effects: list[Effect] = [*self._window.questions(self._askable())]
+        starving = self._ordered and self._consumption.waits
+        effects: list[Effect] = [*self._window.questions(self._askable(), starving)]
         return effects + self._end(None) if self._window.exhausted else effects
 
     def _askable(self) -> list[TaskSource]:
         sources = self._window.askable()
         if not self._ordered or sum(self._later_bytes.values()) < LATER_BYTES_MAX:
             return sources
-        return [each for each in sources if self._next in self._in_hand.get(each.task, ())] or sources
+        return [each for each in sources if self._next in each.in_hand] or sources
 
     def _end(self, error: OpError | None) -> list[Effect]:
         self._over = True
@@ -301,11 +300,12 @@ class ExactlyOnceDelivery:
             self._window.succeed(source)
             return self._accept(source, event.value)
         self._window.held -= 1
+        source.in_hand = ()
         source.ended = source.ended or event.kind == END
         return []
 
     def _accept(self, source: TaskSource, value: tuple[Any, ...]) -> list[Effect]:
-        runs, bytes_, self._in_hand[source.task] = value[2]
+        runs, bytes_, source.in_hand = value[2]
         batch = PortionBatch(value)
         place = 0
         pieces = []

@@ -3,7 +3,8 @@
 Promises
     W1  A task that has ended, is gone, or failed to answer less than its pause ago, and has not answered since, is not asked.
     W2  At most AHEAD questions are with a task; questions and batches that wait for the consumer are never more than the window holds, so
-        that a slow consumer makes no reader fill its memory.
+        that a slow consumer makes no reader fill its memory. Where the consumer has nothing because a certain batch is not here, and the
+        window is full of others, each task is asked once all the same: one of them has it. Where the user allows so many, one in all is.
     W3  A task with a new incarnation is asked anew, also one that had ended or failed before.
 """
 
@@ -41,6 +42,7 @@ class TaskSource:
       asked, asked_at: questions that are with it; its place among those of which not all can be asked at once.
       gone: not to be asked any more; what was asked may still come.
       pause_s, paused_until: how long it is not asked after its last failure, and when that ends.
+      in_hand: of portions: those that it had when it answered last; none after an answer that was lost, with which it may have lost them.
     """
 
     task: int
@@ -52,6 +54,7 @@ class TaskSource:
     gone: bool = False
     pause_s: float = 0.0
     paused_until: float = -inf
+    in_hand: tuple[int, ...] = ()
 
 
 class TaskWindow:
@@ -99,10 +102,13 @@ class TaskWindow:
         """Tasks that could answer."""
         return [each for each in self.sources.values() if not (each.ended or each.gone or each.paused_until > -inf)]
 
-    def questions(self, sources: Sequence[TaskSource]) -> list[Ask]:
+    def questions(self, sources: Sequence[TaskSource], starving: bool = False) -> list[Ask]:
         """As many as there is room for, to these.
 
         The room is for all that could answer: questions are out to others, too, and the consumer may wait for one of these alone.
+
+        Args:
+          starving: the consumer has nothing, though batches are here: those are not what comes next.
         """
         sources = sorted(sources, key=attrgetter("asked", "asked_at"))
         limit, count = self._limit, len(self.askable())
@@ -111,10 +117,11 @@ class TaskWindow:
         else:
             each_max = max(1, limit // max(1, AHEAD * count))
             room, wait_s = limit // each_max - self.held, LONG_TURN_S if limit >= count else TURN_S
-        asked = []
+        asked: list[Ask] = []
         for _ in range(AHEAD):
             for source in sources:
-                if room > 0 and source.asked < AHEAD:
+                needed = starving and not source.asked and (limit < 0 or not self.asks)
+                if needed or (room > 0 and source.asked < AHEAD):
                     room -= 1
                     self.held += 1
                     source.asked += 1
@@ -130,6 +137,7 @@ class TaskWindow:
     def fail(self, source: TaskSource, now: float) -> None:
         """It did not answer: leave it alone for a while."""
         self.held -= 1
+        source.in_hand = ()
         if source.paused_until == -inf:  # the second of two questions that fail together lengthens nothing
             source.pause_s = min(PAUSE_S_MAX, longer(source.pause_s))
             source.paused_until = now + source.pause_s

@@ -166,8 +166,3 @@ class Book:
         self.back_by = now + RETURN_S
         self.heard = dict.fromkeys(self.state.clients, now)
         self.released = {n: now for n, each in self.state.iterations.items() if not each.clients}
-
-    @property
-    def unplaced(self) -> list[q.WorkerJoined]:
-        """Members whose place did not become durable."""
-        return [joined for life, joined in self.members.items() if life not in self.places]

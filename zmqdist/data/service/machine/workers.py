@@ -34,6 +34,10 @@ class WorkerTable:
         self._book.missing.pop(worker.number, None)
         self._book.gone.discard(worker.number)
         self._book.change(r.PlaceWorker(worker))
+        self._take_part(worker)
+
+    def _take_part(self, worker: r.WorkerEntry) -> None:
+        """Give a worker that is there a task of each iteration."""
         for iteration in list(self._book.state.iterations.values()):
             if iteration.finished or iteration.collected:
                 continue
@@ -68,9 +72,13 @@ class WorkerTable:
         return r.WorkerEntry(number, event.name, event.address, event.life, event.tags)
 
     def reconcile(self) -> None:
-        """After the state was read back: give members the places that did not become durable, and tell all what they should do."""
-        for event in self._book.unplaced:
-            self.joined(event)
+        """After the state was read back: give members what did not become durable, places and tasks, and tell all what they should do."""
+        for life, event in list(self._book.members.items()):
+            number = self._book.places.get(life)
+            if number is None:
+                self.joined(event)
+            else:
+                self._take_part(self._book.state.workers[number])
         for number in list(self._book.state.workers):
             self.news(number)
 
