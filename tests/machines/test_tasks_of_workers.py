@@ -16,7 +16,7 @@ from zmqdist.data.service.tasks_machine import (
     AskLater,
     BeginTask,
     DropTask,
-    HandBack,
+    GiveBackPositions,
     WorkerTasks,
     WorkerTasksEffect,
 )
@@ -95,7 +95,7 @@ def test_t4_a_worker_that_leaves_hands_back_what_others_can_do() -> None:
     machine, _ = with_tasks(told(1), told(2), portioned, told(4, OFF))
     machine.finished(2)
     *given_back, question = machine.drain()
-    assert given_back == [HandBack(1)]
+    assert given_back == [GiveBackPositions(1)]
     assert last([question]).done == (2, 3)
     assert last(machine.finished(1)).done == (1, 2, 3)
     assert machine.num_tasks == 1, "the whole dataset for itself"

@@ -87,13 +87,13 @@ class DropTask:
 
 
 @dataclass(frozen=True, slots=True)
-class HandBack:
+class GiveBackPositions:
     """Have a task give back the positions that it has not begun, and call `finished` then, or at once where nobody reads it."""
 
     number: int
 
 
-WorkerTasksEffect: TypeAlias = AskForWork | AskLater | BeginTask | DropTask | HandBack
+WorkerTasksEffect: TypeAlias = AskForWork | AskLater | BeginTask | DropTask | GiveBackPositions
 
 
 class WorkerTasks:
@@ -152,7 +152,7 @@ class WorkerTasks:
         dynamic = [task for task in self.tasks.values() if task.terms.mode == DYNAMIC and not task.done]
         for task in dynamic:
             task.done = task.terms.portioned
-        return [*(HandBack(task.id) for task in dynamic if not task.done), *self.ask()]
+        return [*(GiveBackPositions(task.id) for task in dynamic if not task.done), *self.ask()]
 
     def leave(self) -> None:
         """The dispatcher has let this worker go."""

@@ -43,7 +43,7 @@ from zmqdist.data.service.tasks_machine import (
     AskLater,
     BeginTask,
     DropTask,
-    HandBack,
+    GiveBackPositions,
     WorkerTask,
     WorkerTasks,
     WorkerTasksEffect,
@@ -226,7 +226,7 @@ class DataWorker:
                     self.host.begin(task)
                 case DropTask(number):
                     self.host.drop(number)
-                case HandBack(number):
+                case GiveBackPositions(number):
                     if not self.host.hand_back(number):
                         self._perform(self._machine.finished(number))
 

@@ -451,7 +451,13 @@ class Dependencies:
             plan.missing.discard(work)
             if work not in self._plans:  # it is there for good
                 plan.inputs = tuple(other for other in plan.inputs if other != work)
-            if not plan.missing and not self._ending:
+            if plan.missing:
+                continue
+            if self._ending:
+                self._rest(
+                    plan
+                )  # its value is lost still: without inputs that it waits for it would pass for one that is there
+            else:
                 self._begin_again(plan, effects)
 
     def _end(self, plan: _Plan, kind: int | None, effects: list[Effect], cause: int = 0) -> None:
