@@ -90,7 +90,7 @@ def _descriptors() -> set[str]:
 
 def _leases() -> set[str]:
     """Shared memory that is still lent; the pool itself stays for the life of the process."""
-    arena = sys.modules.get("zmqdist.transport.arena")
+    arena = sys.modules.get("zmqdist.transport.shm_pool")
     pool = None if arena is None else arena._arena  # reach: the public way to it would make one
     if pool is None or not pool.lent:
         return set()

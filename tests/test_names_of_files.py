@@ -21,8 +21,8 @@ import zmqdist as zd
 from zmqdist import checkpoint, errors
 from zmqdist.cluster.config import ClusterConfig
 from zmqdist.data import Dataset, service
-from zmqdist.data.service.journal import Journal
-from zmqdist.data.service.store import DatasetStore
+from zmqdist.data.service.dispatcher.journal import Journal
+from zmqdist.data.service.dispatcher.store import DatasetStore
 from zmqdist.errors import ConfigError
 from zmqdist.transport import keys, token
 

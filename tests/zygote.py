@@ -29,7 +29,7 @@ PRELOADED = [
     "zmqdist.scheduling.dispatcher.runtime",
     "zmqdist.scheduling.worker.runtime",
     "zmqdist.scheduling.worker.slot_main",
-    "zmqdist.data.service.task_main",
+    "zmqdist.data.service.worker.task_main",
     "zmqdist.data.service.snapshots.stream_process",
     "zmqdist.data.service",
 ]

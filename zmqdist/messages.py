@@ -33,7 +33,7 @@ Result: TypeAlias = tuple[int, int, int, bytes]
 """How one piece of work ended: (work, attempt, kind, payload)."""
 
 Part: TypeAlias = tuple[int, ...]
-"""Where one large part of a payload is: (bytes,) follows in chunks, eight numbers are shared memory of the sender (transport/arena.py)."""
+"""Where one large part of a payload is: (bytes,) follows in chunks; eight numbers are a handle of shared memory (transport/shm_pool.py)."""
 
 VALUE = 0
 """The payload is the value."""

@@ -16,7 +16,7 @@ from tests.coordinator.test_snapshots import shipped
 from tests.scheduling.work import begun, go, until, waits
 from zmqdist.coordinator import ClusterCoordinator, RemoteValue
 from zmqdist.limits import INLINE_BYTES_MAX
-from zmqdist.transport import arena
+from zmqdist.transport import shm_pool
 from zmqdist.wire.trusted import pack_function
 
 SIZE = 2**18
@@ -245,9 +245,9 @@ def test_a_worker_that_has_let_go_of_a_captured_array_gets_it_again(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Without shared memory, so that the worker fetches it; it keeps less than two of them."""
-    monkeypatch.setenv(arena.VARIABLE, "off")
-    monkeypatch.setattr(arena, "_arena", None)
-    monkeypatch.setattr(arena, "_tried", False)
+    monkeypatch.setenv(shm_pool.VARIABLE, "off")
+    monkeypatch.setattr(shm_pool, "_arena", None)
+    monkeypatch.setattr(shm_pool, "_tried", False)
     monkeypatch.setattr("zmqdist.scheduling.worker.pulled.PULLED_BYTES_MAX", 8 * SIZE)
     one, two = (Model(np.full(SIZE, number)) for number in (1, 2))
     with (

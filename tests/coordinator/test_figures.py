@@ -16,7 +16,7 @@ from tests.scheduling.work import begun, go, until, waits
 from zmqdist import errors
 from zmqdist.coordinator import ClusterCoordinator
 from zmqdist.scheduling.dispatcher.config import WorkerConfig
-from zmqdist.transport import arena
+from zmqdist.transport import shm_pool
 
 LARGE = 2**20
 
@@ -129,7 +129,7 @@ def test_values_that_stay_with_their_worker(worker: zd.WorkerServer, coordinator
     assert (worker.snapshot().results, worker.snapshot().held.parts) == (1, 1)
     assert worker.snapshot().held.bytes == LARGE
     value.get()
-    if arena.this_arena() is not None:
+    if shm_pool.this_arena() is not None:
         assert coordinator.snapshot().memories == 1
     del value
     gc.collect()

@@ -16,7 +16,7 @@ from tests.coordinator.kept_work import SIZE, kept, small, total, writes_to_its_
 from tests.scheduling.work import go, until, waits
 from zmqdist import errors
 from zmqdist.coordinator import ClusterCoordinator
-from zmqdist.transport import arena
+from zmqdist.transport import shm_pool
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -47,9 +47,9 @@ def test_a_kept_value_is_used_by_two_workers_at_a_time_and_each_writes_to_its_ow
 
 
 def test_without_shared_memory_it_is_read_from_its_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(arena.VARIABLE, "off")
-    monkeypatch.setattr(arena, "_arena", None)
-    monkeypatch.setattr(arena, "_tried", False)
+    monkeypatch.setenv(shm_pool.VARIABLE, "off")
+    monkeypatch.setattr(shm_pool, "_arena", None)
+    monkeypatch.setattr(shm_pool, "_tried", False)
     with zd.local_cluster(workers=2, processes=False) as cluster, ClusterCoordinator(cluster) as coordinator:
         value = kept(coordinator, zeros)
         used = [coordinator.schedule(writes_to_its_own, (value, tmp_path, number, 2)) for number in (1, 2)]

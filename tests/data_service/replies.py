@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from zmqdist.data.service.elements import unpack
-from zmqdist.data.service.runners.base import Packed
+from zmqdist.data.service.worker.element_replies import Packed
 
 PATIENCE_S = 20.0
 

@@ -22,8 +22,8 @@ from tests.data_service.clusters import (
 from tests.ports import free_port
 from zmqdist.data import Dataset
 from zmqdist.data.service import DispatcherConfig, DispatchServer, ShardingPolicy, distribute
-from zmqdist.data.service.journal import Journal
-from zmqdist.data.service.machine.records import ReleaseClient, encode
+from zmqdist.data.service.dispatcher.journal import Journal
+from zmqdist.data.service.dispatcher.machine.records import ReleaseClient, encode
 from zmqdist.errors import RESOURCE_EXHAUSTED, UNAVAILABLE, FailedPreconditionError, InvalidArgumentError, NotFoundError
 from zmqdist.rpc import asking
 from zmqdist.rpc.client import ZmqClient
@@ -346,7 +346,7 @@ def test_what_the_journal_cannot_take_is_refused_and_nothing_acknowledged_is_los
 def test_a_reader_hears_that_the_disk_of_its_dispatcher_is_full(
     cluster: TestCluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("zmqdist.data.service.reader.WAIT_LOG_S", 0.1)
+    monkeypatch.setattr("zmqdist.data.service.reader.runtime.WAIT_LOG_S", 0.1)
     iterator = iter(cluster.distribute(Dataset.range(50_000), DYNAMIC, delivery="exactly_once"))
     seen = [int(next(iterator))]
 
@@ -370,7 +370,7 @@ def test_a_journal_that_can_be_neither_written_nor_read_is_waited_for(
     cluster: TestCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing may be decided from changes that were lost: a later start would stumble over what follows them."""
-    import zmqdist.data.service.dispatcher as shell
+    import zmqdist.data.service.dispatcher.runtime as shell
 
     monkeypatch.setattr(shell, "READ_AGAIN_S", 0.05)
     iterator = iter(cluster.distribute(Dataset.range(20), job_name="first"))
@@ -407,7 +407,7 @@ def test_a_journal_that_can_be_neither_written_nor_read_is_waited_for(
 def test_many_records_become_one_snapshot_and_all_comes_back(
     cluster: TestCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import zmqdist.data.service.dispatcher as shell
+    import zmqdist.data.service.dispatcher.runtime as shell
 
     monkeypatch.setattr(shell, "JOURNAL_RECORDS_MAX", 5)
     for count in range(10):

@@ -14,8 +14,8 @@ from subprocess import Popen
 
 import pytest
 
-from zmqdist.data.service import journal as module
-from zmqdist.data.service.journal import FORMAT, Journal
+from zmqdist.data.service.dispatcher import journal as module
+from zmqdist.data.service.dispatcher.journal import FORMAT, Journal
 from zmqdist.errors import DataLossError, FailedPreconditionError, InternalError, OpError
 
 Child = Callable[..., "Popen[str]"]
@@ -213,7 +213,7 @@ def test_the_files_do_not_grow_for_ever(journal: Journal, folder: str) -> None:
 
 HOLDER = """
 import os, sys
-from zmqdist.data.service.journal import Journal
+from zmqdist.data.service.dispatcher.journal import Journal
 journal = Journal(sys.argv[1])
 print(os.getpid(), flush=True)
 if "fork" in sys.argv and not os.fork():
@@ -256,7 +256,7 @@ def test_a_forked_child_does_not_keep_the_lock_of_a_parent_that_died(folder: str
 
 WRITER = """
 import itertools, sys
-from zmqdist.data.service.journal import Journal
+from zmqdist.data.service.dispatcher.journal import Journal
 journal = Journal(sys.argv[1])
 snapshot, records = journal.load()
 first = int((records or [snapshot or b"0"])[-1])
@@ -308,7 +308,7 @@ def test_killed_in_the_middle_again_and_again_all_that_was_acknowledged_is_there
 
 FULL = """
 import logging, resource, signal, sys, threading
-from zmqdist.data.service.journal import Journal
+from zmqdist.data.service.dispatcher.journal import Journal
 from zmqdist.errors import ResourceExhaustedError
 
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from zmqdist.data import Dataset, service
-from zmqdist.data.service.dispatcher import PREFIX, DataDispatcher
-from zmqdist.data.service.machine.book import Rules
+from zmqdist.data.service.dispatcher.machine.book import Rules
+from zmqdist.data.service.dispatcher.runtime import PREFIX, DataDispatcher
 from zmqdist.errors import ABORTED, INVALID_ARGUMENT, OpError
 from zmqdist.rpc import asking
 from zmqdist.rpc.client import ZmqClient

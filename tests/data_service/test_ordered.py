@@ -121,6 +121,6 @@ def test_a_second_reader_takes_over_where_the_first_has_come_to(cluster: TestClu
 
 
 def test_what_waits_for_its_turn_is_bounded_in_bytes(cluster: TestCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zmqdist.data.service.delivery.exactly_once_machine.LATER_BYTES_MAX", 1)
+    monkeypatch.setattr("zmqdist.data.service.reader.exactly_once_machine.LATER_BYTES_MAX", 1)
     dataset = Dataset.range(3000).map(lambda x: np.full(1000, x))
     assert [int(x[0]) for x in cluster.distribute(dataset, **ORDERED)] == list(range(3000))

@@ -9,7 +9,7 @@ import pytest
 from tests.data_service.clusters import TestCluster, until
 from zmqdist.data import Dataset
 from zmqdist.data.service import ShardingPolicy
-from zmqdist.data.service import worker as data_worker
+from zmqdist.data.service.worker import runtime as data_worker
 from zmqdist.errors import UnavailableError
 from zmqdist.observe.status import jobs, lines
 from zmqdist.rpc import asking

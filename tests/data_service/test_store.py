@@ -10,8 +10,8 @@ from subprocess import Popen
 
 import pytest
 
-from zmqdist.data.service import store as module
-from zmqdist.data.service.store import DatasetStore, read
+from zmqdist.data.service.dispatcher import store as module
+from zmqdist.data.service.dispatcher.store import DatasetStore, read
 from zmqdist.errors import DataLossError, FailedPreconditionError, NotFoundError, ResourceExhaustedError
 
 IDS = [
@@ -159,7 +159,7 @@ def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
 
 FILLING = """
 import resource, signal, sys
-from zmqdist.data.service.store import DatasetStore
+from zmqdist.data.service.dispatcher.store import DatasetStore
 from zmqdist.errors import ResourceExhaustedError
 
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -182,7 +182,7 @@ def test_a_text_beyond_the_limit_of_the_user_is_told(tmp_path: Path, child: Call
 
 WRITING = """
 import sys
-from zmqdist.data.service.store import DatasetStore
+from zmqdist.data.service.dispatcher.store import DatasetStore
 store = DatasetStore(sys.argv[1])
 while True:
     for letter in "ab":

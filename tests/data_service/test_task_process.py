@@ -22,8 +22,8 @@ from tests.data_service.serving import Service, serving, until
 from tests.zygote import ServerProcess
 from zmqdist.data.dataset import Dataset
 from zmqdist.data.service.client import from_dataset_id, register_dataset
-from zmqdist.data.service.task_process import CRASHES_MAX, TaskProcesses
-from zmqdist.data.service.tasks_machine import WorkerTask
+from zmqdist.data.service.worker.task_process import CRASHES_MAX, TaskProcesses
+from zmqdist.data.service.worker.tasks_machine import WorkerTask
 from zmqdist.errors import UnknownError
 from zmqdist.scheduling.dispatcher.config import DispatcherConfig
 from zmqdist.scheduling.dispatcher.runtime import DispatchServer

@@ -54,7 +54,7 @@ def test_local_worker_static_sharding() -> None:
 
 def test_coordinated_read() -> None:
     """All consumers read from all workers, whatever their tags."""
-    pytest.importorskip("zmqdist.data.service.runners.rounds")
+    pytest.importorskip("zmqdist.data.service.worker.rounds_task")
     with MultiProcessCluster(1, 1, TAGS) as cluster:
         options: dict[str, Any] = {"job_name": "rounds", "num_consumers": 1}
         dataset = Dataset.range(1 << 55).repeat()

@@ -41,8 +41,9 @@ IMPURE_CALLS = {"open", "input", "print", "eval", "exec", "__import__"}
 
 BESIDE_MACHINES = {
     "zmqdist/coordination": ("answers",),
-    "zmqdist/data/service/delivery": ("interface",),
-    "zmqdist/data/service/runners": ("answers",),
+    "zmqdist/data/service": ("retry",),
+    "zmqdist/data/service/reader": ("delivery",),
+    "zmqdist/data/service/worker": ("task_answers",),
     "zmqdist/rpc": ("turns",),
     "zmqdist/scheduling/coordinator": ("closures", "coordinator_events", "dependencies_and_retries", "effects", "pins"),
     "zmqdist/scheduling/dispatcher": ("broker", "credit", "membership", "placement", "records", "rules", "stagger"),

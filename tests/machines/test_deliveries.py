@@ -7,15 +7,8 @@ from typing import Any
 
 import pytest
 
-from zmqdist.data.service.delivery.coordinated_machine import CoordinatedDelivery
-from zmqdist.data.service.delivery.exactly_once_machine import (
-    LATER_BYTES_MAX,
-    Consumed,
-    Consumption,
-    ExactlyOnceDelivery,
-)
-from zmqdist.data.service.delivery.first_come_machine import FirstComeDelivery
-from zmqdist.data.service.delivery.interface import (
+from zmqdist.data.service.reader.coordinated_machine import CoordinatedDelivery
+from zmqdist.data.service.reader.delivery import (
     FAILED,
     SKIP,
     SOME,
@@ -31,7 +24,14 @@ from zmqdist.data.service.delivery.interface import (
     Took,
     Waits,
 )
-from zmqdist.data.service.delivery.window_machine import TaskWindow
+from zmqdist.data.service.reader.exactly_once_machine import (
+    LATER_BYTES_MAX,
+    Consumed,
+    Consumption,
+    ExactlyOnceDelivery,
+)
+from zmqdist.data.service.reader.plain_machine import PlainDelivery
+from zmqdist.data.service.reader.window_machine import TaskWindow
 from zmqdist.errors import InvalidArgumentError, OpError, UnavailableError
 from zmqdist.events import Ticked
 
@@ -143,7 +143,7 @@ def test_a_full_queue_asks_for_no_more_rounds() -> None:
 
 
 def test_a_worker_that_does_not_answer_is_asked_again_after_pauses_that_grow() -> None:
-    machine = FirstComeDelivery(5, "", -1)
+    machine = PlainDelivery(5, "", -1)
     machine.handle(news(there(1)), 0.0)
     asks = [effect for effect in machine.handle(Began(), 0.0) if isinstance(effect, Ask)]
     pauses = []
@@ -159,7 +159,7 @@ def test_a_worker_that_does_not_answer_is_asked_again_after_pauses_that_grow() -
 
 
 def test_two_questions_that_fail_together_lengthen_the_pause_once() -> None:
-    machine = FirstComeDelivery(5, "", -1)
+    machine = PlainDelivery(5, "", -1)
     machine.handle(news(there(1)), 0.0)
     asks = [effect for effect in machine.handle(Began(), 0.0) if isinstance(effect, Ask)]
     assert len(asks) == 2
@@ -171,7 +171,7 @@ def test_two_questions_that_fail_together_lengthen_the_pause_once() -> None:
 
 
 def test_a_task_that_answers_is_asked_again_at_once_although_another_question_to_it_has_failed() -> None:
-    machine = FirstComeDelivery(5, "", -1)
+    machine = PlainDelivery(5, "", -1)
     machine.handle(Began(), 0.0)
     first, second = machine.handle(news(there(1)), 0.0)
     assert isinstance(first, Ask)

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from zmqdist.data.service.delivery.interface import Wanted
-from zmqdist.data.service.machine.records import DYNAMIC, OFF
-from zmqdist.data.service.runners.answers import GiveElements, GiveEnd, GiveError, TaskAnswer
-from zmqdist.data.service.runners.first_come_machine import FirstComeBuffer
-from zmqdist.data.service.runners.portions_machine import GIVEN_MAX, QUICK_S, SEGMENTS_MAX, PortionsLane
-from zmqdist.data.service.tasks_machine import (
+from zmqdist.data.service.dispatcher.machine.records import DYNAMIC, OFF
+from zmqdist.data.service.reader.delivery import Wanted
+from zmqdist.data.service.worker.first_come_machine import FirstComeBuffer
+from zmqdist.data.service.worker.portions_machine import GIVEN_MAX, QUICK_S, SEGMENTS_MAX, PortionsLane
+from zmqdist.data.service.worker.task_answers import GiveElements, GiveEnd, GiveError, TaskAnswer
+from zmqdist.data.service.worker.tasks_machine import (
     AskForWork,
     AskLater,
     BeginTask,

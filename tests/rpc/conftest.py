@@ -14,8 +14,8 @@ from tests.conftest import ROOT
 from tests.rpc.large import SERVER, address_of
 from tests.rpc.polled import until
 from zmqdist.rpc import Client, ZmqClient, ZmqServer
-from zmqdist.transport import arena as arena_module
-from zmqdist.transport.arena import this_arena
+from zmqdist.transport import shm_pool as arena_module
+from zmqdist.transport.shm_pool import this_arena
 
 LATE_MS = 20_000
 """Longer than any test waits for something: what ends in time ended for another reason."""

@@ -18,10 +18,10 @@ from zmqdist import errors, freeze
 from zmqdist.limits import CHUNK_BYTES, LANE_WINDOW_BYTES
 from zmqdist.messages import Call, Chunk, Credit
 from zmqdist.rpc import ZmqClient, ZmqServer
-from zmqdist.transport import arena as arena_module
-from zmqdist.transport.arena import this_arena
+from zmqdist.transport import shm_pool as arena_module
 from zmqdist.transport.client_connection import ClientConnection
 from zmqdist.transport.router import Router
+from zmqdist.transport.shm_pool import this_arena
 from zmqdist.wire import headers, safe
 
 Serve = Callable[..., ZmqServer]
@@ -357,8 +357,8 @@ def test_memory_that_cannot_be_shared_leaves_the_socket(
         monkeypatch.setattr(arena_module, "make_memfd", refused)
         told = "no shared memory here"
     else:
-        monkeypatch.setattr("zmqdist.transport.lent._peers", {})
-        monkeypatch.setattr("zmqdist.transport.lent.open_memfd", refused)
+        monkeypatch.setattr("zmqdist.transport.shm_peer._peers", {})
+        monkeypatch.setattr("zmqdist.transport.shm_peer.open_memfd", refused)
         told = "its shared memory cannot be opened from here"
     client = connect(serve(echo=lambda value: value).address, timeout_in_ms=30_000)
     given = np.arange(MIB)

@@ -15,7 +15,7 @@ import pytest
 from zmqdist.limits import CHUNK_BYTES
 from zmqdist.rpc import snapshots
 from zmqdist.rpc.snapshots import is_temporary, pack_result
-from zmqdist.transport.received import memory_for
+from zmqdist.transport.receive_buffers import memory_for
 
 SIZE = CHUNK_BYTES + 8
 KEPT: list[Any] = []
@@ -225,7 +225,7 @@ def test_received_memory_is_used_again_after_its_last_view() -> None:
 
 
 def test_what_is_kept_for_later_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    from zmqdist.transport import received as module
+    from zmqdist.transport import receive_buffers as module
 
     pool = module._Pool()  # reach: the one of this process has what earlier tests received
     monkeypatch.setattr(module, "_pool", pool)

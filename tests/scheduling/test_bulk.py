@@ -24,11 +24,11 @@ from zmqdist.scheduling.worker.fetch import CLIENTS_KEPT, Fetcher
 from zmqdist.scheduling.worker.pulled import Pulled
 from zmqdist.scheduling.worker.references import Held, Reference, decode_reference, encode_reference
 from zmqdist.scheduling.worker.store import BulkStore
-from zmqdist.transport import arena as arena_module
-from zmqdist.transport.arena import this_arena
+from zmqdist.transport import shm_pool as arena_module
 from zmqdist.transport.credentials import Credentials
 from zmqdist.transport.loop import Loop
 from zmqdist.transport.router import Router
+from zmqdist.transport.shm_pool import this_arena
 from zmqdist.wire.hello import our_hello
 
 MIB = 2**20

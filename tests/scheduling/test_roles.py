@@ -17,8 +17,8 @@ from zmqdist.coordinator import ClusterCoordinator
 from zmqdist.data import Dataset
 from zmqdist.data.service import distribute
 from zmqdist.scheduling.dispatcher.config import DispatcherConfig, WorkerConfig
-from zmqdist.transport import arena as arena_module
 from zmqdist.transport import keys
+from zmqdist.transport import shm_pool as arena_module
 from zmqdist.transport.credentials import Credentials
 from zmqdist.transport.keys import keygen
 

@@ -34,7 +34,7 @@ from zmqdist.messages import (
     Withdraw,
 )
 from zmqdist.scheduling.dispatcher.config import DispatcherConfig, WorkerConfig
-from zmqdist.transport import arena
+from zmqdist.transport import shm_pool
 from zmqdist.transport.security import client_security
 
 WITHIN_S = 20.0
@@ -131,9 +131,9 @@ def made_once(folder: Path) -> bytes:
 def test_a_get_that_waits_for_a_lost_value_raises_when_the_coordinators_number_is_taken(
     dispatcher: zd.DispatchServer, claims: Claims, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(arena.VARIABLE, "off")  # else the value outlives a worker that is a thread of this process
-    monkeypatch.setattr(arena, "_arena", None)
-    monkeypatch.setattr(arena, "_tried", False)
+    monkeypatch.setenv(shm_pool.VARIABLE, "off")  # else the value outlives a worker that is a thread of this process
+    monkeypatch.setattr(shm_pool, "_arena", None)
+    monkeypatch.setattr(shm_pool, "_tried", False)
     with ClusterCoordinator(dispatcher) as coordinator:
         with zd.WorkerServer(WorkerConfig(dispatcher.address)):
             value = coordinator.schedule(made_once, (tmp_path,), lineage=True)

@@ -6,7 +6,7 @@ pytest tests/sim --seed 1234      replays one seed exactly
 from __future__ import annotations
 
 from tests.sim.simulations.data_rounds import simulate_rounds
-from zmqdist.data.service.machine import records as r
+from zmqdist.data.service.dispatcher.machine import records as r
 from zmqdist.testing import simulate_data_service
 
 

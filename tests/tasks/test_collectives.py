@@ -583,7 +583,7 @@ def test_pieces_of_a_ring_are_copied_into_shared_memory_once(
     four: list[Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each member copies a chunk of its own; what is folded lies there already, and what has arrived goes on as it is."""
-    from zmqdist.transport.arena import Arena
+    from zmqdist.transport.shm_pool import Arena
 
     together(four, lambda server, rank: server.all_reduce(np.ones(2**20)))  # they know each other's memory from here on
     copies: list[int] = []

@@ -210,7 +210,7 @@ def test_a_large_array_reaches_another_task_of_this_host_with_one_copy(
 ) -> None:
     pair[0].send(0, "worker:1", "warm").get_value()
     copies: list[int] = []
-    from zmqdist.transport.arena import Arena
+    from zmqdist.transport.shm_pool import Arena
 
     kept = Arena.snapshot
     monkeypatch.setattr(

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from zmqdist.data.service.machine.records import MODES
+from zmqdist.data.service.dispatcher.machine.records import MODES
 from zmqdist.errors import describe_exit
 
 TEXT_CHARS_MAX: Final = 100

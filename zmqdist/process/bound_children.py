@@ -3,7 +3,7 @@
 One zygote, one control socket, one owner of it: this. Each child has descriptors of its own besides a pipe for standard error, whose
 lines are passed on and whose last ones are kept for the error that names the child's death.
 
-Everything here runs in the loop's thread. Not here: what children are told and tell (slots.py, data/service/task_process.py).
+Everything here runs in the loop's thread. Not here: what children are told and tell (slots.py, data/service/worker/task_process.py).
 """
 
 from __future__ import annotations

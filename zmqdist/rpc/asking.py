@@ -20,9 +20,9 @@ from zmqdist.rpc.output_array import Into
 from zmqdist.rpc.result import StatusOrResult, as_returned
 from zmqdist.rpc.server_info import ABOUT
 from zmqdist.rpc.snapshots import snapshot
-from zmqdist.transport.arena import Block
 from zmqdist.transport.calls_machine import ClientCall
 from zmqdist.transport.port_probe import connect_failure
+from zmqdist.transport.shm_pool import Block
 from zmqdist.transport.transfers import Source
 
 CONNECT_S: Final = 1.0

@@ -22,8 +22,8 @@ import numpy as np
 from zmqdist.errors import InvalidArgumentError
 from zmqdist.limits import CHUNK_BYTES
 from zmqdist.rpc import payload
-from zmqdist.transport.arena import this_arena
-from zmqdist.transport.received import Received, memory_for
+from zmqdist.transport.receive_buffers import Received, memory_for
+from zmqdist.transport.shm_pool import this_arena
 from zmqdist.transport.transfers import Source, is_large
 
 _GENERATOR: Final = (

@@ -47,7 +47,7 @@ from zmqdist.tasks.mailbox_machine import Key, Mailbox
 from zmqdist.tasks.node import TASKS, Node
 from zmqdist.tasks.snapshot import GroupRow
 from zmqdist.tasks.watch import Watches
-from zmqdist.transport.lent import lendable
+from zmqdist.transport.shm_peer import lendable
 
 Array: TypeAlias = NDArray[Any]
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from zmqdist.limits import CHUNK_BYTES, COLLECTIVE_PIECE_BYTES
 from zmqdist.tasks import collectives_machine as core
 from zmqdist.tasks.collectives_machine import Schedule
-from zmqdist.transport.arena import this_arena
+from zmqdist.transport.shm_pool import this_arena
 
 Array: TypeAlias = NDArray[Any]
 

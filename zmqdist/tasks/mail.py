@@ -42,8 +42,8 @@ from zmqdist.rpc.snapshots import pack_result
 from zmqdist.tasks.mailbox_machine import Key, Mailbox, Outbox, Wait
 from zmqdist.tasks.node import TASKS, Node
 from zmqdist.tasks.watch import Watches
-from zmqdist.transport.arena import Block
 from zmqdist.transport.calls_machine import ClientCall
+from zmqdist.transport.shm_pool import Block
 
 log = logging.getLogger("zmqdist.tasks")
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from zmqdist.errors import FailedPreconditionError, InvalidArgumentError
 from zmqdist.specs import TensorSpec
-from zmqdist.transport.received import memory_for
+from zmqdist.transport.receive_buffers import memory_for
 
 
 class Variables:

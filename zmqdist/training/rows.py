@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from zmqdist.futures import Gathered
 from zmqdist.training.selection import Rows
-from zmqdist.transport.received import memory_for
+from zmqdist.transport.receive_buffers import memory_for
 
 
 def start_read(variables: Sequence[Any]) -> Gathered:

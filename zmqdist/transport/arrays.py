@@ -1,4 +1,4 @@
-"""Arrays in shared memory: `zmqdist.empty`, `empty_like` and `freeze`. How the memory works is in arena.py."""
+"""Arrays in shared memory: `zmqdist.empty`, `empty_like` and `freeze`. How the memory works is in shm_pool.py."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from zmqdist.errors import InvalidArgumentError
 from zmqdist.limits import ARENA_DESCRIPTOR_BYTES_MIN
-from zmqdist.transport import memory
-from zmqdist.transport.arena import this_arena
+from zmqdist.transport import shm_mapping
+from zmqdist.transport.shm_pool import this_arena
 from zmqdist.wire import arrays as wire_arrays
 from zmqdist.wire.arrays import bytes_of, is_fortran, is_frozen
 
@@ -69,7 +69,7 @@ def _order(a: NDArray[Any]) -> Literal["C", "F"]:
 def _frozen_bytes(source: NDArray[np.uint8]) -> NDArray[np.uint8]:
     arena = this_arena() if source.nbytes >= ARENA_DESCRIPTOR_BYTES_MIN else None
     if arena is not None:
-        frozen = arena.freeze(memory.address_of(source), source.nbytes) or arena.frozen_copy(source)
+        frozen = arena.freeze(shm_mapping.address_of(source), source.nbytes) or arena.frozen_copy(source)
         if frozen is not None:
             return frozen.array()[: source.nbytes]
     return wire_arrays.frozen(source.copy())

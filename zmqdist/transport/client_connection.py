@@ -28,7 +28,6 @@ from msgspec.structs import replace
 from zmqdist.errors import INVALID_ARGUMENT, RESOURCE_EXHAUSTED, OpError, WireError, from_code
 from zmqdist.limits import WAIT_LOG_S
 from zmqdist.messages import Calls, CancelCall, Chunk, Credit, Goodbye, LetIn, Message, Refused, Replies, Reply, Shares
-from zmqdist.transport.arena import this_arena
 from zmqdist.transport.calls_machine import ClientCall, ClientCalls
 from zmqdist.transport.connector import Connector
 from zmqdist.transport.dealer import receive_payload
@@ -36,6 +35,7 @@ from zmqdist.transport.figures import ClientSnapshot
 from zmqdist.transport.loop import input_of
 from zmqdist.transport.monitor import Down, Up
 from zmqdist.transport.security import ClientSecurity
+from zmqdist.transport.shm_pool import this_arena
 from zmqdist.transport.transfers import Lanes, fresh, is_large
 from zmqdist.wire import headers
 from zmqdist.wire.hello import Hello, decode_hello, encode_hello, is_hello

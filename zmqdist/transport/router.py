@@ -50,12 +50,12 @@ from zmqdist.errors import (
 from zmqdist.limits import FRAME_BYTES_MAX, GRACE_S, HANDSHAKE_S, HEARTBEAT_SERVER_S, MESSAGES_PER_WAKE_MAX, PEERS_MAX
 from zmqdist.messages import Chunk, Credit, Goodbye, Message, Ping, Refused, Shares
 from zmqdist.transport.address import is_ipv6, join, split
-from zmqdist.transport.arena import this_arena
 from zmqdist.transport.dealer import Buffer, receive_payload
 from zmqdist.transport.heap import give_back
 from zmqdist.transport.loop import Loop, Watched
 from zmqdist.transport.monitor import DISCONNECTED, decode_event, open_monitor
 from zmqdist.transport.security import CURVE, NONE, ServerSecurity
+from zmqdist.transport.shm_pool import this_arena
 from zmqdist.transport.transfers import Lanes
 from zmqdist.transport.zap import ADMIN
 from zmqdist.wire.headers import decode, encode

@@ -31,11 +31,11 @@ from numpy.typing import NDArray
 from zmqdist.errors import OpError, ResourceExhaustedError, WireError
 from zmqdist.limits import ARRAY_BYTES_MAX, CHUNK_BYTES, FRAMES_MAX, RECEIVING_BYTES_MAX
 from zmqdist.messages import Call, Chunk, Credit, LetIn, Message, Part, Reply
-from zmqdist.transport.arena import Arena, Block, Handle, this_arena
 from zmqdist.transport.bulk_machine import DONE, WRONG, Inbound, Outbound
 from zmqdist.transport.calls_machine import nbytes_of
-from zmqdist.transport.lent import PeerArena, open_peer
-from zmqdist.transport.received import memory_for
+from zmqdist.transport.receive_buffers import memory_for
+from zmqdist.transport.shm_peer import PeerArena, open_peer
+from zmqdist.transport.shm_pool import Arena, Block, Handle, this_arena
 from zmqdist.wire.hello import Hello, host_identity
 
 log = logging.getLogger("zmqdist.transport")

@@ -31,7 +31,7 @@ class Hello(msgspec.Struct, array_like=True, frozen=True):
       host: identity of the host, see `host_identity`; only a hint until shared memory has been tried.
       python: (major, minor) of the interpreter, because pickled functions carry byte code.
       protocol: filled in by `decode_hello`.
-      memory: where the sender's shared memory is (transport/arena.py); None without any.
+      memory: where the sender's shared memory is (transport/shm_pool.py); None without any.
       nonce: the number that the sender has read in the memory that our hello offered; 0 for none.
       version: of zmqdist, whose own functions and classes pickles name.
     """

@@ -10,7 +10,7 @@ import pytest
 import zmqdist as zd
 from tests.scheduling.work import begun, go, until, waits
 from zmqdist.coordinator import ClusterCoordinator
-from zmqdist.transport import arena
+from zmqdist.transport import shm_pool
 
 SIZE = 2**18
 
@@ -21,9 +21,9 @@ def test_a_worker_in_the_place_of_a_dead_one_and_one_that_joins_get_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared: bool
 ) -> None:
     if not shared:
-        monkeypatch.setenv(arena.VARIABLE, "off")
-        monkeypatch.setattr(arena, "_arena", None)
-        monkeypatch.setattr(arena, "_tried", False)
+        monkeypatch.setenv(shm_pool.VARIABLE, "off")
+        monkeypatch.setattr(shm_pool, "_arena", None)
+        monkeypatch.setattr(shm_pool, "_tried", False)
     array = np.ones(SIZE)
 
     def total(number: int) -> float:

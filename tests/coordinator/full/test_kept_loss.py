@@ -13,13 +13,13 @@ from tests.coordinator.kept_work import SIZE, kept, small, total, writes_to_its_
 from tests.scheduling.work import until
 from zmqdist import errors
 from zmqdist.coordinator import ClusterCoordinator
-from zmqdist.transport import arena
+from zmqdist.transport import shm_pool
 
 
 def test_without_shared_memory_it_is_read_from_its_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(arena.VARIABLE, "off")
-    monkeypatch.setattr(arena, "_arena", None)
-    monkeypatch.setattr(arena, "_tried", False)
+    monkeypatch.setenv(shm_pool.VARIABLE, "off")
+    monkeypatch.setattr(shm_pool, "_arena", None)
+    monkeypatch.setattr(shm_pool, "_tried", False)
     with zd.local_cluster(workers=2) as cluster, ClusterCoordinator(cluster) as coordinator:
         value = kept(coordinator, zeros)
         used = [coordinator.schedule(writes_to_its_own, (value, tmp_path, number, 2)) for number in (1, 2)]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from zmqdist.data.service.machine.autoscale import AutoScaler, AutoScalers
+from zmqdist.data.service.dispatcher.machine.autoscale import AutoScaler, AutoScalers
 from zmqdist.errors import InvalidArgumentError
 
 

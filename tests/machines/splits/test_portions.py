@@ -1,4 +1,4 @@
-"""Portions: the promises E1 to E7 of data/service/machine/portions.py, told one by one and at random."""
+"""Portions: the promises E1 to E7 of data/service/dispatcher/machine/portions.py, told one by one and at random."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from zmqdist.data.service.machine import cutting
-from zmqdist.data.service.machine import questions as q
-from zmqdist.data.service.machine import records as r
-from zmqdist.data.service.machine import runs as sets
-from zmqdist.data.service.machine.book import Rules
-from zmqdist.data.service.machine.machine import Splits
-from zmqdist.data.service.machine.state import State
+from zmqdist.data.service.dispatcher.machine import cutting
+from zmqdist.data.service.dispatcher.machine import questions as q
+from zmqdist.data.service.dispatcher.machine import records as r
+from zmqdist.data.service.dispatcher.machine import runs as sets
+from zmqdist.data.service.dispatcher.machine.book import Rules
+from zmqdist.data.service.dispatcher.machine.machine import Splits
+from zmqdist.data.service.dispatcher.machine.state import State
 from zmqdist.errors import ABORTED, FAILED_PRECONDITION, NOT_FOUND, RESOURCE_EXHAUSTED, UNAVAILABLE
 from zmqdist.events import Ticked
 

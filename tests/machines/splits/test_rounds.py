@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from zmqdist import errors
-from zmqdist.data.service.machine import questions as q
-from zmqdist.data.service.machine import records as r
-from zmqdist.data.service.machine.book import Rules
-from zmqdist.data.service.machine.machine import Splits
-from zmqdist.data.service.machine.state import State
+from zmqdist.data.service.dispatcher.machine import questions as q
+from zmqdist.data.service.dispatcher.machine import records as r
+from zmqdist.data.service.dispatcher.machine.book import Rules
+from zmqdist.data.service.dispatcher.machine.machine import Splits
+from zmqdist.data.service.dispatcher.machine.state import State
 from zmqdist.events import Ticked
 
 CONSUMERS = 3

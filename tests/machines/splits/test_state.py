@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from zmqdist.data.service.machine import questions as q
-from zmqdist.data.service.machine import records as r
-from zmqdist.data.service.machine.book import Rules
-from zmqdist.data.service.machine.figures import SplitsReport
-from zmqdist.data.service.machine.machine import Splits
-from zmqdist.data.service.machine.state import State, decode_state
+from zmqdist.data.service.dispatcher.machine import questions as q
+from zmqdist.data.service.dispatcher.machine import records as r
+from zmqdist.data.service.dispatcher.machine.book import Rules
+from zmqdist.data.service.dispatcher.machine.figures import SplitsReport
+from zmqdist.data.service.dispatcher.machine.machine import Splits
+from zmqdist.data.service.dispatcher.machine.state import State, decode_state
 from zmqdist.errors import (
     ALREADY_EXISTS,
     FAILED_PRECONDITION,

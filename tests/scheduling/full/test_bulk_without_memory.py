@@ -13,8 +13,8 @@ import zmqdist as zd
 from zmqdist import errors
 from zmqdist.coordinator import ClusterCoordinator
 from zmqdist.scheduling.worker import fetch
-from zmqdist.transport import arena as arena_module
-from zmqdist.transport.arena import this_arena
+from zmqdist.transport import shm_pool as arena_module
+from zmqdist.transport.shm_pool import this_arena
 
 MIB = 2**20
 

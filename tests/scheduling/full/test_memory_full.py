@@ -21,7 +21,7 @@ import zmqdist as zd
 from tests.scheduling.work import until
 from zmqdist import errors
 from zmqdist.coordinator import ClusterCoordinator
-from zmqdist.transport import arena as arena_module
+from zmqdist.transport import shm_pool as arena_module
 from zmqdist.transport.shortage import oom_kills
 
 MIB = 2**20

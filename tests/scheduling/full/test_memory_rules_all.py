@@ -8,7 +8,7 @@ import pytest
 
 import zmqdist as zd
 from tests.scheduling.memory_walk import walk
-from zmqdist.transport import arena as arena_module
+from zmqdist.transport import shm_pool as arena_module
 
 
 @pytest.fixture(scope="module", params=["shared memory", "sockets"])

@@ -9,24 +9,24 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.sim.simulations.data_rounds import simulate_rounds
-from zmqdist.data.service.delivery import window_machine
-from zmqdist.data.service.delivery.coordinated_machine import CoordinatedDelivery, RoundsSource
-from zmqdist.data.service.delivery.exactly_once_machine import Consumption, ExactlyOnceDelivery, Marks
-from zmqdist.data.service.delivery.interface import Answered, Effect, TellDispatcher, Wanted
-from zmqdist.data.service.delivery.window_machine import TaskSource, TaskWindow
-from zmqdist.data.service.machine import cutting
-from zmqdist.data.service.machine import questions as q
-from zmqdist.data.service.machine import records as r
-from zmqdist.data.service.machine.book import Book
-from zmqdist.data.service.machine.clients import Clients
-from zmqdist.data.service.machine.commits import Commits
-from zmqdist.data.service.machine.machine import Splits
-from zmqdist.data.service.machine.portions import Portioning
-from zmqdist.data.service.machine.split_assignment import Dealing
-from zmqdist.data.service.machine.state import State
-from zmqdist.data.service.machine.workers import WorkerTable
-from zmqdist.data.service.runners.portions_machine import PortionSegment, PortionsLane
-from zmqdist.data.service.runners.rounds_machine import RoundsMachine
+from zmqdist.data.service.dispatcher.machine import cutting
+from zmqdist.data.service.dispatcher.machine import questions as q
+from zmqdist.data.service.dispatcher.machine import records as r
+from zmqdist.data.service.dispatcher.machine.book import Book
+from zmqdist.data.service.dispatcher.machine.clients import Clients
+from zmqdist.data.service.dispatcher.machine.commits import Commits
+from zmqdist.data.service.dispatcher.machine.machine import Splits
+from zmqdist.data.service.dispatcher.machine.portions import Portioning
+from zmqdist.data.service.dispatcher.machine.split_assignment import Dealing
+from zmqdist.data.service.dispatcher.machine.state import State
+from zmqdist.data.service.dispatcher.machine.workers import WorkerTable
+from zmqdist.data.service.reader import window_machine
+from zmqdist.data.service.reader.coordinated_machine import CoordinatedDelivery, RoundsSource
+from zmqdist.data.service.reader.delivery import Answered, Effect, TellDispatcher, Wanted
+from zmqdist.data.service.reader.exactly_once_machine import Consumption, ExactlyOnceDelivery, Marks
+from zmqdist.data.service.reader.window_machine import TaskSource, TaskWindow
+from zmqdist.data.service.worker.portions_machine import PortionSegment, PortionsLane
+from zmqdist.data.service.worker.rounds_machine import RoundsMachine
 from zmqdist.messages import Register
 from zmqdist.scheduling.worker.contact import Contact
 from zmqdist.testing import simulate_data_service

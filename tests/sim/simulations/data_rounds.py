@@ -1,7 +1,7 @@
 """Coordinated reads in virtual time: the real delivery machines of all consumers, workers that are killed and added, answers that get lost.
 
-The machines of the tasks (data/service/runners/rounds_machine.py) are the real ones, too. The dispatcher is a short model that keeps to
-what data/service/machine/rounds.py promises.
+The machines of the tasks (data/service/worker/rounds_machine.py) are the real ones, too. The dispatcher is a short model that keeps to
+what data/service/dispatcher/machine/rounds.py promises.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from math import inf
 from random import Random
 from typing import Any
 
-from zmqdist.data.service.delivery.coordinated_machine import CoordinatedDelivery
-from zmqdist.data.service.delivery.interface import (
+from zmqdist.data.service.reader.coordinated_machine import CoordinatedDelivery
+from zmqdist.data.service.reader.delivery import (
     FAILED,
     SKIP,
     SOME,
@@ -30,8 +30,8 @@ from zmqdist.data.service.delivery.interface import (
     Took,
     Wanted,
 )
-from zmqdist.data.service.runners.answers import GiveElements, GiveEnd, GiveError, TaskAnswer
-from zmqdist.data.service.runners.rounds_machine import RoundsMachine
+from zmqdist.data.service.worker.rounds_machine import RoundsMachine
+from zmqdist.data.service.worker.task_answers import GiveElements, GiveEnd, GiveError, TaskAnswer
 from zmqdist.errors import AbortedError, UnavailableError
 from zmqdist.events import Ticked
 from zmqdist.testing.simulation.clock import SimClock

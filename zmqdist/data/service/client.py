@@ -17,7 +17,7 @@ from typing import Any
 
 from zmqdist.data.dataset import Dataset
 from zmqdist.data.external_state import check_external_state
-from zmqdist.data.service.machine.records import AT_MOST_ONCE, EXACTLY_ONCE
+from zmqdist.data.service.dispatcher.machine.records import AT_MOST_ONCE, EXACTLY_ONCE
 from zmqdist.data.service.policy import CrossTrainerCache, ShardingPolicy, policy_of
 from zmqdist.data.service.service_address import Service, service_of
 from zmqdist.data.service.source import Distributed

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from zmqdist.data.service.targets import PROTOCOLS
+from zmqdist.data.service.worker_selection import PROTOCOLS
 from zmqdist.errors import NotFoundError
 from zmqdist.transport.credentials import Credentials
 

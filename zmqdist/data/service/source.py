@@ -9,8 +9,8 @@ from typing import Any
 from zmqdist.data.interfaces import DatasetLike, operator
 from zmqdist.data.iterators import Context, OperatorNode
 from zmqdist.data.ops.base import Op
-from zmqdist.data.service.machine.records import EXACTLY_ONCE, Terms
-from zmqdist.data.service.reader import SavedReader, ServiceReader, Wish
+from zmqdist.data.service.dispatcher.machine.records import EXACTLY_ONCE, Terms
+from zmqdist.data.service.reader.runtime import SavedReader, ServiceReader, Wish
 from zmqdist.data.service.service_address import Service
 from zmqdist.data.structure import UNKNOWN_SPEC
 from zmqdist.errors import FailedPreconditionError, UnimplementedError

@@ -14,8 +14,8 @@ from math import inf
 from typing import Any, Final
 
 from zmqdist import limits
-from zmqdist.data.service.machine.retry import FIRST_PAUSE_S, PATIENT, PAUSE_GROWS, RETRIABLE
-from zmqdist.data.service.runners.base import POSITION, SOURCE
+from zmqdist.data.service.retry import FIRST_PAUSE_S, PATIENT, PAUSE_GROWS, RETRIABLE
+from zmqdist.data.service.worker.element_replies import POSITION, SOURCE
 from zmqdist.errors import CancelledError, NotFoundError, OpError, UnavailableError
 from zmqdist.random import chance
 from zmqdist.rpc import asking

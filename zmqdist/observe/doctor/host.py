@@ -16,8 +16,8 @@ import numpy as np
 from zmqdist._version import __version__
 from zmqdist.observe.doctor.findings import Finding, ok, problem, warning
 from zmqdist.transport import port_probe
-from zmqdist.transport.arena import VARIABLE
-from zmqdist.transport.memory import make_memfd
+from zmqdist.transport.shm_mapping import make_memfd
+from zmqdist.transport.shm_pool import VARIABLE
 from zmqdist.wire.hello import PROTOCOL
 
 LIBZMQ_MIN: Final = (4, 3, 0)

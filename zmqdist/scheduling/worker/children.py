@@ -7,7 +7,7 @@ import importlib
 SLOT = "zmqdist.scheduling.worker.slot_main"
 """Runs functions."""
 
-TASK = "zmqdist.data.service.task_main"
+TASK = "zmqdist.data.service.worker.task_main"
 """Reads a pipeline of the data service."""
 
 STREAM = "zmqdist.data.service.snapshots.stream_process"

@@ -31,8 +31,8 @@ from zmqdist.rpc.result import StatusOrResult
 from zmqdist.scheduling.worker.references import Held, Reference
 from zmqdist.scheduling.worker.store import READ
 from zmqdist.transport.credentials import Credentials
-from zmqdist.transport.lent import PeerArena, open_peer
 from zmqdist.transport.pace import Pace
+from zmqdist.transport.shm_peer import PeerArena, open_peer
 
 log = logging.getLogger("zmqdist.scheduling")
 

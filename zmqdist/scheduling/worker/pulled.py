@@ -20,7 +20,7 @@ from zmqdist.limits import PULLED_BYTES_MAX
 from zmqdist.scheduling.worker.fetch import Fetcher, HolderClients, Near, read_parts
 from zmqdist.scheduling.worker.references import Held, Reference, decode_reference, encode_reference
 from zmqdist.scheduling.worker.store import BulkStore
-from zmqdist.transport.arena import this_arena
+from zmqdist.transport.shm_pool import this_arena
 
 PULL = "zmqdist_bulk_pull"
 """Method of a worker, for its slots: the encoded reference of a payload -> one to the same payload in its own store."""

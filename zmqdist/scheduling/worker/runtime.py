@@ -17,8 +17,8 @@ from typing import Any
 
 from zmqdist import errors, limits
 from zmqdist.background import in_background
-from zmqdist.data.service.task_process import TaskProcesses
-from zmqdist.data.service.worker import DataWorker, WorkerDataSnapshot
+from zmqdist.data.service.worker.runtime import DataWorker, WorkerDataSnapshot
+from zmqdist.data.service.worker.task_process import TaskProcesses
 from zmqdist.events import Heard, Send, Ticked
 from zmqdist.messages import BULK, KEPT, Message, Read
 from zmqdist.process.bound_children import BoundChildren

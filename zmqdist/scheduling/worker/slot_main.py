@@ -40,8 +40,8 @@ from zmqdist.scheduling.worker.slot_messages import (
     SlotWork,
 )
 from zmqdist.scheduling.worker.worker_events import NOT_RUN
-from zmqdist.transport.arena import Arena, Handle, this_arena
 from zmqdist.transport.credentials import Credentials
+from zmqdist.transport.shm_pool import Arena, Handle, this_arena
 
 log = logging.getLogger("zmqdist.scheduling")
 

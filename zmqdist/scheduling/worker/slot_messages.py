@@ -7,7 +7,7 @@ from typing import Final, TypeAlias
 import msgspec
 
 from zmqdist.process.pipe import PipeCodec
-from zmqdist.transport.arena import Handle, Offer
+from zmqdist.transport.shm_pool import Handle, Offer
 
 
 class SlotWork(msgspec.Struct, array_like=True, tag=1, gc=False):

@@ -44,10 +44,10 @@ from zmqdist.scheduling.worker.worker_events import (
     SlotReclaimed,
     SlotSeen,
 )
-from zmqdist.transport.arena import FROZEN, Block, Handle, this_arena
-from zmqdist.transport.lent import PeerArena, open_peer
 from zmqdist.transport.loop import Loop
 from zmqdist.transport.processes import is_alive
+from zmqdist.transport.shm_peer import PeerArena, open_peer
+from zmqdist.transport.shm_pool import FROZEN, Block, Handle, this_arena
 from zmqdist.transport.shortage import oom_kills
 from zmqdist.wire import trusted
 

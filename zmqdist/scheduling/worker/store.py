@@ -29,8 +29,8 @@ from zmqdist.rpc import payload
 from zmqdist.rpc.asked import Asked
 from zmqdist.rpc.service import RpcService
 from zmqdist.scheduling.worker.references import Held, Memory, Reference
-from zmqdist.transport import memory, shortage
-from zmqdist.transport.arena import Block, Handle, this_arena
+from zmqdist.transport import shm_mapping, shortage
+from zmqdist.transport.shm_pool import Block, Handle, this_arena
 
 Part: TypeAlias = "bytes | bytearray | memoryview | NDArray[np.uint8] | Block"
 
@@ -209,7 +209,7 @@ class BulkStore:
             return self.keep(part, shared=shared)
         source = np.frombuffer(part, np.uint8)
         frozen = None if self._arena is None else self._arena.find(source)
-        address = memory.address_of(source)
+        address = shm_mapping.address_of(source)
         if not shared:  # whoever it is lent to writes to it
             return self.keep(self._snapshot(part, source) if frozen is None else frozen, shared=False)
         keys: list[tuple[int | bytes, int]] = [(address, size)]
@@ -236,7 +236,7 @@ class BulkStore:
                 return None
             entry.uses += 1  # it must not go while it is compared
         if frozen is None:
-            same = memory.same_bytes(address, memory.address_of(entry.view()), entry.nbytes)
+            same = shm_mapping.same_bytes(address, shm_mapping.address_of(entry.view()), entry.nbytes)
         else:
             same = entry.block is not None and entry.block.shows_same(frozen)
         if same:

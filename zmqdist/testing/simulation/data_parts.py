@@ -9,15 +9,15 @@ from typing import Any, Protocol, TypeAlias
 
 import msgspec
 
-from zmqdist.data.service.delivery.interface import Wanted
-from zmqdist.data.service.machine import questions as q
-from zmqdist.data.service.machine import records as r
-from zmqdist.data.service.machine.book import Rules
-from zmqdist.data.service.machine.machine import Splits
-from zmqdist.data.service.machine.state import State
-from zmqdist.data.service.runners.answers import TaskAnswer
-from zmqdist.data.service.runners.first_come_machine import FirstComeBuffer
-from zmqdist.data.service.tasks_machine import (
+from zmqdist.data.service.dispatcher.machine import questions as q
+from zmqdist.data.service.dispatcher.machine import records as r
+from zmqdist.data.service.dispatcher.machine.book import Rules
+from zmqdist.data.service.dispatcher.machine.machine import Splits
+from zmqdist.data.service.dispatcher.machine.state import State
+from zmqdist.data.service.reader.delivery import Wanted
+from zmqdist.data.service.worker.first_come_machine import FirstComeBuffer
+from zmqdist.data.service.worker.task_answers import TaskAnswer
+from zmqdist.data.service.worker.tasks_machine import (
     AskForWork,
     AskLater,
     BeginTask,

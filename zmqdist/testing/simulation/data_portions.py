@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
-from zmqdist.data.service.delivery.interface import Wanted
-from zmqdist.data.service.machine import questions as q
-from zmqdist.data.service.runners.portions_machine import PortionSegment, PortionsLane
-from zmqdist.data.service.tasks_machine import WorkerTask
+from zmqdist.data.service.dispatcher.machine import questions as q
+from zmqdist.data.service.reader.delivery import Wanted
+from zmqdist.data.service.worker.portions_machine import PortionSegment, PortionsLane
+from zmqdist.data.service.worker.tasks_machine import WorkerTask
 from zmqdist.errors import RESOURCE_EXHAUSTED, UNAVAILABLE
 from zmqdist.testing.simulation.data_links import Ticket
 from zmqdist.testing.simulation.data_parts import FULL_S, Answer, SimDataWorker, SimTask

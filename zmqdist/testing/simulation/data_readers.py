@@ -10,17 +10,9 @@ from functools import partial
 from math import inf
 from typing import Any, Protocol
 
-from zmqdist.data.service.delivery.exactly_once_machine import (
-    ACKNOWLEDGE,
-    Consumed,
-    Consumption,
-    ExactlyOnceDelivery,
-    Marks,
-    PortionBatch,
-    PortionPiece,
-)
-from zmqdist.data.service.delivery.first_come_machine import FirstComeDelivery
-from zmqdist.data.service.delivery.interface import (
+from zmqdist.data.service.dispatcher.machine import questions as q
+from zmqdist.data.service.dispatcher.machine import records as r
+from zmqdist.data.service.reader.delivery import (
     END,
     FAILED,
     SOME,
@@ -41,10 +33,18 @@ from zmqdist.data.service.delivery.interface import (
     Wanted,
     Works,
 )
-from zmqdist.data.service.delivery.window_machine import AHEAD, TaskWindow
-from zmqdist.data.service.machine import questions as q
-from zmqdist.data.service.machine import records as r
-from zmqdist.data.service.runners.answers import GiveElements, GiveError, TaskAnswer
+from zmqdist.data.service.reader.exactly_once_machine import (
+    ACKNOWLEDGE,
+    Consumed,
+    Consumption,
+    ExactlyOnceDelivery,
+    Marks,
+    PortionBatch,
+    PortionPiece,
+)
+from zmqdist.data.service.reader.plain_machine import PlainDelivery
+from zmqdist.data.service.reader.window_machine import AHEAD, TaskWindow
+from zmqdist.data.service.worker.task_answers import GiveElements, GiveError, TaskAnswer
 from zmqdist.errors import NOT_FOUND, RESOURCE_EXHAUSTED, UNAVAILABLE, OpError, UnavailableError
 from zmqdist.events import Ticked
 from zmqdist.testing.simulation.data_links import SimLink, Ticket
@@ -138,7 +138,7 @@ class SimReader:
 
     def made(self, first: int) -> Delivery:
         """The machine. `first`: the portion that comes first."""
-        return FirstComeDelivery(self.client, "", -1)
+        return PlainDelivery(self.client, "", -1)
 
     def _opened(self, value: Any, code: int) -> None:
         if not self.alive:

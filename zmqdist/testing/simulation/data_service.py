@@ -18,11 +18,11 @@ from functools import partial
 from random import Random
 from typing import Any
 
-from zmqdist.data.service.machine import questions as q
-from zmqdist.data.service.machine import records as r
-from zmqdist.data.service.machine.portions import DEATHS_MAX
-from zmqdist.data.service.machine.snapshot import iteration_rows, next_numbers
-from zmqdist.data.service.tasks_machine import WorkerTask
+from zmqdist.data.service.dispatcher.machine import questions as q
+from zmqdist.data.service.dispatcher.machine import records as r
+from zmqdist.data.service.dispatcher.machine.portions import DEATHS_MAX
+from zmqdist.data.service.dispatcher.machine.snapshot import iteration_rows, next_numbers
+from zmqdist.data.service.worker.tasks_machine import WorkerTask
 from zmqdist.errors import FAILED_PRECONDITION, NOT_FOUND, UNAVAILABLE
 from zmqdist.testing.simulation.clock import SimClock
 from zmqdist.testing.simulation.data_links import SimLink

@@ -30,9 +30,9 @@ from functools import partial
 from typing import Any, Final
 
 from zmqdist.data import layout, storage
-from zmqdist.data.service.asked import Number, checked
 from zmqdist.data.service.snapshots.machine import SnapshotMode
 from zmqdist.data.service.snapshots.manager import SnapshotFolder, SnapshotManager
+from zmqdist.data.service.validation import Number, checked
 from zmqdist.errors import FailedPreconditionError, InvalidArgumentError, OpError, UnavailableError, from_code
 from zmqdist.rpc.asked import Asked
 from zmqdist.rpc.service import RpcService

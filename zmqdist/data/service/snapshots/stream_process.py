@@ -17,8 +17,8 @@ from typing import Any, Final
 
 import msgspec
 
-from zmqdist.data.service.failing import ending
 from zmqdist.data.service.snapshots.stream import SnapshotStream, SnapshotTaskProgress
+from zmqdist.data.service.task_errors import ending
 from zmqdist.errors import UNKNOWN
 from zmqdist.process.bound_children import SpawnChild
 from zmqdist.process.pipe import BYTES, BlockingPipe, LoopPipe, Parts

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
-from zmqdist.data.service.machine.retry import RETRIABLE
+from zmqdist.data.service.retry import RETRIABLE
 from zmqdist.data.service.snapshots.stream import SnapshotStream, SnapshotTaskProgress
 from zmqdist.data.service.snapshots.stream_process import StreamProcess, StreamTerms
 from zmqdist.errors import OpError

@@ -1,0 +1,679 @@
+"""Shared memory between processes of one host: who may have it, when it comes back, and what a receiver can trust."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from multiprocessing import get_context
+from typing import Any
+
+import numpy as np
+import pytest
+
+import zmqdist as zd
+from zmqdist.errors import InvalidArgumentError, UnavailableError, WireError
+from zmqdist.limits import ARENA_CELLS
+from zmqdist.transport import shm_mapping
+from zmqdist.transport import shm_pool as arena_module
+from zmqdist.transport.shm_peer import PeerArena, open_peer
+from zmqdist.transport.shm_pool import FROZEN, FROZEN_PUBLISHED, OURS, PUBLISHED, Arena, this_arena
+from zmqdist.transport.shortage import usable_bytes
+from zmqdist.wire.arrays import is_frozen
+
+MIB = 2**20
+PATIENCE_S = 20
+
+
+@pytest.fixture
+def owner() -> Iterator[Arena]:
+    yield Arena(256 * MIB)
+    gc.collect(0)
+
+
+@pytest.fixture
+def receiver(owner: Arena) -> PeerArena:
+    return PeerArena(owner.offer)
+
+
+def ramp(nbytes: int) -> np.ndarray[Any, Any]:
+    return np.arange(nbytes // 8, dtype=np.int64).view(np.uint8)
+
+
+def lend(owner: Arena, data: np.ndarray[Any, Any]) -> arena_module.Handle:
+    block = owner.snapshot(data)
+    assert block is not None
+    handle = block.lend()
+    assert handle is not None
+    return handle
+
+
+# -- one owner, one receiver ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("nbytes", [8, 65_544, 3 * MIB, 33 * MIB])
+def test_a_lent_copy_arrives_whole_and_writable(owner: Arena, receiver: PeerArena, nbytes: int) -> None:
+    data = ramp(nbytes)
+    got = receiver.attach(lend(owner, data))
+    assert np.array_equal(got, data)
+    assert got.flags.writeable
+
+
+def test_the_sender_may_change_its_array_at_once(owner: Arena, receiver: PeerArena) -> None:
+    data = ramp(MIB)
+    handle = lend(owner, data)
+    data[:] = 0
+    assert np.array_equal(receiver.attach(handle), ramp(MIB))
+
+
+def test_a_block_is_used_again_when_the_receivers_array_is_collected(owner: Arena, receiver: PeerArena) -> None:
+    data = ramp(40 * MIB)
+    for _ in range(3):
+        lend(owner, data)  # and never received
+        got = receiver.attach(lend(owner, data))
+        del got
+    assert owner.nbytes <= 4 * 40 * MIB
+    owner.sweep()
+
+
+def test_a_view_of_a_received_array_keeps_its_memory(owner: Arena, receiver: PeerArena) -> None:
+    got = receiver.attach(lend(owner, ramp(MIB)))
+    part = got.view(np.int64)[10:20]
+    del got
+    other = receiver.attach(lend(owner, np.zeros(MIB, np.uint8)))
+    assert part.tolist() == list(range(10, 20))
+    del other, part
+    owner.sweep()
+    assert owner.lent == 0
+
+
+def test_a_handle_is_of_use_once(owner: Arena, receiver: PeerArena) -> None:
+    handle = lend(owner, ramp(MIB))
+    first = receiver.attach(handle)
+    with pytest.raises(UnavailableError):
+        receiver.attach(handle)
+    assert np.array_equal(first, ramp(MIB))
+
+
+def test_a_late_handle_never_finds_memory_that_was_used_again(owner: Arena, receiver: PeerArena) -> None:
+    late = lend(owner, ramp(MIB))
+    owner.take_back(late)
+    again = lend(owner, np.zeros(MIB, np.uint8))
+    assert again[:5] == late[:5], "the block was not used again"
+    with pytest.raises(UnavailableError, match="taken the memory back"):
+        receiver.attach(late)
+    assert not receiver.attach(again).any()
+
+
+def test_what_was_taken_back_after_it_was_received_stays_with_the_receiver(owner: Arena, receiver: PeerArena) -> None:
+    handle = lend(owner, ramp(MIB))
+    got = receiver.attach(handle)
+    owner.take_back(handle)
+    other = lend(owner, np.zeros(MIB, np.uint8))
+    assert other[:4] != handle[:4]
+    assert np.array_equal(got, ramp(MIB))
+    owner.take_back(other)
+
+
+def test_a_peer_that_keeps_everything_fills_the_pool_and_no_more(
+    caplog: Any,
+) -> None:
+    owner = Arena(64 * MIB)
+    receiver = PeerArena(owner.offer)
+    data, kept = np.ones(4 * MIB, np.uint8), []
+    while (block := owner.snapshot(data)) is not None:
+        handle = block.lend()
+        assert handle is not None
+        kept.append(receiver.attach(handle))
+        del block
+    assert owner.snapshot(data) is None
+    assert len(kept) == 16
+    assert owner.nbytes <= owner.bytes_max
+    assert len([record for record in caplog.records if "no room in shared memory" in record.message]) == 1
+    kept.clear()
+    assert owner.snapshot(data) is not None
+
+
+def test_free_segments_of_another_size_make_room() -> None:
+    owner = Arena(64 * MIB)
+    big = owner.snapshot(np.ones(50 * MIB, np.uint8))
+    assert big is not None
+    del big
+    assert owner.snapshot(np.ones(MIB, np.uint8)) is not None
+    assert owner.snapshot(np.ones(25 * MIB, np.uint8)) is not None
+    assert owner.nbytes <= owner.bytes_max
+
+
+def test_leases_are_bounded(owner: Arena) -> None:
+    block = owner.snapshot(ramp(MIB))
+    assert block is not None
+    handles = [block.lend() for _ in range(ARENA_CELLS - 1)]
+    assert None not in handles
+    assert block.lend() is None
+    for handle in handles:
+        assert handle is not None
+        owner.take_back(handle)
+    assert owner.lent == 0
+
+
+def test_a_published_block_is_private_to_each_receiver(owner: Arena, receiver: PeerArena) -> None:
+    block = owner.snapshot(ramp(MIB))
+    assert block is not None
+    handle = block.publish()
+    assert handle is not None
+    first, second = receiver.attach(handle), receiver.attach(handle)
+    first[:] = 0
+    assert np.array_equal(second, ramp(MIB))
+    assert np.array_equal(receiver.attach(handle), ramp(MIB))
+    owner.take_back(handle)
+
+
+def test_a_published_block_is_used_again_after_its_last_reader(owner: Arena, receiver: PeerArena) -> None:
+    block = owner.snapshot(ramp(MIB))
+    assert block is not None
+    handle = block.publish()
+    assert handle is not None
+    first, second = receiver.attach(handle), receiver.attach(handle)
+    place = handle[:5]
+    owner.take_back(handle)
+    del block
+    with pytest.raises(UnavailableError):
+        receiver.attach(handle)
+    del first
+    other = lend(owner, np.zeros(MIB, np.uint8))
+    assert other[:5] != place
+    assert np.array_equal(second, ramp(MIB))
+    del second
+    owner.sweep()
+    assert owner.lent == 1
+    assert lend(owner, np.zeros(MIB, np.uint8))[:5] == place
+
+
+# -- handles that lie ----------------------------------------------------------------------------------------------------
+
+
+def changed(handle: arena_module.Handle, **changes: int) -> Any:
+    names = ("fd", "inode", "nbytes", "offset", "length", "cell", "serial", "mode")
+    told = dict(zip(names, handle, strict=True)) | changes
+    return tuple(told[name] for name in names)
+
+
+LIES = [
+    {"offset": -1},
+    {"offset": 2**40},
+    {"length": 2**40},
+    {"length": -5},
+    {"length": 0},
+    {"nbytes": 2**40, "length": 2**39},
+    {"cell": 0},
+    {"cell": ARENA_CELLS},
+    {"cell": -3},
+    {"serial": 0},
+    {"serial": 999},
+    {"inode": 1},
+    {"fd": 10**6},
+    {"fd": -1},
+    {"mode": 9},
+    {"mode": arena_module.FROZEN},
+]
+
+
+def test_a_handle_that_lies_is_refused(owner: Arena, receiver: PeerArena) -> None:
+    for lie in LIES:
+        handle = lend(owner, ramp(MIB))
+        try:
+            receiver.attach(changed(handle, **lie))
+        except (WireError, UnavailableError):
+            owner.take_back(handle)
+        else:
+            raise AssertionError(f"{lie} was believed")
+
+
+def test_a_file_that_is_no_memfd_is_never_mapped(owner: Arena, receiver: PeerArena, tmp_path: Any) -> None:
+    handle = lend(owner, ramp(MIB))
+    with open(tmp_path / "file", "w+b") as file:
+        file.truncate(40 * MIB)
+        told = changed(handle, fd=file.fileno(), inode=os.fstat(file.fileno()).st_ino)
+        with pytest.raises(WireError, match="no memfd"):
+            receiver.attach(told)
+    owner.sweep()
+
+
+@pytest.mark.parametrize("mode", [OURS, PUBLISHED, FROZEN, FROZEN_PUBLISHED])
+def test_a_fifo_is_refused_and_not_waited_for(owner: Arena, receiver: PeerArena, tmp_path: Any, mode: int) -> None:
+    handle = lend(owner, ramp(MIB))
+    os.mkfifo(tmp_path / "fifo")
+    fd = os.open(
+        tmp_path / "fifo", os.O_RDONLY | os.O_NONBLOCK
+    )  # it has no writer: who opens it for reading waits for one
+    try:
+        with pytest.raises(WireError, match="no regular file"):
+            receiver.attach(changed(handle, fd=fd, inode=os.fstat(fd).st_ino, mode=mode))
+    finally:
+        os.close(fd)
+    owner.sweep()
+
+
+def test_a_memfd_whose_size_is_open_is_never_mapped(owner: Arena, receiver: PeerArena) -> None:
+    handle = lend(owner, ramp(MIB))
+    fd = os.memfd_create("zmqdist-arena")
+    os.ftruncate(fd, 40 * MIB)
+    told = changed(handle, fd=fd, inode=os.fstat(fd).st_ino)
+    with pytest.raises(WireError, match="open size"):
+        receiver.attach(told)
+    os.close(fd)
+    owner.sweep()
+
+
+def test_an_offer_that_cannot_be_opened_is_no_arena() -> None:
+    assert open_peer((2**22 - 1, 5, 77)) is None
+    assert open_peer((os.getpid(), 0, 1)) is None
+
+
+# -- frozen arrays -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "dtype", ["f4", "i8", ">f8", "c16", "M8[ns]", "?", "U7", [("a", "i4"), ("b", "f8", (3,))]], ids=str
+)
+@pytest.mark.parametrize("count", [3, 40_000])
+def test_freezing_keeps_values_shape_and_dtype(dtype: Any, count: int) -> None:
+    array = zd.empty((count, 2), np.dtype(dtype))
+    array.view(np.uint8)[:] = 0
+    frozen = zd.freeze(array)
+    assert frozen.dtype == array.dtype
+    assert frozen.shape == array.shape
+    assert frozen.tobytes() == array.tobytes()
+    assert is_frozen(frozen)
+    assert not frozen.flags.writeable
+
+
+@pytest.mark.parametrize("make", [zd.empty, np.empty], ids=["shared", "plain"])
+@pytest.mark.parametrize("count", [10, MIB])
+def test_older_views_do_not_change_a_frozen_array(make: Callable[..., Any], count: int) -> None:
+    array = make(count, np.float64)
+    array[:] = 1
+    view = array[:5]
+    frozen = zd.freeze(array)
+    view[:] = 7
+    array[-1] = 8
+    assert (frozen == 1).all()
+    assert array[0] == 7
+    assert array[-1] == 8
+
+
+def test_a_frozen_array_cannot_be_made_writable() -> None:
+    frozen = zd.freeze(np.ones(MIB))
+    with pytest.raises(ValueError, match="WRITEABLE"):
+        frozen.flags.writeable = True
+    with pytest.raises(ValueError, match="read-only"):
+        frozen[0] = 2
+
+
+def inode_at(address: int) -> int:
+    """The file that this process has mapped there."""
+    with open("/proc/self/maps") as maps:
+        for line in maps:
+            first, last = (int(part, 16) for part in line.split()[0].split("-"))
+            if first <= address < last:
+                return int(line.split()[4])
+    raise AssertionError("nothing is mapped there")
+
+
+def test_freezing_in_place_needs_no_second_segment() -> None:
+    array = zd.empty(4 * MIB, np.uint8)
+    array[:] = 3
+    frozen = zd.freeze(array)
+    assert inode_at(shm_mapping.address_of(frozen)) == inode_at(shm_mapping.address_of(array)) > 0
+
+
+def test_freezing_a_frozen_array_gives_the_same_one() -> None:
+    frozen = zd.freeze(np.ones(MIB))
+    assert zd.freeze(frozen) is frozen
+
+
+def test_a_part_of_a_frozen_array_is_found_without_a_copy(owner: Arena) -> None:
+    frozen = zd.freeze(np.arange(MIB, dtype=np.float64))
+    found = owner.find(memoryview(frozen[1000:2000]))
+    assert found is not None
+    assert found.nbytes == 8000
+    assert owner.find(memoryview(np.ones(MIB))) is None
+
+
+def test_a_frozen_array_is_shared_read_only_and_lives_on_without_its_maker(owner: Arena, receiver: PeerArena) -> None:
+    frozen = zd.freeze(np.arange(MIB, dtype=np.int64))
+    block = owner.find(memoryview(frozen.view(np.uint8)))
+    assert block is not None
+    handle = block.lend()
+    assert handle is not None
+    got = receiver.attach(handle)
+    del frozen, block
+    owner.sweep()
+    assert not got.flags.writeable
+    assert np.array_equal(got.view(np.int64), np.arange(MIB))
+
+
+def test_a_frozen_array_is_found_where_a_collected_one_stood(owner: Arena) -> None:
+    for count in (1, 7, 34):
+        smaller = [zd.freeze(np.ones(count * MIB, np.uint8)) for _ in range(3)]
+        del smaller
+        frozen = zd.freeze(np.ones(34 * MIB, np.uint8))
+        assert all(owner.find(memoryview(frozen[start * MIB :])) is not None for start in range(34))
+        del frozen
+
+
+@pytest.mark.parametrize("bad", [[1, 2], 3.0, None, "text"], ids=repr)
+def test_only_arrays_can_be_frozen(bad: Any) -> None:
+    with pytest.raises(TypeError, match="takes a plain array"):
+        zd.freeze(bad)
+
+
+def test_object_arrays_are_neither_made_nor_frozen() -> None:
+    with pytest.raises(InvalidArgumentError, match="objects"):
+        zd.empty(3, object)
+    with pytest.raises(InvalidArgumentError, match="objects"):
+        zd.freeze(np.array([object()]))
+
+
+def test_empty_like_has_the_order_of_its_model() -> None:
+    model = np.empty((300, 500), np.float32, order="F")
+    assert zd.empty_like(model).flags.f_contiguous
+    assert zd.freeze(model).flags.f_contiguous
+
+
+# -- other processes -----------------------------------------------------------------------------------------------------
+
+
+def keep(connection: Any) -> None:
+    """A receiver: takes offers and handles, says what it sees."""
+    peer = open_peer(connection.recv())
+    assert peer is not None
+    kept = []
+    while (handle := connection.recv()) is not None:
+        kept.append(peer.attach(handle))
+        connection.send(int(kept[-1].view(np.int64).sum()))
+
+
+@pytest.fixture
+def keeper(owner: Arena) -> Iterator[tuple[Any, Any]]:
+    context = get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=keep, args=(theirs,), daemon=True)
+    process.start()
+    ours.send(owner.offer)
+    yield process, ours
+    process.kill()
+    process.join()
+    process.close()
+    ours.close()
+    theirs.close()
+
+
+@pytest.mark.processes("shared memory")
+@pytest.mark.killed("shared memory")
+def test_a_killed_receiver_gives_everything_back(owner: Arena, keeper: tuple[Any, Any]) -> None:
+    process, connection = keeper
+    published = owner.snapshot(ramp(MIB))
+    assert published is not None
+    handles = [lend(owner, ramp(MIB)) for _ in range(3)]
+    handles.append(published.publish())  # type: ignore[arg-type]
+    for handle in handles:
+        connection.send(handle)
+        assert connection.poll(PATIENCE_S)
+        assert connection.recv() == int(np.arange(MIB // 8).sum())
+    owner.take_back(handles[-1])
+    owner.sweep()
+    assert owner.lent == 4
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    owner.sweep()
+    assert owner.lent == 0
+
+
+@pytest.mark.timeout(60)
+def test_an_owner_that_was_killed_leaves_the_receivers_array_whole(tmp_path: Any) -> None:
+    context = get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=offer_one, args=(theirs,), daemon=True)
+    process.start()
+    offer, first, second = ours.recv()
+    peer = open_peer(offer)
+    assert peer is not None
+    got = peer.attach(first)
+    process.kill()
+    process.join()
+    assert np.array_equal(got, ramp(MIB))
+    with pytest.raises(UnavailableError, match=r"cannot be mapped|taken"):
+        peer.attach(second)
+    process.close()
+    ours.close()
+    theirs.close()
+
+
+def offer_one(connection: Any) -> None:
+    pool = this_arena()
+    assert pool is not None
+    connection.send((pool.offer, lend(pool, ramp(MIB)), lend(pool, ramp(40 * MIB))))
+    connection.recv()
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("way", ["lent", "published", "empty"])
+def test_a_forked_child_and_its_parent_never_see_each_others_writes(
+    owner: Arena, receiver: PeerArena, way: str
+) -> None:
+    if way == "empty":
+        array = zd.empty(MIB, np.uint8)
+        array[:] = 1
+    else:
+        block = owner.snapshot(np.ones(MIB, np.uint8))
+        assert block is not None
+        array = receiver.attach(block.lend() if way == "lent" else block.publish())  # type: ignore[arg-type]
+        del block
+    to_child, from_child = os.pipe(), os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            array[:10] = 5
+            os.write(from_child[1], b"w")
+            os.read(to_child[0], 1)
+            os.write(from_child[1], bytes(array[[0, 20, 30]]))
+        finally:
+            os._exit(0)
+    assert os.read(from_child[0], 1) == b"w"
+    assert array[0] == 1
+    array[20] = 9
+    os.write(to_child[1], b"x")
+    assert os.read(from_child[0], 3) == bytes([5, 1, 1])
+    os.waitpid(pid, 0)
+    for fd in (*to_child, *from_child):
+        os.close(fd)
+
+
+def test_what_a_fork_has_shared_is_not_used_again(owner: Arena, receiver: PeerArena) -> None:
+    handle = lend(owner, ramp(MIB))
+    got = receiver.attach(handle)
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    os.waitpid(pid, 0)
+    del got
+    owner.sweep()
+    other = lend(owner, ramp(MIB))
+    assert other[:4] != handle[:4]
+    owner.take_back(other)
+
+
+def test_a_forked_child_has_an_arena_of_its_own() -> None:
+    pool = this_arena()
+    assert pool is not None
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            other = this_arena()
+            os.write(write, b"y" if other is not None and other is not pool and other.nonce != pool.nonce else b"n")
+        finally:
+            os._exit(0)
+    os.waitpid(pid, 0)
+    assert os.read(read, 1) == b"y"
+    os.close(read)
+    os.close(write)
+
+
+@pytest.mark.timeout(60)
+def test_threads_that_give_back_and_take_at_once_never_lose_what_they_have(owner: Arena, receiver: PeerArena) -> None:
+    """A receiver writes its cell before it unlocks it: in between the next lease of that cell must not begin."""
+    changed: list[int] = []
+    interval = sys.getswitchinterval()
+
+    def work(first: int) -> None:
+        held: list[tuple[int, Any]] = []
+        for number in range(200):
+            value = (7 * number + first) % 251
+            block = owner.snapshot(np.full(70_000, value, np.uint8))
+            handle = None if block is None else block.lend()
+            del block
+            if handle is None:
+                continue
+            held.append((value, receiver.attach(handle)))
+            if len(held) > 6:
+                value, array = held.pop(0)
+                changed.extend([value] * bool((array != value).any()))
+                del array
+            if number % 17 == 0:
+                owner.sweep()
+
+    threads = [threading.Thread(target=work, args=(31 * first,)) for first in range(8)]
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert not changed
+
+
+def test_an_old_handle_does_not_get_in_the_way_of_the_cells_next_receiver(owner: Arena, receiver: PeerArena) -> None:
+    late = lend(owner, ramp(MIB))
+    owner.take_back(late)
+    handle = lend(owner, ramp(MIB))
+    other = PeerArena(owner.offer)
+    table = other._table_fd  # reach: the lock of a receiver that has not looked at the number first
+    assert shm_mapping.try_lock(table, handle[5])
+    unlocker = threading.Timer(0.0, lambda: shm_mapping.unlock(table, handle[5]))
+    unlocker.start()
+    assert np.array_equal(receiver.attach(handle), ramp(MIB))
+    unlocker.join()
+
+
+def test_all_that_is_adopted_of_a_segment_has_one_descriptor(owner: Arena, receiver: PeerArena) -> None:
+    adopted = [receiver.adopt(lend(owner, ramp(MIB))) for _ in range(10)]
+    assert len({id(segment) for segment, _ in adopted}) == 1
+    adopted.clear()
+
+
+def test_small_arrays_have_no_segment_of_their_own() -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    kept = [zd.empty(10_000) for _ in range(100)] + [zd.freeze(np.ones(10_000)) for _ in range(100)]
+    assert len(os.listdir("/proc/self/fd")) <= before + 1
+    assert all(is_frozen(array) for array in kept[100:])
+
+
+def test_a_child_can_freeze_although_a_thread_of_its_parent_was_freezing() -> None:
+    lock = arena_module._frozen.lock  # reach: a fork while a thread freezes cannot be timed from outside
+    lock.acquire()
+    try:
+        pid = os.fork()
+        if pid == 0:
+            freezing = threading.Thread(target=lambda: zd.freeze(np.ones(MIB)), daemon=True)
+            freezing.start()
+            freezing.join(30)
+            os._exit(freezing.is_alive())
+        assert os.waitpid(pid, 0)[1] == 0
+    finally:
+        lock.release()
+
+
+@pytest.mark.parametrize("array", [np.ma.ones(4), np.rec.array([(1,)])], ids=lambda a: type(a).__name__)
+def test_arrays_of_other_kinds_are_refused_because_they_would_lose_something(array: Any) -> None:
+    for make in (zd.freeze, zd.empty_like):
+        with pytest.raises(TypeError, match="takes a plain array"):
+            make(array)
+
+
+# -- where there is none -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def without_arena(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arena_module, "_arena", None)
+    monkeypatch.setattr(arena_module, "_tried", False)
+
+
+def test_it_can_be_switched_off(without_arena: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(arena_module.VARIABLE, "off")
+    assert this_arena() is None
+    frozen = zd.freeze(zd.empty(MIB))
+    assert is_frozen(frozen)
+
+
+def test_memfds_that_are_refused_cost_one_line(
+    without_arena: None, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    def refused(*_: Any) -> int:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "memfd_create", refused)
+    assert this_arena() is None
+    assert this_arena() is None
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "large arrays travel by sockets" in caplog.text
+
+
+def test_a_system_without_memory_left_costs_one_line(
+    owner: Arena, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    def refused(nbytes: int) -> int:
+        raise OSError(12, "Cannot allocate memory")
+
+    monkeypatch.setattr(shm_mapping, "make_memfd", refused)
+    assert owner.snapshot(ramp(MIB)) is None
+    assert owner.snapshot(ramp(MIB)) is None
+    assert caplog.text.count("Cannot allocate memory") == 1
+
+
+def test_the_bound_can_be_set(without_arena: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(arena_module.VARIABLE, "64")
+    pool = this_arena()
+    assert pool is not None
+    assert pool.bytes_max == 64 * MIB
+
+
+@pytest.mark.parametrize("junk", ["junk", "64 MiB", "-1", "\N{SUPERSCRIPT TWO}", "Off"])
+def test_a_bound_that_is_none_is_told_once_and_the_default_is_used(
+    junk: str, without_arena: None, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    monkeypatch.setenv(arena_module.VARIABLE, junk)
+    for _ in range(2):
+        pool = this_arena()
+        assert pool is not None
+        assert pool.bytes_max == usable_bytes() // 4
+    (record,) = caplog.records
+    assert record.getMessage() == f'ZMQDIST_ARENA is {junk!r}, wants "off" or a number of MiB: the default is used'
+
+
+def test_a_lock_ends_with_its_description() -> None:
+    fd = shm_mapping.make_memfd(4096)
+    other = os.open(f"/proc/self/fd/{fd}", os.O_RDWR)
+    assert shm_mapping.try_lock(other, 5)
+    assert not shm_mapping.try_lock(fd, 5)
+    assert shm_mapping.try_lock(fd, 6)
+    os.close(other)
+    assert shm_mapping.try_lock(fd, 5)
+    os.close(fd)

@@ -1,1 +1,0 @@
-"""How elements are dealt to one reader: a machine for each guarantee, behind one interface."""

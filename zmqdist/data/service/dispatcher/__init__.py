@@ -1,0 +1,1 @@
+"""The dispatcher of the data service: the machine that decides, its runtime, and what both keep on disk."""

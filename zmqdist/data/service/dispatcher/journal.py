@@ -1,0 +1,356 @@
+"""The dispatcher's journal: what has been acknowledged is on the disk, in order, and comes back after kill -9 or a loss of power.
+
+Promises
+ 1. `done(None)` is called when the records are synchronised to the disk (SQLite's write-ahead log, synchronous=FULL), never before.
+ 2. What is appended while a commit runs becomes the next commit, as one transaction: whole or not at all. After `done(error)` none of
+    it is there, and the journal goes on from what was there before.
+ 3. `load` gives exactly what was acknowledged, or raises DataLossError: never less, never an empty state in its place.
+ 4. One process at a time has a journal: a lock of the kernel on `journal.lock`, gone with its holder however it ends.
+
+How a loss is seen: records are numbered without gaps, for ever, and each has a checksum over its number and bytes. `journal.lock`
+tells the number of the last acknowledged one. It is written after each commit and not synchronised, so it never tells more than the
+disk has. It sees what SQLite alone takes for an end of the log: a write-ahead log that was removed, cut or damaged; a database that was
+removed, emptied or replaced by an older copy. (After a loss of power it may tell of an earlier moment: damage on top of that, to
+the records since then, is not seen.)
+
+The database never shrinks; the pages of records that a snapshot replaced are used again.
+
+Not here: what records mean. How much may be outstanding: the caller waits for `done`.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import sqlite3
+import threading
+import zlib
+from collections.abc import Callable, Sequence
+from contextlib import closing, suppress
+from typing import Final, NamedTuple, TypeAlias
+from urllib.parse import quote
+
+from zmqdist.data.service.dispatcher.store import synchronise
+from zmqdist.errors import DataLossError, FailedPreconditionError, InternalError, OpError, ResourceExhaustedError
+from zmqdist.limits import JOURNAL_LOG_BYTES_MAX
+
+log = logging.getLogger("zmqdist.data.service")
+
+Done: TypeAlias = Callable[["OpError | None"], None]
+
+FORMAT: Final = 1
+"""Version of the tables. Raise it when an older zmqdist would read them wrongly."""
+
+_APPLICATION: Final = 0x7A6D7164
+"""SQLite's application id of our files: "zmqd"."""
+
+_LOCK_LINE: Final = b"%20d %20d\n"
+"""`journal.lock`: the process that has the journal, the number of the last acknowledged record."""
+
+_TABLES: Final = """
+    CREATE TABLE snapshot (number INTEGER PRIMARY KEY, checksum INTEGER NOT NULL, body BLOB NOT NULL);
+    CREATE TABLE records (number INTEGER PRIMARY KEY, checksum INTEGER NOT NULL, body BLOB NOT NULL);
+"""
+
+_locks: set[int] = set()
+"""Descriptors of the locks that this process has."""
+
+
+def _let_go() -> None:
+    """A child of fork would keep the lock of a parent that died."""
+    while _locks:
+        os.close(_locks.pop())
+
+
+os.register_at_fork(after_in_child=_let_go)
+
+
+class _Waiting(NamedTuple):
+    """One call of `append`, or of `compact` if there is a snapshot."""
+
+    records: Sequence[bytes]
+    snapshot: bytes | None
+    done: Done
+
+
+class Journal:
+    """Records in a folder, in the order in which they were appended. Any thread may use it.
+
+    Args:
+      folder: made when it is missing. A folder that was never used is an empty journal.
+
+    Raises:
+      FailedPreconditionError: another process has this journal; a newer zmqdist wrote it; the folder cannot be used.
+      DataLossError: "corrupted record": what is there is less than what was acknowledged, or no journal at all.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self._folder = os.path.abspath(folder)
+        self.path = os.path.join(self._folder, "journal.sqlite")
+        self._waiting: list[_Waiting] = []
+        self._changed = threading.Condition()
+        self._closing = False
+        self._lock = _take_lock(self._folder)
+        try:
+            if not os.path.exists(self.path) and not self._acknowledged():
+                self._create()
+            self._last = self._read_last()
+            self._database = self._connect("rw")
+        except sqlite3.Error as error:
+            self._free_lock()
+            raise self._unreadable(error) from error
+        except OSError as error:
+            self._free_lock()
+            raise _unusable(self._folder, error) from error
+        except OpError:
+            self._free_lock()
+            raise
+        self._tell_lock()
+        self._thread = threading.Thread(target=self._write, name="zmqdist-journal", daemon=True)
+        self._thread.start()
+
+    def load(self) -> tuple[bytes | None, list[bytes]]:
+        """The last snapshot, or None, and the records that were committed after it, in order.
+
+        Raises DataLossError ("corrupted record") when anything of it is damaged or missing.
+        """
+        acknowledged = self._acknowledged()  # before reading: what is committed meanwhile is no loss
+        try:
+            with closing(self._connect("ro")) as database:
+                database.execute("BEGIN")
+                snapshots = database.execute("SELECT number, checksum, body FROM snapshot").fetchall()
+                rows = database.execute("SELECT number, checksum, body FROM records ORDER BY number").fetchall()
+        except sqlite3.Error as error:
+            raise self._unreadable(error) from error
+        expected = snapshots[0][0] if snapshots else 1
+        for number, checksum, body in (*snapshots, *rows):
+            if number != expected:
+                raise self._damaged(f"record {expected} is missing, record {number} is there")
+            if checksum != _checksum(number, body):
+                raise self._damaged(f"record {number} differs from its checksum")
+            expected += 1
+        if expected <= acknowledged:
+            raise self._damaged(f"records {expected} to {acknowledged} are missing")
+        return (snapshots[0][2] if snapshots else None), [body for _, _, body in rows]
+
+    def append(self, records: Sequence[bytes], done: Done) -> None:
+        """Write these behind what was appended before. Never waits.
+
+        Args:
+          records: neither they nor the sequence may change any more.
+          done: called in the journal's thread, with None when all of them are on the disk, or with the error when none is:
+            ResourceExhaustedError (no room, no permission: it may be tried again), DataLossError. Must not wait, nor call `close`.
+
+        Raises FailedPreconditionError after `close`.
+        """
+        self._put(_Waiting(records, None, done))
+
+    def compact(self, snapshot: bytes, done: Done) -> None:
+        """Replace everything that was appended so far by this, in one transaction. As `append` otherwise."""
+        self._put(_Waiting((), snapshot, done))
+
+    def close(self) -> None:
+        """Write what was appended, call every `done`, and let another process have the journal. Waits; again is fine."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        self._thread.join()
+        with self._changed:
+            if self._lock in _locks:
+                self._database.close()  # moves what is in the log into the database, and removes the log
+                self._free_lock()
+                self._lock = -1
+
+    def _put(self, waiting: _Waiting) -> None:
+        with self._changed:
+            if self._closing:
+                raise FailedPreconditionError(f"{self.path}: the journal is closed")
+            self._waiting.append(waiting)
+            self._changed.notify()
+
+    # -- the writer's thread --------------------------------------------------------------------------------------
+
+    def _write(self) -> None:
+        while group := self._next_group():
+            failed: OpError | None = None
+            try:
+                self._commit(group)
+            except BaseException as error:  # whatever it was, those who wait must hear of it
+                failed = self._give_up(error)
+            for waiting in group:
+                try:
+                    waiting.done(failed)
+                except BaseException:
+                    log.exception("what waited for the journal raised")
+
+    def _next_group(self) -> list[_Waiting]:
+        """All that waits; empty when the journal was closed and nothing does."""
+        with self._changed:
+            while not self._waiting and not self._closing:
+                self._changed.wait()
+            group, self._waiting = self._waiting, []
+            return group
+
+    def _commit(self, group: list[_Waiting]) -> None:
+        number = self._last
+        execute = self._database.execute
+        execute("BEGIN IMMEDIATE")
+        for waiting in group:
+            if waiting.snapshot is not None:
+                number += 1
+                execute("DELETE FROM records")
+                execute("DELETE FROM snapshot")
+                execute("INSERT INTO snapshot VALUES (?, ?, ?)", _row(number, waiting.snapshot))
+            else:
+                rows = [_row(number + place, body) for place, body in enumerate(waiting.records, 1)]
+                self._database.executemany("INSERT INTO records VALUES (?, ?, ?)", rows)
+                number += len(rows)
+        execute("COMMIT")
+        self._last = number
+        with suppress(OSError):  # it sees fewer losses then
+            self._tell_lock()
+
+    def _give_up(self, error: BaseException) -> OpError:
+        """After a commit that failed: the database as before, and the error for those who wait."""
+        with suppress(sqlite3.Error):
+            if self._database.in_transaction:
+                self._database.execute("ROLLBACK")
+            # A commit that was written and not synchronised must not come back after a crash: empty the log of it.
+            self._database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        log.warning("%s: a commit failed: %s", self.path, error)
+        if _is_damage(error):
+            return self._damaged(str(error))
+        if not isinstance(error, sqlite3.Error | OverflowError | MemoryError):
+            return InternalError(f"{self.path}: {type(error).__name__}: {error}")
+        return ResourceExhaustedError(
+            f"{self.path}: the dispatcher cannot write its journal ({error}); nothing of this request was kept: make room on that "
+            "disk, or let the dispatcher's user write there, and try again",
+        )
+
+    # -- the files ------------------------------------------------------------------------------------------------
+
+    def _connect(self, mode: str, path: str | None = None) -> sqlite3.Connection:
+        """`mode` is SQLite's: "ro", "rw", "rwc". One that only reads leaves a damaged log as it is."""
+        name = quote(self.path if path is None else path)
+        database = sqlite3.connect(f"file:{name}?mode={mode}", uri=True, isolation_level=None, check_same_thread=False)
+        try:
+            database.execute("PRAGMA synchronous=FULL")
+            database.execute(f"PRAGMA journal_size_limit={JOURNAL_LOG_BYTES_MAX}")
+        except sqlite3.Error:
+            database.close()
+            raise
+        return database
+
+    def _create(self) -> None:
+        """An empty journal, whole or not at all: a file of no bytes is always damage."""
+        if os.path.exists(self.path + "-wal"):
+            raise self._damaged("the database is missing, its log is there")
+        new = self.path + ".new"
+        for name in (new, new + "-wal", new + "-shm", new + "-journal"):
+            with suppress(FileNotFoundError):
+                os.remove(name)
+        with closing(self._connect("rwc", new)) as database:
+            database.executescript(f"PRAGMA application_id={_APPLICATION}; PRAGMA user_version={FORMAT}; {_TABLES}")
+            if database.execute("PRAGMA journal_mode=WAL").fetchone() != ("wal",):
+                raise _unusable(self._folder, OSError("SQLite has no write-ahead log there"))
+        os.chmod(new, 0o600)
+        os.rename(new, self.path)
+        synchronise(self._folder)
+
+    def _read_last(self) -> int:
+        """The number of the last record; what is in the files has been found to be a journal of ours up to it."""
+        acknowledged = self._acknowledged()
+        if not os.path.exists(self.path):
+            raise self._damaged(f"the database is missing, {acknowledged} records were written to it")
+        if not os.path.getsize(self.path):
+            raise self._damaged("the database is empty")
+        with closing(self._connect("ro")) as database:
+            (application,) = database.execute("PRAGMA application_id").fetchone()
+            (version,) = database.execute("PRAGMA user_version").fetchone()
+            if application != _APPLICATION or version < 1:
+                raise self._damaged("this is no journal of zmqdist")
+            if version > FORMAT:
+                raise FailedPreconditionError(
+                    f"{self.path} has format {version}, this zmqdist writes format {FORMAT}: start the dispatcher with the zmqdist "
+                    "that wrote it or a later one, or give it another work_dir",
+                )
+            query = "SELECT max(coalesce((SELECT max(number) FROM records), 0), coalesce((SELECT max(number) FROM snapshot), 0))"
+            last = int(database.execute(query).fetchone()[0])
+        if last < acknowledged:
+            raise self._damaged(f"records {last + 1} to {acknowledged} are missing")
+        return last
+
+    def _acknowledged(self) -> int:
+        """The number of the last record that was acknowledged, as far as `journal.lock` knows."""
+        return _read_lock(self._lock)[1]
+
+    def _tell_lock(self) -> None:
+        os.pwrite(self._lock, _LOCK_LINE % (os.getpid(), self._last), 0)
+
+    def _free_lock(self) -> None:
+        _locks.discard(self._lock)
+        os.close(self._lock)
+
+    # -- errors ---------------------------------------------------------------------------------------------------
+
+    def _damaged(self, what: str) -> DataLossError:
+        return DataLossError(
+            f"{self.path}: corrupted record: {what}. Put back a copy of {self._folder} that is whole, or move that folder away: the "
+            "dispatcher then begins without the datasets and jobs that it knew",
+        )
+
+    def _unreadable(self, error: sqlite3.Error) -> OpError:
+        return self._damaged(str(error)) if _is_damage(error) else _unusable(self._folder, error)
+
+
+def _checksum(number: int, body: bytes) -> int:
+    return zlib.crc32(body, zlib.crc32(b"%d" % number))
+
+
+def _row(number: int, body: bytes) -> tuple[int, int, bytes]:
+    return number, _checksum(number, body), body
+
+
+def _is_damage(error: BaseException) -> bool:
+    """SQLite's "malformed" and "not a database" have no class of their own; tables that are not there come from a page that was lost."""
+    return type(error) is sqlite3.DatabaseError or "no such" in str(error) or "malformed" in str(error)
+
+
+def _unusable(folder: str, error: Exception) -> OpError:
+    return FailedPreconditionError(
+        f"{folder}: the dispatcher cannot keep its journal here ({error}): it needs a folder of a local disk that has room and that its "
+        "user may write to (work_dir)",
+    )
+
+
+def _take_lock(folder: str) -> int:
+    """A descriptor of `journal.lock`, locked. Raises FailedPreconditionError when another process has it."""
+    try:
+        os.makedirs(folder, exist_ok=True)
+        lock = os.open(os.path.join(folder, "journal.lock"), os.O_RDWR | os.O_CREAT, 0o600)
+        _locks.add(lock)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.pwrite(lock, _LOCK_LINE % (os.getpid(), _read_lock(lock)[1]), 0)
+        except OSError:
+            owner = _read_lock(lock)[0]
+            _locks.discard(lock)
+            os.close(lock)
+            raise
+    except BlockingIOError as error:
+        raise FailedPreconditionError(
+            f"{folder}: process {owner or 'unknown'} has this journal: stop that dispatcher, or give this one another work_dir",
+        ) from error
+    except OSError as error:
+        raise _unusable(folder, error) from error
+    return lock
+
+
+def _read_lock(lock: int) -> tuple[int, int]:
+    """(process, number of the last acknowledged record); zeros where nothing was written yet, or what is there says nothing."""
+    try:
+        process, number = map(int, os.pread(lock, 64, 0).split())
+    except ValueError:
+        return 0, 0
+    return process, number

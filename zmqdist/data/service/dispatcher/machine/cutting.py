@@ -1,0 +1,205 @@
+"""How an iteration is cut into portions, and how what is known of them changes: functions of one row, `records.Portions`.
+
+Theory
+    A portion is a run of positions of one repetition of the only source. Portions are numbered 0, 1, 2, ... in the order of the data, and
+    their length is fixed by the dataset alone, so that neither order nor shares depend on how many workers there are.
+
+    With consumers, portion `n` is of lane `n % consumers` and is the lane's step `n // consumers`; else there is one lane. A client reads
+    one lane. Done steps are kept as runs, which are few where a client reads its lane alone.
+
+Not here: who gets what (portions.py).
+"""
+
+from __future__ import annotations
+
+from math import inf
+from typing import Final, TypeAlias
+
+from zmqdist.data.service.dispatcher.machine import records as r
+from zmqdist.data.service.dispatcher.machine import runs as sets
+from zmqdist.data.service.dispatcher.machine.runs import Runs
+
+PORTIONS_WANTED: Final = 256
+LENGTH_MAX: Final = 1024
+"""Positions of a portion, where its grain is not larger: the work that is lost with a worker."""
+
+ENDLESS_LENGTH: Final = 256
+
+Change: TypeAlias = (
+    r.GivePortions
+    | r.Acknowledge
+    | r.LosePortions
+    | r.FailPortions
+    | r.TakeOver
+    | r.GoBack
+    | r.LeaveOut
+    | r.TakeBackDeath
+)
+
+
+def cut(positions: int, repetitions: int, grain: int, lanes: int) -> r.PortionsEntry:
+    """The portions of a new iteration."""
+    wanted = ENDLESS_LENGTH if positions == r.INFINITE else min(LENGTH_MAX, positions // PORTIONS_WANTED)
+    length = max(1, wanted // grain) * grain
+    return r.PortionsEntry(positions, repetitions, length, [0] * lanes, [[] for _ in range(lanes)])
+
+
+# -- numbers ------------------------------------------------------------------------------------------------------------
+
+
+def total(portions: r.PortionsEntry) -> float:
+    """How many there are; `inf` without end."""
+    if 0 in (portions.positions, portions.repetitions):
+        return 0
+    if r.INFINITE in (portions.positions, portions.repetitions):
+        return inf
+    return _in_repetition(portions) * portions.repetitions
+
+
+def _in_repetition(portions: r.PortionsEntry) -> int:
+    return -(-portions.positions // portions.length)
+
+
+def place_of(portions: r.PortionsEntry, number: int) -> tuple[int, int, int]:
+    """(repetition, first position, number of positions) of a portion."""
+    if portions.positions == r.INFINITE:
+        return 0, number * portions.length, portions.length
+    repetition, within = divmod(number, _in_repetition(portions))
+    start = within * portions.length
+    return repetition, start, min(portions.length, portions.positions - start)
+
+
+def lane_of(portions: r.PortionsEntry, client: r.ClientEntry) -> int:
+    return max(0, client.consumer) % len(portions.next)
+
+
+def first_open(portions: r.PortionsEntry, lane: int) -> int:
+    """The lowest number of a lane that is not done."""
+    lanes = len(portions.next)
+    mine = (number for number in portions.open if number % lanes == lane)
+    return min(mine, default=portions.next[lane] * lanes + lane)
+
+
+def is_lane_over(portions: r.PortionsEntry, lane: int) -> bool:
+    """Whether all of a lane is acknowledged as done."""
+    return first_open(portions, lane) >= total(portions)
+
+
+def is_over(portions: r.PortionsEntry) -> bool:
+    return all(is_lane_over(portions, lane) for lane in range(len(portions.next)))
+
+
+# -- changes --------------------------------------------------------------------------------------------------------------
+
+
+def give(portions: r.PortionsEntry, client: int, life: int, request: int, numbers: list[int]) -> None:
+    for number in numbers:
+        known = portions.open.setdefault(number, r.Portion(client))
+        known.client, known.life, known.request = client, life, request
+        step, lane = divmod(number, len(portions.next))
+        if step == portions.next[lane]:
+            portions.next[lane] = step + 1
+            _advance(portions, lane)
+
+
+def _advance(portions: r.PortionsEntry, lane: int) -> None:
+    """Over what an earlier iteration had."""
+    while (end := sets.end_of(portions.skip[lane], portions.next[lane])) is not None:
+        portions.next[lane] = end
+
+
+def acknowledge(portions: r.PortionsEntry, client: int, marks: list[tuple[int, int, bool]]) -> None:
+    for number, elements, done in marks:
+        portion = portions.open.get(number)
+        if portion is None or portion.client != client:
+            continue
+        portion.acked = max(portion.acked, elements)
+        if done:
+            _finish(portions, client, number)
+
+
+def _finish(portions: r.PortionsEntry, client: int, number: int) -> None:
+    del portions.open[number]
+    step = number // len(portions.next)
+    sets.add(portions.done.setdefault(client, []), step, step + 1)
+
+
+def lose(portions: r.PortionsEntry, life: int, client: int, died: str, crashed: bool) -> None:
+    """A reader may say that an answer is missing before the worker is known to be dead: that is charged, too."""
+    for portion in portions.open.values():
+        if portion.life == life and client in (0, portion.client):
+            portion.life, portion.request, portion.missed = 0, 0, life
+        if portion.missed == life and died:
+            portion.missed = 0
+            if crashed:
+                portion.deaths.append(died)
+            else:
+                portion.lost[life] = died
+
+
+def take_back(portions: r.PortionsEntry, life: int) -> None:
+    for portion in portions.open.values():
+        portion.lost.pop(life, None)
+
+
+def leave(portions: r.PortionsEntry, client: int) -> None:
+    """Others have what the client has not finished."""
+    for number, portion in portions.open.items():
+        if portion.client == client:
+            portion.client = portion.life = portion.request = 0
+            if portion.acked:
+                portions.left.setdefault(client, []).append((number, portion.acked))
+
+
+def take_over(portions: r.PortionsEntry, client: int, old: int) -> None:
+    for table in (portions.done, portions.left):
+        if old in table:
+            table[client] = table.pop(old)
+    for portion in portions.open.values():
+        if portion.client == old:
+            portion.client, portion.life, portion.request = client, 0, 0
+
+
+def go_back(portions: r.PortionsEntry, client: r.ClientEntry, done: Runs, open_: list[tuple[int, int]]) -> None:
+    """What was acknowledged after the state was taken is open again."""
+    lanes, lane = len(portions.next), lane_of(portions, client)
+    elements = dict(open_)
+    had = portions.done.pop(client.id, [])
+    since = sets.without(had, done)
+    kept = portions.done[client.id] = sets.without(had, since)
+    for step in sets.members(since):
+        number = step * lanes + lane
+        portions.open[number] = r.Portion(client.id, acked=elements.get(number, 0))
+    left = dict(portions.left.pop(client.id, []))
+    for number, portion in list(portions.open.items()):
+        if portion.client != client.id and (portion.client or number not in left):
+            continue
+        step = number // lanes
+        if sets.end_of(done, step) is not None:
+            del portions.open[number]
+            sets.add(kept, step, step + 1)
+        else:
+            portions.open[number] = r.Portion(client.id, acked=elements.get(number, 0))
+    portions.failed = ""
+
+
+def leave_out(portions: r.PortionsEntry, client: r.ClientEntry, done: Runs, open_: list[tuple[int, int]]) -> None:
+    """What is given out already stays with whoever has it."""
+    lanes, lane = len(portions.next), lane_of(portions, client)
+    begun = portions.next[lane]
+    mine = portions.done.setdefault(client.id, [])
+    for start, stop in done:
+        sets.add(mine, max(start, begun), stop)
+        sets.add(portions.skip[lane], start, stop)
+    for number, portion in list(portions.open.items()):
+        step = number // lanes
+        if number % lanes == lane and not portion.client and sets.end_of(done, step) is not None:
+            del portions.open[number]
+            sets.add(mine, step, step + 1)
+    for number, elements in open_:
+        step = number // lanes
+        known = portions.open.get(number)
+        if (known is None and step >= begun) or (known is not None and not known.client):
+            portions.open[number] = r.Portion(client.id, acked=elements)
+            sets.add(portions.skip[lane], step, step + 1)
+    _advance(portions, lane)

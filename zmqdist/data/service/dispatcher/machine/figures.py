@@ -1,0 +1,113 @@
+"""What tasks and readers report of themselves, and what a person is shown of it. Nothing here decides anything."""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+from zmqdist.data.service.dispatcher.machine import records as r
+from zmqdist.data.service.dispatcher.machine.autoscale import AutoScalers
+from zmqdist.data.service.dispatcher.machine.book import Book
+
+SHORTEST_S: Final = 1e-9
+"""Nobody makes or takes an element in less: what is said to be shorter is not known."""
+
+
+class SplitsReport(NamedTuple):
+    """Of one task, since it began.
+
+    Attributes:
+      elements, nbytes: taken by readers.
+      buffered, room: elements that wait for readers, and how many may.
+      element_s: seconds of work for one element; 0: not known.
+    """
+
+    elements: int = 0
+    nbytes: int = 0
+    buffered: int = 0
+    room: int = 0
+    element_s: float = 0.0
+
+
+class Figures:
+    """See the module's docstring."""
+
+    def __init__(self, book: Book) -> None:
+        self._book = book
+        self._reports: dict[int, tuple[float, SplitsReport]] = {}
+        self._rates: dict[int, tuple[float, float]] = {}
+        self._scalers = AutoScalers()
+
+    def heard_worker(self, tasks: dict[int, SplitsReport], now: float) -> None:
+        """Reports of a worker, by task."""
+        for number, report in tasks.items():
+            task = self._book.state.tasks.get(number)
+            if task is None:
+                continue
+            before_at, before = self._reports.get(number, (now, report))
+            if now > before_at:
+                passed = now - before_at
+                self._rates[number] = (
+                    (report.elements - before.elements) / passed,
+                    (report.nbytes - before.nbytes) / passed,
+                )
+            self._reports[number] = (now, report)
+            if report.element_s > SHORTEST_S:
+                self._scalers.of(task.iteration).report_worker(task.worker, report.element_s)
+
+    def heard_reader(self, client: int, seconds: float) -> None:
+        """A reader could take an element each so many seconds."""
+        known = self._book.state.clients.get(client)
+        if known is not None and seconds > SHORTEST_S:
+            self._scalers.of(known.iteration).report_reader(client, seconds)
+
+    def forget(self) -> None:
+        """What is known of tasks, iterations, workers and readers that are not there any more."""
+        state = self._book.state
+        self._reports = {task: told for task, told in self._reports.items() if task in state.tasks}
+        self._rates = {task: rate for task, rate in self._rates.items() if task in state.tasks}
+        for number in self._scalers.iterations:
+            iteration = state.iterations.get(number)
+            if iteration is None or iteration.finished or iteration.collected:
+                self._scalers.discard(number)
+            else:
+                self._scalers.of(number).keep(state.workers, iteration.clients)
+
+    def optimal(self) -> int | None:
+        """Workers that would be enough; None when nothing is known."""
+        self.forget()
+        state = self._book.state
+        return self._scalers.optimal(len(state.workers) - len(self._book.missing))
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One for each iteration that has not ended."""
+        return [
+            self._row(iteration)
+            for iteration in self._book.state.iterations.values()
+            if not (iteration.finished or iteration.collected)
+        ]
+
+    def _row(self, iteration: r.Iteration) -> dict[str, Any]:
+        state = self._book.state
+        job = state.jobs[iteration.job]
+        open_ = [number for number in iteration.tasks if not state.tasks[number].finished]
+        reports = [self._reports[number][1] for number in open_ if number in self._reports]
+        rates = [self._rates[number] for number in open_ if number in self._rates]
+        left = [
+            None if cursor.count == r.INFINITE else cursor.count - cursor.position + sum(n for _, n in cursor.returned)
+            for cursor in iteration.cursors
+        ]
+        return {
+            "job": job.name,
+            "dataset": job.terms.dataset,
+            "mode": job.terms.mode,
+            "iteration": iteration.id,
+            "repetition": iteration.repetition,
+            "tasks": len(open_),
+            "tasks_count": len(iteration.tasks),
+            "clients": len(iteration.clients),
+            "elements_per_s": sum(elements for elements, _ in rates),
+            "bytes_per_s": sum(nbytes for _, nbytes in rates),
+            "buffered": sum(report.buffered for report in reports),
+            "room": sum(report.room for report in reports),
+            "positions_left": left,
+        }

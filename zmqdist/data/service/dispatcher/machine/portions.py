@@ -1,0 +1,378 @@
+"""Portions: who computes which piece of the data for whom, until a reader has acknowledged all of it.
+
+Theory
+    A task asks on behalf of a client and is given portions; the client tells how many elements of each it has had. Delivery is exact
+    because elements are known by (portion, offset): what is computed twice is left out (the task skips what is acknowledged) or
+    dropped (the client has seen it), and what is not acknowledged is given out again.
+
+    All that a worker had when it died, or a process that computed for it, is charged with it, and given out alone from then on: so
+    the next death finds the cause. A life that is there again had only lost its connection: the charge for it is taken back.
+    In order, the worker that has such a portion is given what lies before it all the same: a reader cannot acknowledge it sooner.
+
+    In order, a portion is given out only when it is less than a window ahead of the lowest that is not done, so that what a reader must
+    hold until its turn comes is bounded.
+
+Promises, checked by tests/machines/splits/test_portions.py
+    E1  a portion belongs to one client at a time, and one life of a worker computes it for that client
+    E2  an iteration ends when each portion is acknowledged as done, and not before
+    E3  what a worker had not finished is given out again at once when it is lost, before anything new, without what was acknowledged
+    E4  what a client had not finished goes to others when it is released; who takes over from it has it all
+    E5  who goes on from a saved state is given what was acknowledged after it, and nothing that was before
+    E6  lanes and lengths do not depend on workers; in order, nothing is given out a window ahead
+    E7  a portion over which DEATHS_MAX workers died, or processes of workers, ends the iteration with an error that names both
+
+Not here: how the row changes (cutting.py), what is in a portion.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from math import inf
+from typing import Final
+
+from zmqdist import errors
+from zmqdist.data.service.dispatcher.machine import cutting
+from zmqdist.data.service.dispatcher.machine import questions as q
+from zmqdist.data.service.dispatcher.machine import records as r
+from zmqdist.data.service.dispatcher.machine import runs as sets
+from zmqdist.data.service.dispatcher.machine.book import Book, Refusal
+from zmqdist.data.service.dispatcher.machine.clients import Clients
+from zmqdist.data.service.dispatcher.machine.split_assignment import SHARES, taken
+from zmqdist.data.service.dispatcher.machine.workers import WorkerTable
+
+DEATHS_MAX: Final = 3
+"""A portion that so many processes did not survive is the cause."""
+
+WINDOW_PER_TASK: Final = 2
+WINDOW_MIN: Final = 4
+
+
+class Portioning:
+    """See the module's docstring."""
+
+    def __init__(self, book: Book, clients: Clients, workers: WorkerTable) -> None:
+        self._book = book
+        self._clients = clients
+        self._workers = workers
+
+    # -- clients ------------------------------------------------------------------------------------------------------------
+
+    def adopt(self, asked: q.Open, client: r.ClientEntry) -> None:
+        """A client has opened an iteration in portions: what it takes over from a saved state, or from who read its lane before."""
+        iteration, portions = self._of(client)
+        if asked.saved is not None:
+            self._go_on(asked.saved, client)
+        elif self._one_reader(iteration):
+            lane = cutting.lane_of(portions, client)
+            for number in list(iteration.clients):
+                other = self._book.state.clients[number]
+                if number != client.id and cutting.lane_of(portions, other) == lane:
+                    self._take_over(client, number)
+        self._book.freed.add(iteration.id)
+
+    def _one_reader(self, iteration: r.Iteration) -> bool:
+        terms = self._terms(iteration)
+        return terms.ordered or terms.num_consumers > 0
+
+    def _terms(self, iteration: r.Iteration) -> r.Terms:
+        return self._book.state.jobs[iteration.job].terms
+
+    def _of(self, client: r.ClientEntry) -> tuple[r.Iteration, r.PortionsEntry]:
+        iteration = self._book.state.iterations[client.iteration]
+        if iteration.portions is None:
+            raise Refusal(errors.FAILED_PRECONDITION, f"iteration {iteration.id} is not read in portions")
+        return iteration, iteration.portions
+
+    def saved_iteration(self, saved: q.SavedRequest, dataset: str) -> r.Iteration | None:
+        """The iteration of a saved state; None where this dispatcher does not have it (any more).
+
+        Raises:
+          Refusal: it cannot go on there without losing elements.
+        """
+        iteration = self._book.state.iterations.get(saved.iteration)
+        if saved.state != self._book.state.number or iteration is None or iteration.collected:
+            return None
+        self.check(saved, iteration)
+        portions = iteration.portions
+        assert portions is not None
+        prints = {self._book.state.datasets[each].fingerprint for each in (dataset, self._terms(iteration).dataset)}
+        if len(prints) > 1:
+            raise Refusal(
+                errors.FAILED_PRECONDITION, f"the state is of iteration {iteration.id}, which reads another pipeline"
+            )
+        elements = dict(saved.open)
+        for number, acked in portions.left.get(self._heir(saved.client), ()):
+            known = portions.open.get(number)
+            others = known is None or known.client != 0
+            done = sets.end_of(list(saved.done), number // len(portions.next)) is not None
+            if others and not done and acked > elements.get(number, 0):
+                raise Refusal(
+                    errors.FAILED_PRECONDITION,
+                    f"The reader of this state was away for longer than `client_timeout_ms`, or was closed, and other readers of iteration "
+                    f"{iteration.id} have gone on with what it had begun: elements {elements.get(number, 0)} to {acked - 1} of portion "
+                    f"{number} would be lost. Read on without the state, or give each reader a part of its own by `consumer_index`.",
+                )
+        return iteration
+
+    def check(self, saved: q.SavedRequest, iteration: r.Iteration) -> None:
+        """Refuse a state that does not fit."""
+        portions = iteration.portions
+        cut = None if portions is None else (portions.positions, portions.repetitions, portions.length)
+        lanes = 0 if portions is None else len(portions.next)
+        if (cut, lanes) != (saved.cut, saved.lanes):
+            raise Refusal(
+                errors.FAILED_PRECONDITION,
+                f"the state is of a dataset that is cut into {saved.cut} (positions, repetitions, positions of a portion) for "
+                f"{saved.lanes} readers, this one into {cut} for {lanes}: load it where the same dataset is read in the same way",
+            )
+        assert portions is not None
+        other = self._book.state.clients.get(saved.client)
+        mine = saved.state == self._book.state.number and saved.iteration == iteration.id
+        stranger = saved.client >= self._book.state.next_client or (
+            other is not None and other.iteration != iteration.id
+        )
+        edges = [edge for run in saved.done for edge in run]
+        last = cutting.total(portions)
+        if (
+            (mine and stranger)
+            or any(one >= two for one, two in pairwise((-1, *edges)))
+            or any(not (0 <= number < last and elements >= 0) for number, elements in saved.open)
+        ):
+            raise Refusal(
+                errors.INVALID_ARGUMENT, "the state is damaged: no reader of this dataset can have been there"
+            )
+
+    def _heir(self, client: int) -> int:
+        while client in self._book.state.heirs:
+            client = self._book.state.heirs[client]
+        return client
+
+    def _go_on(self, saved: q.SavedRequest, client: r.ClientEntry) -> None:
+        iteration, portions = self._of(client)
+        done, open_ = list(saved.done), list(saved.open)
+        if saved.state != self._book.state.number or saved.iteration != iteration.id:
+            self._book.change(r.LeaveOut(client.id, done, open_))
+            return
+        self._take_over(client, self._heir(saved.client))
+        finished = iteration.finished or portions.failed != ""
+        self._book.change(r.GoBack(client.id, done, open_))
+        if finished and not iteration.finished:
+            for worker in self._workers.staying():
+                self._workers.create_task(iteration, worker)
+
+    def _take_over(self, client: r.ClientEntry, old: int) -> None:
+        before = self._book.state.clients.get(old)
+        self._book.change(r.TakeOver(client.id, old))
+        if before is not None:
+            self._clients.forget(before)
+
+    def acknowledge(self, asked: q.AcknowledgeRequest, now: float) -> None:
+        client = self._clients.client(asked.state, asked.client)
+        iteration, portions = self._of(client)
+        self._book.heard[client.id] = now
+        marks = [mark for mark in asked.marks if self._is_mine(portions, client.id, mark[0])]
+        if marks:
+            self._book.change(r.Acknowledge(client.id, marks))
+            if any(done for _, _, done in marks):
+                self._book.freed.add(iteration.id)
+        self._book.answer(asked.token, None)
+
+    def _is_mine(self, portions: r.PortionsEntry, client: int, number: int) -> bool:
+        return number in portions.open and portions.open[number].client == client
+
+    def missed(self, asked: q.Missed) -> None:
+        client = self._clients.client(asked.state, asked.client)
+        iteration, _ = self._of(client)
+        self._lose(iteration, asked.life, client.id, "")
+        self._book.answer(asked.token, None)
+
+    # -- workers ------------------------------------------------------------------------------------------------------------
+
+    def lost(self, event: q.WorkerGone) -> None:
+        """A life of a worker is over."""
+        self._take_back()  # what the journal lost of it: else this loss could be one too many
+        number = self._book.places.get(event.life)
+        name = "" if event.left or number is None else self._book.state.workers[number].name
+        for iteration in self._active():
+            self._lose(iteration, event.life, 0, name or "")
+        for key in [key for key in self._book.wanting if key[1] == event.life]:
+            # Its tasks ask by another connection than the one that broke: without an answer they would wait for ever when it is back.
+            asked = self._book.wanting.pop(key)
+            why = f"the worker of task {asked.task} has no connection"
+            self._book.commits.effect(q.FailRequest(asked.token, errors.UNAVAILABLE, why))
+
+    def look_at_lives(self) -> None:
+        """Lose what lives had that ended while no dispatcher looked: another is in their place, or nobody. And take charges back."""
+        self._take_back()
+        lives = {worker.life for worker in self._book.state.workers.values()}
+        for iteration in self._active():
+            assert iteration.portions is not None
+            for life in {each.life for each in iteration.portions.open.values()} - lives - {0}:
+                self._lose(iteration, life, 0, "")
+
+    def _take_back(self) -> None:
+        """Of lives that are connected."""
+        for iteration in self._active():
+            assert iteration.portions is not None
+            charged = {life for each in iteration.portions.open.values() for life in each.lost}
+            for life in sorted(charged & self._book.members.keys()):
+                self._book.change(r.TakeBackDeath(iteration.id, life))
+                self._book.freed.add(iteration.id)
+
+    def _active(self) -> list[r.Iteration]:
+        return [
+            each for each in self._book.state.iterations.values() if each.portions is not None and not each.finished
+        ]
+
+    def _lose(self, iteration: r.Iteration, life: int, client: int, died: str, *, crashed: bool = False) -> None:
+        portions = iteration.portions
+        assert portions is not None
+        if not any(life in (each.life, each.missed) and client in (0, each.client) for each in portions.open.values()):
+            return
+        self._book.change(r.LosePortions(iteration.id, life, client, died, crashed))
+        self._book.freed.add(iteration.id)
+        for number, portion in portions.open.items():
+            charged = portion.charged
+            if len(charged) >= DEATHS_MAX and not portions.failed:
+                repetition, start, length = cutting.place_of(portions, number)
+                self._book.change(
+                    r.FailPortions(
+                        iteration.id,
+                        f"{len(charged)} processes died while they computed positions {start} to {start + length - 1} of the "
+                        f"source (repetition {repetition}; {portion.acked} elements of it had been delivered): "
+                        f"{', '.join(charged)}. What the pipeline does there ends its process: look at the logs and the "
+                        "memory of these workers.",
+                    )
+                )
+
+    def ask(self, asked: q.AskPortions) -> None:
+        task, _ = self._task_of(asked)
+        client = self._clients.client(asked.state, asked.client)
+        if client.iteration != task.iteration:
+            raise Refusal(
+                errors.INVALID_ARGUMENT, f"client {asked.client} does not read the iteration of task {asked.task}"
+            )
+        _, portions = self._of(client)
+        before = self._book.wanting.pop((client.id, asked.life), None)
+        if before is not None:
+            self._book.answer(before.token, [])
+        again = [number for number, each in portions.open.items() if self._was_answer(each, asked)]
+        if again:
+            self._book.answer(asked.token, [self._told(portions, number) for number in again])
+            return
+        self._book.wanting[client.id, asked.life] = asked
+        self._book.freed.add(client.iteration)
+
+    def _task_of(self, asked: q.AskPortions | q.Crashed) -> tuple[r.TaskEntry, r.WorkerEntry]:
+        task = self._book.state.tasks.get(asked.task)
+        worker = None if task is None else self._book.state.workers.get(task.worker)
+        if asked.state != self._book.state.number or task is None or worker is None:
+            raise Refusal(errors.NOT_FOUND, f"task {asked.task} is not there, or has ended")
+        if worker.life != asked.life:
+            raise Refusal(errors.UNAVAILABLE, taken(asked.task))
+        if worker.number in self._book.gone:
+            # The question came by another connection than the one that broke. What it had is lost already (`lost`), and what it were given
+            # now would be nobody's: it is asked again when the worker is back, or in vain.
+            raise Refusal(errors.UNAVAILABLE, f"worker {worker.name} of task {asked.task} has no connection")
+        return task, worker
+
+    def crashed(self, asked: q.Crashed) -> None:
+        """The worker lives on. Said again, it changes nothing: the next process begins when this was answered."""
+        task, worker = self._task_of(asked)
+        iteration = self._book.state.iterations[task.iteration]
+        if iteration.portions is not None and not iteration.finished:
+            for key in [key for key in self._book.wanting if key[1] == asked.life and self._reads(key[0], iteration)]:
+                del self._book.wanting[key]  # the process that asked has ended
+            died = f"{worker.name} ({asked.how})" if asked.how else ""
+            self._lose(iteration, asked.life, 0, died, crashed=True)
+        self._book.answer(asked.token, None)
+
+    def _reads(self, client: int, iteration: r.Iteration) -> bool:
+        return self._book.state.clients[client].iteration == iteration.id
+
+    def _was_answer(self, portion: r.Portion, asked: q.AskPortions) -> bool:
+        return (portion.client, portion.life, portion.request) == (asked.client, asked.life, asked.request)
+
+    def _told(self, portions: r.PortionsEntry, number: int) -> tuple[int, int, int, int, int]:
+        return number, *cutting.place_of(portions, number), portions.open[number].acked
+
+    def gone(self, token: q.Token) -> bool:
+        """Nobody waits for this answer any more; whether it was one of these."""
+        for key, asked in self._book.wanting.items():
+            if asked.token == token:
+                del self._book.wanting[key]
+                return True
+        return False
+
+    # -- giving out -----------------------------------------------------------------------------------------------------------
+
+    def serve(self) -> None:
+        """The event is over: what follows where something has become free."""
+        freed, self._book.freed = self._book.freed, set()
+        for number in sorted(freed):
+            iteration = self._book.state.iterations[number]
+            portions = iteration.portions
+            if portions is None:
+                continue
+            if not iteration.finished and not iteration.collected and (portions.failed or cutting.is_over(portions)):
+                self._workers.end(iteration, r.FinishIteration(number))
+            elif len(portions.next) > 1 and any(map(self._is_through, iteration.clients)):
+                self._clients.news(number)
+            for key, asked in list(self._book.wanting.items()):
+                client = self._book.state.clients[asked.client]
+                if client.iteration != number:
+                    continue
+                over = iteration.finished or iteration.collected
+                given = [] if over else self._choose(iteration, portions, client, asked)
+                if given:
+                    self._book.change(r.GivePortions(client.id, asked.life, asked.request, given))
+                if given or over:
+                    del self._book.wanting[key]
+                    self._book.answer(asked.token, [self._told(portions, each) for each in given])
+
+    def _is_through(self, number: int) -> bool:
+        client = self._book.state.clients[number]
+        _, portions = self._of(client)
+        return cutting.is_lane_over(portions, cutting.lane_of(portions, client))
+
+    def _is_free(self, portions: r.PortionsEntry, number: int, client: r.ClientEntry) -> bool:
+        portion = portions.open[number]
+        return portion.life == 0 and portion.client in (0, client.id)
+
+    def _choose(
+        self, iteration: r.Iteration, portions: r.PortionsEntry, client: r.ClientEntry, asked: q.AskPortions
+    ) -> list[int]:
+        """What was begun and is nobody's, lowest first; then what is new. What workers have died over is given out alone."""
+        lanes, lane = len(portions.next), cutting.lane_of(portions, client)
+        mine = (number for number, each in portions.open.items() if each.life == asked.life and each.charged)
+        alone = min((number for number in mine if portions.open[number].client == client.id), default=None)
+        if alone is not None:
+            first = cutting.first_open(portions, lane)
+            waits = self._terms(iteration).ordered and first < alone and self._is_free(portions, first, client)
+            return [first] if waits else []
+        bound, count = inf, asked.count
+        if self._terms(iteration).ordered:
+            tasks = max(1, len(iteration.tasks))
+            window = max(WINDOW_MIN, WINDOW_PER_TASK * tasks)
+            bound = cutting.first_open(portions, lane) + window * lanes
+            count = min(count, max(1, window // tasks))
+        given: list[int] = []
+        for number in sorted(portions.open):
+            portion = portions.open[number]
+            free = self._is_free(portions, number, client) and number % lanes == lane
+            if free and number < bound and len(given) < count:
+                if portion.charged:
+                    return given or [number]
+                given.append(number)
+        last = cutting.total(portions)
+        if last != inf:
+            new = int(last - portions.next[lane] * lanes) // lanes // (SHARES * max(1, len(iteration.tasks)))
+            count = min(count, max(1, new))
+        step = portions.next[lane]
+        while len(given) < count and step * lanes + lane < min(bound, last):
+            if (end := sets.end_of(portions.skip[lane], step)) is not None:
+                step = end
+                continue
+            given.append(step * lanes + lane)
+            step += 1
+        return given

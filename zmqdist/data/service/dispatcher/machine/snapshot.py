@@ -1,0 +1,120 @@
+"""A record of what the dispatcher of a data service holds at one moment, for operators and tests. Nothing here decides anything."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from zmqdist.data.service.dispatcher.machine import records as r
+from zmqdist.data.service.dispatcher.machine.state import State
+
+
+@dataclass(frozen=True, slots=True)
+class IterationRow:
+    """One iteration that the dispatcher remembers.
+
+    Attributes:
+      job: the job's name.
+      tasks: its tasks; none when it has ended.
+      clients: readers that have it open.
+      finished: all of it was read.
+      collected: it was given up, because no reader had it open for the time-out.
+      portions_done: portions that readers have acknowledged (delivery="exactly_once" and ordered reads).
+      elements_acknowledged: elements that readers have acknowledged of the portions that are open.
+    """
+
+    id: int
+    job: str
+    repetition: int
+    tasks: int
+    clients: int
+    finished: bool
+    collected: bool
+    portions_done: int
+    elements_acknowledged: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceRow:
+    """One worker of the data service.
+
+    Attributes:
+      address: where readers connect to it.
+      life: the number of the process that has the place, or had it last.
+      index: its place in the fixed list of workers; -1 without one.
+      connected: False while the dispatcher waits for it to come back.
+    """
+
+    name: str
+    address: str
+    life: int
+    index: int
+    connected: bool
+
+
+@dataclass(frozen=True, slots=True)
+class NextNumbers:
+    """The next number of each kind. Numbers only grow, also over restarts with a journal."""
+
+    dataset: int
+    job: int
+    iteration: int
+    task: int
+    client: int
+
+
+@dataclass(frozen=True, slots=True)
+class DataSnapshot:
+    """What the dispatcher of a data service holds.
+
+    Attributes:
+      state: the number of its state; a dispatcher that has lost its state has another one.
+      datasets: registered ones.
+      jobs: their names, in the order in which they were made.
+      tasks, clients: how many it holds.
+      saves: the folders of distributed snapshots, in the order in which they were begun.
+      checks_count: how often it has looked for readers and iterations that it can give up (job_gc_check_interval_ms).
+      journal: "none" without fault_tolerant_mode; "unreadable" while it can be neither written nor read, and nothing is decided.
+      journal_records: records behind the whole state in the journal.
+    """
+
+    state: int
+    datasets: int
+    jobs: tuple[str, ...]
+    iterations: tuple[IterationRow, ...]
+    tasks: int
+    clients: int
+    workers: tuple[PlaceRow, ...]
+    saves: tuple[str, ...]
+    next_numbers: NextNumbers
+    checks_count: int
+    journal: Literal["none", "kept", "unreadable"]
+    journal_records: int
+
+
+def iteration_rows(state: State) -> tuple[IterationRow, ...]:
+    """A row for each iteration."""
+    return tuple(_iteration_row(state, each) for each in state.iterations.values())
+
+
+def _iteration_row(state: State, iteration: r.Iteration) -> IterationRow:
+    done = acknowledged = 0
+    if iteration.portions is not None:
+        done = sum(stop - start for runs in iteration.portions.done.values() for start, stop in runs)
+        acknowledged = sum(each.acked for each in iteration.portions.open.values())
+    return IterationRow(
+        id=iteration.id,
+        job=state.jobs[iteration.job].name,
+        repetition=iteration.repetition,
+        tasks=len(iteration.tasks),
+        clients=len(iteration.clients),
+        finished=iteration.finished,
+        collected=iteration.collected,
+        portions_done=done,
+        elements_acknowledged=acknowledged,
+    )
+
+
+def next_numbers(state: State) -> NextNumbers:
+    """The next number of each kind."""
+    return NextNumbers(state.next_dataset, state.next_job, state.next_iteration, state.next_task, state.next_client)

@@ -1,0 +1,165 @@
+"""The dispatcher's durable state of a data service. See records.py."""
+
+from __future__ import annotations
+
+import msgspec
+
+from zmqdist.data.service.dispatcher.machine import cutting
+from zmqdist.data.service.dispatcher.machine import records as r
+
+
+class State(msgspec.Struct):
+    """Everything that a restart with a journal brings back.
+
+    Attributes:
+      number: of this state: tells a dispatcher that goes on from one that has lost everything.
+      snapshots: their folders, in the order in which they were begun.
+      next: the next free number of each kind.
+      heirs: a client that another one has taken over -> that one.
+    """
+
+    number: int
+    datasets: dict[str, r.DatasetEntry] = {}
+    workers: dict[int, r.WorkerEntry] = {}
+    jobs: dict[int, r.JobEntry] = {}
+    iterations: dict[int, r.Iteration] = {}
+    tasks: dict[int, r.TaskEntry] = {}
+    clients: dict[int, r.ClientEntry] = {}
+    compression_off: dict[str, bool] = {}
+    next_dataset: int = r.FIRST_DATASET
+    next_worker: int = 1
+    next_job: int = r.FIRST_JOB
+    next_iteration: int = r.FIRST_ITERATION
+    next_task: int = r.FIRST_TASK
+    next_client: int = r.FIRST_CLIENT
+    snapshots: list[str] = []
+    heirs: dict[int, int] = {}
+
+    def apply(self, record: r.Change) -> None:
+        """Make one change."""
+        match record:
+            case r.RegisterDataset(dataset):
+                self.datasets[dataset.id] = dataset
+                if dataset.id == str(self.next_dataset):
+                    self.next_dataset += 1
+            case r.PlaceWorker(worker):
+                self.workers[worker.number] = worker
+                self.next_worker = max(self.next_worker, worker.number + 1)
+            case r.RemoveWorker(number):
+                del self.workers[number]
+            case r.CreateJob(job):
+                self.jobs[job.id] = job
+                self.next_job = job.id + 1
+            case r.CreateIteration(iteration):
+                self.iterations[iteration.id] = iteration
+                self.next_iteration = iteration.id + 1
+            case r.CreateTask(task):
+                self.tasks[task.id] = task
+                self.iterations[task.iteration].tasks.append(task.id)
+                self.next_task = task.id + 1
+            case r.FinishTask(task_id, cut, end_round):
+                task = self.tasks[task_id]
+                task.finished, task.cut, task.end_round = True, cut, end_round
+            case r.StartTask(task_id, number):
+                self.tasks[task_id].starting_round = number
+            case r.FinishIteration(number):
+                self._end(self.iterations[number])
+                self.iterations[number].finished = True
+            case r.CollectIteration(number):
+                self._end(self.iterations[number])
+                self.iterations[number].collected = True
+                self.iterations[number].portions = None
+                self._forget(self.iterations[number])
+            case r.AcquireClient(client):
+                self.clients[client.id] = client
+                self.iterations[client.iteration].clients.append(client.id)
+                self.next_client = client.id + 1
+            case r.ReleaseClient(number):
+                self._release(number)
+            case r.GiveSplits():
+                self._give(record)
+            case r.ReturnSplits(task_id, source, repetition, runs, request):
+                self.tasks[task_id].handed.append(request)
+                cursor = self.iterations[self.tasks[task_id].iteration].cursors[source]
+                if cursor.repetition == repetition:
+                    cursor.returned += runs
+            case r.DecideCompression(dataset_id, off):
+                self.compression_off[dataset_id] = off
+            case r.BeginSnapshot(path):
+                self.snapshots.append(path)
+            case _:
+                self._apply_to_portions(record)
+
+    def _release(self, number: int) -> None:
+        iteration = self.iterations[self.clients.pop(number).iteration]
+        iteration.clients.remove(number)
+        if iteration.portions is not None:
+            cutting.leave(iteration.portions, number)
+        self._forget(iteration)
+
+    def _forget(self, iteration: r.Iteration) -> None:
+        """One that is over, that nobody reads, and that nobody can join: a service that runs for months has had millions."""
+        over = iteration.finished or iteration.collected
+        if over and not iteration.clients and self.jobs[iteration.job].anonymous:
+            del self.iterations[iteration.id]
+            del self.jobs[iteration.job]
+
+    def _apply_to_portions(self, record: cutting.Change) -> None:
+        of = (
+            record.iteration
+            if isinstance(record, r.LosePortions | r.FailPortions | r.TakeBackDeath)
+            else self.clients[record.client].iteration
+        )
+        iteration = self.iterations[of]
+        portions = iteration.portions
+        assert portions is not None
+        match record:
+            case r.GivePortions(client, life, request, numbers):
+                cutting.give(portions, client, life, request, numbers)
+            case r.Acknowledge(client, marks):
+                cutting.acknowledge(portions, client, marks)
+            case r.LosePortions(_, life, client, died, crashed):
+                cutting.lose(portions, life, client, died, crashed)
+            case r.TakeBackDeath(_, life):
+                cutting.take_back(portions, life)
+            case r.FailPortions(_, why):
+                portions.failed = why
+            case r.TakeOver(client, old):
+                cutting.take_over(portions, client, old)
+                self.heirs[old] = client
+                if old in self.clients:
+                    del self.clients[old]
+                    iteration.clients.remove(old)
+            case r.GoBack(client, done, open_):
+                cutting.go_back(portions, self.clients[client], done, open_)
+                iteration.finished = cutting.is_over(portions)
+            case r.LeaveOut(client, done, open_):
+                cutting.leave_out(portions, self.clients[client], done, open_)
+
+    def _end(self, iteration: r.Iteration) -> None:
+        for task in iteration.tasks:
+            del self.tasks[task]
+        iteration.tasks = []
+        iteration.cursors = []
+
+    def _give(self, record: r.GiveSplits) -> None:
+        task = self.tasks[record.task]
+        task.given[record.source] = (record.request, record.repetition, record.start, record.length)
+        cursor = self.iterations[task.iteration].cursors[record.source]
+        if record.repetition > cursor.repetition:
+            cursor.repetition, cursor.position, cursor.returned = record.repetition, 0, []
+        if record.length and cursor.repetition == record.repetition:
+            if record.start == cursor.position:
+                cursor.position += record.length
+            else:
+                _, length = cursor.returned.pop(0)
+                if length > record.length:
+                    cursor.returned.insert(0, (record.start + record.length, length - record.length))
+
+
+_states = msgspec.msgpack.Decoder(State)
+
+
+def decode_state(data: bytes) -> State:
+    """A whole state, as `records.encode` made it. Raises msgspec.DecodeError."""
+    return _states.decode(data)

@@ -1,0 +1,478 @@
+"""The dispatcher's end of the data service, behind the dispatcher's port: the shell of core/splits.
+
+Rules
+    Everything but the writing of files runs in the loop, and nobody waits in a thread: what is not answered at once is a token in the
+    machine. Callers are of the roles `worker` or `submit`.
+
+Methods (each after "zmqdist.data."; `state` is the number of the dispatcher's state)
+    register(request, id, description, metadata, on_conflict)   -> (id, whether another pipeline is kept under it)
+    metadata(id)                                                 -> metadata
+    config()                                                     -> {"deployment_mode"}
+    definition(fingerprint)                                      -> description
+    open(request, job_name, repetition, terms, consumer, saved)  -> (client, iteration, state, cut)
+    watch(state, client, version, target_s, stopped, lost)       -> (version, tasks, finished, hold, ended, failed), None when asked again
+    acknowledge(state, client, marks)                            -> None
+    missed(state, client, life)                                  -> None
+    release(state, client)                                       -> None
+    work(state, life, has, done, figures)                              -> (state, new tasks, tasks to drop), None when asked again
+    splits(state, task, life, source, request, repetition, count) -> (start, length)
+    portions(state, task, life, client, request, count)          -> portions: see data/service/dispatcher/machine/questions.py
+    crashed(state, task, life, how)                              -> None
+    hand_back(state, task, life, source, request, repetition, runs) -> None
+    leave(life)                                                  -> None
+    compression(id, off)                                         -> whether AUTO is off
+
+Not here: what is decided (core/splits), what is kept in files (journal.py, store.py).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import queue
+import secrets
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from math import inf
+from typing import Any, Final, Literal, TypeAlias
+
+import msgspec
+
+from zmqdist.data.dataset import deserialize
+from zmqdist.data.service.dispatcher.journal import Journal
+from zmqdist.data.service.dispatcher.machine import questions as q
+from zmqdist.data.service.dispatcher.machine import records as r
+from zmqdist.data.service.dispatcher.machine.book import Rules
+from zmqdist.data.service.dispatcher.machine.figures import SplitsReport
+from zmqdist.data.service.dispatcher.machine.machine import Splits, not_registered
+from zmqdist.data.service.dispatcher.machine.snapshot import DataSnapshot, iteration_rows, next_numbers
+from zmqdist.data.service.dispatcher.machine.state import decode_state
+from zmqdist.data.service.dispatcher.store import DatasetStore
+from zmqdist.data.service.snapshots.service import SnapshotService
+from zmqdist.data.service.validation import Number, Seconds, checked
+from zmqdist.data.splits import PortionRules, portion_rules, split_providers
+from zmqdist.errors import DataLossError, InvalidArgumentError, NotFoundError, OpError, UnavailableError, from_code
+from zmqdist.events import Ticked
+from zmqdist.limits import CONSUMERS_MAX, JOURNAL_RECORDS_MAX
+from zmqdist.rpc.asked import Asked
+from zmqdist.rpc.service import RpcService
+from zmqdist.transport.loop import Loop
+
+log = logging.getLogger("zmqdist.data")
+
+PREFIX: Final = "zmqdist.data."
+ROLES: Final = frozenset({"worker", "submit"})
+
+READ_AGAIN_S: Final = 1.0
+
+SAVED: TypeAlias = tuple[
+    Number,
+    Number,
+    Number,
+    tuple[Number, Number, Number],
+    Number,
+    tuple[tuple[Number, Number], ...],
+    tuple[tuple[Number, Number], ...],
+]
+"""What a client sends of a saved state: the fields of `questions.Saved`."""
+
+
+class DataDispatcher:
+    """See the module's docstring."""
+
+    def __init__(
+        self, service: RpcService, loop: Loop, rules: Rules, work_dir: str | None, snapshots_max: int = 3
+    ) -> None:
+        """Before the service is attached. With fault tolerance: goes on from the journal in `work_dir`.
+
+        Raises:
+          DataLossError, FailedPreconditionError, ...: see journal.py.
+        """
+        self._loop = loop
+        self._rules = rules
+        self._due = inf
+        self._store = DatasetStore(work_dir)
+        self._sources: dict[str, tuple[int, ...]] = {}
+        self._grains: dict[str, PortionRules] = {}
+        self._writer = ThreadPoolExecutor(1, "zmqdist-datasets")
+        self.splits = Splits(rules, secrets.randbits(62) | 1, loop.now())
+        note = self._note_snapshot if rules.fault_tolerant else None
+        self.snapshots = SnapshotService(service, loop, note, snapshots_max, rules.worker_timeout_s)
+        self._journal: Journal | None = None
+        self._journaled = 0
+        self._behind: list[q.Event] | None = None
+        """While the journal can be neither written nor read: who has come and gone since."""
+        if rules.fault_tolerant:
+            assert work_dir is not None
+            self._journal = Journal(work_dir)
+            try:
+                self._begin(self._journal)
+                self.snapshots.recover(self.splits.state.snapshots)
+            except BaseException:
+                self._journal.close()
+                raise
+        elif work_dir is not None:
+            log.info(
+                "%s has the datasets; without fault_tolerant_mode jobs will not be recovered after a restart", work_dir
+            )
+        for name, fn in self._methods().items():
+            service.register_later(PREFIX + name, checked(name, fn), roles=ROLES)
+        loop.on_stop(self._close)
+
+    # -- the journal ----------------------------------------------------------------------------------------------------------
+
+    def _begin(self, journal: Journal) -> None:
+        """Be where the journal is. A new one begins with the number of its state, which tells it from others."""
+        if self._read(journal):
+            log.info("recovered from %s: %d jobs", journal.path, len(self.splits.state.jobs))
+            self._set_timer()
+            return
+        told: queue.SimpleQueue[OpError | None] = queue.SimpleQueue()
+        journal.compact(r.encode(self.splits.state), told.put)
+        error = told.get()
+        if error is not None:
+            raise error
+
+    def _read(self, journal: Journal) -> bool:
+        """Take the state from the journal; False: it has none."""
+        snapshot, records = journal.load()
+        self._journaled = len(records)
+        try:
+            state = None if snapshot is None else decode_state(snapshot)
+            changes = [r.decode(record) for record in records]
+        except msgspec.DecodeError as error:
+            raise DataLossError(f"{journal.path}: corrupted record: Failed to parse journal record: {error}") from error
+        try:
+            self.splits.restore(state, changes, self._loop.now())
+        except (LookupError, ValueError, AssertionError) as error:
+            raise DataLossError(
+                f"{journal.path}: corrupted record: one that does not fit those before it: {error!r}"
+            ) from error
+        return state is not None
+
+    def _go_back(self) -> None:
+        """After a commit that failed: to what the journal has. While that cannot be read, either, nothing is decided."""
+        assert self._journal is not None
+        behind = self._behind or []
+        try:
+            self._read(self._journal)
+        except OpError as error:
+            log.error("%s; the data service waits until it can be read", error.message)
+            self._behind = behind
+            self._loop.set_timer((self, "journal"), self._loop.now() + READ_AGAIN_S, self._go_back)
+            return
+        self._behind = None
+        for event in behind:
+            self.handle(event)
+        self._set_timer()
+
+    def _write(self, records: tuple[bytes, ...]) -> None:
+        """Have a group of records written: by themselves, or as part of the whole state, which has them already."""
+        assert self._journal is not None
+        self._journaled += len(records)
+        if self._journaled < JOURNAL_RECORDS_MAX:
+            self._journal.append(records, self._written)
+        else:
+            self._journaled = 0
+            self._journal.compact(r.encode(self.splits.state), self._written)
+
+    def _written(self, error: OpError | None) -> None:
+        """In the journal's thread."""
+        told = q.JournalCommitted() if error is None else q.JournalFailed(error.error_code, error.message)
+        try:
+            self._loop.call_soon(self.handle, told)
+        except OpError:
+            pass  # the dispatcher has ended: nobody waits for the answers
+
+    # -- events and effects ---------------------------------------------------------------------------------------------------
+
+    def _methods(self) -> dict[str, Callable[..., None]]:
+        return {
+            "register": self._register,
+            "metadata": self._metadata,
+            "config": self._config,
+            "definition": self._definition,
+            "open": self._open,
+            "watch": self._watch,
+            "release": self._release,
+            "acknowledge": self._acknowledge,
+            "missed": self._missed,
+            "portions": self._portions,
+            "work": self._work,
+            "splits": self._splits,
+            "crashed": self._crashed,
+            "hand_back": self._hand_back,
+            "leave": self._leave,
+            "compression": self._compression,
+        }
+
+    def joined(self, name: str, address: str, life: int, tags: tuple[str, ...], named: bool) -> None:
+        """A worker has registered; `named`: its index is its own."""
+        self.handle(q.WorkerJoined(name, address, life, tags, named))
+        self.snapshots.joined(life, address)
+
+    def lost(self, life: int, left: bool) -> None:
+        """A worker has gone; `left`: in good order and for good."""
+        self.handle(q.WorkerGone(life, left))
+        self.snapshots.lost(life)
+        if not left and (count := self.splits.waiting_for(life)):
+            log.warning(
+                "a worker has gone and may come back: %d tasks wait for it, for %g s (worker_timeout_ms)",
+                count,
+                self._rules.worker_timeout_s,
+            )
+
+    def _note_snapshot(self, token: Any, path: str) -> None:
+        self.handle(q.NoteSnapshot(token, path))
+
+    def status(self) -> dict[str, Any]:
+        """What `zmqdist status` shows of it: iterations that are read, and how many workers would be enough for them."""
+        figures = self.splits.figures
+        return {"jobs": figures.rows(), "workers_enough": figures.optimal()}
+
+    def snapshot(self) -> DataSnapshot:
+        """An immutable record of jobs, iterations, readers, workers and the journal. In the loop."""
+        state = self.splits.state
+        return DataSnapshot(
+            state=state.number,
+            datasets=len(state.datasets),
+            jobs=tuple(job.name for job in state.jobs.values()),
+            iterations=iteration_rows(state),
+            tasks=len(state.tasks),
+            clients=len(state.clients),
+            workers=self.splits.place_rows(),
+            saves=tuple(state.snapshots),
+            next_numbers=next_numbers(state),
+            checks_count=self.splits.checks_count,
+            journal="none" if self._journal is None else "kept" if self._behind is None else "unreadable",
+            journal_records=self._journaled,
+        )
+
+    def handle(self, event: q.Event) -> None:
+        """Have the machine decide. In the loop."""
+        if self._behind is not None:
+            self._wait_for_journal(event)
+            return
+        self._perform(self.splits.handle(event, self._loop.now()))
+
+    def _wait_for_journal(self, event: q.Event) -> None:
+        assert self._behind is not None
+        assert self._journal is not None
+        if isinstance(event, q.WorkerJoined | q.WorkerGone):
+            self._behind.append(event)
+        elif not isinstance(event, Ticked | q.AskerGone | q.JournalCommitted | q.JournalFailed):
+            error = UnavailableError(f"the dispatcher cannot read its journal {self._journal.path}")
+            event.token.fail(error)  # type: ignore[attr-defined]
+
+    def _perform(self, effects: list[q.Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case q.AnswerRequest(token, value):
+                    token.answer(value)  # type: ignore[attr-defined]
+                case q.FailRequest(token, code, message):
+                    token.fail(from_code(code, message))  # type: ignore[attr-defined]
+                case q.CommitJournal(records):
+                    self._write(records)
+                case q.Reload():
+                    self._go_back()
+        self._set_timer()
+
+    def _set_timer(self) -> None:
+        due = self.splits.deadline
+        if due != self._due:
+            self._due = due
+            self._loop.set_timer(self, due, self._tick)
+
+    def _tick(self) -> None:
+        self._due = inf
+        self.handle(Ticked())
+
+    def _ask(self, asked: Asked, question: q.Question) -> None:
+        asked.on_dropped(partial(self.handle, q.AskerGone(asked)))
+        self.handle(question)
+
+    # -- methods ------------------------------------------------------------------------------------------------------------
+
+    def _config(self, asked: Asked) -> None:
+        asked.answer({"deployment_mode": self._rules.deployment_mode})
+
+    def _register(
+        self,
+        asked: Asked,
+        request: Number,
+        id: str | None,
+        description: str,
+        metadata: str,
+        on_conflict: Literal["keep", "error", "replace"],
+    ) -> None:
+        if not isinstance(json.loads(metadata), dict):
+            raise ValueError(f"the metadata of a dataset is a JSON object, not {metadata[:80]!r}")
+        self._writer.submit(self._keep, asked, request, id, description, metadata, on_conflict)
+
+    def _keep(
+        self, asked: Asked, request: int, id: str | None, description: str, metadata: str, on_conflict: str
+    ) -> None:
+        """In the writer's thread: the file is there before anything names it."""
+        try:
+            dataset = deserialize(description)
+            fingerprint = dataset.fingerprint()
+            self._store.put(fingerprint, description)
+        except BaseException as error:
+            asked.fail(error)
+            return
+        question = q.RegisterRequest(asked, request, id, fingerprint, metadata, on_conflict)
+        with suppress(OpError):  # the dispatcher has ended
+            self._loop.call_soon(self._ask_or_fail, asked, question)
+
+    def _ask_or_fail(self, asked: Asked, question: q.Question) -> None:
+        """As `_ask`, where nobody above tells the asker what was raised."""
+        try:
+            self._ask(asked, question)
+        except Exception as error:
+            asked.fail(error)
+            raise
+
+    def _metadata(self, asked: Asked, id: str) -> None:
+        asked.answer(self._dataset(id).metadata)
+
+    def _dataset(self, id: str) -> r.DatasetEntry:
+        dataset = self.splits.state.datasets.get(id)
+        if dataset is None:
+            raise NotFoundError(not_registered(id))
+        return dataset
+
+    def _definition(self, asked: Asked, fingerprint: str) -> None:
+        self._writer.submit(self._describe, asked, fingerprint)
+
+    def _describe(self, asked: Asked, fingerprint: str) -> None:
+        try:
+            asked.answer(self._store.get(fingerprint))
+        except BaseException as error:
+            asked.fail(error)
+
+    def _open(
+        self,
+        asked: Asked,
+        request: Number,
+        job_name: str | None,
+        repetition: Number,
+        terms: r.Terms,
+        consumer: Number,
+        saved: SAVED | None,
+    ) -> None:
+        _check_terms(terms)
+        fingerprint = self._dataset(terms.dataset).fingerprint
+        sources = self._sources_of(fingerprint) if terms.mode == r.DYNAMIC else ()
+        grain = self._grain_of(fingerprint) if terms.portioned else None
+        state = None if saved is None else q.SavedRequest(*saved)
+        unnamed = f"anonymous_job_{self.splits.state.next_job}_{secrets.token_hex(4)}"
+        self._ask(asked, q.Open(asked, request, job_name, repetition, terms, sources, unnamed, consumer, grain, state))
+
+    def _sources_of(self, fingerprint: str) -> tuple[int, ...]:
+        found = self._sources.get(fingerprint)
+        if found is None:
+            found = tuple(each.count for each in split_providers(deserialize(self._store.get(fingerprint))))
+            self._sources[fingerprint] = found
+        return found
+
+    def _grain_of(self, fingerprint: str) -> PortionRules:
+        """How a dataset can be cut into portions: read off its description once, which may be of megabytes, and not in each question."""
+        found = self._grains.get(fingerprint)
+        if found is None:
+            found = self._grains[fingerprint] = portion_rules(deserialize(self._store.get(fingerprint)))
+        return found
+
+    def _watch(
+        self,
+        asked: Asked,
+        state: Number,
+        client: Number,
+        version: Number,
+        target_s: Seconds = 0.0,
+        stopped: Number = -1,
+        lost: dict[Number, Number] | None = None,
+    ) -> None:
+        self._ask(asked, q.Watch(asked, state, client, version, stopped, lost or {}, target_s))
+
+    def _release(self, asked: Asked, state: Number, client: Number) -> None:
+        self._ask(asked, q.ReleaseRequest(asked, state, client))
+
+    def _acknowledge(
+        self, asked: Asked, state: Number, client: Number, marks: tuple[tuple[Number, Number, bool], ...]
+    ) -> None:
+        self._ask(asked, q.AcknowledgeRequest(asked, state, client, marks))
+
+    def _missed(self, asked: Asked, state: Number, client: Number, life: Number) -> None:
+        self._ask(asked, q.Missed(asked, state, client, life))
+
+    def _work(
+        self,
+        asked: Asked,
+        state: Number,
+        life: Number,
+        has: dict[Number, str],
+        done: tuple[Number, ...],
+        figures: dict[Number, SplitsReport],
+    ) -> None:
+        self._ask(asked, q.WorkRequest(asked, state, life, has, done, figures))
+
+    def _portions(
+        self, asked: Asked, state: Number, task: Number, life: Number, client: Number, request: Number, count: Number
+    ) -> None:
+        self._ask(asked, q.AskPortions(asked, state, task, life, client, request, count))
+
+    def _crashed(self, asked: Asked, state: Number, task: Number, life: Number, how: str) -> None:
+        self._ask(asked, q.Crashed(asked, state, task, life, how))
+
+    def _leave(self, asked: Asked, life: Number) -> None:
+        self._ask(asked, q.LeaveRequest(asked, life))
+
+    def _compression(self, asked: Asked, id: str, off: bool) -> None:
+        self._dataset(id)
+        self._ask(asked, q.CompressionAsked(asked, id, off))
+
+    def _splits(
+        self,
+        asked: Asked,
+        state: Number,
+        task: Number,
+        life: Number,
+        source: Number,
+        request: Number,
+        repetition: Number,
+        count: Number,
+    ) -> None:
+        self._ask(asked, q.SplitsRequest(asked, state, task, life, source, request, repetition, count))
+
+    def _hand_back(
+        self,
+        asked: Asked,
+        state: Number,
+        task: Number,
+        life: Number,
+        source: Number,
+        request: Number,
+        repetition: Number,
+        runs: tuple[tuple[Number, Number], ...],
+    ) -> None:
+        self._ask(asked, q.HandBack(asked, state, task, life, source, request, repetition, runs))
+
+    def _close(self) -> None:
+        self._writer.shutdown(wait=False)
+        if self._journal is not None:
+            self._journal.close()
+
+
+def _check_terms(terms: r.Terms) -> None:
+    """Raises InvalidArgumentError for what no job can be."""
+    known = (
+        0 <= terms.mode < len(r.MODES)
+        and 0 <= terms.num_consumers <= CONSUMERS_MAX
+        and terms.delivery in (r.AT_MOST_ONCE, r.EXACTLY_ONCE)
+    )
+    if not known:
+        raise InvalidArgumentError(
+            f"no job can be read as {terms}: a mode is 0 to {len(r.MODES) - 1}, num_consumers at most {CONSUMERS_MAX}",
+        )

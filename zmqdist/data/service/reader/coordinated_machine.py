@@ -1,0 +1,267 @@
+"""One consumer of a coordinated read: the k-th element of every consumer is of the same group.
+
+Theory
+    A consumer reads the tasks in turn: each round all tasks that are in it, by their numbers. Each task is asked on its own, ahead of
+    the turn; what it answers for a round waits until its turn comes.
+
+    The machine delivers an element when it knows that all consumers have received their part of its group: the answer to the next
+    question says so, which came about because all asked it. Until then the machine keeps the element, and drops it when the task ends
+    before its round.
+
+    Where this consumer stands is told to the dispatcher, and kept to, as data/service/dispatcher/machine/rounds.py says.
+
+Promises
+    C1  Elements come in the order of rounds, and in a round in the order of the tasks' numbers.
+    C2  All consumers deliver the same rounds of a task, also when its worker is killed while it answers them.
+    C3  While the dispatcher holds a consumer, it begins no round after the one that it stopped at.
+    C4  At most ROUNDS_MAX rounds of a task wait beyond the present one, and no more is asked for while the consumer's queue is full.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from math import inf
+from operator import attrgetter
+from typing import Any, Final
+
+from zmqdist.data.service.reader.delivery import (
+    BATCH_BYTES,
+    SOME,
+    Answered,
+    Ask,
+    AskForNews,
+    Deliver,
+    Effect,
+    Event,
+    News,
+    Over,
+    Took,
+    Wanted,
+)
+from zmqdist.data.service.retry import PAUSE_S_MAX, RETRIABLE, longer
+from zmqdist.errors import OpError
+
+SKIP_S: Final = 0.1
+"""A round that does not come about is skipped by all after so long."""
+
+ROUNDS_MAX: Final = 64
+"""Rounds in one answer, and elements that wait for the user."""
+
+
+@dataclass(eq=False)
+class RoundsSource:
+    """One task, as this consumer sees it.
+
+    Attributes:
+      start, end: it is in the rounds from `start` on, before `end`.
+      next: the first round that was not received.
+      received: (round, element) of what was not shown yet; a round that is not there was skipped.
+      common: the last round that all consumers are known to have received.
+      there: the dispatcher says that its worker is there.
+      lost: it does not answer; not to be asked before the dispatcher has said what becomes of it.
+      paused_until: not to be asked before; infinitely long ago where it is not paused.
+    """
+
+    task: int
+    start: int
+    next: int
+    end: float = inf
+    received: deque[tuple[int, Any]] = field(default_factory=deque)
+    common: int = -1
+    where: str = ""
+    address: str = ""
+    there: bool = False
+    asked: bool = False
+    skipped: bool = False
+    lost: bool = False
+    pause_s: float = 0.0
+    paused_until: float = -inf
+    error: OpError | None = None
+
+
+class CoordinatedDelivery:
+    """See the module's docstring."""
+
+    def __init__(
+        self, reader: int, consumer: int, outstanding_max: int, elements_of: Callable[[Any], list[Any]]
+    ) -> None:
+        """
+        Args:
+          outstanding_max: elements that may wait for the user; negative: ROUNDS_MAX.
+          elements_of: makes elements of an answer; may raise an OpError.
+        """
+        self._reader = reader
+        self._consumer = consumer
+        self._elements_of = elements_of
+        self._limit = ROUNDS_MAX if outstanding_max < 0 else outstanding_max
+        self._sources: dict[int, RoundsSource] = {}
+        self._round = 0
+        self._shown = -1
+        """The last task whose turn in this round is over."""
+        self._stop = -1
+        """The round that is not to be begun; -1: none."""
+        self._said: tuple[Any, ...] = (-1, {})
+        self._waiting: deque[int] = deque()
+        """Elements in each batch that the consumer has not taken."""
+        self._finished = self._over = False
+
+    @property
+    def deadline(self) -> float:
+        return min((each.paused_until for each in self._sources.values() if each.paused_until > -inf), default=inf)
+
+    def handle(self, event: Event, now: float) -> list[Effect]:
+        match event:
+            case News():
+                self._note(event)
+            case Answered(source, kind, value, error):
+                self._answered(source, kind, value, error, now)
+            case Took():
+                self._waiting.popleft()
+            case _:
+                for source in self._sources.values():
+                    if source.paused_until <= now:
+                        source.paused_until = -inf
+        if self._over:
+            return []
+        shown: list[Any] = []
+        effects: list[Effect] = []
+        while self._step(shown, effects):
+            pass
+        if shown:
+            self._waiting.append(len(shown))
+            effects.insert(0, Deliver([shown]))
+        return effects + self._next_questions()
+
+    def standing(self) -> tuple[Any, ...]:
+        self._said = self._stands()
+        return self._said
+
+    def _stands(self) -> tuple[Any, ...]:
+        return self._stop, {each.task: each.next for each in self._sources.values() if each.lost}
+
+    def awaited(self) -> str:
+        late = [each.address for each in list(self._sources.values()) if each.next <= self._round]
+        names = ", ".join(sorted(late)) or "any worker"
+        return f"round {self._round} has not come from {names}: all consumers must read"
+
+    # -- what the dispatcher says -----------------------------------------------------------------------------------------
+
+    def _note(self, news: News) -> None:
+        self._finished = news.finished
+        for number, end in news.ended.items():
+            if number in self._sources:
+                self._end_of(self._sources[number], end)
+        for number, address, where, life, start in news.tasks:
+            source = self._sources.setdefault(number, RoundsSource(number, start, start))
+            source.there = life >= 0
+            if not source.there:
+                source.paused_until = -inf  # ask what cannot answer: its failure says so
+            if source.there and where:
+                source.lost = False
+                source.where, source.address = where, address
+            elif not source.there and not source.where:
+                source.lost = True
+        if not news.hold:
+            self._stop = -1
+        elif self._stop < 0:
+            self._stop = self._round + 1
+
+    def _end_of(self, source: RoundsSource, end: int) -> None:
+        source.end, source.lost = end, False
+        while source.received and source.received[-1][0] >= end:
+            source.received.pop()
+        source.common = source.next
+        if end <= self._round:
+            del self._sources[source.task]
+
+    # -- elements ---------------------------------------------------------------------------------------------------------
+
+    def _next_questions(self) -> list[Effect]:
+        if self._over:
+            return []
+        if self._finished:
+            self._over = True
+            return [Over(None)]
+        full = sum(self._waiting) >= self._limit
+        effects: list[Effect] = []
+        for source in self._sources.values():
+            idle = not (source.asked or source.lost or source.paused_until > -inf or source.error)
+            if not idle or not source.where or source.next >= source.end:
+                continue
+            near = source.common < self._round or source.next - self._round < ROUNDS_MAX
+            if (near and not full) or not source.there:
+                effects.append(self._question(source))
+        if self._stands() != self._said:
+            effects.append(AskForNews())
+        return effects
+
+    def _question(self, source: RoundsSource) -> Ask:
+        source.asked = True
+        wanted = Wanted(
+            min(ROUNDS_MAX, self._limit),
+            BATCH_BYTES,
+            SKIP_S,
+            self._reader,
+            self._consumer,
+            source.next,
+            source.skipped,
+        )
+        return Ask(source, wanted)
+
+    def _answered(self, source: RoundsSource, kind: int, value: Any, error: OpError | None, now: float) -> None:
+        source.asked = False
+        if error is None:
+            try:
+                self._receive(source, kind, value)
+            except OpError as problem:
+                error = problem
+        if error is not None:
+            self._fail(source, error, now)
+
+    def _receive(self, source: RoundsSource, kind: int, value: Any) -> None:
+        source.pause_s = 0.0
+        if kind == SOME:
+            source.received.extend(enumerate(self._elements_of(value), source.next))
+        source.skipped = kind != SOME
+        source.next, source.common = value[2]
+
+    def _fail(self, source: RoundsSource, error: OpError, now: float) -> None:
+        if error.error_code not in RETRIABLE:
+            source.error, source.common = error, source.next
+        elif not source.there or source.pause_s >= PAUSE_S_MAX:
+            source.lost = True
+        else:
+            source.pause_s = longer(source.pause_s)
+            source.paused_until = now + source.pause_s
+
+    # -- turns ------------------------------------------------------------------------------------------------------------
+
+    def _step(self, shown: list[Any], effects: list[Effect]) -> bool:
+        """One task's turn, or a new round; False: neither can be yet."""
+        in_round = [each for each in self._sources.values() if each.start <= self._round < each.end]
+        source = min((each for each in in_round if each.task > self._shown), key=attrgetter("task"), default=None)
+        if source is None:
+            return self._begin_round()
+        if source.next <= self._round:
+            if source.error is not None:
+                self._over = True
+                effects.append(Over(source.error))
+            return False
+        if source.received and source.received[0][0] == self._round:
+            if self._round > source.common:
+                return False
+            shown.append(source.received.popleft()[1])
+        self._shown = source.task
+        return True
+
+    def _begin_round(self) -> bool:
+        """The next round that has tasks."""
+        for source in [each for each in self._sources.values() if each.end <= self._round + 1]:
+            del self._sources[source.task]
+        following = min((max(each.start, self._round + 1) for each in self._sources.values()), default=None)
+        if following is None or 0 <= self._stop <= following:
+            return False
+        self._round, self._shown = following, -1
+        return True

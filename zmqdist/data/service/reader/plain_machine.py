@@ -1,0 +1,96 @@
+"""Plain reading: batches go to the consumer as they come, from whichever task.
+
+Promises
+    F1  Each batch that arrives is delivered once; batches of one task keep their order.
+    F2  A worker or dispatcher that does not answer is no error: it is asked again. Every other error is delivered once, in its place.
+    F3  The end comes when the iteration has finished, or all tasks that this reader reads have ended, and no question is out.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from zmqdist.data.service.reader.delivery import (
+    END,
+    SOME,
+    Answered,
+    Began,
+    Deliver,
+    Effect,
+    Event,
+    News,
+    Over,
+    Took,
+)
+from zmqdist.data.service.reader.window_machine import TaskWindow
+from zmqdist.data.service.retry import RETRIABLE
+from zmqdist.errors import OpError, from_code
+
+
+class PlainDelivery:
+    """See the module's docstring."""
+
+    def __init__(self, reader: int, trainer: str, outstanding_max: int) -> None:
+        """As for TaskWindow."""
+        self._window = TaskWindow(reader, trainer, outstanding_max)
+        self._begun = self._finished = self._over = False
+
+    @property
+    def deadline(self) -> float:
+        return self._window.deadline
+
+    def handle(self, event: Event, now: float) -> list[Effect]:
+        window = self._window
+        effects: list[Effect] = []
+        match event:
+            case Answered():
+                effects += self._answered(event, now)
+            case Took():
+                window.held -= 1
+            case News():
+                window.note(event)
+                self._finished = event.finished
+            case Began():
+                self._begun = True
+            case _:
+                window.resume(now)
+        return effects + self._next()
+
+    def _answered(self, event: Answered, now: float) -> list[Effect]:
+        source, error = event.source, event.error
+        source.asked -= 1
+        if event.kind == SOME:
+            self._window.succeed(source)
+            return [Deliver([event.value])]
+        if error is not None and error.error_code not in RETRIABLE:
+            return [Deliver([_from_worker(source.address, error)])]
+        if error is not None:
+            self._window.fail(source, now)
+        else:
+            self._window.held -= 1
+            source.ended = source.ended or event.kind == END
+        return []
+
+    def _next(self) -> list[Effect]:
+        if self._over or not self._begun:
+            return []
+        window = self._window
+        effects: list[Effect] = [*window.questions(window.askable())]
+        if (self._finished and not window.asks) or window.exhausted:
+            self._over = True
+            effects.append(Over(None))
+        return effects
+
+    def standing(self) -> tuple[Any, ...]:
+        return ()
+
+    def awaited(self) -> str:
+        return self._window.awaited()
+
+
+def _from_worker(address: str, error: OpError) -> OpError:
+    """A permanent error of a task, as tf.data service words it."""
+    text = f"Failed to get element from worker {address}: Failed to get an element, with a nonretryable error: "
+    made = from_code(error.error_code, text + error.message)
+    made.__cause__ = error.__cause__
+    return made

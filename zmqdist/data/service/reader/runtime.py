@@ -1,0 +1,533 @@
+"""The runtime of an iterator over a distributed dataset: it asks the dispatcher and the workers, and hands elements to the consumer.
+
+Theory
+    A delivery machine (data/service/reader/) decides which task is asked next, what an answer means, and when an element counts as
+    delivered: `PlainDelivery` for plain reading, `CoordinatedDelivery` for rounds, `ExactlyOnceDelivery` for portions. The reader
+    carries out what its machine decides, and is the same for all three.
+
+    The dispatcher lists the tasks (`watch`, always one question outstanding). Answers go into one queue in the order in which they come, so
+    that a slow or silent worker delays no other. The consumer takes items out of the queue; that makes room to ask for more.
+
+    All but the consumer happens in a loop of the reader's own; the two share the queue.
+
+End and errors
+    The consumer gets what is in the queue, then the end or the error that ended the reading. A dispatcher that does not answer is no error:
+    the tasks that are known go on.
+
+    What is raised is a copy: its traceback refers to the consumer's iterator, so a reader that held it would keep alive the iterator that
+    is to close it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import sys
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from copy import copy
+from dataclasses import dataclass, field
+from functools import partial
+from math import inf
+from typing import Any, Final
+
+import msgspec
+
+from zmqdist.data.iterators import Openings
+from zmqdist.data.ops.background import FORKED
+from zmqdist.data.service import local_workers
+from zmqdist.data.service.dispatcher.machine.records import Terms
+from zmqdist.data.service.elements import check_spec
+from zmqdist.data.service.policy import STATIC, ShardingPolicy, check_shared
+from zmqdist.data.service.reader import delivery
+from zmqdist.data.service.reader.coordinated_machine import CoordinatedDelivery
+from zmqdist.data.service.reader.delivery import Answered, Delivery, Event, News, Reported, TaskPlace, TellDispatcher
+from zmqdist.data.service.reader.exactly_once_machine import (
+    ACKNOWLEDGE,
+    Consumed,
+    Consumption,
+    ExactlyOnceDelivery,
+    PortionPiece,
+)
+from zmqdist.data.service.reader.plain_machine import PlainDelivery
+from zmqdist.data.service.reader.task_clients import LocalTask, RemoteTask, open_batch
+from zmqdist.data.service.reader.window_machine import TaskWindow
+from zmqdist.data.service.retry import RETRIABLE, longer
+from zmqdist.data.service.split_requests import insist
+from zmqdist.data.service.worker_selection import LOCAL_PROTOCOL, PROTOCOLS, check_local, reads_from, target_of
+from zmqdist.data.structure import UNKNOWN_SPEC, invalid
+from zmqdist.errors import ABORTED, FailedPreconditionError, NotFoundError, OpError, UnavailableError, from_code
+from zmqdist.events import Ticked
+from zmqdist.limits import WAIT_LOG_S
+from zmqdist.random import chance
+from zmqdist.rpc import asking
+from zmqdist.rpc.client import ZmqClient
+from zmqdist.rpc.result import StatusOrResult
+from zmqdist.transport.address import split_key
+from zmqdist.transport.credentials import Credentials
+from zmqdist.transport.loop import Loop
+
+log = logging.getLogger("zmqdist.data")
+
+TARGET_OF: Final = 16
+"""The consumer's time for an element is a mean over about so many batches."""
+
+WATCH: Final = "zmqdist.data.watch"
+RELEASE: Final = "zmqdist.data.release"
+RELEASE_S: Final = 1.0
+"""A reader that leaves waits no longer for a dispatcher to hear it, which forgets it by itself in time."""
+
+STATE_VERSION: Final = 1
+
+BEGAN, TICKED, TOOK = delivery.Began(), Ticked(), delivery.Took()
+WAITS, WORKS = delivery.Waits(), delivery.Works()
+
+
+class SavedReader(msgspec.Struct, frozen=True):
+    """The state of a reader in portions, from which another goes on.
+
+    Attributes:
+      dispatcher: number of the dispatcher's state.
+      cut: how the positions are cut into portions.
+      done, open: what its consumer had, as in `Consumed`.
+    """
+
+    version: int
+    dispatcher: int
+    iteration: int
+    client: int
+    cut: tuple[int, ...]
+    lanes: int
+    done: tuple[tuple[int, int], ...]
+    open: tuple[tuple[int, int], ...]
+
+    @classmethod
+    def of(cls, state: dict[str, Any]) -> SavedReader:
+        """Read a state. Raises InvalidArgumentError for what is none."""
+        try:
+            saved = msgspec.convert(state, cls)
+        except msgspec.ValidationError as error:
+            raise invalid(f"not the state of a reader in portions: {error}") from error
+        if saved.version != STATE_VERSION:
+            raise invalid(f"a state of version {saved.version} of a reader, this is version {STATE_VERSION}")
+        return saved
+
+    def state(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return msgspec.json.decode(msgspec.json.encode(self), type=dict[str, Any])
+
+    def question(self) -> tuple[Any, ...]:
+        """For the dispatcher."""
+        return msgspec.structs.astuple(self)[1:]
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What is to be read, and how."""
+
+    dispatcher: str
+    terms: Terms
+    job_name: str | None
+    repetition: int
+    max_outstanding: int = -1
+    consumer_index: int = -1
+    trainer: str = ""
+    protocol: str = ""
+    compression: str | None = "AUTO"
+    spec: Any = UNKNOWN_SPEC
+    saved: SavedReader | None = None
+    """Where to go on, in portions."""
+    refresh_s: float = 0.0
+    """Pause before asking for news again; 0: they come at once."""
+
+    @property
+    def consumed(self) -> Consumed:
+        """What the consumer had before."""
+        return Consumed() if self.saved is None else Consumed(self.saved.done, self.saved.open)
+
+
+@dataclass(eq=False)
+class TaskLink:
+    """The way to one task, in one incarnation of its worker."""
+
+    where: str
+    life: int
+    at: LocalTask | RemoteTask
+    answers: deque[list[Any]] = field(default_factory=deque)
+    """Of each question asked its answer, or nothing yet: two answers may come in from two threads, and the order of a task counts."""
+
+
+class ServiceReader:
+    """See the module's docstring. One consumer at a time."""
+
+    def __init__(self, wish: Wish, credentials: Credentials, openings: Openings) -> None:
+        """Open the iteration; waits until the dispatcher is there, or `openings` are closed.
+
+        Raises:
+          OpError: what the dispatcher says.
+        """
+        if wish.terms.cache:
+            check_shared(wish.job_name, wish.repetition, wish.terms.num_consumers)
+        self._wish = wish
+        self._credentials = credentials
+        self._stopped = threading.Event()
+        self._abandoned = threading.Event()
+        """Nobody waits for the iteration to be opened."""
+        self._ready = threading.Condition()
+        self._queue: deque[Any] = deque()
+        self._over = False
+        self._error: OpError | None = None
+        self._given: list[Any] = []
+        """The elements that the consumer is at."""
+        self._links: dict[int, TaskLink] = {}
+        self._clients: dict[tuple[str, bytes], ZmqClient] = {}
+        self._target = ""
+        self._target_s = 0.0
+        """The consumer needs so long for an element."""
+        self._tick_at = inf
+        self._finished = False
+        self._version = 0
+        self._watching = 0
+        self._watch_pause_s = 0.0
+        self._trouble = ""
+        """Why the dispatcher did not do what it was asked the last time."""
+        self._dispatcher = self._connect(wish.dispatcher)
+        self._opened: tuple[int, int] | None = None
+        """The number of the dispatcher's state, and that of the client that this is to it."""
+        self._lanes = max(1, wish.terms.num_consumers)
+        self._consumption = Consumption(self._ready, self._lanes, wish.consumed)
+        request = secrets.randbits(62)
+        terms = tuple(getattr(wish.terms, name) for name in wish.terms.__struct_fields__)
+        question = None if wish.saved is None else wish.saved.question()
+        args = (request, wish.job_name, wish.repetition, terms, wish.consumer_index, question)
+        self._loop = Loop("zmqdist-reader")
+        self._loop.start()
+        _readers.add(self)
+        try:
+            with openings.one(self._give_up):
+                self._target = target_of(wish.terms, self._deployment_mode())
+                what = f"reading from {wish.dispatcher}"
+                client, self.iteration, state, self._cut = insist(
+                    self._dispatcher, "open", *args, what=what, stopped=self._abandoned
+                )
+                self._opened = (state, client)
+                if self._target == "LOCAL":
+                    check_local(wish.terms, wish.dispatcher, state)
+            self._delivery = self._delivery_for(client)
+        except BaseException:
+            self.close()
+            raise
+        self._loop.call_soon(self._watch)
+
+    def _delivery_for(self, client: int) -> Delivery:
+        wish, terms = self._wish, self._wish.terms
+        if terms.portioned:
+            window = TaskWindow(client, wish.trainer, wish.max_outstanding)
+            first, ordered = self._cut[3], terms.ordered
+            return ExactlyOnceDelivery(window, self._consumption, self._lanes, first, ordered, wish.consumed)
+        if terms.coordinated:
+            return CoordinatedDelivery(client, wish.consumer_index, wish.max_outstanding, self._elements_of)
+        return PlainDelivery(client, wish.trainer, wish.max_outstanding)
+
+    def _deployment_mode(self) -> str:
+        """What the dispatcher was told of its workers; asked only where it matters."""
+        if self._wish.terms.target_workers != "AUTO" or ShardingPolicy(self._wish.terms.mode) not in STATIC:
+            return ""
+        what = f"asking {self._wish.dispatcher}"
+        return str(insist(self._dispatcher, "config", what=what, stopped=self._abandoned)["deployment_mode"])
+
+    # -- the consumer -----------------------------------------------------------------------------------------------------
+
+    def batches(self) -> Iterator[list[Any]]:
+        """The elements, in lists, as they come. Raises an error that one of them ended in; a new call goes on behind it.
+
+        Raises:
+          OpError: also what ends the reading.
+        """
+        coordinated = self._wish.terms.coordinated
+        self._tell(BEGAN)
+        while (value := self._take()) is not None:
+            self._tell(TOOK)
+            if isinstance(value, OpError):
+                raise copy(value)
+            elements = self._given = value if coordinated else self._elements_of(value)
+            given_at = time.monotonic()
+            yield elements
+            took_s = (time.monotonic() - given_at) / max(1, len(elements))
+            self._target_s += (took_s - self._target_s) / TARGET_OF if self._target_s else took_s
+
+    def pieces(self) -> Iterator[Iterator[Any]]:
+        """In portions: the elements as iterators that are to be used up, one after the other. Raises as `batches`."""
+        consumption = self._consumption
+        self._tell(BEGAN)
+        while True:
+            consumption.finish()
+            if not self._queue:
+                consumption.waits = True
+                self._tell(WAITS)
+            piece: PortionPiece | None = self._take()
+            consumption.waits = False
+            if piece is None:
+                return
+            elements: Any = []
+            if piece.error is None:
+                elements = self._piece_elements(piece)
+            iterator, self._given = iter(elements), elements
+            consumption.take(piece, iterator, len(elements))
+            if piece.last:
+                self._tell(TOOK)
+            if not consumption.due:
+                consumption.due = True
+                self._tell(WORKS)
+            if piece.error is not None:
+                consumption.finish()
+                raise copy(piece.error)
+            yield iterator
+
+    def _piece_elements(self, piece: PortionPiece) -> Any:
+        batch = piece.batch
+        if batch.value is not None:
+            try:
+                batch.elements = self._elements_of(batch.value)
+            except OpError as error:  # it is not acknowledged, and comes no other way
+                self._end(copy(error))
+                raise
+            batch.value = None
+        if (piece.start, piece.stop) == (0, len(batch.elements)):
+            return batch.elements
+        return batch.elements[piece.start : piece.stop]
+
+    def _elements_of(self, value: tuple[Any, ...]) -> list[Any]:
+        elements = open_batch(value)
+        check_spec(elements, self._wish.spec)
+        return elements
+
+    def _take(self) -> Any:
+        """What is next in the queue; waits for it. None at the end. Raises what ended the reading."""
+        with self._ready:
+            waited_s = 0.0
+            while not self._queue and not self._over:
+                if not self._ready.wait(WAIT_LOG_S):
+                    waited_s += WAIT_LOG_S
+                    where = f"(dispatcher {self._wish.dispatcher}{self._trouble})"
+                    log.warning("for %.0f s %s %s", waited_s, self._delivery.awaited(), where)
+            if self._queue:
+                return self._queue.popleft()
+            if self._error is not None:
+                raise copy(self._error)
+            return None
+
+    def state(self) -> dict[str, Any]:
+        """In portions: where the consumer is. In its thread."""
+        assert self._opened is not None
+        state, client = self._opened
+        done, open_ = map(tuple, self._consumption.saved())
+        cut = self._cut[:3]
+        return SavedReader(STATE_VERSION, state, self.iteration, client, cut, self._lanes, done, open_).state()
+
+    def _give_up(self) -> None:
+        """Whoever waits for the iteration to be opened waits no longer."""
+        self._abandoned.set()
+        if self._opened is None:
+            self._dispatcher.close()
+
+    def interrupt(self) -> None:
+        """Who waits for elements gets the end."""
+        with self._ready:
+            self._queue.clear()
+            self._over = True
+            self._ready.notify_all()
+
+    def close(self) -> None:
+        """Stop reading and say so to the dispatcher: closing says "I have had what I was given". Harmless when called twice."""
+        if self._stopped.is_set() or sys.is_finalizing():
+            return
+        self._stopped.set()
+        self._loop.stop()
+        self._end(None)
+        if self._target == "LOCAL":
+            for link in self._links.values():
+                if isinstance(link.at, LocalTask):
+                    link.at.delete()
+        if self._opened is not None:
+            try:
+                self._consumption.finish()
+                marks = self._consumption.marks()
+                if marks:
+                    asking.start(self._dispatcher, ACKNOWLEDGE, *self._opened, marks, waits_for_server=False)
+                due = time.monotonic() + RELEASE_S
+                asking.start(self._dispatcher, RELEASE, *self._opened, due=due, waits_for_server=False).is_ok()
+            except OpError:
+                pass
+        for client in self._clients.values():
+            client.close()
+
+    def forked(self) -> None:
+        """In the child of a fork: the loop is not there, and what lies here belongs to the parent, which goes on."""
+        self._stopped, self._ready = threading.Event(), threading.Condition()  # somebody may have been in them
+        self._stopped.set()
+        self._given.clear()
+        self._queue.clear()
+        self._consumption.forget()
+        self._over, self._error = True, FailedPreconditionError(FORKED)
+
+    def _connect(self, address: str, key: bytes = b"") -> ZmqClient:
+        """`key`: the public key that a worker told with its address; empty for the dispatcher."""
+        client = self._clients.get((address, key))
+        if client is None:
+            security = self._credentials.client(address, "submit", key)
+            client = self._clients[address, key] = ZmqClient(address, "data reader", security=security)
+        return client
+
+    # -- in the loop: the machine -----------------------------------------------------------------------------------------
+
+    def _soon(self, fn: Callable[..., object], *args: Any) -> None:
+        if self._stopped.is_set():
+            return
+        try:
+            self._loop.call_soon(fn, *args)
+        except FailedPreconditionError:
+            pass  # closed
+
+    def _tell(self, event: Event) -> None:
+        """From the consumer's thread."""
+        self._soon(self._handle, event)
+
+    def _handle(self, event: Event) -> None:
+        for effect in self._delivery.handle(event, self._loop.now()):
+            match effect:
+                case delivery.Ask(source, wanted):
+                    if not self._over:
+                        link = self._links[source.task]
+                        answer: list[Any] = []
+                        link.answers.append(answer)
+                        link.at.ask(wanted, partial(self._soon, self._came, source, link, answer))
+                case delivery.Deliver(items):
+                    with self._ready:
+                        self._queue.extend(items)
+                        self._ready.notify_all()
+                case TellDispatcher(method, about):
+                    assert self._opened is not None
+                    then = partial(self._reported, effect)
+                    self._start(self._dispatcher, then, method, *self._opened, about)
+                case delivery.AskForNews():
+                    self._watch()
+                case delivery.Over(error):
+                    self._end(error)
+        deadline = self._delivery.deadline
+        if deadline != self._tick_at:
+            self._tick_at = deadline
+            if deadline < inf:
+                self._loop.set_timer("delivery", deadline, self._tick)
+
+    def _tick(self) -> None:
+        self._tick_at = inf
+        self._handle(TICKED)
+
+    def _came(self, source: Any, link: TaskLink, answer: list[Any], *kind_value_error: Any) -> None:
+        answer.append(kind_value_error)
+        while link.answers and link.answers[0]:
+            self._handle(Answered(source, *link.answers.popleft()[0]))
+
+    def _reported(self, report: TellDispatcher, call: StatusOrResult) -> None:
+        code, message = call.get_error()
+        self._trouble = f": {message}" if code else ""
+        self._handle(Reported(report, code, message))
+
+    def _end(self, error: OpError | None) -> None:
+        if error is not None and self._wish.terms.coordinated and self._opened is not None and not self._over:
+            # A consumer that cannot go on takes part in no decision any more.
+            self._watching += 1
+            self._start(self._dispatcher, lambda _: None, RELEASE, *self._opened)
+        with self._ready:
+            self._over = True
+            self._error = self._error or error
+            self._ready.notify_all()
+
+    # -- in the loop: the dispatcher's news -------------------------------------------------------------------------------
+
+    def _start(self, client: ZmqClient, then: Callable[[StatusOrResult], None], method: str, *args: Any) -> None:
+        """Ask, and have `then` called in the loop with the ended call."""
+        try:
+            call = asking.start(client, method, *args, waits_for_server=False)
+        except OpError:
+            return  # closed
+        call.add_done_callback(partial(self._soon, then))
+
+    def _watch(self) -> None:
+        assert self._opened is not None
+        self._watching += 1
+        then = partial(self._watched, self._watching)
+        standing = self._delivery.standing()
+        self._start(self._dispatcher, then, WATCH, *self._opened, self._version, self._target_s, *standing)
+
+    def _watched(self, asking: int, call: StatusOrResult) -> None:
+        if asking != self._watching:
+            return  # there is a later question
+        code, message = call.get_error()
+        if code in RETRIABLE and code != ABORTED:  # that: another reader has taken over
+            self._watch_pause_s = longer(self._watch_pause_s)
+            self._loop.set_timer(self, self._loop.now() + self._watch_pause_s, self._watch)
+            self._trouble = f": {message}"
+            return
+        if code:
+            self._end(from_code(code, message))
+            return
+        self._watch_pause_s, self._trouble = 0.0, ""
+        news = call.get_value()
+        if news is not None:
+            self._version, tasks, self._finished, hold, ended, failed = news
+            if failed:
+                self._end(UnavailableError(failed))
+            try:
+                places, for_others = self._places(tasks)
+                self._handle(News(places, for_others, self._finished, hold, ended))
+            except OpError as error:  # a worker at which no connection may be tried
+                self._end(error)
+        if not self._finished:
+            if self._wish.refresh_s:
+                self._loop.set_timer(self, self._loop.now() + self._wish.refresh_s, self._watch)
+            else:
+                self._watch()
+
+    def _places(self, tasks: list[tuple[Any, ...]]) -> tuple[list[TaskPlace], bool]:
+        """The tasks that this reader reads, each with a link where a worker serves it; and whether there are others."""
+        chance.shuffle(tasks)
+        places = []
+        coordinated = self._wish.terms.coordinated
+        for task, _worker, where, life, tags, starting_round in tasks:
+            if reads_from(self._target, coordinated, life, tags):
+                places.append(TaskPlace(task, split_key(where)[0] if where else "", where, life, starting_round))
+                link = self._links.get(task)
+                if where and life >= 0 and (link is None or (link.where, link.life) != (where, life)):
+                    self._links[task] = TaskLink(where, life, self._at(task, where, life))
+        return places, len(places) < len(tasks)
+
+    def _at(self, task: int, where: str, life: int) -> LocalTask | RemoteTask:
+        assert self._opened is not None
+        address, key = split_key(where)
+        state = self._opened[0]
+        protocol, shared = self._wish.protocol, bool(self._wish.trainer)
+        # What others get, too, is not handed over as it is.
+        worker = local_workers.find(life) if protocol in ("", LOCAL_PROTOCOL) and not shared else None
+        if worker is not None:
+            return LocalTask(worker, address, state, task, self._soon)
+        if protocol and protocol not in PROTOCOLS and not (shared and protocol == LOCAL_PROTOCOL):
+            why = "it is not one of this process" if protocol == LOCAL_PROTOCOL else f"it has {', '.join(PROTOCOLS)}"
+            self._end(NotFoundError(f"Protocol '{protocol}' is not available for worker '{address}': {why}"))
+        return RemoteTask(self._connect(address, key), state, task, self._wish.compression)
+
+
+_readers: weakref.WeakSet[ServiceReader] = weakref.WeakSet()
+
+
+def _forked() -> None:
+    for reader in list(_readers):
+        reader.forked()
+
+
+os.register_at_fork(after_in_child=_forked)

@@ -1,0 +1,112 @@
+"""Where a reader's elements come from: one task, in another process or in this one.
+
+A question is asked with `ask(wanted, then)`; `then(kind, value, error)` is called once, in whichever thread the answer is there. `value`
+of SOME is what `open_batch` makes elements of: in the consumer's thread, which has the time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import astuple
+from functools import partial
+from typing import Any
+
+from zmqdist.data.service import batch_compression
+from zmqdist.data.service.elements import unpack
+from zmqdist.data.service.local_workers import LocalWorker
+from zmqdist.data.service.reader.delivery import END, FAILED, SKIP, SOME, Wanted
+from zmqdist.data.service.worker.element_replies import Packed
+from zmqdist.data.service.worker.runtime import ELEMENTS
+from zmqdist.errors import OpError, from_code
+from zmqdist.rpc import asking
+from zmqdist.rpc.client import ZmqClient
+from zmqdist.rpc.failures import told
+from zmqdist.rpc.result import StatusOrResult
+
+Then = Callable[[int, Any, OpError | None], None]
+
+
+class RemoteTask:
+    """A task of another process."""
+
+    def __init__(self, client: ZmqClient, state: int, task: int, compression: str | None) -> None:
+        self._client = client
+        self._state = state
+        self._task = task
+        self._compression = compression or ""
+
+    def ask(self, wanted: Wanted, then: Then) -> None:
+        args = (self._state, self._task, astuple(wanted), self._compression)
+        try:
+            call = asking.start(self._client, ELEMENTS, *args, waits_for_server=False)
+        except OpError as error:  # closed
+            then(FAILED, None, error)
+            return
+        call.add_done_callback(partial(self._answered, then))
+
+    def _answered(self, then: Then, call: StatusOrResult) -> None:
+        code, message = call.get_error()
+        if code:
+            then(FAILED, None, from_code(code, message))
+            return
+        kind, value, tag = call.get_value()
+        then(kind, (self._client.address, value, tag), None)
+
+
+class LocalTask:
+    """A task of this process: elements pass as they are, as they would in a pipeline without a service."""
+
+    def __init__(self, worker: LocalWorker, address: str, state: int, task: int, soon: Callable[..., None]) -> None:
+        self._worker = worker
+        self._address = address
+        self._state = state
+        self._task = task
+        self._soon = soon
+
+    def ask(self, wanted: Wanted, then: Then) -> None:
+        self._worker.ask(self._state, self._task, wanted, LocalReply(self._address, self._soon, then))
+
+    def delete(self) -> None:
+        """Nobody else reads this task: it can go."""
+        self._worker.delete(self._task)
+
+
+class LocalReply:
+    """An answer that stays in this process."""
+
+    def __init__(self, address: str, soon: Callable[..., None], then: Then) -> None:
+        self._address = address
+        self._then = then
+        self.soon = soon
+        self.answered = False
+
+    def wanted(self) -> bool:
+        return not self.answered
+
+    def elements(self, elements: list[Any], tag: Any = None) -> None:
+        self._answer(SOME, (self._address, elements, tag, "local"))
+
+    def packed(self, batch: Packed) -> None:
+        self._answer(SOME, (self._address, batch.form(""), None))
+
+    def end(self) -> None:
+        self._answer(END)
+
+    def skip(self, tag: Any = None) -> None:
+        self._answer(SKIP, (self._address, None, tag))
+
+    def fail(self, error: BaseException) -> None:
+        """A user's error is what it would be from another process."""
+        self._answer(FAILED, None, error if isinstance(error, OpError) else from_code(*told(error)))
+
+    def _answer(self, kind: int, value: Any = None, error: OpError | None = None) -> None:
+        self.answered = True
+        self._then(kind, value, error)
+
+
+def open_batch(value: tuple[Any, ...]) -> list[Any]:
+    """The elements of an answer. Raises WireError."""
+    if len(value) == 4:
+        return value[1]  # type: ignore[no-any-return]
+    address, packed, _ = value
+    return unpack(batch_compression.unsqueeze(packed, address), address)

@@ -1,0 +1,212 @@
+"""A task that computes portions: for each reader those that the dispatcher gives out for it, each by a pipeline of its own.
+
+Each reader has a lane: a thread asks for portions, runs them one after the other, and puts their elements into the machine's buffer
+(portions_machine.py). Whoever asks takes what is there, however many portions it is of.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+from zmqdist.data.iterators import DatasetIterator
+from zmqdist.data.service.elements import weigh
+from zmqdist.data.service.reader.delivery import Wanted
+from zmqdist.data.service.worker.element_replies import ElementReply, Named, give
+from zmqdist.data.service.worker.first_come_task import BUFFER_BYTES, BUFFER_ELEMENTS_MAX, BUFFER_ELEMENTS_MIN
+from zmqdist.data.service.worker.portions_machine import PortionSegment, PortionsLane
+from zmqdist.rpc.failures import told
+
+Given: TypeAlias = tuple[int, int, int, int, int]
+"""Number, repetition, first position, positions, elements to leave out."""
+
+
+class PortionsRunner:
+    """See the module's docstring."""
+
+    def __init__(
+        self,
+        name: str,
+        open: Callable[[int, int], DatasetIterator],
+        named: Named,
+        more: Callable[[int, int], list[Given]],
+    ) -> None:
+        """
+        Args:
+          open: `open(start, length)`, the pipeline over positions; called in a thread.
+          named: see element_replies.py.
+          more: `more(client, count)`, the next portions for a client; waits; none: there are none any more. Called in a thread.
+        """
+        self._name = name
+        self._open = open
+        self._named = named
+        self._more = more
+        self._lanes: dict[int, _Lane] = {}
+        self._closed = False
+
+    def ask(self, wanted: Wanted, reply: ElementReply) -> None:
+        lane = self._lanes.get(wanted.reader)
+        if lane is None:
+            if self._closed:
+                reply.end()
+                return
+            lane = self._lanes[wanted.reader] = _Lane(self._name, wanted.reader, self._open, self._named, self._more)
+        lane.ask(wanted, reply)
+
+    def expire(self, reply: ElementReply) -> None:
+        for lane in self._lanes.values():
+            lane.expire(reply)
+
+    def close(self) -> None:
+        self._closed = True
+        for lane in self._lanes.values():
+            lane.close()
+
+
+class _Lane:
+    """The portions of one reader."""
+
+    def __init__(
+        self,
+        name: str,
+        client: int,
+        open: Callable[[int, int], DatasetIterator],
+        named: Named,
+        more: Callable[[int, int], list[Given]],
+    ) -> None:
+        self._client = client
+        self._open = open
+        self._named = named
+        self._more = more
+        self._machine = PortionsLane(BUFFER_ELEMENTS_MIN)
+        self._woken = False
+        self._lock = threading.Lock()
+        self._taken = threading.Condition(self._lock)
+        threading.Thread(target=self._run, name=f"zmqdist-task-{name}-{client}", daemon=True).start()
+
+    def ask(self, wanted: Wanted, reply: ElementReply) -> None:
+        with self._lock:
+            self._machine.asked(wanted, reply)
+        self._serve()
+
+    def expire(self, reply: ElementReply) -> None:
+        """The time of a question is over: it is skipped if it still waits."""
+        with self._lock:
+            late = self._machine.left(reply)
+        if late:
+            reply.skip()
+
+    def close(self) -> None:
+        with self._lock:
+            self._machine.close()
+            self._taken.notify_all()
+        self._serve()
+
+    # -- the thread ---------------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        machine, error = self._machine, None
+        try:
+            while not machine.closed:
+                given = self._more(self._client, machine.portions_wanted(time.monotonic()))
+                if not given:
+                    break
+                with self._lock:
+                    machine.given([each[0] for each in given], time.monotonic())
+                for number, _, start, length, skip in given:
+                    self._compute(number, start, length, skip)
+        except BaseException as failure:
+            error = failure
+        with self._lock:
+            machine.end(error)
+        self._wake()
+        self._serve()
+
+    def _compute(self, number: int, start: int, length: int, skip: int) -> None:
+        machine = self._machine
+        with self._lock:
+            while not machine.closed and not machine.may_begin():
+                self._taken.wait()
+            if machine.closed:
+                return
+            segment = machine.begin(number, skip)
+        elements = segment.elements
+        with self._open(start, length) as iterator:
+            _leave_out(iterator, skip)
+            while not machine.closed:
+                try:
+                    for element in iterator:
+                        elements.append(element)
+                        if machine.waiting and not self._woken:
+                            self._wake()
+                        if len(elements) >= machine.room:
+                            self._weigh(element)
+                            if not self._wait_for_room():
+                                return
+                    break
+                except BaseException as error:
+                    self._note(error, segment, f"positions {start} to {start + length - 1}")
+                    if not self._wait_for_room():
+                        return
+        segment.done = True
+        self._wake()
+
+    def _note(self, error: BaseException, segment: PortionSegment, where: str) -> None:
+        """An element raised this."""
+        with self._lock:
+            offset = segment.first + len(segment.elements)
+        failure = told(self._named(error, f"element {offset} of {where}"))
+        with self._lock:
+            self._machine.failed(segment, *failure)
+        self._wake()
+
+    def _wake(self) -> None:
+        with self._lock:
+            if not self._machine.waiting or self._woken:
+                return
+            self._woken = True
+            reply = self._machine.waiting[0][1]
+        reply.soon(self._serve)
+
+    def _weigh(self, element: Any) -> None:
+        """Reckon anew how many elements fit."""
+        element_bytes = max(1, weigh(element))
+        fit = min(BUFFER_ELEMENTS_MAX, max(BUFFER_ELEMENTS_MIN, BUFFER_BYTES // element_bytes))
+        with self._lock:
+            if not self._machine.closed:
+                self._machine.weighed(element_bytes, fit)
+
+    def _wait_for_room(self) -> bool:
+        """Wait until another element may be made; False when it is over."""
+        with self._lock:
+            while not self._machine.closed and not self._machine.may_add():
+                self._taken.wait()
+            return not self._machine.closed
+
+    # -- answers, in any thread -------------------------------------------------------------------------------------------------
+
+    def _serve(self) -> None:
+        machine = self._machine
+        while True:
+            with self._lock:
+                self._woken = False
+                while machine.waiting and not machine.waiting[0][1].wanted():
+                    machine.waiting.popleft()
+                answer = machine.next_answer()
+                if answer is None:
+                    return
+                self._taken.notify()
+            give(answer)
+
+
+def _leave_out(iterator: DatasetIterator, count: int) -> None:
+    """Pass over elements; one that raises is one, too."""
+    for _ in range(count):
+        try:
+            next(iterator)
+        except StopIteration:
+            return
+        except Exception:
+            continue

@@ -1,0 +1,61 @@
+"""The answer to a question for elements of a reader elsewhere: it goes out by RPC, compressed as the reader wants it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from zmqdist.data.service.batch_compression import squeeze
+from zmqdist.data.service.elements import pack
+from zmqdist.data.service.reader.delivery import END, SKIP, SOME
+from zmqdist.data.service.worker.element_replies import Packed
+from zmqdist.errors import OpError
+from zmqdist.rpc.asked import Asked
+from zmqdist.transport.loop import Loop
+
+
+class RemoteReply:
+    """An answer that goes out by RPC."""
+
+    def __init__(self, asked: Asked, loop: Loop, codec: str) -> None:
+        self._asked = asked
+        self._loop = loop
+        self._codec = codec
+        self.answered = False
+
+    def wanted(self) -> bool:
+        return self._asked.wanted()
+
+    def soon(self, fn: Callable[[], None]) -> None:
+        try:
+            self._loop.call_soon(fn)
+        except OpError:
+            pass  # the worker has ended: so has the connection
+
+    def elements(self, elements: list[Any], tag: Any = None) -> None:
+        self._pack(lambda: squeeze(pack(elements), self._codec), tag)
+
+    def packed(self, batch: Packed) -> None:
+        self._pack(lambda: batch.form(self._codec), None)
+
+    def _pack(self, batch: Callable[[], Any], tag: Any) -> None:
+        try:
+            value = batch()
+        except BaseException as error:
+            self.fail(error)
+        else:
+            self._answer(SOME, value, tag)
+
+    def end(self) -> None:
+        self._answer(END)
+
+    def skip(self, tag: Any = None) -> None:
+        self._answer(SKIP, None, tag)
+
+    def _answer(self, kind: int, value: Any = None, tag: Any = None) -> None:
+        self.answered = True
+        self._asked.answer((kind, value, tag))
+
+    def fail(self, error: BaseException) -> None:
+        self.answered = True
+        self._asked.fail(error)

@@ -1,0 +1,186 @@
+"""A task that its consumers read in step: of each group of consecutive elements, consumer i gets the i-th.
+
+Promises
+    K1  A round is served to all consumers, with one group, or skipped by all. It is served when all have asked for it and there is a
+        group; when that does not come about within the time that one of them waits, all skip it. A consumer that comes later is told
+        how many rounds were skipped without it.
+    K2  Groups go out in their order, and skipping loses none: the group stays for the next round.
+    K3  An answer has as many rounds as there are groups, the same number for all.
+    K4  The same question again, after a lost answer, has the same answer.
+    K5  One question of each consumer waits. A newer one takes its place, and the older one is refused: with ABORTED when the same reader
+        asks again, with FAILED_PRECONDITION when another reader asks as the same consumer.
+    K6  The end of the pipeline, or its error, is the answer to this and every later question, after the groups that were made.
+
+After a restart of the task some consumers may have a round that others have not: these get theirs as soon as all have asked for something,
+unless those ahead say that it was skipped.
+
+Tags: (next round of this consumer, the last round that all consumers have received). To ask for a round is to have received all before.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+from zmqdist.data.service.reader.delivery import Wanted
+from zmqdist.data.service.worker.task_answers import GiveElements, GiveError, GiveSkip, TaskAnswer
+from zmqdist.errors import AbortedError, CancelledError, FailedPreconditionError, OpError
+
+
+@dataclass(slots=True)
+class _Served:
+    """The last answer of a consumer; no elements: skipped."""
+
+    reader: int
+    round: int
+    next: int
+    elements: list[Any] | None
+
+
+class RoundsMachine:
+    """See the module's docstring. What stands for a question, `reply`, is the caller's."""
+
+    def __init__(self, consumers: int) -> None:
+        self._consumers = consumers
+        self._groups: deque[list[Any]] = deque()
+        self._group_bytes = 1
+        self._round: int | None = None
+        """The next one that is served or skipped; None before the first."""
+        self._waiting: dict[int, tuple[Wanted, Any]] = {}
+        self._asked: dict[int, int] = {}
+        self._served: dict[int, _Served] = {}
+        self._error: BaseException | None = None
+
+    @property
+    def groups(self) -> int:
+        """How many groups nobody has been given."""
+        return len(self._groups)
+
+    def waiting(self) -> list[Any]:
+        """The questions that wait."""
+        return [reply for _, reply in self._waiting.values()]
+
+    def add(self, group: list[Any], group_bytes: int) -> None:
+        """A group was made; `serve` hands it out."""
+        self._groups.append(group)
+        self._group_bytes = group_bytes
+
+    def end(self, error: BaseException) -> list[TaskAnswer]:
+        """There will be no other group; the first error stays. A CancelledError goes before the groups that are here."""
+        self._error = self._error or error
+        return self.serve()
+
+    def asked(self, wanted: Wanted, reply: Any) -> list[TaskAnswer]:
+        """A question has come."""
+        return [*self._note(wanted, reply), *self.serve()]
+
+    def left(self, reply: Any) -> None:
+        """Nobody waits for the answer any more."""
+        self._waiting = {consumer: each for consumer, each in self._waiting.items() if each[1] is not reply}
+
+    def expired(self, reply: Any) -> list[TaskAnswer]:
+        """The round that this question is for does not come about: all skip it."""
+        late = next((wanted for wanted, each in self._waiting.values() if each is reply), None)
+        if late is None:
+            return []
+        effects: list[TaskAnswer] = []
+        for consumer, (wanted, each) in list(self._waiting.items()):
+            if wanted.round <= late.round:
+                del self._waiting[consumer]
+                effects.append(self._skip(wanted, each, late.round + 1))
+        self._round = max(self._round or 0, late.round + 1)
+        return [*effects, *self.serve()]
+
+    def serve(self) -> list[TaskAnswer]:
+        """Answer all that can be answered."""
+        effects: list[TaskAnswer] = []
+        while answers := self._next_answers():
+            effects += answers
+        return effects
+
+    def _note(self, wanted: Wanted, reply: Any) -> list[TaskAnswer]:
+        """Have a question wait, unless it can be answered at once."""
+        consumer, asked = wanted.consumer, wanted.round
+        if not 0 <= consumer < self._consumers:
+            text = f"Requesting data for consumer index {consumer}, but the task has only {self._consumers} consumers"
+            return [GiveError(reply, FailedPreconditionError(text))]
+        before = self._served.get(consumer)
+        if before is not None and asked < before.next:
+            if (before.reader, before.round) == (wanted.reader, asked):
+                tag = before.next, self._received_by_all()
+                return [GiveSkip(reply, tag) if before.elements is None else GiveElements(reply, before.elements, tag)]
+            return [GiveError(reply, FailedPreconditionError(restarted(consumer, asked, before.next)))]
+        self._asked[consumer] = asked
+        if self._round is not None and asked < self._round:
+            return [self._skip(wanted, reply, self._round)]
+        replaced = self._waiting.get(consumer)
+        self._waiting[consumer] = wanted, reply
+        return [] if replaced is None else [GiveError(replaced[1], displaced(replaced[0], wanted))]
+
+    def _received_by_all(self) -> int:
+        return min(self._asked.values()) - 1 if len(self._asked) == self._consumers else -1
+
+    def _skip(self, wanted: Wanted, reply: Any, then: int) -> GiveSkip:
+        self._served[wanted.consumer] = _Served(wanted.reader, wanted.round, then, None)
+        return GiveSkip(reply, (then, self._received_by_all()))
+
+    def _next_answers(self) -> list[TaskAnswer]:
+        """Of one round, or of some together; none when the time has not come."""
+        if self._error is not None and (not self._groups or type(self._error) is CancelledError):
+            error = self._error
+            refused = self.waiting()
+            self._waiting.clear()
+            return [GiveError(reply, error) for reply in refused]
+        if len(self._waiting) < self._consumers:
+            return []
+        first = min(wanted.round for wanted, _ in self._waiting.values())
+        ahead = [wanted for wanted, _ in self._waiting.values() if wanted.round > first]
+        here = [each for each in self._waiting.values() if each[0].round == first]
+        answers: list[TaskAnswer]
+        if any(wanted.skipped for wanted in ahead):
+            count = 1
+            answers = [self._skip(*each, first + 1) for each in here]
+        elif self._groups:
+            count = 1 if ahead else self._count([wanted for wanted, _ in here])
+            groups = [self._groups.popleft() for _ in range(count)]
+            answers = [self._part(*each, groups) for each in here]
+        else:
+            return []
+        self._round = first + count
+        for wanted, _ in here:
+            del self._waiting[wanted.consumer]
+        return answers
+
+    def _count(self, wishes: list[Wanted]) -> int:
+        """How many rounds fit into one answer for each."""
+        fits = min(each.bytes_max for each in wishes) * self._consumers // self._group_bytes
+        return max(1, min(len(self._groups), fits, *(each.elements_max for each in wishes)))
+
+    def _part(self, wanted: Wanted, reply: Any, groups: list[list[Any]]) -> GiveElements:
+        elements = [group[wanted.consumer] for group in groups]
+        then = wanted.round + len(elements)
+        self._served[wanted.consumer] = _Served(wanted.reader, wanted.round, then, elements)
+        return GiveElements(reply, elements, (then, self._received_by_all()))
+
+
+def restarted(consumer: int, asked: int, reached: int) -> str:
+    """What a consumer is told that begins again while the others go on."""
+    return (
+        f"Consumer {consumer} requested data for round {asked}, but the current round has already reached {reached}. "
+        "This may indicate that the consumer was restarted with the same job name."
+    )
+
+
+def displaced(older: Wanted, newer: Wanted) -> OpError:
+    """What a question is answered with that waited when its consumer asked another one."""
+    consumer = older.consumer
+    if older.reader == newer.reader:
+        text = f"the question of consumer {consumer} for round {newer.round} took the place of this one for round {older.round}"
+        return AbortedError(text)
+    text = (
+        f"Another reader (client {newer.reader}) asks as consumer {consumer} for round {newer.round}, while this one (client "
+        f"{older.reader}) waited for round {older.round}. This may indicate that two readers have the same consumer_index, or that the "
+        "consumer was restarted with the same job name."
+    )
+    return FailedPreconditionError(text)

@@ -1,0 +1,131 @@
+"""A task that its consumers read in step: a thread makes groups ahead, and the machine (rounds_machine.py) says who gets them when."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from itertools import islice
+from typing import Any, Final
+
+from zmqdist.data.iterators import DatasetIterator
+from zmqdist.data.service.elements import weigh
+from zmqdist.data.service.reader.delivery import Wanted
+from zmqdist.data.service.worker.element_replies import ElementReply, Named, give
+from zmqdist.data.service.worker.rounds_machine import RoundsMachine
+from zmqdist.data.service.worker.task_answers import TaskAnswer
+from zmqdist.errors import CancelledError, FailedPreconditionError
+
+GROUPS_MAX: Final = 64
+GROUPS_BYTES: Final = 16 << 20
+"""So many groups are made ahead, at least one."""
+
+
+class RoundsRunner:
+    """See the module's docstring."""
+
+    def __init__(self, name: str, open: Callable[[], DatasetIterator], named: Named, consumers: int) -> None:
+        """`open` is called in the thread; `named`: see element_replies.py."""
+        self._open = open
+        self._named = named
+        self._made = 0
+        self._consumers = consumers
+        self._group_bytes = 1
+        self._machine = RoundsMachine(consumers)
+        self._closed = False
+        self._lock = threading.Lock()
+        self._room = threading.Condition(self._lock)
+        self._thread = threading.Thread(target=self._run, name=f"zmqdist-task-{name}", daemon=True)
+
+    def ask(self, wanted: Wanted, reply: ElementReply) -> None:
+        with self._lock:
+            if not self._thread.ident:
+                self._thread.start()
+        self._decide(lambda: self._machine.asked(wanted, reply))
+
+    def expire(self, reply: ElementReply) -> None:
+        """The round that this question is for does not come about."""
+        self._decide(lambda: self._machine.expired(reply))
+
+    def close(self) -> None:
+        self._end(CancelledError("the task was stopped"))
+
+    def figures(self) -> tuple[Any, ...]:
+        """The fields of a Report (machine/figures.py), from the weight of the last group; how long an element takes is not known."""
+        with self._lock:
+            groups = self._machine.groups
+            taken = self._made - groups * self._consumers
+            nbytes = taken * self._group_bytes // self._consumers
+            return taken, nbytes, groups * self._consumers, self._groups_max() * self._consumers, 0.0
+
+    def _decide(self, decision: Callable[[], Sequence[TaskAnswer]]) -> None:
+        """Have the machine decide, and answer; in any thread."""
+        with self._lock:
+            for reply in self._machine.waiting():
+                if not reply.wanted():
+                    self._machine.left(reply)
+            before = self._machine.groups
+            answers = decision()
+            if self._closed or self._machine.groups < before:
+                self._room.notify()
+        for answer in answers:
+            give(answer)
+
+    def _serve(self) -> None:
+        self._decide(self._machine.serve)
+
+    # -- the thread ---------------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            with self._open() as iterator:
+                while not self._closed:
+                    group = self._next_group(iterator)
+                    if len(group) < self._consumers:
+                        raise FailedPreconditionError(ENDED)
+                    self._add(group)
+        except BaseException as error:
+            self._end(error)
+
+    def _next_group(self, iterator: DatasetIterator) -> list[Any]:
+        group: list[Any] = []
+        try:
+            group.extend(islice(iterator, self._consumers))
+        except BaseException as error:
+            raise self._named(error, f"element {self._made + len(group)}") from None
+        return group
+
+    def _add(self, group: list[Any]) -> None:
+        """Have a group served, and wait until there is room for another."""
+        with self._lock:
+            self._made += len(group)
+            self._group_bytes = max(1, sum(map(weigh, group)))
+            self._machine.add(group, self._group_bytes)
+            waiting = self._machine.waiting()
+        if waiting:
+            waiting[0].soon(self._serve)
+        with self._lock:
+            while self._machine.groups >= self._groups_max() and not self._closed:
+                self._room.wait()
+
+    def _groups_max(self) -> int:
+        """How many groups may be made ahead. With the lock."""
+        return min(GROUPS_MAX, max(1, GROUPS_BYTES // self._group_bytes))
+
+    def _end(self, error: BaseException) -> None:
+        self._closed = True
+        self._decide(lambda: self._machine.end(error))
+
+
+ENDED: Final = (
+    "Encountered end of sequence on a round-robin read iterator. Please ensure that the dataset used for round-robin "
+    "reading has infinite cardinality."
+)
+
+
+def require_infinite(cardinality: int) -> None:
+    """Raises FailedPreconditionError for a pipeline that is known to end."""
+    if cardinality >= 0:
+        raise FailedPreconditionError(
+            "Round robin reads require that the input dataset has infinite cardinality, but the dataset has cardinality "
+            f"{cardinality}. Consider adding `.repeat()`",
+        )

@@ -1,0 +1,210 @@
+"""A task whose elements go to every trainer: a window of the latest is kept, encoded once, for all who come.
+
+Rules
+    Each trainer has a place of its own and gets no element twice. Who is behind the window goes on at its oldest element; a new trainer
+    begins there. Who is at its end waits for the next batch, which is computed for the first who waits and given to all.
+    A batch is as large as its first reader wants, at most a 16th of the window: trainers that read ahead a little stay in the window.
+    Beyond the window's bytes the oldest batches go. An element that is larger than the window is an error.
+    Errors are not kept: one trainer has it, and the next question goes on behind it. The end is an error, for all.
+
+Nothing survives the task: a worker that was started again begins a new window.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final
+
+from zmqdist.data.iterators import DatasetIterator
+from zmqdist.data.service.elements import pack, weigh
+from zmqdist.data.service.reader.delivery import Wanted
+from zmqdist.data.service.worker.element_replies import ElementReply, Named, Packed, skip_late
+from zmqdist.data.structure import invalid
+from zmqdist.errors import CancelledError
+
+BATCHES_IN_WINDOW: Final = 16
+BATCH_S: Final = 0.01
+"""A batch that takes longer to compute makes the next one smaller."""
+
+
+class Shared:
+    """See the module's docstring.
+
+    Attributes:
+      misses: questions for which something was computed.
+      nbytes: of the window.
+    """
+
+    def __init__(self, name: str, open: Callable[[], DatasetIterator], named: Named, limit: int) -> None:
+        """
+        Args:
+          open: called in the thread.
+          named: see element_replies.py.
+          limit: of the window, in bytes.
+        """
+        self._open = open
+        self._named = named
+        self._made = 0
+        self._limit = limit
+        self._window: deque[tuple[Packed, int]] = deque()
+        self._first = 0
+        """The number of the oldest batch in the window."""
+        self._places: dict[str, int] = {}
+        self._waiting: deque[tuple[Wanted, ElementReply]] = deque()
+        self._count = 1
+        self._failure: BaseException | None = None
+        """What comes after the batch that was computed last."""
+        self._woken = False
+        """Somebody will be served soon: nothing is computed before."""
+        self._error: BaseException | None = None
+        self._answers = self.misses = self.nbytes = 0
+        self._lock = threading.Lock()
+        self._needed = threading.Condition(self._lock)
+        self._thread = threading.Thread(target=self._run, name=f"zmqdist-task-{name}", daemon=True)
+
+    def ask(self, wanted: Wanted, reply: ElementReply) -> None:
+        if not wanted.trainer:
+            reply.fail(invalid("a cross-trainer cache requires a non-empty trainer ID"))
+            return
+        with self._lock:
+            if not self._thread.ident:
+                self._thread.start()
+            self._waiting.append((wanted, reply))
+        self._serve()
+
+    def expire(self, reply: ElementReply) -> None:
+        skip_late(self._waiting, self._lock, reply)
+
+    def close(self) -> None:
+        self._end(CancelledError("the task was stopped"))
+
+    def _serve(self) -> None:
+        """Answer all who can be. Where questions are asked, so that a trainer's answers keep their order."""
+        with self._lock:
+            waiting, self._waiting = self._waiting, deque()
+            served = []
+            for wanted, reply in waiting:
+                found = self._find(wanted) if reply.wanted() else None
+                if found is not None:
+                    served.append((reply, found))
+                elif reply.wanted():
+                    self._waiting.append((wanted, reply))
+            failed: list[tuple[ElementReply, BaseException]] = []
+            if self._error is not None:
+                failed = [(reply, self._error) for _, reply in self._waiting]
+                self._waiting.clear()
+            elif self._failure is not None and self._waiting:
+                failed = [(self._waiting.popleft()[1], self._failure)]
+                self._failure = None
+            self._answers += len(served)
+            self._woken = False
+            self._needed.notify()
+        for reply, batch in served:
+            reply.packed(batch)
+        for reply, error in failed:
+            reply.fail(error)
+
+    @property
+    def hits(self) -> int:
+        """Questions that found in the window what they wanted."""
+        return self._answers - self.misses
+
+    def _find(self, wanted: Wanted) -> Packed | None:
+        """The trainer's next batch, if it is in the window. With the lock."""
+        place = max(self._first, self._places.get(wanted.trainer, 0))
+        if place == self._first + len(self._window):
+            return None
+        self._places[wanted.trainer] = place + 1
+        return self._window[place - self._first][0]
+
+    # -- the thread ---------------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            with self._open() as iterator:
+                while (wanted := self._wait_for_need()) is not None:
+                    elements, nbytes, failure = self._compute(iterator, wanted)
+                    self._add(elements, nbytes, failure)
+        except BaseException as error:
+            self._end(error)
+
+    def _wait_for_need(self) -> Wanted | None:
+        """Until somebody waits for what was not computed yet; None when it is over."""
+        with self._lock:
+            while self._error is None:
+                if self._waiting and not self._woken and self._failure is None:
+                    return self._waiting[0][0]
+                self._needed.wait()
+        return None
+
+    def _compute(self, iterator: DatasetIterator, wanted: Wanted) -> tuple[list[Any], int, BaseException | None]:
+        """The next elements, their bytes, and what comes after them where that is an error. Raises at the end of the pipeline."""
+        began, total = time.monotonic(), 0
+        elements: list[Any] = []
+        enough = max(1, min(wanted.bytes_max, self._limit // BATCHES_IN_WINDOW))
+        failure: BaseException | None = None
+        while failure is None and len(elements) < min(self._count, wanted.elements_max) and total < enough:
+            try:
+                element = next(iterator)
+                total += self._weigh(element)
+            except StopIteration:
+                if elements:
+                    break
+                raise invalid(ENDED) from None
+            except BaseException as error:
+                failure = self._named(error, f"element {self._made}")
+            else:
+                elements.append(element)
+            self._made += 1
+        quick = time.monotonic() - began < BATCH_S
+        self._count = min(wanted.elements_max, self._count * 2) if quick else max(1, self._count // 2)
+        return elements, total, failure
+
+    def _weigh(self, element: Any) -> int:
+        nbytes = weigh(element)
+        if nbytes > self._limit:
+            raise invalid(
+                f"an element takes {nbytes} bytes, and the cross-trainer cache has room for {self._limit}: give the worker a "
+                "larger cross_trainer_cache_size_bytes"
+            )
+        return nbytes
+
+    def _add(self, elements: list[Any], nbytes: int, failure: BaseException | None) -> None:
+        batch = Packed(pack(elements)) if elements else None
+        with self._lock:
+            self._failure = failure
+            if batch is not None:
+                self.misses += 1
+                self._window.append((batch, nbytes))
+                self.nbytes += nbytes
+            while self.nbytes > self._limit:
+                self.nbytes -= self._window.popleft()[1]
+                self._first += 1
+            self._wake()
+
+    def _wake(self) -> None:
+        """Have those who wait served. With the lock."""
+        if self._waiting:
+            self._woken = True
+            self._waiting[0][1].soon(self._serve)
+
+    def _end(self, error: BaseException) -> None:
+        with self._lock:
+            self._error = self._error or error
+            self._needed.notify()
+            self._wake()
+
+
+def require_infinite(cardinality: int) -> None:
+    """Raises InvalidArgumentError for a pipeline that is known to end."""
+    if cardinality >= 0:
+        text = "Cross-trainer caching requires the input dataset to be infinite. Got input with cardinality "
+        raise invalid(f"{text}{cardinality}.")
+
+
+ENDED: Final = (
+    "Cross-trainer caching requires the input dataset to be infinite. However, it reached the end of sequence."
+)

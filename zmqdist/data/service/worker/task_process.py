@@ -1,0 +1,282 @@
+"""Tasks as child processes of their own, from the worker's side: user code that crashes or hangs takes nobody down but its task.
+
+How a task is found
+    The worker opens a listening socket for each task and tells its port at once. Nobody accepts on it until a first reader connects: then
+    the worker has a child forked from its zygote, which takes the socket over (task_main.py). So a task that nobody reads costs a
+    socket and no process, and the fork costs no question and answer. The worker keeps the socket: if the child dies, its readers connect
+    again to the same port, and the next child finds them waiting.
+
+When the process dies by itself (a signal, os._exit, no memory)
+    Only its own task is touched. In a DYNAMIC task one reader gets an error that tells how it died; what the process held is lost (at most
+    once), and a new one goes on with the positions that nobody was given. After CRASHES_MAX of them, and in any other mode at
+    once, where a new process would begin again and give all a second time, the task has failed for good: every question is answered by the
+    error.
+    A task that computes portions loses nothing: the dispatcher is told, gives out again what the process had, and counts deaths. The
+    next process begins when the dispatcher has heard it, so that what that one is given is not charged.
+    A process that the zygote ended because this worker was stopped is no crash: another one begins when somebody reads.
+
+The end
+    A dropped task's process may bring its last answers home; END_S later it is killed, whatever user code does. All go with the worker.
+
+Everything here runs in the worker's loop.
+"""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import os
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+
+from zmqdist.data.service.dispatcher.machine.records import DYNAMIC
+from zmqdist.data.service.task_errors import died, ending
+from zmqdist.data.service.worker.task_main import (
+    ANSWERED,
+    ANSWERS_S,
+    FINISHED,
+    HAND_BACK,
+    PAGE_BYTES,
+    REFUSE,
+    Begin,
+)
+from zmqdist.data.service.worker.tasks_machine import WorkerTask
+from zmqdist.errors import OpError
+from zmqdist.process.bound_children import BoundChild, SpawnChild
+from zmqdist.process.pipe import BYTES, LoopPipe, Parts
+from zmqdist.process.zygote import SILENT
+from zmqdist.transport.address import DTS_PORT, join, split
+from zmqdist.transport.loop import Loop
+from zmqdist.transport.router import listen
+
+log = logging.getLogger("zmqdist.data")
+
+CRASHES_MAX: Final = 3
+
+END_S: Final = ANSWERS_S + 3.0
+
+
+class TaskProcesses:
+    """The tasks of one worker; a `Host` (runtime.py).
+
+    Args:
+      spawn: forks a task's process; SILENT is the exit code of one that was ended because this worker did not run.
+      bind: the host that sockets are bound to.
+
+    Attributes:
+      crashed: `crashed(task, how, then)` tells the dispatcher, and calls `then` in the loop when it has heard.
+      ending: dropped, and their process is still there.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        spawn: SpawnChild,
+        bind: str,
+        dispatcher: str,
+        life: int,
+        dispatcher_timeout_s: float,
+    ) -> None:
+        self.state = 0
+        self.address = self.read_at = ""
+        self.cache_bytes = 0
+        self.began: Callable[[], None] = lambda: None
+        self.finished: Callable[[int], None] = lambda number: None
+        self.crashed: Callable[[int, str, Callable[[], None]], None] = lambda number, how, then: then()
+        self.loop = loop
+        self.spawn = spawn
+        self.bind = bind
+        self._about = life, dispatcher, dispatcher_timeout_s
+        self._tasks: dict[int, _TaskProcess] = {}
+        self.ending: set[_TaskProcess] = set()
+
+    def begin(self, task: WorkerTask) -> None:
+        self._tasks[task.id] = _TaskProcess(self, task)
+
+    def where(self, number: int) -> str:
+        return self._tasks[number].address
+
+    def drop(self, number: int) -> None:
+        process = self._tasks.pop(number, None)
+        if process is not None:
+            process.end()
+
+    def hand_back(self, number: int) -> bool:
+        return self._tasks[number].hand_back()
+
+    def figures(self) -> dict[int, tuple[Any, ...]]:
+        """As each process told last."""
+        return {number: process.figures for number, process in self._tasks.items() if process.figures}
+
+    @property
+    def unsent(self) -> bool:
+        """Whoever has a process may have: it ends when its task is dropped."""
+        return bool(self.ending) or any(process.alive for process in self._tasks.values())
+
+    @property
+    def asked(self) -> bool:
+        """Whoever has a process may have readers that wait."""
+        return self.unsent
+
+    def refuse(self) -> None:
+        for process in self._tasks.values():
+            process.refuse()
+
+    def close(self) -> None:
+        """The processes end with their zygote, or because the worker's end of the pipe is closed."""
+        for process in (*self._tasks.values(), *self.ending):
+            process.close()
+        self._tasks.clear()
+        self.ending.clear()
+
+    def definition(self, task: WorkerTask, error: OpError | None, for_good: bool) -> Begin:
+        """What a new process of a task is told."""
+        failure = None if error is None else (error.error_code, error.message)
+        told: list[Any] = list(task.told)
+        return Begin(
+            told, self.state, *self._about, self.address, self.bind, self.cache_bytes, failure, for_good, task.done
+        )
+
+
+class _TaskProcess:
+    """One task, and the process that runs it just now, if any."""
+
+    def __init__(self, owner: TaskProcesses, task: WorkerTask) -> None:
+        self._owner = owner
+        self._loop = owner.loop
+        self._task = task
+        self._listener = listen(owner.bind)
+        port = self._listener.getsockname()[1]
+        self.address = owner.read_at.replace(DTS_PORT, str(port)) or join(split(owner.address)[0], port)
+        self._child: BoundChild | None = None
+        self._pipe: LoopPipe[bytes] | None = None
+        self._page: mmap.mmap | None = None
+        self.figures: tuple[Any, ...] = ()
+        self._crashes = 0
+        self._error: OpError | None = None
+        self._for_good = False
+        self._ended = False
+        self._wait_for_readers()
+
+    def _wait_for_readers(self) -> None:
+        if self._ended:
+            return
+        self._loop.add_fd(self._listener.fileno(), self._fork)
+
+    def _fork(self) -> None:
+        """Somebody has connected."""
+        self._loop.remove_fd(self._listener.fileno())
+        self._pipe = LoopPipe(self._loop, BYTES, self._hear)
+        self._pipe.send(msgspec.msgpack.encode(self._owner.definition(self._task, self._error, self._for_good)))
+        if not self._for_good:
+            self._error = None
+        page_fd = os.memfd_create("zmqdist-task", os.MFD_CLOEXEC)
+        os.ftruncate(page_fd, PAGE_BYTES)
+        self._page = mmap.mmap(page_fd, PAGE_BYTES)
+        given = [self._pipe.theirs, page_fd, os.dup(self._listener.fileno())]
+        self._child = self._owner.spawn(given, self._exited)
+        self._owner.began()
+
+    def _hear(self, said: bytes, _: Parts) -> None:
+        if said == FINISHED:
+            self._finish()
+        elif said == ANSWERED:
+            self.end()
+        else:
+            self.figures = tuple(msgspec.msgpack.decode(said))
+
+    def _finish(self) -> None:
+        if not self._task.done:
+            self._task.done = True
+            self.figures = ()
+            self._owner.finished(self._task.id)
+
+    def _exited(self, code: int) -> None:
+        child, self._child = self._child, None
+        assert child is not None
+        crashed = False
+        if not self._ended and self._pipe is not None:
+            self._pipe.drain()
+            crashed = not self._task.done and code != SILENT
+            if crashed:
+                self._crashed(code, child.tail())
+        self._close_pipe()
+        if self._ended:
+            self._owner.ending.discard(self)
+            self._loop.set_timer(self, None, self._kill)
+        elif self._task.terms.portioned:
+            self._owner.crashed(self._task.id, ending(code) if crashed else "", self._wait_for_readers)
+        else:
+            self._wait_for_readers()
+
+    def _crashed(self, code: int, tail: str) -> None:
+        assert self._page is not None
+        self._crashes += 1
+        terms = self._task.terms
+        if terms.portioned:
+            goes_on = "Another process computes what readers have not acknowledged."
+        elif terms.mode != DYNAMIC or terms.num_consumers or terms.cache:
+            goes_on = "The iteration cannot go on: another process would begin again with its first element."
+            self._for_good = True
+        elif self._crashes >= CRASHES_MAX:
+            goes_on = f"This was death number {self._crashes} of the task, which has failed for good."
+            self._for_good = True
+        else:
+            goes_on = "What it held is lost; another process goes on with what was not given to anybody."
+        with memoryview(self._page).cast("Q") as progress:
+            where = self._task.where(self._owner.address)
+            error = died(code, tail, progress, where, goes_on)
+        log.warning("%s", error.message)
+        if not terms.portioned:
+            self._error = error
+
+    @property
+    def alive(self) -> bool:
+        return self._child is not None
+
+    def hand_back(self) -> bool:
+        """As `Host.hand_back`."""
+        if self._pipe is None:
+            return False
+        self._pipe.send(HAND_BACK)
+        return True
+
+    def refuse(self) -> None:
+        """As `Host.refuse`; where no process is there, no reader has asked anything."""
+        if self._pipe is not None:
+            self._pipe.send(REFUSE)
+        else:
+            self._ended = True
+            self._close_listener()
+
+    def end(self) -> None:
+        """The task is over."""
+        self._ended = True
+        self._close_listener()
+        if self._child is not None and self._pipe is not None:
+            self._owner.ending.add(self)
+            self._pipe.end()
+            self._loop.set_timer(self, self._loop.now() + END_S, self._kill)
+
+    def _kill(self) -> None:
+        if self._child is not None:
+            self._child.kill()
+
+    def close(self) -> None:
+        """Keep nothing here."""
+        self._ended = True
+        self._loop.set_timer(self, None, self._kill)
+        self._close_listener()
+        self._close_pipe()
+
+    def _close_listener(self) -> None:
+        self._loop.remove_fd(self._listener.fileno())
+        self._listener.close()
+
+    def _close_pipe(self) -> None:
+        if self._pipe is not None and self._page is not None:
+            self._pipe.close()
+            self._page.close()
+            self._pipe = self._page = None

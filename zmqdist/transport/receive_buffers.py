@@ -1,0 +1,77 @@
+"""Memory for large arrays that are received or copied: of this process alone, and used again when nothing refers to it any more.
+
+To touch memory for the first time takes several times as long as to write to it again; and the C library gives large memory back at once.
+So what was received and has been collected is kept for the next array of about its size, up to RECEIVED_IDLE_BYTES_MAX.
+
+Not here: memory that is shared with other processes (shm_pool.py).
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from threading import Lock
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zmqdist.limits import RECEIVED_IDLE_BYTES_MAX
+from zmqdist.transport.shm_mapping import Exporter
+
+_KEPT_BYTES_MIN = 2**20
+"""The C library itself keeps what is smaller."""
+
+
+class Received(Exporter):
+    """What owns the memory of a received array; all views keep it."""
+
+    __slots__ = ("_memory", "_pool")
+
+    def __init__(self, memory: NDArray[np.uint8], nbytes: int) -> None:
+        super().__init__(memory.__array_interface__["data"][0], nbytes, writable=True)
+        self._memory = memory
+        self._pool = _pool
+
+    def __del__(self) -> None:
+        self._pool.give_back(self._memory)
+
+
+class _Pool:
+    """Free memory, the longest unused first. `give_back` is for finalizers: it takes no lock."""
+
+    def __init__(self) -> None:
+        self.lock = Lock()
+        self._free: list[NDArray[np.uint8]] = []
+        self._returned: deque[NDArray[np.uint8]] = deque()
+
+    def give_back(self, memory: NDArray[np.uint8]) -> None:
+        if memory.nbytes + sum(other.nbytes for other in tuple(self._returned)) <= RECEIVED_IDLE_BYTES_MAX:
+            self._returned.append(memory)
+
+    def place(self, nbytes: int) -> NDArray[np.uint8]:
+        with self.lock:
+            while self._returned:
+                self._free.append(self._returned.popleft())
+            while sum(memory.nbytes for memory in self._free) > RECEIVED_IDLE_BYTES_MAX:
+                del self._free[0]
+            for index in reversed(range(len(self._free))):
+                if nbytes <= self._free[index].nbytes <= nbytes + nbytes // 4:
+                    return self._free.pop(index)
+        return np.empty(nbytes, np.uint8)
+
+
+_pool = _Pool()
+
+
+def memory_for(nbytes: int) -> NDArray[np.uint8]:
+    """So many bytes that nobody else has, with any content. Raises MemoryError."""
+    if nbytes < _KEPT_BYTES_MIN:
+        return np.empty(nbytes, np.uint8)
+    return Received(_pool.place(nbytes), nbytes).array()
+
+
+def _in_child() -> None:
+    _pool.lock = Lock()
+
+
+os.register_at_fork(after_in_child=_in_child)

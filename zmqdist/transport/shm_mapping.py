@@ -1,0 +1,225 @@
+"""Shared memory as the kernel has it: memfds, mappings, seals and locks. Linux only, no policy.
+
+A memfd is a file without a name: nothing of it is left when the last process that has it open or mapped has ended, however it
+ended, and the size of /dev/shm does not matter. Other processes of the same user open it by its owner's entry in /proc.
+
+Mappings are made by the C library and not by Python's `mmap`, which keeps a descriptor for each and cannot map in place.
+
+Not here: who owns what and who may write (shm_pool.py, shm_peer.py).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import mmap
+import os
+import stat
+import struct
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zmqdist.errors import ResourceExhaustedError
+from zmqdist.transport.shortage import check_room
+
+NAME: Final = "zmqdist-arena"
+
+_MAP_PRIVATE: Final = 0x02
+_MAP_SHARED: Final = 0x01
+_MAP_FIXED: Final = 0x10
+_FALLOC_PUNCH: Final = 0x03
+"""FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE"""
+_MAP_FAILED: Final = ctypes.c_void_p(-1).value
+
+SEAL_SIZE: Final = 0x0002 | 0x0004
+"""F_SEAL_SHRINK | F_SEAL_GROW: nobody can make a mapping end in SIGBUS."""
+_SEAL_SHRINK: Final = 0x0002
+SEAL_WRITE: Final = 0x0008
+_ADD_SEALS: Final = 1033
+_GET_SEALS: Final = 1034
+
+_LOCK: Final = struct.Struct("hhqqi4x")
+PAGE: Final = mmap.PAGESIZE
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_libc.memcmp.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
+_libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+_libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_long, ctypes.c_long]
+
+
+class Mapping:
+    """Memory of this process that shows a file; unmapped when nothing refers to it any more.
+
+    Attributes:
+      address, nbytes: where it is.
+    """
+
+    __slots__ = ("address", "nbytes")
+
+    def __init__(self, fd: int, nbytes: int, *, writable: bool = True, private: bool = False, offset: int = 0) -> None:
+        """Map part of a file. `private`: what is written stays in this mapping.
+
+        Raises:
+          OSError: the kernel refuses.
+        """
+        self.nbytes = 0
+        self.address = _map(0, fd, nbytes, offset, writable=writable, flags=_MAP_PRIVATE if private else _MAP_SHARED)
+        self.nbytes = nbytes
+        _libc.madvise(self.address, nbytes, mmap.MADV_HUGEPAGE)
+
+    def array(self) -> NDArray[np.uint8]:
+        """All of it, writable; the mapping lives as long."""
+        return _Mapped(self).array()
+
+    def __del__(self) -> None:
+        if self.nbytes:
+            _libc.munmap(self.address, self.nbytes)
+
+
+def make_private(address: int, nbytes: int, fd: int, offset: int) -> None:
+    """Replace a shared mapping in place by a private one of the same file: from now on writes stay in this process."""
+    _map(address, fd, nbytes, offset, writable=True, flags=_MAP_PRIVATE | _MAP_FIXED)
+
+
+def _map(address: int, fd: int, nbytes: int, offset: int, *, writable: bool, flags: int) -> int:
+    protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
+    got = _libc.mmap(address, nbytes, protection, flags, fd, offset)
+    if got in (None, _MAP_FAILED):
+        number = ctypes.get_errno()
+        raise OSError(number, f"mmap of {nbytes} bytes: {os.strerror(number)}")
+    return int(got)
+
+
+def make_memfd(nbytes: int) -> int:
+    """A new memfd of fixed size, closed on exec. Raises OSError."""
+    fd = os.memfd_create(NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(fd, nbytes)
+        fcntl.fcntl(fd, _ADD_SEALS, SEAL_SIZE)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def make_mapped(nbytes: int) -> tuple[int, Mapping]:
+    """A new memfd of fixed size, and all of it as memory.
+
+    Raises:
+      OSError: the kernel refuses; or it would lend what it does not have, and end a process when it is used: ENOMEM.
+    """
+    try:
+        check_room(nbytes, "it")
+    except ResourceExhaustedError as error:
+        raise OSError(errno.ENOMEM, error.message) from None
+    fd = make_memfd(nbytes)
+    try:
+        return fd, Mapping(fd, nbytes)
+    except BaseException:
+        os.close(fd)
+        raise
+
+
+def open_memfd(pid: int, fd: int, inode: int, *, nbytes: int, writable: bool = True) -> int:
+    """Another process's memfd, as a descriptor of our own.
+
+    Raises:
+      OSError: not there any more, not allowed, or another file by now.
+      ValueError: it is no memfd of at least `nbytes` whose size is sealed: mapping it could end this process.
+    """
+    # Without O_NONBLOCK a FIFO would be waited for until somebody opens its other end.
+    flags = (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+    ours = os.open(f"/proc/{pid}/fd/{fd}", flags)
+    try:
+        told = os.fstat(ours)
+        if told.st_ino != inode:
+            raise OSError(errno.ENOENT, f"descriptor {fd} of process {pid} is another file by now")
+        if not stat.S_ISREG(told.st_mode):
+            raise ValueError(f"descriptor {fd} of process {pid} is no regular file, and no memfd")
+        try:
+            seals = fcntl.fcntl(ours, _GET_SEALS)
+        except OSError:
+            raise ValueError(f"descriptor {fd} of process {pid} is no memfd") from None
+        if not seals & _SEAL_SHRINK or told.st_size < nbytes:
+            raise ValueError(f"descriptor {fd} of process {pid} has {told.st_size} bytes, or an open size")
+    except BaseException:
+        os.close(ours)
+        raise
+    return ours
+
+
+def seal_against_writing(fd: int) -> None:
+    """For good. Raises OSError (EBUSY) while somebody has it mapped shared and writable."""
+    fcntl.fcntl(fd, _ADD_SEALS, SEAL_WRITE)
+
+
+def is_sealed_against_writing(fd: int) -> bool:
+    return bool(fcntl.fcntl(fd, _GET_SEALS) & SEAL_WRITE)
+
+
+def punch(fd: int, nbytes: int) -> None:
+    """Give the pages back to the system, whoever has them mapped."""
+    _libc.fallocate(fd, _FALLOC_PUNCH, 0, nbytes)
+
+
+def try_lock(fd: int, byte: int, *, shared: bool = False) -> bool:
+    """Take the lock on one byte of a file for this open file description; False while another one has it (`shared`: not for reading).
+
+    The kernel lets go of it when the last process that has the description ends: that is how a killed holder is told.
+    """
+    try:
+        kind = fcntl.F_RDLCK if shared else fcntl.F_WRLCK
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _LOCK.pack(kind, os.SEEK_SET, byte, 1, 0))
+    except (BlockingIOError, PermissionError):
+        return False
+    return True
+
+
+def unlock(fd: int, byte: int) -> None:
+    fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _LOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, byte, 1, 0))
+
+
+def address_of(view: Any) -> int:
+    """Where the bytes of a contiguous buffer are."""
+    return int(np.frombuffer(view, np.uint8).__array_interface__["data"][0])
+
+
+def same_bytes(first: int, second: int, nbytes: int) -> bool:
+    """Whether two places of this process hold the same; as fast as the memory."""
+    return _libc.memcmp(first, second, nbytes) == 0  # type: ignore[no-any-return]
+
+
+class Exporter:
+    """Memory that arrays are made over; whoever owns the memory is told by the subclass's `__del__`.
+
+    Arrays and views keep it alive through their `base`.
+    """
+
+    __slots__ = ("__array_interface__", "__weakref__")
+
+    def __init__(self, address: int, nbytes: int, *, writable: bool) -> None:
+        self.__array_interface__ = {
+            "data": (address, not writable),
+            "shape": (nbytes,),
+            "strides": None,
+            "typestr": "|u1",
+            "version": 3,
+        }
+
+    def array(self) -> NDArray[np.uint8]:
+        """All of it, as bytes."""
+        return np.asarray(self)
+
+
+class _Mapped(Exporter):
+    __slots__ = ("mapping",)
+
+    def __init__(self, mapping: Mapping) -> None:
+        super().__init__(mapping.address, mapping.nbytes, writable=True)
+        self.mapping = mapping

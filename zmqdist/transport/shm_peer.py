@@ -1,0 +1,352 @@
+"""Shared memory of other processes of this host, while they lend it to us. The rules are in shm_pool.py.
+
+Rules
+    Nothing in a handle is believed: what is opened must be a memfd of sealed size that holds what the handle says, else mapping it
+    could end this process. Only numbers of the owner's table are written, and only in cells that were lent to us.
+    An array that was lent to us alone is given back by writing its cell when it and everything made from it has been collected. One
+    that was published is given back by closing the descriptor that holds its lock.
+    Right before a fork, what was lent to us alone is made private, and never given back: the child may go on reading it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import weakref
+from collections import OrderedDict
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zmqdist.errors import UnavailableError, WireError
+from zmqdist.limits import ARENA_CELLS, ARENA_DESCRIPTOR_BYTES_MIN, ARENA_MAPPED_BYTES_MAX, ARENA_MAPPED_MAX
+from zmqdist.transport import shm_mapping
+from zmqdist.transport.shm_mapping import Exporter, Mapping, open_memfd
+from zmqdist.transport.shm_pool import (
+    FROZEN,
+    FROZEN_PUBLISHED,
+    NONCE_CELL,
+    OURS,
+    PUBLISHED,
+    Block,
+    Frozen,
+    Handle,
+    Offer,
+    Segment,
+    _Kept,
+    this_arena,
+)
+
+LOCK_TRIES: Final = 1000
+"""Others have a cell's lock for the time of a look: so many tries, each with a turn for somebody else, outlast any number of them."""
+
+log = logging.getLogger("zmqdist.transport")
+
+
+class PeerArena:
+    """The arena of one other process (or of this one, as a peer of itself). Any thread may use it.
+
+    Attributes:
+      offer: as its owner told it.
+      nonce: what we read in its table: the proof that we can.
+    """
+
+    def __init__(self, offer: Offer) -> None:
+        """Raises OSError where it cannot be opened, ValueError for something that is no arena."""
+        self.offer = offer
+        pid, fd, inode = offer
+        self._pid = pid
+        self._table_fd = open_memfd(pid, fd, inode, nbytes=8 * ARENA_CELLS)
+        try:
+            array = Mapping(self._table_fd, 8 * ARENA_CELLS).array()
+        except BaseException:
+            os.close(self._table_fd)
+            raise
+        self._cells = memoryview(array).cast("q")  # type: ignore[arg-type]
+        self.nonce = self._cells[NONCE_CELL]
+        self._mapped: OrderedDict[int, Segment] = OrderedDict()
+        self._opened: weakref.WeakValueDictionary[int, Segment] = weakref.WeakValueDictionary()
+
+    def close(self) -> None:
+        """Of use only in a forked child, which uses nothing of it."""
+        if self._table_fd >= 0:
+            os.close(self._table_fd)
+            self._table_fd = -1
+
+    def __del__(self) -> None:
+        if "_table_fd" in self.__dict__:
+            self.close()
+
+    @property
+    def alive(self) -> bool:
+        """Whether its owner still has it; what we have of it stays."""
+        return os.path.exists(f"/proc/{self._pid}/fd/{self.offer[1]}")
+
+    def attach(self, handle: Handle) -> NDArray[np.uint8]:
+        """The bytes that a handle stands for, without a copy.
+
+        Writable and private to the caller, or read-only when they are of a frozen array. The owner has them back when the array and
+        everything made from it has been collected.
+
+        Raises:
+          UnavailableError: the owner has taken them back, or has ended.
+          WireError: not a handle of this owner, or one that was used before.
+        """
+        _, _, nbytes, offset, length, cell, serial, mode = handle
+        if mode == OURS and offset % shm_mapping.PAGE:
+            raise WireError(f"process {self._pid}", f"memory that does not begin with a page: {handle}")
+        if not (0 <= offset <= offset + length <= nbytes and NONCE_CELL < cell < ARENA_CELLS and serial > 0 < length):
+            raise WireError(f"process {self._pid}", f"no such memory: {handle}")
+        try:
+            if mode == OURS:
+                return self._take(handle)
+            if mode == PUBLISHED:
+                return self._share(handle)
+            if mode in (FROZEN, FROZEN_PUBLISHED):
+                return self._read(handle)
+        except ValueError as error:
+            raise WireError(f"process {self._pid}", f"no such memory: {error}") from None
+        except OSError as error:
+            raise UnavailableError(
+                f"memory of process {self._pid} cannot be mapped ({error.strerror}): it has probably ended"
+            ) from None
+        raise WireError(f"process {self._pid}", f"no such way to share memory: {mode}")
+
+    def adopt(self, handle: Handle) -> tuple[Segment, ArenaLease]:
+        """For whoever lends it on without looking into it: the segment, and the lease. Raises as `attach`."""
+        fd, inode, nbytes, _, _, cell, serial, mode = handle
+        if mode != OURS:
+            raise WireError(f"process {self._pid}", "only what was lent to one can be adopted")
+        try:
+            lease = self._claim(cell, serial)
+            segment = self._opened.get(inode)  # one descriptor for all that is held of it
+            if segment is None or segment.nbytes < nbytes:
+                segment = Segment(open_memfd(self._pid, fd, inode, nbytes=nbytes), nbytes, 0, None)
+                self._opened[inode] = segment
+            return segment, lease
+        except (OSError, ValueError) as error:
+            raise UnavailableError(f"memory of process {self._pid} cannot be opened: {error}") from None
+
+    # -- lent to us alone -----------------------------------------------------------------------------------------------
+
+    def _take(self, handle: Handle) -> NDArray[np.uint8]:
+        _, _, _, offset, length, cell, serial, _ = handle
+        lease = self._claim(cell, serial)
+        segment = self._segment(handle)
+        hold = _Hold(lease, segment, offset, length)
+        _holds.add(hold)
+        return hold.array()
+
+    def _claim(self, cell: int, serial: int) -> ArenaLease:
+        lease = ArenaLease(self)
+        self._lock_cell(self._table_fd, cell, serial)
+        if self._cells[cell] != serial:
+            # Ours already, when it says -serial: then the lock is in use and stays.
+            if self._cells[cell] >= 0:
+                shm_mapping.unlock(self._table_fd, cell)
+            raise self._gone()
+        lease.cell = cell
+        self._cells[cell] = -serial
+        return lease
+
+    def _lock_cell(self, fd: int, cell: int, serial: int, *, shared: bool = False) -> None:
+        """Lock the cell of a handle that is in force; one that is not must not get in the way of its successor."""
+        for _ in range(LOCK_TRIES):
+            if self._cells[cell] != serial:
+                break
+            if shm_mapping.try_lock(fd, cell, shared=shared):
+                return
+            os.sched_yield()  # the owner, or somebody with an old handle, is looking at it
+        raise self._gone()
+
+    def _gone(self) -> UnavailableError:
+        return UnavailableError(f"process {self._pid} has taken the memory back, or lent it to somebody else")
+
+    def _segment(self, handle: Handle) -> Segment:
+        """Mapped shared and writable; kept for the next array in it."""
+        fd, inode, nbytes = handle[:3]
+        segment = self._mapped.get(inode)
+        if segment is None:
+            ours = open_memfd(self._pid, fd, inode, nbytes=nbytes)
+            segment = Segment(ours, nbytes, 0, None)
+            segment.mapping = Mapping(ours, nbytes)
+            self._mapped[inode] = segment
+            while len(self._mapped) > 1 and (
+                len(self._mapped) > ARENA_MAPPED_MAX
+                or sum(other.nbytes for other in tuple(self._mapped.values())) > ARENA_MAPPED_BYTES_MAX
+            ):
+                self._mapped.popitem(last=False)
+        elif segment.nbytes < nbytes:
+            raise ValueError(f"a segment of {segment.nbytes} bytes is said to have {nbytes}")
+        else:
+            self._mapped.move_to_end(inode)
+        return segment
+
+    def _release(self, cell: int) -> None:
+        self._cells[cell] = 0
+        shm_mapping.unlock(self._table_fd, cell)
+
+    # -- published, and frozen ------------------------------------------------------------------------------------------
+
+    def _share(self, handle: Handle) -> NDArray[np.uint8]:
+        fd, inode, nbytes, offset, length, cell, serial, _ = handle
+        lock = self._read_lock(cell, serial)
+        # Held until the array is collected; a small one is copied, so that many of them do not take all descriptors.
+        ours = open_memfd(self._pid, fd, inode, nbytes=nbytes, writable=False)
+        try:
+            start = offset // shm_mapping.PAGE * shm_mapping.PAGE
+            mapping = Mapping(ours, offset + length - start, private=True, offset=start)
+        finally:
+            os.close(ours)
+        array = _Shared(lock, mapping, offset - start, length).array()
+        return array if length >= ARENA_DESCRIPTOR_BYTES_MIN else array.copy()
+
+    def _read(self, handle: Handle) -> NDArray[np.uint8]:
+        fd, inode, nbytes, offset, length, cell, serial, mode = handle
+        lock = self._read_lock(cell, serial)
+        frozen = _known_frozen.get(inode)
+        if frozen is None:
+            ours = open_memfd(self._pid, fd, inode, nbytes=nbytes, writable=False)
+            if not shm_mapping.is_sealed_against_writing(ours):
+                os.close(ours)
+                raise ValueError("it is said to be frozen, and is not")
+            frozen = _known_frozen[inode] = Frozen(Segment(ours, nbytes, 0, None))
+        elif frozen.segment.nbytes < nbytes:
+            raise ValueError(f"a segment of {frozen.segment.nbytes} bytes is said to have {nbytes}")
+        if mode == FROZEN:  # we have it, and the owner may let go
+            self._cells[cell] = 0
+        del lock
+        return frozen.array()[offset : offset + length]
+
+    def _read_lock(self, cell: int, serial: int) -> _ReadLock:
+        # A description of its own, so that others of this process are independent; by our own entry, which is there for sure.
+        lock = _ReadLock(os.open(f"/proc/self/fd/{self._table_fd}", os.O_RDWR | os.O_CLOEXEC))
+        self._lock_cell(lock.fd, cell, serial, shared=True)
+        if self._cells[cell] != serial:
+            raise self._gone()
+        return lock
+
+
+class ArenaLease:
+    """Something lent to us alone; given back when dropped, unless a fork has shared it. A forked child's copy does nothing."""
+
+    __slots__ = ("cell", "forked", "owner", "process")
+
+    def __init__(self, owner: PeerArena) -> None:
+        self.owner = owner
+        self.cell = 0
+        """0 while nothing is claimed."""
+        self.forked = False
+        self.process = _process
+
+    def __del__(self) -> None:
+        if self.cell and not self.forked and self.process is _process:
+            self.owner._release(self.cell)
+
+
+class _Hold(Exporter):
+    """The memory of an array that was lent to us alone."""
+
+    __slots__ = ("lease", "length", "offset", "segment")
+
+    def __init__(self, lease: ArenaLease, segment: Segment, offset: int, length: int) -> None:
+        assert segment.mapping is not None
+        super().__init__(segment.mapping.address + offset, length, writable=True)
+        self.lease = lease
+        self.segment = segment
+        self.offset = offset
+        self.length = length
+
+    def part_from_others(self) -> None:
+        """Before a fork. Blocks begin and end with pages."""
+        if self.lease.forked:
+            return
+        assert self.segment.mapping is not None
+        nbytes = -(-self.length // shm_mapping.PAGE) * shm_mapping.PAGE
+        shm_mapping.make_private(self.segment.mapping.address + self.offset, nbytes, self.segment.fd, self.offset)
+        self.lease.forked = True
+
+
+class _ReadLock:
+    __slots__ = ("fd",)
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+
+    def __del__(self) -> None:
+        os.close(self.fd)
+
+
+class _Shared(Exporter):
+    """The memory of an array that many have: what is written to it stays in this mapping."""
+
+    __slots__ = ("lock", "mapping")
+
+    def __init__(self, lock: _ReadLock, mapping: Mapping, offset: int, length: int) -> None:
+        super().__init__(mapping.address + offset, length, writable=True)
+        self.lock = lock
+        self.mapping = mapping
+
+
+def lendable(array: NDArray[Any]) -> Block | None:
+    """Shared memory that shows an array which begins with a block of ours, or with one that was lent to us; else None.
+
+    Of use when nobody changes the array any more: then it can be lent on as it is.
+    """
+    base: Any = array
+    while isinstance(base, np.ndarray):
+        base = base.base
+    arena = this_arena()
+    if arena is None or not isinstance(base, (_Kept, _Hold)) or not array.flags.forc:
+        return None
+    if array.ctypes.data != base.array().ctypes.data:
+        return None
+    if isinstance(base, _Hold):
+        return arena.adopt(base.segment, base.offset, array.nbytes, base)
+    return base.block if base.block.nbytes == array.nbytes else None
+
+
+_process = object()
+"""Another one after a fork."""
+_holds: weakref.WeakSet[_Hold] = weakref.WeakSet()
+_known_frozen: weakref.WeakValueDictionary[int, Frozen] = weakref.WeakValueDictionary()
+_peers: weakref.WeakValueDictionary[Offer, PeerArena] = weakref.WeakValueDictionary()
+
+
+def open_peer(offer: Offer) -> PeerArena | None:
+    """The arena that a peer offers; None where it cannot be opened: another host, user or namespace, or it has ended."""
+    peer = _peers.get(offer)
+    if peer is None:
+        try:
+            peer = _peers[offer] = PeerArena(offer)
+        except (OSError, ValueError):
+            return None
+    return peer
+
+
+def _before_fork() -> None:
+    for hold in list(_holds):
+        try:
+            hold.part_from_others()
+        except OSError:  # no more mappings: the others still can
+            log.exception("an array in shared memory could not be parted from the child of a fork")
+        _shared_with_child.add(hold.lease.owner)
+
+
+def _in_child() -> None:
+    """The locks of a peer's table are shared with the parent: the child opens it anew."""
+    global _process
+    _process = object()
+    for peer in list(_peers.values()):
+        if peer not in _shared_with_child:
+            peer.close()  # else what the parent is lent from now on would not be given back when it is killed
+        _inherited.append(peer)
+    _peers.clear()
+
+
+_inherited: list[PeerArena] = []
+_shared_with_child: set[PeerArena] = set()
+"""Of use from right before a fork to right after it."""
+
+os.register_at_fork(before=_before_fork, after_in_parent=_shared_with_child.clear, after_in_child=_in_child)

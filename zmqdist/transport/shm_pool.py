@@ -1,0 +1,600 @@
+"""Shared memory that this process owns and lends to others of its host.
+
+Theory of operation
+    Large buffers are copied once, into a block of a segment (a memfd), and a handle of a few numbers travels in their place. The
+    receiver opens the segment by our entry in /proc, maps it and has the bytes (shm_peer.py). When nothing there refers to them any more it
+    says so in the table, a memfd of numbers that both have mapped, and the block is used again: what makes large transfers slow is
+    memory that was never touched before, so segments are kept.
+
+    Each lease has a cell of the table and the byte of the same number as a lock.
+        0          nobody has it
+        serial     lent, under a number that never comes again in this table
+        -serial    the receiver has it; it holds the lock for as long
+    A receiver locks, looks whether the serial is the one in its handle, and only then maps. We void a lease only under the same
+    lock. So a handle that is late finds another number, and never memory that has been used again. The kernel lets go of
+    the locks of a process that ends, however it ends: a claimed cell without a lock is a receiver that was killed.
+
+    A published block has one cell for any number of receivers, whose mappings are private (copy-on-write): they share the lock for
+    reading, and the block is used again when nobody has it.
+
+Rules
+    R1  A block is written by us until it is lent, and then by its one receiver or, when published or frozen, by nobody.
+    R2  A block is used again only when no lease of it is left and nothing here refers to it.
+    R3  Finalizers take no lock: they append to a queue, or write one cell.
+    R4  A fork shares mappings that others believe to be private: right before it, ours become private ones (copy-on-write), and what
+        they show is not used again while the child may see it.
+    R5  A frozen segment is sealed: nobody can write to it, ever. It is not used again; it ends with the last who has it.
+
+Off with ZMQDIST_ARENA=off. A number there is the bound on the pool in MiB; the default is a quarter of the machine's memory, or of what its
+control group allows.
+
+Not here: whether a peer can open our segments (hello), what travels in blocks (rpc, dispatch).
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import logging
+import os
+import resource
+import secrets
+import time
+import weakref
+from collections import OrderedDict, deque
+from threading import RLock
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zmqdist.limits import ARENA_BLOCK_BYTES_MIN, ARENA_CELLS, ARENA_IDLE_BYTES_MAX, ARENA_SLAB_BYTES
+from zmqdist.transport import shm_mapping
+from zmqdist.transport.shm_mapping import Exporter, Mapping, make_mapped, make_memfd
+from zmqdist.transport.shortage import usable_bytes
+from zmqdist.wire.arrays import FrozenMemory
+
+log = logging.getLogger("zmqdist.transport")
+
+VARIABLE: Final = "ZMQDIST_ARENA"
+
+OURS, PUBLISHED, FROZEN, FROZEN_PUBLISHED = range(4)
+"""Whom a lease is for, and how the receiver maps it: one, shared and writable; any number, privately; one, or any number, read-only."""
+
+Handle: TypeAlias = tuple[int, int, int, int, int, int, int, int]
+"""(segment's descriptor, inode, bytes; offset, bytes; cell, serial, mode). Of use together with the owner's offer."""
+Offer: TypeAlias = tuple[int, int, int]
+"""(pid, descriptor of the table, its inode)."""
+
+NONCE_CELL: Final = 0
+SWEEP_S, SWEEP_FULL_S = 1.0, 0.01
+"""So often at most it is looked for receivers that were killed, when more memory is wanted, and when the pool is full."""
+
+
+class Segment:
+    """One memfd of ours, or one of another process that we keep open.
+
+    Attributes:
+      capacity: bytes of each of its blocks.
+      used: blocks that are not free.
+      pure: nobody else ever had it mapped shared and writable: it can be sealed.
+      spoilt: it must not be used again.
+    """
+
+    __slots__ = ("__weakref__", "capacity", "fd", "inode", "mapping", "nbytes", "pure", "spoilt", "used")
+
+    def __init__(self, fd: int, nbytes: int, capacity: int, mapping: Mapping | None) -> None:
+        self.fd = fd
+        self.inode = os.fstat(fd).st_ino
+        self.nbytes = nbytes
+        self.capacity = capacity
+        self.mapping = mapping
+        self.used = 0
+        self.pure = True
+        self.spoilt = False
+
+    def __del__(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+
+
+class Block:
+    """Bytes in shared memory that can be lent. Free again when it is dropped and all its leases have ended.
+
+    Attributes:
+      nbytes: how many.
+    """
+
+    __slots__ = ("__weakref__", "_arena", "mode", "nbytes", "offset", "segment", "upstream")
+
+    def __init__(
+        self, arena: Arena, segment: Segment, offset: int, nbytes: int, *, mode: int = OURS, upstream: object = None
+    ) -> None:
+        self._arena = arena
+        self.segment = segment
+        self.offset = offset
+        self.nbytes = nbytes
+        self.mode = mode
+        self.upstream = upstream
+        """What must live as long: the lease of the process that it is of, the memory of a frozen array."""
+
+    def lend(self) -> Handle | None:
+        """A lease for one receiver, which then has the bytes for itself; of a frozen block for any. None: too many leases."""
+        return self._arena.lend(self, self.mode)
+
+    def publish(self) -> Handle | None:
+        """A lease for any number of receivers, until `take_back`. Nobody may write to the block from now on."""
+        return self._arena.lend(self, FROZEN_PUBLISHED if self.mode == FROZEN else PUBLISHED)
+
+    def array(self) -> NDArray[np.uint8]:
+        """The bytes, as memory of this process; they live as long as the array."""
+        if isinstance(self.upstream, Frozen):
+            return self.upstream.array()[self.offset : self.offset + self.nbytes]
+        return _Kept(self).array()
+
+    def shows_same(self, other: Block) -> bool:
+        """Whether both are of the same frozen bytes."""
+        mine, others = (self.upstream, self.offset, self.nbytes), (other.upstream, other.offset, other.nbytes)
+        return isinstance(self.upstream, Frozen) and mine == others
+
+    @property
+    def address(self) -> int:
+        segment = self.segment
+        if segment.mapping is None:
+            segment.mapping = Mapping(segment.fd, segment.nbytes)
+        return segment.mapping.address + self.offset
+
+    def __del__(self) -> None:
+        if self.mode == OURS:
+            self._arena.dropped.append((self.segment, self.offset))
+
+
+class _Kept(Exporter):
+    """The memory of an array over a block."""
+
+    __slots__ = ("block",)
+
+    def __init__(self, block: Block) -> None:
+        super().__init__(block.address, block.nbytes, writable=True)
+        self.block = block
+
+
+class Frozen(Exporter, FrozenMemory):
+    """The memory of a frozen array, ours or another process's."""
+
+    __slots__ = ("mapping", "segment")
+
+    def __init__(self, segment: Segment) -> None:
+        self.segment = segment
+        self.mapping = Mapping(segment.fd, segment.nbytes, writable=False)
+        super().__init__(self.mapping.address, segment.nbytes, writable=False)
+        _frozen.add(self)
+
+
+class _FrozenMemories:
+    """All frozen memory of this process by address, so that a view of it is recognised."""
+
+    def __init__(self) -> None:
+        self._starts: list[int] = []
+        self._by_start: dict[int, weakref.ref[Frozen]] = {}
+        self.lock = RLock()
+
+    def add(self, frozen: Frozen) -> None:
+        start = frozen.mapping.address
+        with self.lock:
+            if start not in self._by_start:
+                bisect.insort(self._starts, start)
+            self._by_start[start] = weakref.ref(frozen)
+
+    def find(self, address: int, nbytes: int) -> tuple[Frozen, int] | None:
+        """The frozen memory that has these bytes, and where in it."""
+        with self.lock:
+            frozen = None
+            while frozen is None:  # one that has been collected may have stood where a part of this one is now
+                index = bisect.bisect_right(self._starts, address) - 1
+                if index < 0:
+                    return None
+                start = self._starts[index]
+                frozen = self._by_start[start]()
+                if frozen is None:
+                    del self._starts[index], self._by_start[start]
+        return (frozen, address - start) if address + nbytes <= start + frozen.mapping.nbytes else None
+
+
+_frozen = _FrozenMemories()
+
+
+class Arena:
+    """The pool of one process. Any thread may use it.
+
+    Attributes:
+      offer, nonce: how others find the table, and what they read there when they really can.
+      bytes_max: bound on the bytes of all segments.
+      dropped: where finalizers put blocks that nothing refers to any more (R3).
+    """
+
+    def __init__(self, bytes_max: int) -> None:
+        """Raises OSError where memfds are refused."""
+        self.bytes_max = bytes_max
+        self.pid = os.getpid()
+        self._table_fd = make_memfd(8 * ARENA_CELLS)
+        self._cells = memoryview(Mapping(self._table_fd, 8 * ARENA_CELLS).array()).cast("q")  # type: ignore[arg-type]
+        self.nonce = self._cells[NONCE_CELL] = secrets.randbits(62) | 1
+        self.offer: Offer = (self.pid, self._table_fd, os.fstat(self._table_fd).st_ino)
+        self._free_cells = list(range(ARENA_CELLS - 1, NONCE_CELL, -1))
+        self._serials = itertools.count(1)
+        self._lent: dict[int, tuple[int, Block]] = {}
+        self._void: dict[int, Block] = {}
+        """Published cells that were taken back and that somebody still reads."""
+        self._free: dict[int, list[tuple[Segment, int]]] = {}
+        self._segments: dict[Segment, None] = {}
+        self._idle: OrderedDict[Segment, None] = OrderedDict()
+        self._idle_bytes = 0
+        self.dropped: deque[tuple[Segment, int]] = deque()
+        self._unwanted: deque[Handle] = deque()
+        self._arrays: weakref.WeakSet[_Kept] = weakref.WeakSet()
+        self._lock = RLock()
+        self._complained = False
+        self._rest = 0
+        self._swept_at = -SWEEP_S
+        self._segments_max = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4
+
+    # -- blocks -------------------------------------------------------------------------------------------------------
+
+    def place(self, nbytes: int) -> Block | None:
+        """A block to be filled by the caller. None: the pool is full or the system refuses; take another way (logged once)."""
+        with self._lock:
+            size = _capacity(nbytes)
+            self._settle()
+            found = self._pop(size) or self._swept(size) or self._grow(size)
+            if found is None:
+                return None
+            segment, offset = found
+            self._use(segment)
+            segment.pure = False
+            return Block(self, segment, offset, nbytes)
+
+    def snapshot(self, view: Any) -> Block | None:
+        """A copy of a contiguous buffer in a block of its own. None as `place`."""
+        source = np.frombuffer(view, np.uint8)
+        block = self.place(source.nbytes)
+        if block is not None:
+            np.copyto(block.array(), source)
+        return block
+
+    def find(self, view: Any) -> Block | None:
+        """For the bytes of a frozen array: a block that shows them without a copy. Else None."""
+        view = memoryview(view)
+        if not view.readonly or not view.nbytes:
+            return None
+        found = _frozen.find(shm_mapping.address_of(view), view.nbytes)
+        if found is None:
+            return None
+        frozen, offset = found
+        return Block(self, frozen.segment, offset, view.nbytes, mode=FROZEN, upstream=frozen)
+
+    def adopt(self, segment: Segment, offset: int, length: int, upstream: object) -> Block:
+        """Bytes of another process's segment, to be lent by us: they outlive that process.
+
+        Args:
+          upstream: our own lease of it.
+        """
+        return Block(self, segment, offset, length, upstream=upstream)
+
+    def own_array(self, nbytes: int) -> NDArray[np.uint8] | None:
+        """Memory for an array of the user, in a segment of its own, so that it can be frozen. None as `place`."""
+        with self._lock:
+            self._settle()
+            size = -(-nbytes // shm_mapping.PAGE) * shm_mapping.PAGE
+            segment = self._new_segment(size, size)
+            if segment is None:
+                return None
+            segment.spoilt = True  # it is not lent as it is, and ends with its array
+            segment.used = 1
+            kept = _Kept(Block(self, segment, 0, nbytes))
+            self._arrays.add(kept)
+            return kept.array()
+
+    # -- leases -------------------------------------------------------------------------------------------------------
+
+    def lend(self, block: Block, mode: int) -> Handle | None:
+        """See Block. None: too many leases."""
+        with self._lock:
+            self._settle()
+            if not self._free_cells:
+                self.sweep()
+            if not self._free_cells:
+                self._complain(f"all {ARENA_CELLS} leases are out")
+                return None
+            cell = self._free_cells.pop()
+            serial = next(self._serials)
+            self._cells[cell] = serial
+            self._lent[cell] = (serial, block)
+        segment = block.segment
+        return (segment.fd, segment.inode, segment.nbytes, block.offset, block.nbytes, cell, serial, mode)
+
+    def unclaimed(self, handle: Handle) -> bool:
+        """Whether nobody has come for it yet. Not for a published block."""
+        return bool(self._cells[handle[5]] == handle[6])
+
+    def take_back(self, handle: Handle) -> None:
+        """Nobody will come for it any more. Who has it already keeps it; a handle that comes late is refused."""
+        cell, serial, mode = handle[5:]
+        with self._lock:
+            known, block = self._lent.get(cell, (0, None))
+            if known != serial or block is None:
+                return
+            if mode in (PUBLISHED, FROZEN_PUBLISHED):
+                self._cells[cell] = 0
+                del self._lent[cell]
+                self._void[cell] = block
+                self._sweep_void()
+            elif shm_mapping.try_lock(self._table_fd, cell):
+                self._end(cell)
+                shm_mapping.unlock(self._table_fd, cell)
+
+    def take_back_soon(self, handle: Handle) -> None:
+        """The same at the next use of the arena; for finalizers (R3)."""
+        self._unwanted.append(handle)
+
+    def sweep(self) -> int:
+        """Look for leases that have ended, also with the death of their receivers; how many there were."""
+        with self._lock:
+            before = len(self._free_cells)
+            self._rest = 0
+            self._collect()
+            for cell, (serial, _) in list(self._lent.items()):
+                if self._cells[cell] == -serial and shm_mapping.try_lock(self._table_fd, cell):
+                    self._end(cell)  # killed
+                    shm_mapping.unlock(self._table_fd, cell)
+            self._sweep_void()
+            return len(self._free_cells) - before
+
+    @property
+    def lent(self) -> int:
+        """Leases that have not ended, as far as is known without looking."""
+        return len(self._lent) + len(self._void)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all segments of the pool, in use or free."""
+        return sum(segment.nbytes for segment in self._segments)
+
+    def _collect(self) -> None:
+        """End the leases whose receivers have said so, and those that finalizers have left to us."""
+        while self._unwanted:
+            self.take_back(self._unwanted.popleft())
+        cells = self._cells
+        for cell in [cell for cell in self._lent if not cells[cell]]:
+            # A receiver writes its cell before it unlocks: lent again in between, the next lease would lose its lock.
+            if shm_mapping.try_lock(self._table_fd, cell):
+                self._end(cell)
+                shm_mapping.unlock(self._table_fd, cell)
+
+    def _end(self, cell: int) -> None:
+        self._cells[cell] = 0
+        del self._lent[cell]
+        self._free_cells.append(cell)
+
+    def _sweep_void(self) -> None:
+        for cell in list(self._void):
+            if shm_mapping.try_lock(self._table_fd, cell):
+                shm_mapping.unlock(self._table_fd, cell)
+                del self._void[cell]
+                self._free_cells.append(cell)
+
+    # -- segments -----------------------------------------------------------------------------------------------------
+
+    def _settle(self) -> None:
+        """Take note of what has been given back and dropped; with many leases not each time."""
+        self._rest -= 1
+        if self._rest <= 0:
+            self._collect()
+            self._rest = len(self._lent) // 16
+        while self.dropped:
+            segment, offset = self.dropped.popleft()
+            if segment not in self._segments:  # another process's
+                continue
+            segment.used -= 1
+            if segment.spoilt:
+                if not segment.used:
+                    del self._segments[segment]
+                continue
+            self._free.setdefault(segment.capacity, []).append((segment, offset))
+            if not segment.used:
+                self._idle[segment] = None
+                self._idle_bytes += segment.nbytes
+        while self._idle_bytes > ARENA_IDLE_BYTES_MAX:
+            self._close_idle()
+
+    def _pop(self, size: int) -> tuple[Segment, int] | None:
+        """A free block; the one that was used last, which is warm."""
+        free = self._free.get(size)
+        while free:
+            segment, offset = free.pop()
+            if segment in self._segments:
+                return segment, offset
+        return None
+
+    def _swept(self, size: int) -> tuple[Segment, int] | None:
+        """Before more memory is touched: perhaps a receiver has ended. Not each time, it costs a system call a lease."""
+        now = time.monotonic()
+        full = self.nbytes + size > self.bytes_max
+        if now < self._swept_at + SWEEP_S and not (full and now > self._swept_at + SWEEP_FULL_S):
+            return None
+        self._swept_at = now
+        self.sweep()
+        self._settle()
+        return self._pop(size)
+
+    def _use(self, segment: Segment) -> None:
+        segment.used += 1
+        if segment in self._idle:
+            del self._idle[segment]
+            self._idle_bytes -= segment.nbytes
+
+    def _grow(self, size: int) -> tuple[Segment, int] | None:
+        nbytes = max(size, ARENA_SLAB_BYTES // size * size)
+        segment = self._new_segment(nbytes, size)
+        if segment is None:
+            return None
+        blocks = [(segment, offset) for offset in range(nbytes - size, -1, -size)]
+        found = blocks.pop()
+        self._free.setdefault(size, []).extend(blocks)
+        return found
+
+    def _new_segment(self, nbytes: int, capacity: int) -> Segment | None:
+        if nbytes > self.bytes_max:
+            log.info("%d bytes do not fit into shared memory, whose bound is %d", nbytes, self.bytes_max)
+            return None
+        while self._idle and (self.nbytes + nbytes > self.bytes_max or len(self._segments) >= self._segments_max):
+            self._close_idle()
+        if self.nbytes + nbytes > self.bytes_max:
+            self._complain(f"{self.nbytes >> 20} of {self.bytes_max >> 20} MiB are in use")
+            return None
+        if len(self._segments) >= self._segments_max:
+            self._complain(
+                f"{self._segments_max} segments are in use, a quarter of the descriptors that this process may have"
+            )
+            return None
+        try:
+            fd, mapping = make_mapped(nbytes)
+        except OSError as error:
+            self._complain(f"the system refuses {nbytes} bytes: {error.strerror}")
+            return None
+        segment = Segment(fd, nbytes, capacity, mapping)
+        self._segments[segment] = None
+        return segment
+
+    def _close_idle(self) -> None:
+        """Give the longest unused segment back to the system. Others may have it mapped still, so its pages go first."""
+        segment, _ = self._idle.popitem(last=False)
+        self._idle_bytes -= segment.nbytes
+        del self._segments[segment]
+        shm_mapping.punch(segment.fd, segment.nbytes)
+
+    def _complain(self, why: str) -> None:
+        if not self._complained:
+            self._complained = True
+            log.warning("no room in shared memory (%s): large arrays travel by sockets, which is slower", why)
+
+    # -- freezing -----------------------------------------------------------------------------------------------------
+
+    def freeze(self, address: int, nbytes: int) -> Frozen | None:
+        """Seal the segment of a user's array in place; None when these bytes are not all of one, or somebody else has it mapped.
+
+        The array's own mapping becomes private first, so that older views of it write to pages that nobody else sees.
+        """
+        with self._lock:
+            for kept in self._arrays:
+                block = kept.block
+                if block.address == address and block.nbytes == nbytes and block.segment.pure:
+                    break
+            else:
+                return None
+            segment = block.segment
+            shm_mapping.make_private(address, segment.nbytes, segment.fd, 0)
+            segment.pure = False
+            return self._sealed(os.dup(segment.fd), segment.nbytes)
+
+    def frozen_copy(self, source: NDArray[np.uint8]) -> Frozen | None:
+        """The same for any other bytes, by one copy. None as `place`."""
+        size = -(-source.nbytes // shm_mapping.PAGE) * shm_mapping.PAGE
+        try:
+            fd, mapping = make_mapped(size)
+        except OSError as error:
+            self._complain(f"the system refuses {size} bytes: {error.strerror}")
+            return None
+        np.copyto(mapping.array()[: source.nbytes], source)
+        del mapping  # else it could not be sealed
+        return self._sealed(fd, size)
+
+    def _sealed(self, fd: int, nbytes: int) -> Frozen | None:
+        try:
+            shm_mapping.seal_against_writing(fd)
+            return Frozen(Segment(fd, nbytes, 0, None))
+        except OSError:  # a child that was forked without our hooks has it mapped
+            os.close(fd)
+            return None
+
+    # -- forks --------------------------------------------------------------------------------------------------------
+
+    def before_fork(self) -> None:
+        """R4 for the arrays of this process. Nobody else uses the arena until `after_fork`."""
+        self._lock.acquire()
+        for kept in list(self._arrays):
+            segment = kept.block.segment
+            if segment.pure:
+                shm_mapping.make_private(kept.block.address, segment.nbytes, segment.fd, 0)
+                segment.pure = False
+
+    def after_fork(self) -> None:
+        """In the parent."""
+        self._lock.release()
+
+
+def _capacity(nbytes: int) -> int:
+    """The size of block for so many bytes: few sizes, so that blocks fit again; an eighth is wasted at most above a slab."""
+    power = 1 << max(nbytes - 1, 1).bit_length()
+    if power <= ARENA_SLAB_BYTES:
+        return max(power, ARENA_BLOCK_BYTES_MIN)
+    step = power // 16
+    return -(-nbytes // step) * step
+
+
+# -- the one of this process ------------------------------------------------------------------------------------------
+
+_arena: Arena | None = None
+_tried = False
+_lock = RLock()
+
+
+def this_arena() -> Arena | None:
+    """The arena of this process, made at first use; None where it is off or not possible (logged once)."""
+    if _tried:
+        return _arena
+    with _lock:
+        if not _tried:
+            _make()
+    return _arena
+
+
+def _make() -> None:
+    global _arena, _tried
+    told = os.environ.get(VARIABLE, "")
+    is_number = told.isascii() and told.isdecimal()
+    if told not in ("", "off") and not is_number:
+        log.warning('%s is %r, wants "off" or a number of MiB: the default is used', VARIABLE, told)
+    if told != "off":
+        try:
+            _arena = Arena(int(told) << 20 if is_number else usable_bytes() // 4)
+        except (OSError, AttributeError) as error:
+            log.warning("no shared memory here (%s): large arrays travel by sockets, which is slower", error)
+    _tried = True
+
+
+def _before_fork() -> None:
+    _lock.acquire()
+    if _arena is not None:
+        _arena.before_fork()
+
+
+def _after_fork() -> None:
+    if _arena is not None:
+        _arena.after_fork()
+    _lock.release()
+
+
+def _in_child() -> None:
+    """A child has an arena of its own; arrays of the parent's stay readable through the mappings that it has inherited."""
+    global _arena, _tried, _lock, _inherited
+    _inherited = _arena
+    _frozen.lock = RLock()  # another thread of the parent may have had it
+    _arena, _tried = None, False
+    _lock = RLock()
+
+
+_inherited: Arena | None = None
+"""Kept, so that nothing of the parent's is closed or unmapped while arrays of the child still show it."""
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_in_child)
