@@ -19,7 +19,7 @@ import numpy as np
 import zmqdist as zd
 from benchmarks.measuring import Figure, Plan, Question
 from zmqdist.optimizers import SGD
-from zmqdist.rpc import asking
+from zmqdist.rpc import internal_client
 from zmqdist.variables import client as c
 from zmqdist.variables.client import PsClient, Ref, client_of
 
@@ -79,7 +79,7 @@ def _small(plan: Plan, client: PsClient, task: str) -> list[Figure]:
         return client.update([(ref, c.add(ref, one))], still=True)
 
     def echo() -> Any:
-        return asking.start(client._rpc, "small_echo", one, still=True)
+        return internal_client.start(client._rpc, "small_echo", one, still=True)
 
     def one_by_one(start: Callable[[], Any]) -> None:
         for _ in range(SMALL):
@@ -114,7 +114,7 @@ def _sparse(plan: Plan, ps: list[tuple[PsClient, str]]) -> list[Figure]:
         _all([client.update([(ref, each)], still=True) for (client, ref, _), each in zip(places, changes, strict=True)])
 
     def echo() -> None:
-        _all([asking.start(client._rpc, "echo", grad, still=True) for client, _ in ps])
+        _all([internal_client.start(client._rpc, "echo", grad, still=True) for client, _ in ps])
 
     def here() -> None:
         for number, indices in enumerate(batch()):
@@ -138,7 +138,7 @@ def _dense(plan: Plan, ps: list[tuple[PsClient, str]]) -> list[Figure]:
         kept[:] = _all([client.read([ref]) for client, ref in places])
 
     def echo() -> None:
-        kept[:] = _all([asking.start(client._rpc, "echo", grad, still=True) for client, _ in ps])
+        kept[:] = _all([internal_client.start(client._rpc, "echo", grad, still=True) for client, _ in ps])
 
     sides: Sides = {"zmqdist": push_and_pull, "calls": echo, "memcpy": lambda: np.copyto(target, source)}
     case = f"an array of {nbytes >> 20} MiB, pushed and pulled"

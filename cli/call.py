@@ -13,7 +13,7 @@ from zmqdist_cli.common import ANSWER_S, Seconds, place, secret_options, target_
 if TYPE_CHECKING:
     from zmqdist.errors import OpError
     from zmqdist.rpc import ZmqClient
-    from zmqdist.rpc.listing import MethodInfo
+    from zmqdist.rpc.method_list import MethodInfo
     from zmqdist.transport.credentials import Credentials
 
 FOREVER_MS: Final = 1_000_000_000
@@ -178,7 +178,7 @@ def _find(there: dict[str, MethodInfo], method: str, address: str) -> MethodInfo
 def _tell(command: str, error: OpError, *, traceback: bool) -> None:
     """CODE: message, on one line; below it what the server has said of where it was raised."""
     from zmqdist import errors
-    from zmqdist.rpc.failures import TRACEBACK
+    from zmqdist.rpc.handler_errors import TRACEBACK
     from zmqdist_cli.main import told
 
     message, _, trace = error.message.partition(TRACEBACK)

@@ -29,15 +29,15 @@ if TYPE_CHECKING:
     from zmqdist.cluster import ClusterConfig, ClusterDef, ClusterSpec, JobDef, ServerDef
     from zmqdist.indexed_slices import IndexedSlices
     from zmqdist.launch.local_cluster import local_cluster
-    from zmqdist.running import cancelled
     from zmqdist.scheduling.coordinator.executor import Executor
     from zmqdist.scheduling.dispatcher.runtime import DispatchServer
     from zmqdist.scheduling.worker.runtime import WorkerServer
     from zmqdist.specs import TensorSpec, function
+    from zmqdist.task_context import cancelled
     from zmqdist.tasks.connect import check_alive, connect_to_cluster, connect_to_host
     from zmqdist.tasks.server import Server
     from zmqdist.tasks.session import Session
-    from zmqdist.training.caching import cache_variable_reads
+    from zmqdist.training.read_cache import cache_variable_reads
     from zmqdist.training.sharded import ShardedVariable
     from zmqdist.training.strategy import ParameterServerStrategy
     from zmqdist.training.variable import Variable
@@ -59,8 +59,8 @@ _WHERE = {
     "TensorSpec": "zmqdist.specs",
     "Variable": "zmqdist.training.variable",
     "WorkerServer": "zmqdist.scheduling.worker.runtime",
-    "cache_variable_reads": "zmqdist.training.caching",
-    "cancelled": "zmqdist.running",
+    "cache_variable_reads": "zmqdist.training.read_cache",
+    "cancelled": "zmqdist.task_context",
     "check_alive": "zmqdist.tasks.connect",
     "connect_to_cluster": "zmqdist.tasks.connect",
     "connect_to_host": "zmqdist.tasks.connect",

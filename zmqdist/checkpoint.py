@@ -10,11 +10,11 @@
 What is on the disk is in manifest.py. How to use it is in docs/checkpoints.md.
 """
 
-from zmqdist.training.checkpoint.following import checkpoints_iterator, latest_checkpoint
+from zmqdist.training.checkpoint.checkpoint_iterator import checkpoints_iterator, latest_checkpoint
 from zmqdist.training.checkpoint.manager import CheckpointManager
 from zmqdist.training.checkpoint.objects import Checkpoint
 from zmqdist.training.checkpoint.recovery import Recovered, Recovery, RecoverySnapshot
-from zmqdist.training.checkpoint.saving import load, restore, save
+from zmqdist.training.checkpoint.save_restore import load, restore, save
 
 __all__ = [
     "Checkpoint",

@@ -1,10 +1,10 @@
 """Scheduling functions on a cluster: `ClusterCoordinator`, `RemoteValue`, `PerWorkerValues`, and where a function runs."""
 
-from zmqdist.running import get_current_worker_index, get_num_workers
 from zmqdist.scheduling.coordinator import metrics as metrics
 from zmqdist.scheduling.coordinator.coordinator import ClusterCoordinator
 from zmqdist.scheduling.coordinator.per_worker import PerWorkerValues
-from zmqdist.scheduling.coordinator.values import RemoteValue, RemoteValueStatus
+from zmqdist.scheduling.coordinator.remote_value import RemoteValue, RemoteValueStatus
+from zmqdist.task_context import get_current_worker_index, get_num_workers
 from zmqdist.tasks import coordinator_utils as utils  # noqa: F401
 
 PerWorkerValue = PerWorkerValues

@@ -46,7 +46,7 @@ CANCELLED = 3
 KEPT = 4
 """As BULK, for a value that stays with its worker. Only inside a process and between a slot and its worker: messages say BULK."""
 INPUT_LOST = 5
-"""It was not run: one of its inputs is not where it was kept. The payload is what scheduling/worker/kept.py `encode_loss` makes."""
+"""It was not run: one of its inputs is not where it was kept. The payload is from `encode_loss` of scheduling/worker/remote_results.py."""
 
 
 ALL_NUMBERS = -1

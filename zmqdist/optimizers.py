@@ -5,7 +5,7 @@ shape, which live beside it (at its parameter server). A step reads and writes a
 done in pieces, which stay in the cache, and of a sparse gradient (IndexedSlices) with the rows that it names; rows that it names twice
 count with the sum. Other rows stay as they are, also their slots (as "lazy" variants elsewhere).
 
-Formulas and defaults are those of Keras. Not here: where variables live and who calls this (variables/hosted.py).
+Formulas and defaults are those of Keras. Not here: where variables live and who calls this (variables/hosted_variable.py).
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from zmqdist.training.aggregation import ReduceOp, VariableAggregation, VariableSynchronization
-from zmqdist.training.caching import cache_variable_reads
 from zmqdist.training.context import (
     ReplicaContext,
     get_replica_context,
@@ -12,9 +11,10 @@ from zmqdist.training.context import (
     in_cross_replica_context,
     variable_creator_scope,
 )
-from zmqdist.training.distributed import InputContext, ValueContext
+from zmqdist.training.distributed_dataset import InputContext, ValueContext
 from zmqdist.training.embedding import embedding_lookup_sparse, safe_embedding_lookup_sparse
 from zmqdist.training.per_replica import PerReplica
+from zmqdist.training.read_cache import cache_variable_reads
 from zmqdist.training.sharded import ShardedVariable
 from zmqdist.training.strategy import ParameterServerStrategy
 from zmqdist.training.variable import Variable

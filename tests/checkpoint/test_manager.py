@@ -19,7 +19,7 @@ import zmqdist as zd
 from tests.checkpoint.made import variable
 from zmqdist.checkpoint import Checkpoint, CheckpointManager, checkpoints_iterator, latest_checkpoint
 from zmqdist.errors import NotFoundError, OpError, ResourceExhaustedError, UnknownError
-from zmqdist.training.checkpoint.reading import CheckpointReader
+from zmqdist.training.checkpoint.reader import CheckpointReader
 
 PATIENCE_S = 30.0
 

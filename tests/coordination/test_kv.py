@@ -15,7 +15,7 @@ from tests.ports import free_address
 from zmqdist import errors
 from zmqdist.coordination import link
 from zmqdist.coordination.client import CoordinationClient
-from zmqdist.rpc import ZmqClient, asking
+from zmqdist.rpc import ZmqClient, internal_client
 from zmqdist.transport.credentials import Credentials
 
 Keep = Callable[..., Keeper]
@@ -80,7 +80,7 @@ def test_a_thousand_keys_are_waited_for_without_a_thread(keep: Keep, join: Join)
     client = join(keeper, "worker:0")
     client.register(30)
     threads = threading.active_count()
-    waiting = [asking.start(by_hand, "coordination.kv_get", f"key/{number}", None) for number in range(1000)]
+    waiting = [internal_client.start(by_hand, "coordination.kv_get", f"key/{number}", None) for number in range(1000)]
     assert not waiting[0].done()
     until(lambda: keeper.service.snapshot().key_waits == 1000)
     assert threading.active_count() <= threads + 1  # the reader of this client

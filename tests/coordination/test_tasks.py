@@ -18,7 +18,7 @@ from tests.ports import free_address
 from zmqdist import errors
 from zmqdist.coordination import link
 from zmqdist.coordination.client import CoordinationClient, TaskState, task_of
-from zmqdist.rpc import ZmqClient, asking
+from zmqdist.rpc import ZmqClient, internal_client
 from zmqdist.scheduling.dispatcher.runtime import DispatchServer
 from zmqdist.transport.credentials import Credentials
 
@@ -113,7 +113,7 @@ def test_who_stops_waiting_has_not_come(keep: Keep, join: Join) -> None:
     join(keeper, "worker:0", 77).register(30)
     other = join(keeper, "worker:1")
     by_hand = ZmqClient(keeper.address, security=Credentials().client(keeper.address, "worker"))
-    pending = asking.start(by_hand, "coordination.barrier", ("worker", 0, 77), "b", 0, None, None)
+    pending = internal_client.start(by_hand, "coordination.barrier", ("worker", 0, 77), "b", 0, None, None)
     until(lambda: keeper.missing("b") == ("worker:1",))
     pending.cancel()
     until(lambda: keeper.missing("b") == ())
@@ -496,7 +496,7 @@ def test_DoNotAllowPollForErrorIfServiceHasStopped(keep: Keep) -> None:
     keeper = keep(1)
     keeper.service.stop("the keeper stops")
     with ZmqClient(keeper.address, security=Credentials().client(keeper.address, "worker")) as client:
-        code, text = asking.start(client, "coordination.poll", ("worker", 0, 1), 0).get_error()
+        code, text = internal_client.start(client, "coordination.poll", ("worker", 0, 1), 0).get_error()
     assert (code, text) == (errors.UNAVAILABLE, "the service of barriers and keys has stopped here")
 
 
@@ -548,7 +548,7 @@ def test_garbage_is_an_error_of_the_caller_alone(keep: Keep, join: Join) -> None
     with ZmqClient(keeper.address, security=Credentials().client(keeper.address, "worker")) as client:
         for method, *args in GARBAGE:
             try:
-                code, text = asking.start(client, f"coordination.{method}", *args).get_error()
+                code, text = internal_client.start(client, f"coordination.{method}", *args).get_error()
             except errors.InvalidArgumentError as error:  # it does not even travel
                 code, text = error.error_code, error.message
             assert code == errors.INVALID_ARGUMENT, f"{method}{str(args)[:60]}: {code} {text}"
@@ -558,10 +558,10 @@ def test_garbage_is_an_error_of_the_caller_alone(keep: Keep, join: Join) -> None
 def test_a_stranger_may_ask_nothing(keep: Keep) -> None:
     keeper = keep(2)
     with ZmqClient(keeper.address) as client:
-        methods = [info[0] for info in asking.start(client, "zmqdist.methods").get_value()]
+        methods = [info[0] for info in internal_client.start(client, "zmqdist.methods").get_value()]
         assert len(methods) > 15
         for method in sorted(methods):
-            code, text = asking.start(client, method).get_error()
+            code, text = internal_client.start(client, method).get_error()
             assert code == errors.PERMISSION_DENIED
             assert "role client may not call coordination." in text
 

@@ -19,7 +19,7 @@ import zmqdist as zd
 from tests.coordinator.test_callbacks import refuse_threads
 from tests.scheduling.work import begun, exits, go, until, waits, writes
 from zmqdist import errors
-from zmqdist.scheduling.coordinator import broken
+from zmqdist.scheduling.coordinator import broken_pool
 
 
 @pytest.mark.processes("executor")
@@ -417,7 +417,7 @@ def test_a_local_cluster_that_is_closed_first_fails_the_futures(tmp_path: Path) 
 
 @pytest.mark.parametrize("name", ["ExecutorWorkerLost", "ExecutorUnavailable", "ExecutorBroken"])
 def test_errors_of_an_executor_survive_a_pickle(name: str) -> None:
-    cls = getattr(broken, name)
+    cls = getattr(broken_pool, name)
     data = ("f", (("worker:0", 0, -9, ""),)) if name == "ExecutorWorkerLost" else (None, None, "text")
     error = pickle.loads(pickle.dumps(cls(*data)))
     assert type(error) is cls

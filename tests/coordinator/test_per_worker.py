@@ -25,7 +25,7 @@ from zmqdist.coordinator import (
     get_num_workers,
 )
 from zmqdist.messages import Submit
-from zmqdist.scheduling.coordinator.values import RemoteValueStatus
+from zmqdist.scheduling.coordinator.remote_value import RemoteValueStatus
 
 pytestmark = [pytest.mark.timeout(90), pytest.mark.shares_cluster]  # its dispatcher may start another thread of a pool
 

@@ -17,7 +17,7 @@ from tests.coordinator import per_worker_work as work
 from tests.scheduling.work import until
 from zmqdist import data, errors, limits
 from zmqdist.coordinator import ClusterCoordinator, PerWorkerValues
-from zmqdist.scheduling.coordinator.values import RemoteValueStatus
+from zmqdist.scheduling.coordinator.remote_value import RemoteValueStatus
 from zmqdist.specs import TensorSpec
 
 pytestmark = [pytest.mark.timeout(90), pytest.mark.shares_cluster]  # its dispatcher may start another thread of a pool

@@ -15,7 +15,7 @@ from tests.scheduling.work import begun, go, until, waits
 from zmqdist import errors
 from zmqdist.coordinator import ClusterCoordinator, RemoteValue
 from zmqdist.scheduling.coordinator.bounds import SMALL_BYTES_MAX, QueueBytes
-from zmqdist.transport.shortage import usable_bytes
+from zmqdist.transport.memory_limits import usable_bytes
 
 MIB = 2**20
 BOUND = 3 * MIB

@@ -17,7 +17,7 @@ from tests.scheduling.work import until
 from zmqdist import TensorSpec
 from zmqdist.data import AUTOTUNE, INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Dataset, Options, Ragged
 from zmqdist.data.constants import SHARD_HINT
-from zmqdist.data.creation import Creation
+from zmqdist.data.constructors import Creation
 from zmqdist.data.structure import DatasetSpec
 from zmqdist.errors import AlreadyExistsError, DataLossError, FailedPreconditionError, InvalidArgumentError
 

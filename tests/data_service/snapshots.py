@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from zmqdist.data import Dataset, layout
+from zmqdist.data import Dataset, snapshot_layout
 from zmqdist.data.chunks import spec_to_json
 from zmqdist.data.service.snapshots.machine import SnapshotMode
 from zmqdist.data.service.snapshots.manager import SnapshotFolder
@@ -95,4 +95,4 @@ def always(_: int) -> float:
 
 def names(path: Path | str) -> list[str]:
     """The chunks of a snapshot, as readers read them."""
-    return [chunk.name for chunk in layout.committed(str(path))]
+    return [chunk.name for chunk in snapshot_layout.committed(str(path))]

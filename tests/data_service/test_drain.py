@@ -116,9 +116,9 @@ def test_sigterm_drains_a_worker_process() -> None:
 
 def test_what_is_handed_back_twice_is_given_out_once(cluster: TestCluster) -> None:
     from zmqdist.data.service.dispatcher.machine import questions as q
-    from zmqdist.data.service.dispatcher.machine.book import Rules
     from zmqdist.data.service.dispatcher.machine.machine import Splits
     from zmqdist.data.service.dispatcher.machine.records import Terms
+    from zmqdist.data.service.dispatcher.machine.tables import Rules
 
     machine = Splits(Rules(), 5, 0.0)
 

@@ -25,7 +25,7 @@ from zmqdist.data.service import DispatcherConfig, DispatchServer, ShardingPolic
 from zmqdist.data.service.dispatcher.journal import Journal
 from zmqdist.data.service.dispatcher.machine.records import ReleaseClient, encode
 from zmqdist.errors import RESOURCE_EXHAUSTED, UNAVAILABLE, FailedPreconditionError, InvalidArgumentError, NotFoundError
-from zmqdist.rpc import asking
+from zmqdist.rpc import internal_client
 from zmqdist.rpc.client import ZmqClient
 from zmqdist.transport.credentials import Credentials
 
@@ -391,7 +391,7 @@ def test_a_journal_that_can_be_neither_written_nor_read_is_waited_for(
         failing.setattr(Journal, "load", broken)
         security = Credentials(None, None, False).client(cluster.dispatcher.address, "submit")
         with ZmqClient(cluster.dispatcher.address, "test", security=security) as client:
-            refused = asking.start(client, "zmqdist.data.compression", "1000", True).get_error()[0]
+            refused = internal_client.start(client, "zmqdist.data.compression", "1000", True).get_error()[0]
         assert refused in (RESOURCE_EXHAUSTED, UNAVAILABLE)
         assert looked.wait(20)
         assert cluster.dispatcher.data_snapshot().journal == "unreadable"

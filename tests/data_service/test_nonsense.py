@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from zmqdist.data import Dataset, service
-from zmqdist.data.service.dispatcher.machine.book import Rules
+from zmqdist.data.service.dispatcher.machine.tables import Rules
 from zmqdist.data.service.dispatcher.runtime import PREFIX, DataDispatcher
 from zmqdist.errors import ABORTED, INVALID_ARGUMENT, OpError
-from zmqdist.rpc import asking
+from zmqdist.rpc import internal_client
 from zmqdist.rpc.client import ZmqClient
-from zmqdist.rpc.failures import told
+from zmqdist.rpc.handler_errors import told
 from zmqdist.scheduling.dispatcher.config import DispatcherConfig, WorkerConfig
 from zmqdist.scheduling.dispatcher.runtime import DispatchServer
 from zmqdist.scheduling.worker.runtime import WorkerServer
@@ -63,7 +63,7 @@ class Stranger:
         self.client = ZmqClient(self.server.address, "stranger", security=security)
 
     def ask(self, method: str, *args: Any) -> Any:
-        return asking.start(self.client, PREFIX + method, *args)
+        return internal_client.start(self.client, PREFIX + method, *args)
 
     def sensible(self) -> dict[str, tuple[Any, ...]]:
         """Arguments of each method with which it does something."""

@@ -11,7 +11,7 @@ from tests.data_service.clusters import until
 from tests.ports import free_port
 from zmqdist.data import Dataset
 from zmqdist.data.service import DispatcherConfig, DispatchServer, WorkerConfig, WorkerServer
-from zmqdist.data.service.snapshots.save import distributed_save
+from zmqdist.data.service.snapshots.distributed_save import distributed_save
 from zmqdist.errors import OpError
 
 STOPPED = "Server cannot be started after it has been stopped"

@@ -13,8 +13,8 @@ from tests.data_service.clusters import TestCluster, process_cluster, until, val
 from tests.data_service.test_snapshots_service import WAIT_S, Gate, gated, loaded, saved
 from zmqdist.data import Dataset
 from zmqdist.data.service.policy import ShardingPolicy
+from zmqdist.data.service.snapshots.distributed_save import distributed_save
 from zmqdist.data.service.snapshots.machine import StreamState
-from zmqdist.data.service.snapshots.save import distributed_save
 from zmqdist.errors import AlreadyExistsError
 from zmqdist.scheduling.dispatcher.config import DispatcherConfig
 from zmqdist.scheduling.dispatcher.runtime import DispatchServer

@@ -17,7 +17,7 @@ import pytest
 from tests.data_service.serving import until
 from tests.zygote import slots_zygote
 from zmqdist.data.dataset import Dataset
-from zmqdist.data.service.snapshots.save import distributed_save
+from zmqdist.data.service.snapshots.distributed_save import distributed_save
 from zmqdist.errors import CancelledError, UnknownError
 from zmqdist.scheduling.dispatcher.config import DispatcherConfig, WorkerConfig
 from zmqdist.scheduling.dispatcher.runtime import DispatchServer

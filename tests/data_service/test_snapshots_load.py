@@ -16,7 +16,7 @@ import pytest
 from tests.data_service.snapshots import always, begin, numbers, save, write, writing
 from tests.data_service.test_snapshots_writer import fails_at_five
 from zmqdist import TensorSpec
-from zmqdist.data import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Dataset, layout
+from zmqdist.data import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Dataset, snapshot_layout
 from zmqdist.data.dataset import deserialize
 from zmqdist.data.ops import saving, snapshots
 from zmqdist.data.service.snapshots import writer
@@ -104,8 +104,8 @@ def test_chunks_come_by_index_and_then_by_stream(tmp_path: Path) -> None:
     save(Dataset.range(100), tmp_path / "s", 3, chunk_bytes_max=80)
     names: list[str] = []
     Dataset.load(str(tmp_path / "s"), reader_func=lambda chunks: names.extend(_names(chunks)) or chunks)
-    found = [layout.CommittedChunk.of(name) for name in names]
-    assert found == sorted(found) == layout.committed(str(tmp_path / "s"))  # type: ignore[type-var]
+    found = [snapshot_layout.CommittedChunk.of(name) for name in names]
+    assert found == sorted(found) == snapshot_layout.committed(str(tmp_path / "s"))  # type: ignore[type-var]
 
 
 def _names(chunks: Dataset) -> list[str]:

@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.data_service.snapshots import begin, names, save
-from zmqdist.data import Dataset, layout, storage
+from zmqdist.data import Dataset, snapshot_layout, storage
 from zmqdist.data.chunks import spec_to_json
-from zmqdist.data.layout import snapshot_done_path, snapshot_error_path
 from zmqdist.data.service.snapshots.machine import SnapshotMode, StreamState
 from zmqdist.data.service.snapshots.manager import SnapshotFolder, SnapshotManager
+from zmqdist.data.snapshot_layout import snapshot_done_path, snapshot_error_path
 from zmqdist.errors import (
     AlreadyExistsError,
     CancelledError,
@@ -188,14 +188,14 @@ def test_a_failed_stream_fails_the_snapshot_and_ends_the_others(tmp_path: Path) 
     with pytest.raises(FailedPreconditionError, match="a bad file"):
         ask(snapshot, "a", 0, 0)
     snapshot.cancel()
-    assert isinstance(layout.read_error(snapshot.path), DataLossError)
+    assert isinstance(snapshot_layout.read_error(snapshot.path), DataLossError)
 
 
 def test_a_cancelled_snapshot_says_so(tmp_path: Path) -> None:
     snapshot = begin(tmp_path / "s", Dataset.range(10))
     snapshot.assign("a")
     snapshot.cancel()
-    assert isinstance(layout.read_error(snapshot.path), CancelledError)
+    assert isinstance(snapshot_layout.read_error(snapshot.path), CancelledError)
     assert snapshot.progress()["error"] == {"code": 1, "message": f"{snapshot.path}: the snapshot was cancelled"}
 
 

@@ -12,10 +12,10 @@ import pytest
 
 from tests.data_service.clusters import TestCluster, until, values
 from tests.data_service.snapshots import names
-from zmqdist.data import Dataset, experimental, layout, service
+from zmqdist.data import Dataset, experimental, service, snapshot_layout
 from zmqdist.data.service.policy import ShardingPolicy
+from zmqdist.data.service.snapshots.distributed_save import distributed_save
 from zmqdist.data.service.snapshots.machine import StreamState
-from zmqdist.data.service.snapshots.save import distributed_save
 from zmqdist.errors import (
     AlreadyExistsError,
     CancelledError,
@@ -282,7 +282,7 @@ def test_a_cancelled_save_ends_on_all_workers_and_says_so(tmp_path: Path) -> Non
             handle.wait(WAIT_S)
         gate.open()
         until(lambda: not streams_being_written(cluster))
-        assert isinstance(layout.read_error(handle.path), CancelledError)
+        assert isinstance(snapshot_layout.read_error(handle.path), CancelledError)
         with pytest.raises(ValueError, match="The save job failed"):
             Dataset.load(handle.path)
 

@@ -17,10 +17,10 @@ import pytest
 from tests.data.examples import EXAMPLES
 from tests.data.reading import plain, read
 from tests.data_service.snapshots import always, ask_of, begin, names, numbers, save, write, writer_of
-from zmqdist.data import INFINITE_CARDINALITY, Dataset, layout, storage
-from zmqdist.data.layout import snapshot_done_path, snapshot_error_path
+from zmqdist.data import INFINITE_CARDINALITY, Dataset, snapshot_layout, storage
 from zmqdist.data.service.snapshots.machine import SnapshotMode
 from zmqdist.data.service.snapshots.writer import StreamWriter, commit_interval_s
+from zmqdist.data.snapshot_layout import snapshot_done_path, snapshot_error_path
 from zmqdist.data.splits import open_split, open_stream, split_providers
 from zmqdist.errors import CancelledError, InternalError, InvalidArgumentError, UnimplementedError
 
@@ -152,7 +152,7 @@ def test_a_stream_taken_over_while_its_writer_lives_is_written_once(
     snapshot = begin(path, Dataset.range(30))
     assert snapshot.assign("old") == 0
     old = writer_of(snapshot, "old", 0, chunk_bytes_max=24, interval_s=always)
-    write_json, lives = layout.write_json, ["old"]
+    write_json, lives = snapshot_layout.write_json, ["old"]
 
     def overtaken(*args: Any) -> None:
         write_json(*args)  # the checkpoint is there, its chunks are not yet
@@ -161,7 +161,7 @@ def test_a_stream_taken_over_while_its_writer_lives_is_written_once(
             snapshot.worker_lost("old")
             write(snapshot, "new", chunk_bytes_max=24, interval_s=always)
 
-    monkeypatch.setattr(layout, "write_json", overtaken)
+    monkeypatch.setattr(snapshot_layout, "write_json", overtaken)
     with pytest.raises(CancelledError, match="has another writer now"):
         old.run()
     assert snapshot.mode is SnapshotMode.DONE
@@ -180,13 +180,13 @@ def test_a_chunk_that_was_committed_and_is_gone_is_told(tmp_path: Path, monkeypa
     (path / "chunks" / "chunk_0_3_1").unlink()
     with pytest.raises(InternalError, match=r"lost chunks \[3\] of stream 0"):
         write(snapshot, "w")
-    error = layout.read_error(str(path))
+    error = snapshot_layout.read_error(str(path))
     assert isinstance(error, InternalError)
 
 
 def _stop_at_done(writer: StreamWriter, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run a writer that is interrupted when all is committed and only its DONE is missing."""
-    write_json = layout.write_json
+    write_json = snapshot_layout.write_json
 
     def stop(path: str, *args: Any) -> None:
         if path.endswith("DONE"):
@@ -194,7 +194,7 @@ def _stop_at_done(writer: StreamWriter, monkeypatch: pytest.MonkeyPatch) -> None
         write_json(path, *args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(layout, "write_json", stop)
+        patch.setattr(snapshot_layout, "write_json", stop)
         with pytest.raises(KeyboardInterrupt):
             writer.run()
 
@@ -310,7 +310,7 @@ except ResourceExhaustedError as error:
         [sys.executable, "-c", program, str(path)], capture_output=True, text=True, check=True, timeout=60
     )
     assert "File too large" in done.stdout
-    assert layout.read_error(str(path)).error_code == 8  # type: ignore[union-attr]
+    assert snapshot_layout.read_error(str(path)).error_code == 8  # type: ignore[union-attr]
     with pytest.raises(ValueError, match="The save job failed to write it"):
         Dataset.load(str(path))
     os.unlink(snapshot_error_path(str(path)))

@@ -12,7 +12,7 @@ from zmqdist.data.service import ShardingPolicy
 from zmqdist.data.service.worker import runtime as data_worker
 from zmqdist.errors import UnavailableError
 from zmqdist.observe.status import jobs, lines
-from zmqdist.rpc import asking
+from zmqdist.rpc import internal_client
 from zmqdist.rpc.client import ZmqClient
 from zmqdist.transport.credentials import Credentials
 
@@ -26,7 +26,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[TestCluster]:
 
 def asked(address: str, method: str) -> object:
     with ZmqClient(address, "test", security=Credentials(None, None, False).client(address, "submit")) as client:
-        return asking.start(client, method).get_value()
+        return internal_client.start(client, method).get_value()
 
 
 def test_a_job_that_is_read_has_a_row_with_its_figures(cluster: TestCluster) -> None:

@@ -44,10 +44,15 @@ BESIDE_MACHINES = {
     "zmqdist/data/service": ("retry",),
     "zmqdist/data/service/reader": ("delivery",),
     "zmqdist/data/service/worker": ("task_answers",),
-    "zmqdist/rpc": ("turns",),
-    "zmqdist/scheduling/coordinator": ("closures", "coordinator_events", "dependencies_and_retries", "effects", "pins"),
+    "zmqdist/scheduling/coordinator": (
+        "affinity",
+        "closures",
+        "coordinator_events",
+        "dependencies_and_retries",
+        "effects",
+    ),
     "zmqdist/scheduling/dispatcher": ("broker", "credit", "membership", "placement", "records", "rules", "stagger"),
-    "zmqdist/scheduling/worker": ("contact", "slot", "waiting", "worker_events"),
+    "zmqdist/scheduling/worker": ("contact", "slot", "waiting_work", "worker_events"),
     "zmqdist/transport": ("pace",),
 }
 """Parts of machines in files of their own, which are held to the same rules."""

@@ -17,7 +17,7 @@ import zmqdist as zd
 from tests.launch.launched import eventually
 from zmqdist import errors
 from zmqdist.coordinator import ClusterCoordinator
-from zmqdist.rpc import ZmqClient, asking
+from zmqdist.rpc import ZmqClient, internal_client
 
 
 @pytest.fixture(autouse=True)
@@ -99,7 +99,7 @@ def test_parameter_servers_are_servers_at_addresses_that_stay_theirs() -> None:
         def about(index: int) -> dict[str, Any]:
             security = cluster.credentials.client(cluster.ps[index], "submit")
             with ZmqClient(cluster.ps[index], security=security) as client:
-                found: dict[str, Any] = asking.start(client, "server.about").get_value()
+                found: dict[str, Any] = internal_client.start(client, "server.about").get_value()
                 return found
 
         before = about(1)

@@ -32,6 +32,7 @@ from zmqdist.messages import (
     Withdraw,
     Workers,
 )
+from zmqdist.scheduling.coordinator.affinity import Scheduled
 from zmqdist.scheduling.coordinator.closures import DISPATCHER, SUBMISSION_SHIFT, Closures
 from zmqdist.scheduling.coordinator.coordinator_events import (
     BulkArrived,
@@ -47,7 +48,6 @@ from zmqdist.scheduling.coordinator.coordinator_events import (
 )
 from zmqdist.scheduling.coordinator.dependencies_and_retries import LOST, UNAVAILABLE
 from zmqdist.scheduling.coordinator.effects import Effect, Fetch, Resolve, RoomMade, RoundEnded
-from zmqdist.scheduling.coordinator.pins import Scheduled
 from zmqdist.scheduling.dispatcher.membership import SAID_GOODBYE
 
 ME, QUEUE_MAX, CUT_S, LOST_S = 5, 4, 2.0, 60.0

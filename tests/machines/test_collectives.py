@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from zmqdist.errors import InvalidArgumentError
 from zmqdist.tasks import collectives_machine as core
-from zmqdist.tasks import exchanges
+from zmqdist.tasks import ring_schedules
 from zmqdist.tasks.collectives_machine import OPS, Schedule
 
 Array = NDArray[Any]
@@ -92,7 +92,7 @@ def reference(arrays: list[Array], op: str) -> Array:
 
 @pytest.fixture(autouse=True)
 def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exchanges, "COLLECTIVE_PIECE_BYTES", 24)
+    monkeypatch.setattr(ring_schedules, "COLLECTIVE_PIECE_BYTES", 24)
 
 
 @pytest.mark.parametrize("dtype", REDUCED)
@@ -104,7 +104,7 @@ def test_all_reduce_is_the_same_bits_everywhere_and_what_the_reference_says(op: 
         arrays = [core.reducible(values(chance, dtype, (length,)), op) for _ in range(size)]
         outs = [array.copy() for array in arrays]
         if size > 1:
-            all_ranks(size, lambda rank: exchanges.all_reduce(rank, size, arrays[rank], outs[rank], op), chance)
+            all_ranks(size, lambda rank: ring_schedules.all_reduce(rank, size, arrays[rank], outs[rank], op), chance)
         else:
             outs = [core.folded(arrays, op)]
         wanted = reference(arrays, op)
@@ -122,7 +122,9 @@ def test_the_bits_do_not_depend_on_who_is_first() -> None:
     seen = set()
     for seed in range(30):
         outs = [array.copy() for array in arrays]
-        all_ranks(5, lambda rank: exchanges.all_reduce(rank, 5, arrays[rank], outs[rank], "sum"), random.Random(seed))
+        all_ranks(
+            5, lambda rank: ring_schedules.all_reduce(rank, 5, arrays[rank], outs[rank], "sum"), random.Random(seed)
+        )
         seen |= {out.tobytes() for out in outs}
     assert len(seen) == 1
 
@@ -137,7 +139,7 @@ def test_everything_else_against_the_reference(size: int) -> None:
         outs = [np.empty((part.stop - part.start, 3)) for part in parts]
         all_ranks(
             size,
-            lambda rank: exchanges.reduce_scatter(
+            lambda rank: ring_schedules.reduce_scatter(
                 rank,
                 size,
                 [inputs[rank][part].ravel() for part in parts],
@@ -153,7 +155,7 @@ def test_everything_else_against_the_reference(size: int) -> None:
         got = [
             [own[r].copy() if r == rank else np.empty(lengths[r], "int32") for r in range(size)] for rank in range(size)
         ]
-        all_ranks(size, lambda rank: exchanges.all_gather(rank, size, got[rank]), chance)
+        all_ranks(size, lambda rank: ring_schedules.all_gather(rank, size, got[rank]), chance)
         for each in got:
             np.testing.assert_array_equal(np.concatenate(each), np.concatenate(own))
 
@@ -161,16 +163,18 @@ def test_everything_else_against_the_reference(size: int) -> None:
         got = [
             [own[r].copy() if r == rank else np.empty(lengths[r], "int32") for r in range(size)] for rank in range(size)
         ]
-        all_ranks(size, lambda rank: exchanges.gather(rank, size, root, got[rank]), chance)
+        all_ranks(size, lambda rank: ring_schedules.gather(rank, size, root, got[rank]), chance)
         np.testing.assert_array_equal(np.concatenate(got[root]), np.concatenate(own))
 
         flats = [own[root].copy() if rank == root else np.empty_like(own[root]) for rank in range(size)]
-        all_ranks(size, lambda rank: exchanges.broadcast(rank, size, root, flats[rank]), chance)
+        all_ranks(size, lambda rank: ring_schedules.broadcast(rank, size, root, flats[rank]), chance)
         assert all(np.array_equal(flat, own[root]) for flat in flats)
 
         squares = [values(chance, "int64", (size, 5)) for _ in range(size)]
         crossed = [np.empty_like(square) for square in squares]
-        all_ranks(size, lambda rank: exchanges.all_to_all(rank, size, list(squares[rank]), list(crossed[rank])), chance)
+        all_ranks(
+            size, lambda rank: ring_schedules.all_to_all(rank, size, list(squares[rank]), list(crossed[rank])), chance
+        )
         for rank in range(size):
             np.testing.assert_array_equal(crossed[rank], [square[rank] for square in squares])
 
@@ -185,7 +189,7 @@ def test_a_piece_that_is_lost_is_missed_by_somebody() -> None:
         with pytest.raises(Stuck):
             all_ranks(
                 size,
-                lambda rank: exchanges.all_reduce(rank, size, arrays[rank], outs[rank], "sum"),
+                lambda rank: ring_schedules.all_reduce(rank, size, arrays[rank], outs[rank], "sum"),
                 chance,
                 lose=seed % 8,
             )

@@ -22,6 +22,7 @@ from zmqdist.messages import (
     Taken,
     Withdraw,
 )
+from zmqdist.scheduling.coordinator.affinity import Scheduled, WorkOptions
 from zmqdist.scheduling.coordinator.closures import DISPATCHER, Closures
 from zmqdist.scheduling.coordinator.coordinator_events import (
     AttemptPacked,
@@ -59,7 +60,6 @@ from zmqdist.scheduling.coordinator.effects import (
     RoundRefused,
 )
 from zmqdist.scheduling.coordinator.machine import ROUND, CoordinatorMachine
-from zmqdist.scheduling.coordinator.pins import Scheduled, WorkOptions
 
 A, B, C = FIRST_ATTEMPT, FIRST_ATTEMPT + 1, FIRST_ATTEMPT + 2
 """The first attempts, in the order of their handing in."""

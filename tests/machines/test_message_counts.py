@@ -11,10 +11,10 @@ import pytest
 from zmqdist.events import Heard, Send
 from zmqdist.limits import BATCH_ITEMS_MAX
 from zmqdist.messages import VALUE
+from zmqdist.scheduling.coordinator.affinity import Scheduled
 from zmqdist.scheduling.coordinator.closures import Closures
 from zmqdist.scheduling.coordinator.coordinator_events import DispatcherUp, FunctionsDefined, FunctionsDropped
 from zmqdist.scheduling.coordinator.effects import Resolve
-from zmqdist.scheduling.coordinator.pins import Scheduled
 from zmqdist.scheduling.dispatcher.broker import Broker
 from zmqdist.scheduling.dispatcher.rules import BrokerRules
 from zmqdist.scheduling.worker.machine import WorkerMachine

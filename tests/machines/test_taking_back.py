@@ -26,6 +26,7 @@ from zmqdist.messages import (
     Submit,
     Withdraw,
 )
+from zmqdist.scheduling.coordinator.affinity import Scheduled, WorkOptions
 from zmqdist.scheduling.coordinator.closures import DISPATCHER, Closures
 from zmqdist.scheduling.coordinator.coordinator_events import (
     DispatcherDown,
@@ -35,7 +36,6 @@ from zmqdist.scheduling.coordinator.coordinator_events import (
     TakeBackAsked,
 )
 from zmqdist.scheduling.coordinator.effects import Effect, Resolve, WorkBegun
-from zmqdist.scheduling.coordinator.pins import Scheduled, WorkOptions
 from zmqdist.scheduling.dispatcher.broker import Broker
 from zmqdist.scheduling.dispatcher.rules import BrokerRules
 

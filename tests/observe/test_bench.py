@@ -13,7 +13,7 @@ from zmqdist.launch.local_cluster import local_cluster
 from zmqdist.observe import bench
 from zmqdist.observe.peer import peer_process, serving
 from zmqdist.rpc import Server
-from zmqdist.transport.bare import ANSWER_BYTES_MAX, ASK, BareClient, BareServer
+from zmqdist.transport.pyzmq_echo import ANSWER_BYTES_MAX, ASK, BareClient, BareServer
 
 TINY = bench.BenchPlan(blocks=2, calls=3, window=4, windows=2, tasks=10, sizes=(1000, 2 * bench.MIB), transfers=2)
 

@@ -20,7 +20,7 @@ import zmqdist as zd
 from zmqdist.cluster import ClusterSpec
 from zmqdist.observe.doctor import cluster, network
 from zmqdist.observe.doctor.findings import Finding
-from zmqdist.rpc import ZmqClient, ZmqServer, asking, server_info
+from zmqdist.rpc import ZmqClient, ZmqServer, internal_client, server_info
 from zmqdist.rpc.service import RpcService
 from zmqdist.scheduling.dispatcher.config import DispatcherConfig, WorkerConfig
 from zmqdist.scheduling.dispatcher.runtime import DispatchServer
@@ -217,7 +217,7 @@ def test_a_server_whose_python_is_stuck() -> None:
 
     server.register("stuck", stuck, inline=True)
     with server, ZmqClient(server.address) as client:
-        call = asking.start(client, "stuck")
+        call = internal_client.start(client, "stuck")
         assert entered.wait(PATIENCE_S)
         try:
             told = "it greets, and does not answer within 0.3 s: its Python is busy or stuck"

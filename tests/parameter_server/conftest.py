@@ -16,7 +16,7 @@ from tests.parameter_server.faults import Program
 from zmqdist.coordinator import ClusterCoordinator
 from zmqdist.launch.ports import Reserved
 from zmqdist.tasks.server import Server
-from zmqdist.training.connecting import Connected, connect
+from zmqdist.training.cluster_connection import Connected, connect
 
 Make = Callable[..., zd.ParameterServerStrategy]
 

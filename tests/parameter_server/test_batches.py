@@ -15,7 +15,7 @@ from zmqdist import errors
 from zmqdist.coordinator import ClusterCoordinator
 from zmqdist.optimizers import SGD, Adam
 from zmqdist.variables.client import PsClient
-from zmqdist.variables.host import PREFIX
+from zmqdist.variables.variable_host import PREFIX
 
 pytestmark = pytest.mark.shares_cluster  # servers in this process start threads as they need them
 

@@ -8,7 +8,7 @@ import pytest
 
 import zmqdist as zd
 from zmqdist.training.checks import check_cluster
-from zmqdist.training.connecting import connect
+from zmqdist.training.cluster_connection import connect
 
 CHIEF, WORKER, PS = ["c:1"], ["w:1", "w:2"], ["p:1", "p:2"]
 USUAL = {"chief": CHIEF, "worker": WORKER, "ps": PS}

@@ -14,7 +14,7 @@ from tests.launch.launched import eventually
 from tests.parameter_server.conftest import Cluster
 from zmqdist import errors
 from zmqdist.coordinator import ClusterCoordinator, get_current_worker_index
-from zmqdist.training.connecting import Connected
+from zmqdist.training.cluster_connection import Connected
 
 Clusters = Callable[..., Cluster]
 Connect = Callable[..., Connected]

@@ -12,8 +12,8 @@ from zmqdist import ShardedVariable, Variable
 from zmqdist.data.composites import Ragged, Sparse
 from zmqdist.errors import InvalidArgumentError
 from zmqdist.training.embedding import embedding_lookup, embedding_lookup_sparse, safe_embedding_lookup_sparse
-from zmqdist.training.homes import LocalHome
 from zmqdist.training.partition import offsets_of
+from zmqdist.training.variable_storage import LocalHome
 
 F32 = np.float32
 VALUES = np.arange(1, 11, dtype=F32).reshape(5, 2)

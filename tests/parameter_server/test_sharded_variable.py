@@ -13,8 +13,8 @@ import pytest
 
 from zmqdist import IndexedSlices, ShardedVariable, Variable, nest
 from zmqdist.errors import InvalidArgumentError, UnimplementedError
-from zmqdist.training.homes import LocalHome
 from zmqdist.training.partition import offsets_of
+from zmqdist.training.variable_storage import LocalHome
 
 F32 = np.float32
 

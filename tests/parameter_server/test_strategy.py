@@ -15,8 +15,8 @@ import zmqdist as zd
 from zmqdist import errors
 from zmqdist.coordinator import ClusterCoordinator
 from zmqdist.parameter_server import get_replica_context, get_strategy, in_cross_replica_context, variable_creator_scope
-from zmqdist.training.coordinating import CoordinatorStub
 from zmqdist.training.strategy import OnWorkers, StrategyStub
+from zmqdist.training.strategy_coordinator import CoordinatorStub
 from zmqdist.wire import trusted
 
 pytestmark = pytest.mark.shares_cluster  # servers in this process start threads as they need them

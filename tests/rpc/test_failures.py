@@ -15,9 +15,9 @@ from zmqdist import errors
 from zmqdist.errors import OpError
 from zmqdist.limits import DEPTH_MAX, ERROR_CHARS_MAX, HANDLER_THREADS_MAX
 from zmqdist.rpc import ZmqClient, ZmqServer
-from zmqdist.rpc.asked import Asked
-from zmqdist.rpc.failures import told
-from zmqdist.rpc.pool import Pool
+from zmqdist.rpc.handler_errors import told
+from zmqdist.rpc.handler_pool import Pool
+from zmqdist.rpc.pending_call import Asked
 
 Serve = Callable[..., ZmqServer]
 Connect = Callable[..., ZmqClient]

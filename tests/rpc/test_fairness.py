@@ -115,7 +115,7 @@ def large(client: ZmqClient, nbytes: int) -> list[Any]:
 def small_bounds(monkeypatch: pytest.MonkeyPatch) -> int:
     """Less than a test should have to send."""
     bound = 32 * MIB
-    monkeypatch.setattr("zmqdist.rpc.pool.CLIENT_PULLED_BYTES_MAX", bound)
+    monkeypatch.setattr("zmqdist.rpc.handler_pool.CLIENT_PULLED_BYTES_MAX", bound)
     return bound
 
 

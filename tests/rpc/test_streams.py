@@ -604,7 +604,7 @@ def test_a_second_question_before_the_answer_to_the_first_is_refused(serve: Serv
 
 def raw(channel: Channel, method: str, args: Any) -> Any:
     """A call of which the value is not looked at: `call` would flatten its arguments."""
-    from zmqdist.rpc.result import StatusOrResult
+    from zmqdist.rpc.future import StatusOrResult
 
     call = ClientCall(method, payload.pack(tuple(args))[0])
     channel.call(call)

@@ -21,9 +21,9 @@ from zmqdist.rpc.service import RpcService
 from zmqdist.scheduling.dispatcher.config import WorkerConfig
 from zmqdist.scheduling.worker import fetch, references
 from zmqdist.scheduling.worker.fetch import CLIENTS_KEPT, Fetcher
-from zmqdist.scheduling.worker.pulled import Pulled
 from zmqdist.scheduling.worker.references import Held, Reference, decode_reference, encode_reference
 from zmqdist.scheduling.worker.store import BulkStore
+from zmqdist.scheduling.worker.worker_cache import Pulled
 from zmqdist.transport import shm_pool as arena_module
 from zmqdist.transport.credentials import Credentials
 from zmqdist.transport.loop import Loop
@@ -352,7 +352,7 @@ def test_what_there_is_no_memory_for_is_an_error_and_tried_again_by_the_next(
         raise MemoryError
 
     with monkeypatch.context() as full:
-        full.setattr("zmqdist.scheduling.worker.pulled.this_arena", no_arena)
+        full.setattr("zmqdist.scheduling.worker.worker_cache.this_arena", no_arena)
         with pytest.raises(MemoryError):
             pulled.pull(payload)
     assert (len(pulled), pulled.nbytes) == (0, 0)
@@ -375,7 +375,7 @@ def test_what_could_not_be_pulled_is_tried_again_by_the_next(hold: Callable[...,
 def test_what_a_worker_keeps_is_bounded(
     hold: Callable[..., BulkStore], fetcher: Fetcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("zmqdist.scheduling.worker.pulled.PULLED_BYTES_MAX", 2 * LARGE)
+    monkeypatch.setattr("zmqdist.scheduling.worker.worker_cache.PULLED_BYTES_MAX", 2 * LARGE)
     far, own = hold(near=False), hold()
     pulled = Pulled(own, fetcher)
     for number in range(5):

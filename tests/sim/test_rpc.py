@@ -13,7 +13,7 @@ import pytest
 
 from tests.sim.simulations.rpc import FAULTS, simulate_rpc
 from zmqdist.errors import CANCELLED, DEADLINE_EXCEEDED, OK, RESOURCE_EXHAUSTED, UNAVAILABLE
-from zmqdist.rpc.turns import Turns
+from zmqdist.rpc.admission_machine import Turns
 
 
 def test_whatever_goes_wrong_every_call_ends_once_and_nothing_is_left(seed: int) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from tests.coordination.kept import until
 from tests.ports import free_addresses
-from zmqdist.tasks import exchanges
+from zmqdist.tasks import ring_schedules
 from zmqdist.tasks.server import Server
 
 Child = Callable[..., "subprocess.Popen[str]"]
@@ -101,7 +101,7 @@ class Silent:
         self, monkeypatch: pytest.MonkeyPatch, kind: str, rank: int, error: BaseException | None = None
     ) -> None:
         self.begun, self.go = threading.Event(), threading.Event()
-        real = getattr(exchanges, kind)
+        real = getattr(ring_schedules, kind)
 
         def held(own: int, *args: Any) -> Iterator[Any]:
             schedules = real(own, *args)
@@ -112,7 +112,7 @@ class Silent:
                     raise error
             return schedules  # type: ignore[no-any-return]
 
-        monkeypatch.setattr(exchanges, kind, held)
+        monkeypatch.setattr(ring_schedules, kind, held)
 
 
 SERVE = """

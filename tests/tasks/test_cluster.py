@@ -22,7 +22,7 @@ from zmqdist.errors import (
     InvalidArgumentError,
     UnavailableError,
 )
-from zmqdist.rpc import asking
+from zmqdist.rpc import internal_client
 from zmqdist.tasks.server import Server
 from zmqdist.tasks.session import Session, TaskInfo
 from zmqdist.transport import keys
@@ -342,7 +342,7 @@ def test_a_cluster_with_keys_serves_those_who_have_them(made: Made, tmp_path: Pa
 def test_who_may_only_call_may_not_send_code(made: Made) -> None:
     server = made({"local": ["localhost:0"]})
     with zd.rpc.Client.create("zmq", server.address) as client:
-        listed = asking.start(client, "zmqdist.methods").get_value()
+        listed = internal_client.start(client, "zmqdist.methods").get_value()
         methods = [info[0] for info in listed]
         offered = {name.partition(".")[0] for name in methods}
         assert offered == {"session", "server", "coordination", "mail", "collective"}

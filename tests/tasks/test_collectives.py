@@ -602,7 +602,7 @@ def test_it_works_without_shared_memory(four: list[Server], monkeypatch: pytest.
     monkeypatch.setattr(
         "zmqdist.transport.transfers.Lanes.lends", property(lambda self: False, lambda self, value: None), raising=False
     )
-    monkeypatch.setattr("zmqdist.tasks.exchanges.this_arena", lambda: None)
+    monkeypatch.setattr("zmqdist.tasks.ring_schedules.this_arena", lambda: None)
     values = [np.arange(LARGE) * rank for rank in range(4)]
     same(together(four, lambda server, rank: server.all_reduce(values[rank])), np.arange(LARGE) * 6)
     same(together(four, lambda server, rank: server.broadcast(values[rank], root=3)), values[3])

@@ -16,9 +16,9 @@ from tests.ports import free_addresses
 from tests.tasks.tasks import LARGE, Side, Silent, cluster, errors, together, until_announced, works
 from zmqdist.cluster.spec import ClusterSpec
 from zmqdist.errors import UNAVAILABLE, CancelledError, DeadlineExceededError, UnavailableError
+from zmqdist.tasks.liveness import Watches
 from zmqdist.tasks.node import TASKS, Node
 from zmqdist.tasks.server import Server
-from zmqdist.tasks.watch import Watches
 from zmqdist.transport.credentials import Credentials
 
 Made = Callable[..., Server]
@@ -186,7 +186,7 @@ def test_a_member_without_memory_for_the_result_tells_the_others(
         raise MemoryError("no room")
 
     with monkeypatch.context() as full:
-        full.setattr("zmqdist.tasks.exchanges.gather", none)
+        full.setattr("zmqdist.tasks.ring_schedules.gather", none)
         got = errors(pair, lambda server, rank: server.gather(np.ones(LARGE), timeout=10.0))
     assert all("no room" in str(error) for error in got)
     works(pair)
@@ -197,7 +197,7 @@ def test_a_member_without_memory_for_the_result_tells_the_others(
 MEMBER = """
 import sys
 import numpy as np
-from zmqdist.tasks import exchanges
+from zmqdist.tasks import ring_schedules
 from zmqdist.tasks.server import Server
 addresses, rank = sys.argv[1].split(","), int(sys.argv[2])
 def silent(*args):

@@ -16,7 +16,7 @@ from tests.coordination.kept import until
 from tests.ports import free_addresses
 from tests.tasks.tasks import Side
 from zmqdist.errors import INVALID_ARGUMENT, FailedPreconditionError, InvalidArgumentError, UnavailableError
-from zmqdist.rpc import ZmqClient, asking
+from zmqdist.rpc import ZmqClient, internal_client
 from zmqdist.tasks.server import Server
 from zmqdist.tasks.session import Session
 
@@ -81,7 +81,7 @@ def test_a_wrong_grace_is_refused_and_the_server_goes_on(made: Made, grace: Any)
         assert session.run(int) == 0
         security = server.credentials.client(server.address, "submit")
         with ZmqClient(server.address, security=security) as client:  # another one than ours
-            code, text = asking.start(client, "server.stop", "1").get_error()
+            code, text = internal_client.start(client, "server.stop", "1").get_error()
         assert (code, "grace is a number of seconds" in text) == (INVALID_ARGUMENT, True)
         assert session.run(int) == 0
     server.stop(inf)

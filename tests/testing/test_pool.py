@@ -27,7 +27,7 @@ from zmqdist.testing import (
     create_cluster_spec,
     get_barrier,
 )
-from zmqdist.testing.runner.crew import PoolWork
+from zmqdist.testing.runner.process_pool import PoolWork
 from zmqdist.testing.runner.task_pipe import TaskPipe
 
 MIB = 2**20

@@ -19,9 +19,9 @@ from zmqdist.errors import InvalidArgumentError, UnavailableError, WireError
 from zmqdist.limits import ARENA_CELLS
 from zmqdist.transport import shm_mapping
 from zmqdist.transport import shm_pool as arena_module
+from zmqdist.transport.memory_limits import usable_bytes
 from zmqdist.transport.shm_peer import PeerArena, open_peer
 from zmqdist.transport.shm_pool import FROZEN, FROZEN_PUBLISHED, OURS, PUBLISHED, Arena, this_arena
-from zmqdist.transport.shortage import usable_bytes
 from zmqdist.wire.arrays import is_frozen
 
 MIB = 2**20

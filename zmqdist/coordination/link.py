@@ -41,9 +41,9 @@ from zmqdist.errors import (
     from_code,
 )
 from zmqdist.limits import BARRIERS_MAX, LEADER_WAIT_S, TASK_ERRORS_KEPT, WAIT_LOG_S
-from zmqdist.rpc import asking
+from zmqdist.rpc import internal_client
 from zmqdist.rpc.client import ZmqClient
-from zmqdist.rpc.result import StatusOrResult, is_sent
+from zmqdist.rpc.future import StatusOrResult, is_sent
 
 log = logging.getLogger("zmqdist.coordination")
 
@@ -136,7 +136,7 @@ class KeeperLink:
             due = inf
         elif self._state == ENDED:
             raise self._ended()
-        started = asking.start(self._questions, PREFIX + method, *args, due=due)
+        started = internal_client.start(self._questions, PREFIX + method, *args, due=due)
         with self._changed:
             self._asked.add(started)
         if self._state == LOST:  # meanwhile
@@ -243,7 +243,7 @@ class KeeperLink:
         try:
             if say_so and self._was_up:
                 due = time.monotonic() + LEAVE_S
-                asking.start(self._life, PREFIX + "leave", self.who, False, due=due).is_ok()
+                internal_client.start(self._life, PREFIX + "leave", self.who, False, due=due).is_ok()
         finally:
             self._join()
             self._told.put(None)
@@ -340,7 +340,7 @@ class KeeperLink:
                 self._become(REFUSED, InternalError(f"{type(error).__name__}: {error}"))
 
     def _hear(self, method: str, *args: Any, due: float = inf, states: tuple[str, ...] = _AT_WORK) -> Any:
-        pending = asking.start(self._life, PREFIX + method, *args, due=due)
+        pending = internal_client.start(self._life, PREFIX + method, *args, due=due)
         with self._changed:
             self._pending = pending
             wanted = self._state in states

@@ -38,7 +38,7 @@ from zmqdist.coordination.machine import Coordination, CoordinationConfig, TaskE
 from zmqdist.coordination.snapshot import KeeperSnapshot, TaskRow
 from zmqdist.errors import OK, UNAUTHENTICATED, InvalidArgumentError, UnavailableError, from_code
 from zmqdist.limits import KEY_CHARS_MAX
-from zmqdist.rpc.asked import Asked
+from zmqdist.rpc.pending_call import Asked
 from zmqdist.rpc.service import RpcService
 from zmqdist.transport.loop import Loop
 from zmqdist.transport.processes import is_alive

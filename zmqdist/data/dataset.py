@@ -6,7 +6,7 @@ Rules
 
     Functions get the parts of a tuple as arguments, and everything else (dicts, namedtuples too) as one.
 
-What a pipeline can be asked beside that is in tree.py, where one begins in creation.py, what ends one in results.py, what an
+What a pipeline can be asked beside that is in tree.py, where one begins in constructors.py, what ends one in reductions.py, what an
 operator does in ops/.
 """
 
@@ -21,7 +21,7 @@ import numpy as np
 from zmqdist import nest
 from zmqdist.data import interfaces
 from zmqdist.data.constants import AUTOTUNE
-from zmqdist.data.creation import Creation, user_function
+from zmqdist.data.constructors import Creation, user_function
 from zmqdist.data.interfaces import dataset_class
 from zmqdist.data.ops import (
     background,
@@ -40,7 +40,7 @@ from zmqdist.data.ops import (
 )
 from zmqdist.data.ops.base import Op
 from zmqdist.data.options import Options
-from zmqdist.data.results import DatasetResults
+from zmqdist.data.reductions import DatasetResults
 from zmqdist.data.structure import UNKNOWN_SPEC, common_spec, element, invalid, is_dataset, whole, without_attrs
 from zmqdist.data.tree import Tree
 from zmqdist.random import operation_seed

@@ -14,7 +14,7 @@ Theory
     A reader may also be what a function of flat_map or interleave returns: to see that, the function is called for one element of its
     input. So the rewrite belongs to the worker; a dispatcher runs no functions of users.
 
-Not here: which share a worker has (data/service/dispatcher/machine/hosts.py).
+Not here: which share a worker has (data/service/dispatcher/machine/worker_slots.py).
 """
 
 from __future__ import annotations

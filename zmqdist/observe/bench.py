@@ -32,7 +32,7 @@ from zmqdist.observe.status import Table
 from zmqdist.rpc import Client, StatusOrResult
 from zmqdist.scheduling.coordinator.coordinator import ClusterCoordinator
 from zmqdist.transport.address import join, split
-from zmqdist.transport.bare import BareClient
+from zmqdist.transport.pyzmq_echo import BareClient
 
 MIB: Final = 2**20
 ANSWER_MS: Final = 30_000

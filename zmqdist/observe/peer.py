@@ -15,7 +15,7 @@ from zmqdist import errors
 from zmqdist.child_command import child_command
 from zmqdist.rpc import Server
 from zmqdist.transport.address import join, split
-from zmqdist.transport.bare import BareServer
+from zmqdist.transport.pyzmq_echo import BareServer
 
 PATIENCE_S = 30.0
 

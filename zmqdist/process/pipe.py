@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar
 
 from zmqdist.errors import ResourceExhaustedError
-from zmqdist.transport.shortage import exhausted
+from zmqdist.transport.memory_limits import exhausted
 
 if TYPE_CHECKING:  # it comes with ZeroMQ, which a child may not need
     from zmqdist.transport.loop import Loop

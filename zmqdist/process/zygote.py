@@ -48,7 +48,7 @@ from functools import partial
 from types import ModuleType
 
 from zmqdist.child_command import add_working_directory
-from zmqdist.process import reaping
+from zmqdist.process import reaper
 
 WORD = struct.Struct("<4sqq")
 """A verb, the ticket of the child that it is about, and a number."""
@@ -166,7 +166,7 @@ class Zygote:
                     data, descriptors = (b"", []) if fd == self._starter else self._receive()
                     if not data:
                         for child in self._bound.values():
-                            reaping.end_group(child.pid)
+                            reaper.end_group(child.pid)
                         return None
                     if (run := self._obey(data, descriptors)) is not None:
                         return run
@@ -181,7 +181,7 @@ class Zygote:
         self._beat(self._watch_s or 0.0)
         for child in self._bound.values():
             child.silenced = True
-            reaping.end_group(child.pid)
+            reaper.end_group(child.pid)
 
     def _beat(self, watch_s: float) -> None:
         self._watch_s = watch_s
@@ -206,7 +206,7 @@ class Zygote:
         if verb == BEAT:
             self._beat(number / 1000)
         elif ticket in self._bound:
-            reaping.end_group(self._bound[ticket].pid)
+            reaper.end_group(self._bound[ticket].pid)
         return None
 
     def _spawn(self, payload: int, *descriptors: int) -> Callable[[], int] | None:
@@ -284,12 +284,12 @@ class Zygote:
         child = self._children.pop(pidfd)
         self._poll.unregister(pidfd)
         os.close(pidfd)
-        code = reaping.exit_code(child.pid)
+        code = reaper.exit_code(child.pid)
         if child.ticket:
             del self._bound[child.ticket]
-            reaping.end_group(child.pid)
+            reaper.end_group(child.pid)
             child.tell(ENDED, SILENT if child.silenced else code)
-            reaping.reap(child.pid)
+            reaper.reap(child.pid)
         else:
             self._ended[child.told.fileno()] = child
             child.tell(ENDED, code)
@@ -300,7 +300,7 @@ class Zygote:
         child = self._ended.pop(fd)
         self._poll.unregister(fd)
         child.told.close()
-        reaping.reap(child.pid)
+        reaper.reap(child.pid)
 
     def _become(self, order: Order, directory: int | None, path: list[str] | None, given: Sequence[int]) -> None:
         """In the child: what a new process with this order would have."""

@@ -16,7 +16,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 
 from zmqdist.child_command import child_command
-from zmqdist.process.reaping import wait_and_reap
+from zmqdist.process.reaper import wait_and_reap
 from zmqdist.process.zygote import NAME, SLOTS_NAME, Zygote, name_process
 
 CLOSE_S = 5.0

@@ -13,8 +13,8 @@ Not here: work that may run on any of several workers (coordinator), and anythin
 
 from zmqdist.rpc.client import RpcClient as Client
 from zmqdist.rpc.client import ZmqClient
-from zmqdist.rpc.listing import MethodInfo
-from zmqdist.rpc.result import StatusOrResult
+from zmqdist.rpc.future import StatusOrResult
+from zmqdist.rpc.method_list import MethodInfo
 from zmqdist.rpc.server import RpcServer as Server
 from zmqdist.rpc.server import ZmqServer
 from zmqdist.rpc.streams import Stream

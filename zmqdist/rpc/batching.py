@@ -23,11 +23,11 @@ import numpy as np
 
 from zmqdist import nest
 from zmqdist.errors import DeadlineExceededError, InvalidArgumentError, OpError, UnknownError
-from zmqdist.rpc.answering import AnsweringService
-from zmqdist.rpc.asked import Asked
 from zmqdist.rpc.batching_machine import Batches
 from zmqdist.rpc.methods import Method
-from zmqdist.running import enter, leave
+from zmqdist.rpc.pending_call import Asked
+from zmqdist.rpc.service_protocol import AnsweringService
+from zmqdist.task_context import enter, leave
 
 
 class _Waiting:

@@ -19,9 +19,9 @@ from typing import Any, Final
 
 from zmqdist.errors import InvalidArgumentError, UnavailableError
 from zmqdist.rpc import payload
-from zmqdist.rpc.listing import MethodInfo, heard
+from zmqdist.rpc.future import StatusOrResult, as_leaves, as_returned, as_specified, outcome
+from zmqdist.rpc.method_list import MethodInfo, heard
 from zmqdist.rpc.output_array import Into
-from zmqdist.rpc.result import StatusOrResult, as_leaves, as_returned, as_specified, outcome
 from zmqdist.rpc.service import METHODS
 from zmqdist.rpc.snapshots import snapshot
 from zmqdist.rpc.streams import Stream

@@ -29,13 +29,13 @@ from zmqdist.limits import (
     STREAMS_MAX,
     STREAMS_OF_PEER_MAX,
 )
-from zmqdist.rpc.answering import AnsweringService
-from zmqdist.rpc.asked import Asked
-from zmqdist.rpc.failures import told
+from zmqdist.rpc.handler_errors import told
 from zmqdist.rpc.methods import Method
+from zmqdist.rpc.pending_call import Asked
+from zmqdist.rpc.service_protocol import AnsweringService
 from zmqdist.rpc.snapshots import pack_result
 from zmqdist.rpc.streams import CLOSE, NEXT, OPEN
-from zmqdist.running import enter, leave
+from zmqdist.task_context import enter, leave
 from zmqdist.transport.router import Peer
 from zmqdist.wire.items import Items, encode_items
 

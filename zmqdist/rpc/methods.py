@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from zmqdist.errors import InvalidArgumentError, OpError, UnknownError, WireError
 from zmqdist.rpc import payload
-from zmqdist.rpc.listing import MethodInfo, first_line
+from zmqdist.rpc.method_list import MethodInfo, first_line
 from zmqdist.rpc.signatures import Parameters, convert_args, convert_leaves, fit, signature_of
 from zmqdist.specs import Function, convert, function
 

@@ -7,8 +7,8 @@ Rules
     else gets a code by its class, and a text with class and traceback.
     Values travel by the safe codec: nothing is unpickled here.
     A handler can ask `zmqdist.cancelled()`: its caller cancelled or has gone, or its time is up. (Inline ones are over too soon.)
-    Calls that wait for a thread have their turns by client, and their arguments a bound in bytes (turns.py). Of an inline method, and
-    of one that answers later, they begin at once. What a client holds back is let in when there is room for it.
+    Calls that wait for a thread have their turns by client, and their arguments a bound in bytes (admission_machine.py). Of an inline
+    method, and of one that answers later, they begin at once. What a client holds back is let in when there is room for it.
     The answer to a call that came alone leaves at once. The others, if they have no frames, gather for a turn of the loop and
     leave as one message to each peer.
 
@@ -32,16 +32,16 @@ from zmqdist import errors
 from zmqdist.errors import FailedPreconditionError, InvalidArgumentError, OpError, PermissionDeniedError, WireError
 from zmqdist.limits import BATCH_BYTES_MAX, BATCH_ITEMS_MAX, HANDLER_THREADS_MAX
 from zmqdist.messages import Call, Calls, CancelCall, Goodbye, LetIn, Replies, Reply
-from zmqdist.rpc.asked import Asked
 from zmqdist.rpc.batching import Batched
-from zmqdist.rpc.failures import failed, no_room, stopping
+from zmqdist.rpc.blocked_handlers_log import JamLog
 from zmqdist.rpc.generators import Generators
-from zmqdist.rpc.jam import JamLog
+from zmqdist.rpc.handler_errors import failed, no_room, stopping
+from zmqdist.rpc.handler_pool import Pool
 from zmqdist.rpc.methods import Method, method_for
-from zmqdist.rpc.pool import Pool
+from zmqdist.rpc.pending_call import Asked
 from zmqdist.rpc.server_info import ABOUT, about_us
 from zmqdist.rpc.snapshots import pack_result
-from zmqdist.running import enter, leave
+from zmqdist.task_context import enter, leave
 from zmqdist.transport.calls_machine import ServedCall, ServerCalls, counted
 from zmqdist.transport.figures import ServerSnapshot
 from zmqdist.transport.loop import Loop
@@ -51,7 +51,7 @@ from zmqdist.transport.transfers import Source, fresh, nbytes_told
 log = logging.getLogger("zmqdist.rpc")
 
 METHODS: Final = "zmqdist.methods"
-"""The reserved method that lists the others, as listing.py has them."""
+"""The reserved method that lists the others, as method_list.py has them."""
 
 UNREAD_S: Final = 0.5
 """A server that stops does not wait longer for a client that has stopped reading."""

@@ -21,7 +21,7 @@ from zmqdist import errors
 from zmqdist.background import in_background
 from zmqdist.errors import FailedPreconditionError, OpError, from_code
 from zmqdist.rpc import payload
-from zmqdist.rpc.result import ended
+from zmqdist.rpc.future import ended
 from zmqdist.rpc.snapshots import snapshot
 from zmqdist.transport.calls_machine import ClientCall
 from zmqdist.transport.channel import Channel

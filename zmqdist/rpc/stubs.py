@@ -12,9 +12,9 @@ from typing import Any
 
 from zmqdist.errors import InvalidArgumentError
 from zmqdist.rpc import payload
-from zmqdist.rpc.listing import MethodInfo
+from zmqdist.rpc.future import StatusOrResult, as_returned, outcome
+from zmqdist.rpc.method_list import MethodInfo
 from zmqdist.rpc.output_array import Into
-from zmqdist.rpc.result import StatusOrResult, as_returned, outcome
 from zmqdist.rpc.signatures import Parameters, is_flat
 from zmqdist.rpc.snapshots import snapshot
 from zmqdist.rpc.streams import Stream

@@ -24,7 +24,7 @@ Promises, checked by tests/machines/test_agreement.py and tests/sim/test_tasks.p
     A5  announcements of different rounds never meet, but for members that have been told of an error
     A6  a failure that comes late ends no later round than its own
 
-Not here: how a result is made (collectives.py), who is alive (watch.py).
+Not here: how a result is made (collectives.py), who is alive (liveness.py).
 """
 
 from __future__ import annotations

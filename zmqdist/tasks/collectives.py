@@ -1,8 +1,8 @@
 """Operations that a group of tasks does together: one piece of one operation at a time, from the announcement to the result.
 
 Theory of operation
-    Each member announces to the leader what it is about to do (leading.py), with the value where that is small: then the answer is the
-    result. Else the answer is that all have come, and the members exchange pieces by themselves, as collectives_machine.py says: a
+    Each member announces to the leader what it is about to do (collective_leader.py), with the value where that is small: then the answer
+    is the result. Else the answer is that all have come, and the members exchange pieces by themselves, as collectives_machine.py says: a
     piece is a call to the next member, large ones by shared memory on one host. What has been folded lies in shared memory already, and
     what has arrived goes on without a copy.
 
@@ -12,7 +12,7 @@ Rules
     Operations of one group are done one after the other, in the order of the calls on each member; those of different groups are
     independent.
 
-Not here: what users call, structures and packing (grouping.py).
+Not here: what users call, structures and packing (collective_api.py).
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from zmqdist.errors import (
 from zmqdist.limits import CHUNK_BYTES, COLLECTIVE_WIDTH
 from zmqdist.rpc import StatusOrResult
 from zmqdist.tasks import collectives_machine as core
+from zmqdist.tasks.collective_leader import FAILED, GO, RESULT, Leader
 from zmqdist.tasks.collectives_machine import Schedule
-from zmqdist.tasks.leading import FAILED, GO, RESULT, Leader
+from zmqdist.tasks.liveness import Watches
 from zmqdist.tasks.mail import LockedMailbox
 from zmqdist.tasks.mailbox_machine import Key, Mailbox
 from zmqdist.tasks.node import TASKS, Node
 from zmqdist.tasks.snapshot import GroupRow
-from zmqdist.tasks.watch import Watches
 from zmqdist.transport.shm_peer import lendable
 
 Array: TypeAlias = NDArray[Any]

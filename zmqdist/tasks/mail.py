@@ -6,7 +6,7 @@ Rules
     What arrives lies in the receiver's mailbox until it is asked for. Who has sent something and knows that it is there may end.
     A task that ends while somebody waits for it: that wait ends with UNAVAILABLE. What its next life sends is never taken for its own.
 
-Not here: which letter goes to whom (mailbox_machine.py), who is alive (watch.py).
+Not here: which letter goes to whom (mailbox_machine.py), who is alive (liveness.py).
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from zmqdist.errors import (
 )
 from zmqdist.limits import MAIL_BYTES_MAX, MAIL_ITEMS_MAX, WAIT_LOG_S
 from zmqdist.rpc import StatusOrResult, payload
-from zmqdist.rpc.asking import start
-from zmqdist.rpc.result import read_as
+from zmqdist.rpc.future import read_as
+from zmqdist.rpc.internal_client import start
 from zmqdist.rpc.snapshots import pack_result
+from zmqdist.tasks.liveness import Watches
 from zmqdist.tasks.mailbox_machine import Key, Mailbox, Outbox, Wait
 from zmqdist.tasks.node import TASKS, Node
-from zmqdist.tasks.watch import Watches
 from zmqdist.transport.calls_machine import ClientCall
 from zmqdist.transport.shm_pool import Block
 

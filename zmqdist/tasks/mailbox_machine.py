@@ -25,7 +25,7 @@ Promises, checked by tests/machines/test_mailbox.py and tests/sim/test_tasks.py
     P5  no more than `items_max` letters and `bytes_max` bytes lie here; the next is refused, and its sender knows
     P6  what has ended leaves nothing behind but a few numbers for each sender
 
-Not here: the way of a letter (mail.py), who is alive (watch.py).
+Not here: the way of a letter (mail.py), who is alive (liveness.py).
 """
 
 from __future__ import annotations

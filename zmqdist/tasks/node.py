@@ -23,7 +23,7 @@ from zmqdist.errors import (
     UnknownError,
 )
 from zmqdist.limits import GRACE_S, SERVER_DESCRIPTORS
-from zmqdist.rpc import StatusOrResult, ZmqClient, asking
+from zmqdist.rpc import StatusOrResult, ZmqClient, internal_client
 from zmqdist.rpc.client import new_incarnation
 from zmqdist.rpc.service import RpcService
 from zmqdist.tasks.definition import EVERYWHERE, address_to_bind
@@ -222,8 +222,8 @@ class Node:
         return sorted(clients), sum(client.snapshot().calls for client in clients.values())
 
     def start(self, task: Task, method: str, *args: Any, **how: Any) -> StatusOrResult:
-        """Call a method of a task, with `args` as they are, and do not wait; see `client`, and for `how` rpc/asking.py."""
-        return asking.start(self.client(task), method, *args, **how)
+        """Call a method of a task, with `args` as they are, and do not wait; see `client`, and for `how` rpc/internal_client.py."""
+        return internal_client.start(self.client(task), method, *args, **how)
 
     def up(self, tasks: Iterable[Task]) -> list[Task]:
         """Those that listen now. Not to be called in the loop: it may take a second."""

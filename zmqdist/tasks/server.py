@@ -25,21 +25,21 @@ from zmqdist.errors import FailedPreconditionError
 from zmqdist.limits import GRACE_S, TASK_PROBE_S
 from zmqdist.rpc import StatusOrResult
 from zmqdist.tasks import options
+from zmqdist.tasks.collective_api import Group, Operations, Tasks
 from zmqdist.tasks.collectives import Collectives
+from zmqdist.tasks.control_methods import ControlMethods
 from zmqdist.tasks.coordination import Together
 from zmqdist.tasks.definition import effective, written_address
-from zmqdist.tasks.grouping import Group, Operations, Tasks
+from zmqdist.tasks.liveness import Watches
 from zmqdist.tasks.mail import Mail
 from zmqdist.tasks.named_variables import Variables
 from zmqdist.tasks.node import Node, grace_s
-from zmqdist.tasks.reach import Reach
-from zmqdist.tasks.remote import ControlMethods
+from zmqdist.tasks.reachability import Reach
 from zmqdist.tasks.sessions import Sessions, current_server, current_variables
 from zmqdist.tasks.snapshot import TaskSnapshot
-from zmqdist.tasks.watch import Watches
 from zmqdist.tasks.worker_role import Working
 from zmqdist.transport.credentials import Credentials
-from zmqdist.variables.host import VariableHost
+from zmqdist.variables.variable_host import VariableHost
 
 
 class Server:
@@ -328,7 +328,7 @@ class Server:
         """
         return self._mail.recv(src, tag, timeout, out)
 
-    # -- collectives (grouping.py) -----------------------------------------------------------------------------------------
+    # -- collectives (collective_api.py) -----------------------------------------------------------------------------------------
 
     def group(self, tasks: Tasks = None, name: str = "") -> Group:
         """Tasks that do collectives together.

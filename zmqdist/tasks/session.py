@@ -39,7 +39,7 @@ from zmqdist.errors import (
 )
 from zmqdist.limits import TASK_PROBE_S
 from zmqdist.rpc import StatusOrResult, ZmqClient
-from zmqdist.rpc.asking import start
+from zmqdist.rpc.internal_client import start
 from zmqdist.specs import TensorSpec
 from zmqdist.tasks import options
 from zmqdist.tasks.named_variables import array_of

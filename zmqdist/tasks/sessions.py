@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from zmqdist import running
+from zmqdist import task_context
 from zmqdist.cluster.defs import ServerDef
 from zmqdist.cluster.devices import device_of
 from zmqdist.coordination.answers import named
@@ -40,8 +40,8 @@ from zmqdist.limits import (
     SESSION_THREADS_MAX,
     SESSIONS_MAX,
 )
-from zmqdist.rpc.asked import Asked
-from zmqdist.rpc.pool import Pool
+from zmqdist.rpc.handler_pool import Pool
+from zmqdist.rpc.pending_call import Asked
 from zmqdist.tasks.definition import merged
 from zmqdist.tasks.named_variables import Variables
 from zmqdist.tasks.node import TASKS, Node
@@ -309,7 +309,7 @@ class Sessions:
 
     def _call(self, session: _Session, asked: Asked, function: list[Any], is_constant: bool, parts: list[Any]) -> None:
         _here.sessions, _here.variables = self, session.variables
-        running.enter(lambda: self._over or bool(session.ended) or not asked.wanted())
+        task_context.enter(lambda: self._over or bool(session.ended) or not asked.wanted())
         try:
             fn = self._load(function, is_constant)
             args, _ = unpacked(parts)
@@ -319,7 +319,7 @@ class Sessions:
         except BaseException as error:
             answer = [RAISED, trusted.pack_error(trusted.tamed(error))]
         finally:
-            running.leave()
+            task_context.leave()
             _here.sessions = _here.variables = None
         asked.answer(answer)
 

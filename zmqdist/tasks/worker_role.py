@@ -1,6 +1,6 @@
 """A task that is invited works for a dispatcher, too: it starts a WorkerServer beside the rest of what it does.
 
-Whoever coordinates (training/inviting.py) has a dispatcher of its own, and the tasks that run functions for it are servers
+Whoever coordinates (training/worker_recruiter.py) has a dispatcher of its own, and the tasks that run functions for it are servers
 that were started without knowing of it. So it tells each of them where the dispatcher is, and as which worker to register there.
 
 Rules
@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final
 from zmqdist.coordination.answers import named
 from zmqdist.errors import AlreadyExistsError, FailedPreconditionError, InvalidArgumentError, UnavailableError
 from zmqdist.limits import SLOTS_MAX
-from zmqdist.rpc.asked import Asked
+from zmqdist.rpc.pending_call import Asked
 from zmqdist.tasks.node import Node
 from zmqdist.tasks.options import PROCESSES, SLOTS
 

@@ -21,7 +21,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from zmqdist.errors import InvalidArgumentError
 from zmqdist.indexed_slices import IndexedSlices
-from zmqdist.training.selection import Rows, checked_numbers, select
+from zmqdist.training.indexing import Rows, checked_numbers, select
 
 
 class ArrayLike(NDArrayOperatorsMixin):

@@ -18,10 +18,10 @@ from zmqdist.futures import Future, all_values
 from zmqdist.indexed_slices import IndexedSlices
 from zmqdist.training.aggregation import aggregated
 from zmqdist.training.context import here
-from zmqdist.training.homes import LocalHome, RemoteHome
 from zmqdist.training.per_replica import PerReplica
 from zmqdist.training.sharded import ShardedVariable
 from zmqdist.training.variable import Variable
+from zmqdist.training.variable_storage import LocalHome, RemoteHome
 from zmqdist.variables import client
 
 Asked: TypeAlias = tuple[client.PsClient, int]

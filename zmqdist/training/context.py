@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-from zmqdist import running
+from zmqdist import task_context
 from zmqdist.training.per_replica import reduce_replicas
 
 Creator = Callable[..., Any]
@@ -176,7 +176,7 @@ def colocated_with(variable: Any) -> Iterator[None]:
 def inherit() -> Callable[[], None]:
     """For the threads of replicas: called in one of them, it is where this thread is."""
     state = here.scopes, here.replica, here.creators, here.colocated
-    enter_running = running.inherit()
+    enter_running = task_context.inherit()
 
     def enter_here() -> None:
         enter_running()

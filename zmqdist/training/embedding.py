@@ -5,7 +5,7 @@ Rules
     Only the rows that are asked for move; where several are put together, each of them moves once, however often it is named.
     Ids come in *bags*, of which each gives one row: Sparse (the last axis is the bag), Ragged, or a list of lists.
 
-Not here: who has which row (rows.py), gradients: those of a lookup are IndexedSlices of the rows that it took.
+Not here: who has which row (row_gather.py), gradients: those of a lookup are IndexedSlices of the rows that it took.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from zmqdist.data.composites import Ragged, Sparse
 from zmqdist.training.arithmetic import ArrayLike
-from zmqdist.training.rows import start_rows
-from zmqdist.training.selection import checked_numbers
+from zmqdist.training.indexing import checked_numbers
+from zmqdist.training.row_gather import start_rows
 
 COMBINERS = ("mean", "sqrtn", "sum")
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from zmqdist.futures import Future, ReadyValue
 from zmqdist.indexed_slices import IndexedSlices
-from zmqdist.training import caching, context
+from zmqdist.training import context, read_cache
 from zmqdist.training.aggregation import aggregated
 from zmqdist.training.context import ReplicaContext
 from zmqdist.training.per_replica import PerReplica, regroup, select
@@ -34,11 +34,11 @@ def run_replicas(
         with context.in_replica(ReplicaContext(strategy, 0, 1)):
             return fn(*select(args, 0), **select(kwargs, 0))
     meeting = _Meeting(strategy, replicas)
-    enter, cache = context.inherit(), caching.present()
+    enter, cache = context.inherit(), read_cache.present()
 
     def run(replica: int) -> None:
         enter()
-        caching.use(cache)
+        read_cache.use(cache)
         with context.in_replica(ReplicaContext(strategy, replica, replicas, meeting)):
             try:
                 result = fn(*select(args, replica), **select(kwargs, replica))

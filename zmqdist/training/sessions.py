@@ -31,8 +31,8 @@ from zmqdist.errors import FailedPreconditionError, OpError
 from zmqdist.futures import all_values
 from zmqdist.rpc.client import new_incarnation
 from zmqdist.specs import TensorSpec
-from zmqdist.training.homes import RemoteHome
 from zmqdist.training.partition import Initial
+from zmqdist.training.variable_storage import RemoteHome
 from zmqdist.transport.credentials import Credentials
 from zmqdist.variables import client
 from zmqdist.variables.client import Ref

@@ -25,10 +25,10 @@ from zmqdist.futures import Future, Gathered
 from zmqdist.indexed_slices import IndexedSlices
 from zmqdist.training import embedding
 from zmqdist.training.arithmetic import ArrayLike
+from zmqdist.training.indexing import Rows, checked_numbers
 from zmqdist.training.replicas import once_for_all
-from zmqdist.training.rows import split_rows, start_read, start_rows
-from zmqdist.training.selection import Rows, checked_numbers
-from zmqdist.variables.casting import cast
+from zmqdist.training.row_gather import split_rows, start_read, start_rows
+from zmqdist.variables.casts import cast
 
 
 class ShardedVariable(ArrayLike):

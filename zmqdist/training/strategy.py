@@ -6,7 +6,7 @@ What users call. Rules
     It pickles as a stub, which does on a worker what belongs there: `run`, `reduce`, `gather` and the like. A stub makes no variables.
     Several strategies may use one cluster at the same time; each has variables, counters and a coordinator of its own.
 
-Not here: finding the cluster (connecting.py), what `run` does (replicas.py), sessions at the servers (sessions.py).
+Not here: finding the cluster (cluster_connection.py), what `run` does (replicas.py), sessions at the servers (sessions.py).
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from typing import Any
 
 import numpy as np
 
-from zmqdist import nest, running
+from zmqdist import nest, task_context
 from zmqdist.cluster.devices import device_of
 from zmqdist.errors import InvalidArgumentError
 from zmqdist.limits import CONNECT_TIMEOUT_S
 from zmqdist.scheduling.coordinator.coordinator import ClusterCoordinator
-from zmqdist.training import context, distributed, per_replica, per_worker_variable, replicas
+from zmqdist.training import context, distributed_dataset, per_replica, per_worker_variable, replicas
 from zmqdist.training.batches import apply_all, read_all
-from zmqdist.training.connecting import connect
-from zmqdist.training.coordinating import CoordinatorSlot, StrategyCoordinator
-from zmqdist.training.homes import RemoteHome
+from zmqdist.training.cluster_connection import connect
 from zmqdist.training.partition import Initial, offsets_of, shards_of
 from zmqdist.training.sessions import StrategySession
 from zmqdist.training.shard_placement import Placed, Rule, ShardPlacement
 from zmqdist.training.sharded import ShardedVariable
+from zmqdist.training.strategy_coordinator import CoordinatorSlot, StrategyCoordinator
+from zmqdist.training.variable_storage import RemoteHome
 from zmqdist.transport.credentials import Credentials
 
 log = logging.getLogger("zmqdist.training")
@@ -98,26 +98,30 @@ class OnWorkers:
             return tuple(per_replica.select(value, replica) for replica in range(self.num_replicas_in_sync))
         return (value,)
 
-    def experimental_distribute_dataset(self, dataset: Any, options: Any = None) -> distributed.DistributedDataset:
+    def experimental_distribute_dataset(
+        self, dataset: Any, options: Any = None
+    ) -> distributed_dataset.DistributedDataset:
         """Have each batch cut into parts for the replicas of a worker: for a per-worker dataset. `options` is None, as for `run`."""
         _refuse_options("experimental_distribute_dataset", options)
-        return distributed.DistributedDataset(dataset, self.num_replicas_in_sync)
+        return distributed_dataset.DistributedDataset(dataset, self.num_replicas_in_sync)
 
     def distribute_datasets_from_function(
-        self, dataset_fn: Callable[[distributed.InputContext], Any], options: Any = None
-    ) -> distributed.DistributedDatasetsFromFunction:
+        self, dataset_fn: Callable[[distributed_dataset.InputContext], Any], options: Any = None
+    ) -> distributed_dataset.DistributedDatasetsFromFunction:
         """Have each replica take an element of its own of what `dataset_fn(InputContext)` gives: for a per-worker dataset.
 
         `options` is None, as for `run`.
         """
         _refuse_options("distribute_datasets_from_function", options)
-        return distributed.DistributedDatasetsFromFunction(dataset_fn, self.num_replicas_in_sync)
+        return distributed_dataset.DistributedDatasetsFromFunction(dataset_fn, self.num_replicas_in_sync)
 
     experimental_distribute_datasets_from_function = distribute_datasets_from_function
 
-    def experimental_distribute_values_from_function(self, value_fn: Callable[[distributed.ValueContext], Any]) -> Any:
+    def experimental_distribute_values_from_function(
+        self, value_fn: Callable[[distributed_dataset.ValueContext], Any]
+    ) -> Any:
         """`value_fn(ValueContext)` for each replica, as `run` takes it."""
-        return distributed.per_replica(value_fn, self.num_replicas_in_sync)
+        return distributed_dataset.per_replica(value_fn, self.num_replicas_in_sync)
 
     @property
     def extended(self) -> Extended:
@@ -391,7 +395,7 @@ class ParameterServerStrategy(OnWorkers):
     # -- as it is used --------------------------------------------------------------------------------------------------
 
     def _used(self, method: str) -> None:
-        if not running.scheduled() and not self._extended._allow_run_without_coordinator:
+        if not task_context.scheduled() and not self._extended._allow_run_without_coordinator:
             log.warning(
                 "strategy.%s was invoked without ClusterCoordinator.schedule: it runs in this process, not on a worker",
                 method,

@@ -10,7 +10,7 @@ Rules
     What does not fit is refused here, before anything is sent, with the variable's name, and nothing has changed.
     In a replica context with several replicas an assignment waits for that of the others, and is made once, with their aggregate.
 
-Not here: operators and indexing (arithmetic.py), where the value lives (homes.py), creation (creation.py).
+Not here: operators and indexing (arithmetic.py), where the value lives (variable_storage.py), creation (creators.py).
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from zmqdist import running
+from zmqdist import task_context
 from zmqdist.futures import Future, ReadyValue, Then
 from zmqdist.indexed_slices import IndexedSlices
-from zmqdist.training import caching
+from zmqdist.training import read_cache
 from zmqdist.training.aggregation import VariableAggregation, VariableSynchronization
 from zmqdist.training.arithmetic import ArrayLike
 from zmqdist.training.context import get_strategy
-from zmqdist.training.creation import create, make
-from zmqdist.training.homes import Home
+from zmqdist.training.creators import create, make
+from zmqdist.training.indexing import Rows
 from zmqdist.training.replicas import once_for_all
-from zmqdist.training.selection import Rows
+from zmqdist.training.variable_storage import Home
 from zmqdist.variables import client
 
 Array = NDArray[Any]
@@ -236,15 +236,15 @@ class Variable(ArrayLike):
 
     def start_read(self) -> Future:
         """Ask for the value."""
-        cache = caching.present()
+        cache = read_cache.present()
         if cache is None or self.home.task is None:
             return Then(self.home.read(), lambda told: _scalar(told[1]))
         found, key = cache.get(self.home.key), self.home.key
         if found is not None:
-            return ReadyValue(_scalar(caching.own(found)))
+            return ReadyValue(_scalar(read_cache.own(found)))
 
         def keep(told: tuple[int, Array]) -> Any:
-            return _scalar(caching.own(cache.setdefault(key, told[1])))
+            return _scalar(read_cache.own(cache.setdefault(key, told[1])))
 
         return Then(self.home.read(), keep)
 
@@ -278,7 +278,9 @@ class Variable(ArrayLike):
     # -- copies -------------------------------------------------------------------------------------------------------------
 
     def __reduce__(self) -> Any:
-        if self.home.task is None and running.scheduled():  # returned by a function, say: a worker's own stays there
+        if (
+            self.home.task is None and task_context.scheduled()
+        ):  # returned by a function, say: a worker's own stays there
             return _value, (self.numpy(),)
         return handle, (self.home, self.trainable, self.aggregation, self.synchronization)
 

@@ -51,8 +51,8 @@ from zmqdist.limits import FRAME_BYTES_MAX, GRACE_S, HANDSHAKE_S, HEARTBEAT_SERV
 from zmqdist.messages import Chunk, Credit, Goodbye, Message, Ping, Refused, Shares
 from zmqdist.transport.address import is_ipv6, join, split
 from zmqdist.transport.dealer import Buffer, receive_payload
-from zmqdist.transport.heap import give_back
 from zmqdist.transport.loop import Loop, Watched
+from zmqdist.transport.malloc_trim import give_back
 from zmqdist.transport.monitor import DISCONNECTED, decode_event, open_monitor
 from zmqdist.transport.security import CURVE, NONE, ServerSecurity
 from zmqdist.transport.shm_pool import this_arena

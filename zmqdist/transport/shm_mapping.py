@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zmqdist.errors import ResourceExhaustedError
-from zmqdist.transport.shortage import check_room
+from zmqdist.transport.memory_limits import check_room
 
 NAME: Final = "zmqdist-arena"
 

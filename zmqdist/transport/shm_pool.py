@@ -50,8 +50,8 @@ from numpy.typing import NDArray
 
 from zmqdist.limits import ARENA_BLOCK_BYTES_MIN, ARENA_CELLS, ARENA_IDLE_BYTES_MAX, ARENA_SLAB_BYTES
 from zmqdist.transport import shm_mapping
+from zmqdist.transport.memory_limits import usable_bytes
 from zmqdist.transport.shm_mapping import Exporter, Mapping, make_mapped, make_memfd
-from zmqdist.transport.shortage import usable_bytes
 from zmqdist.wire.arrays import FrozenMemory
 
 log = logging.getLogger("zmqdist.transport")

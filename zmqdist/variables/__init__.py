@@ -1,1 +1,1 @@
-"""Variables that live in the processes of parameter servers: the ps's end (host.py) and the end of whoever uses them (client.py)."""
+"""Variables in the processes of parameter servers: variable_host.py is the end of the ps, client.py that of the programs that use them."""

@@ -9,7 +9,7 @@ Rules
     What fits a variable is seen here, before anything is sent: InvalidArgumentError, which names the variable.
     Started calls to several ps are on their way at the same time: start all, then wait.
 
-Not here: what users have (parameter_server), what happens at the ps (host.py).
+Not here: what users have (parameter_server), what happens at the ps (variable_host.py).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from zmqdist import running
+from zmqdist import task_context
 from zmqdist.errors import (
     AbortedError,
     CancelledError,
@@ -38,13 +38,13 @@ from zmqdist.errors import (
 from zmqdist.indexed_slices import IndexedSlices
 from zmqdist.limits import PS_FUNCTIONS_MAX, PS_LOSSES_MAX, PS_PATIENCE_S
 from zmqdist.optimizers import Optimizer
-from zmqdist.rpc import StatusOrResult, ZmqClient, asking
+from zmqdist.rpc import StatusOrResult, ZmqClient, internal_client
 from zmqdist.specs import TensorSpec
 from zmqdist.transport.credentials import Credentials
-from zmqdist.variables.casting import cast
+from zmqdist.variables.casts import cast
 from zmqdist.variables.functions import PackedFunction, UpdateFunctions
-from zmqdist.variables.host import PREFIX
 from zmqdist.variables.ids import Ids
+from zmqdist.variables.variable_host import PREFIX
 from zmqdist.wire import trusted
 
 AGAIN_S: Final = 0.05
@@ -106,7 +106,7 @@ class UpdateOutcome(NamedTuple):
     value: NDArray[Any] | None = None
 
 
-# -- changes, as host.py takes them -----------------------------------------------------------------------------------
+# -- changes, as variable_host.py takes them -----------------------------------------------------------------------------------
 
 Change = tuple[Any, ...]
 
@@ -387,7 +387,7 @@ class PsClient:
         Args:
           want: give the new values, too.
           key: of this update in its session: a second one with the same key, of any process, changes nothing. "": as the running function
-            was scheduled (running.py).
+            was scheduled (task_context.py).
           step: of synchronous training, from 0: gradients wait for those of `workers_per_step` such updates, and their mean is applied.
           due: when the caller stops waiting, on `time.monotonic`. The update may be made all the same.
           still: nobody changes the arrays in `changes` before the answer is here.
@@ -402,7 +402,7 @@ class PsClient:
             (ref.number, "call", change[1].digest, change[2]) if change[0] == "call" else (ref.number, *change)
             for ref, change in changes
         ]
-        key = key or running.key_of(refs[0].number)
+        key = key or task_context.key_of(refs[0].number)
         args = refs[0].session, *id, want, key, step, workers_per_step, *told
         more: dict[str, Any] = {
             "read": _outcomes_with_values if want else _outcomes,
@@ -412,7 +412,7 @@ class PsClient:
         return self._start(_what(refs), "update", *args, recovery_s=refs[0].recovery_s, due=due, still=still, **more)
 
     def about(self) -> Started:
-        """Value: what the ps has: a dict, as host.py makes it."""
+        """Value: what the ps has: a dict, as variable_host.py makes it."""
         return self._start(f"the ps at {self.address}", "about")
 
     def close(self) -> None:
@@ -437,7 +437,7 @@ class PsClient:
         sequence: int = 0,
     ) -> Started:
         try:
-            body, sources = asking.packed(self._rpc, args, still=still)
+            body, sources = internal_client.packed(self._rpc, args, still=still)
         except BaseException:
             self._ids.settled(sequence, None)
             raise
@@ -451,12 +451,12 @@ class PsClient:
         for fn in question.functions:
             if fn.digest not in self._sent:
                 told = (PREFIX + "function", fn.digest, fn.blob)
-                asking.start(self._rpc, *told, waits_for_server=False).get_value()
+                internal_client.start(self._rpc, *told, waits_for_server=False).get_value()
                 if len(self._sent) >= PS_FUNCTIONS_MAX:  # as many as the ps has
                     self._sent.clear()
                 self._sent.add(fn.digest)
         how: dict[str, Any] = {"due": question.due, "waits_for_server": False}
-        return asking.start_packed(self._rpc, question.method, question.body, question.sources, **how)
+        return internal_client.start_packed(self._rpc, question.method, question.body, question.sources, **how)
 
     def reach(self, until: float) -> None:
         """Have a connection; by one thread at a time, the others wait for it.
@@ -469,7 +469,7 @@ class PsClient:
             if self.reached:
                 return
             try:
-                asking.reach(self._rpc, until)
+                internal_client.reach(self._rpc, until)
             except DeadlineExceededError:
                 told = f"no answer from {self.address} for {time.monotonic() - began:.1f} s"
                 raise UnavailableError(told) from None
@@ -524,7 +524,7 @@ def client_of(address: str, credentials: Credentials | None = None) -> PsClient:
             if client is None or (credentials is not None and credentials != client.credentials):
                 known = credentials or _credentials.get(address)
                 if known is None:  # a handle has come here with a function
-                    role = "worker" if running.scheduled() else "submit"
+                    role = "worker" if task_context.scheduled() else "submit"
                     client = _clients[address] = PsClient(address, Credentials.of_environment(), role)
                 else:
                     client = _clients[address] = PsClient(address, known)

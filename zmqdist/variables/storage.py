@@ -6,7 +6,7 @@ Rules
     A large value that is read again and again without a change gets a frozen copy, which costs its readers nothing.
     One thread at a time: the owner has a lock.
 
-Not here: versions, what updates mean, whether their arguments are right (hosted.py).
+Not here: versions, what updates mean, whether their arguments are right (hosted_variable.py).
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ Rules
     again is passed over for those variables that have it, and made for the others.
     As many are remembered as updates_machine.py remembers keys.
 
-Not here: who is answered what while an update is carried out (host.py, updates_machine.py).
+Not here: who is answered what while an update is carried out (variable_host.py, updates_machine.py).
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ Promises, checked by tests/machines/test_updates.py and tests/sim/test_variables
     U6  Whoever takes part in a step has one verdict: APPLIED, or LATE where a step with this number or a later one was applied before.
     U7  A session is dropped when it is closed, or at another program's open when its own has had no connection for `gone_s`.
 
-Not here: values, locks, messages (host.py). No clock: times are given.
+Not here: values, locks, messages (variable_host.py). No clock: times are given.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from tests.coordinator import per_worker_work as work
 from tests.scheduling.work import begun, go, until, waits
 from zmqdist import errors
 from zmqdist.coordinator import ClusterCoordinator
-from zmqdist.scheduling.coordinator.values import RemoteValueStatus
+from zmqdist.scheduling.coordinator.remote_value import RemoteValueStatus
 
 pytestmark = [pytest.mark.timeout(90), pytest.mark.shares_cluster]  # its dispatcher may start another thread of a pool
 

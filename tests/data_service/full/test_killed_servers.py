@@ -16,7 +16,7 @@ from tests.data_service.test_fault_tolerance import DYNAMIC, LONG, take
 from tests.data_service.test_snapshots_service import WAIT_S, Gate, gated, loaded
 from zmqdist.data import Dataset
 from zmqdist.data.service import ShardingPolicy, distribute
-from zmqdist.data.service.snapshots.save import distributed_save
+from zmqdist.data.service.snapshots.distributed_save import distributed_save
 from zmqdist.errors import UnavailableError
 
 

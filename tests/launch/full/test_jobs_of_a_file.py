@@ -15,7 +15,7 @@ Launcher = Callable[..., Launched]
 def test_a_program_finds_workers_and_ps_in_whichever_way_it_asks(launch: Launcher) -> None:
     program = """
         import zmqdist as zd
-        from zmqdist.training.connecting import connect
+        from zmqdist.training.cluster_connection import connect
 
         resolver = zd.resolvers.TFConfigClusterResolver()
         assert resolver.validate() == []
@@ -36,7 +36,7 @@ def test_a_program_finds_workers_and_ps_in_whichever_way_it_asks(launch: Launche
 def test_a_ps_with_an_address_has_it(launch: Launcher) -> None:
     place = free_address()
     program = """
-        from zmqdist.training.connecting import connect
+        from zmqdist.training.cluster_connection import connect
         print(*connect().ps)
     """
     job = launch(program, file=WITH_PS.replace("{count: 2}", f"{{tasks: [{place}]}}"))
@@ -62,7 +62,7 @@ def test_one_that_was_told_to_leave_stays_away(launch: Launcher) -> None:
     program = """
         import os, threading
         from zmqdist.cluster import ClusterConfig
-        from zmqdist.training.connecting import connect
+        from zmqdist.training.cluster_connection import connect
         connected = connect()
         connected.remove_worker(0, 0.0)
         while connected._ask("status")["workers"]:

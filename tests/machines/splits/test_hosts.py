@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from zmqdist.data.service.dispatcher.machine.hosts import HostList, host_and_port
+from zmqdist.data.service.dispatcher.machine.worker_slots import HostList, host_and_port
 from zmqdist.errors import FailedPreconditionError, NotFoundError
 
 REFUSED = "Failed to assign an index for worker {}. .*The worker's address is not configured, or other workers are already running"

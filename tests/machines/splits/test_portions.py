@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from zmqdist.data.service.dispatcher.machine import cutting
 from zmqdist.data.service.dispatcher.machine import questions as q
+from zmqdist.data.service.dispatcher.machine import range_math
 from zmqdist.data.service.dispatcher.machine import records as r
 from zmqdist.data.service.dispatcher.machine import runs as sets
-from zmqdist.data.service.dispatcher.machine.book import Rules
 from zmqdist.data.service.dispatcher.machine.machine import Splits
 from zmqdist.data.service.dispatcher.machine.state import State
+from zmqdist.data.service.dispatcher.machine.tables import Rules
 from zmqdist.errors import ABORTED, FAILED_PRECONDITION, NOT_FOUND, RESOURCE_EXHAUSTED, UNAVAILABLE
 from zmqdist.events import Ticked
 
@@ -135,12 +135,12 @@ class World:
 def test_the_length_of_a_portion_is_a_multiple_of_the_grain_and_bounded(
     positions: int, grain: int, length: int
 ) -> None:
-    assert cutting.cut(positions, 1, grain, 1).length == length
+    assert range_math.cut(positions, 1, grain, 1).length == length
 
 
 def test_portions_cover_each_position_of_each_repetition_once() -> None:
-    portions = cutting.cut(1000, 3, 7, 1)
-    places = [cutting.place_of(portions, number) for number in range(int(cutting.total(portions)))]
+    portions = range_math.cut(1000, 3, 7, 1)
+    places = [range_math.place_of(portions, number) for number in range(int(range_math.total(portions)))]
     covered = [
         (repetition, position) for repetition, start, length in places for position in range(start, start + length)
     ]
@@ -594,7 +594,7 @@ def test_at_random_each_element_is_had_once(seed: int) -> None:
     state = (reader.state(world), {}, set())
     outstanding: dict[int, int] = {}
     holds: dict[int, list[tuple[int, int]]] = {1: []}
-    total = int(cutting.total(world.portions))
+    total = int(range_math.total(world.portions))
     for _ in range(5000):
         if world.iteration.finished and chance.random() < 0.7:
             break

@@ -10,9 +10,9 @@ import pytest
 from zmqdist import errors
 from zmqdist.data.service.dispatcher.machine import questions as q
 from zmqdist.data.service.dispatcher.machine import records as r
-from zmqdist.data.service.dispatcher.machine.book import Rules
 from zmqdist.data.service.dispatcher.machine.machine import Splits
 from zmqdist.data.service.dispatcher.machine.state import State
+from zmqdist.data.service.dispatcher.machine.tables import Rules
 from zmqdist.events import Ticked
 
 CONSUMERS = 3

@@ -8,10 +8,10 @@ import pytest
 
 from zmqdist.data.service.dispatcher.machine import questions as q
 from zmqdist.data.service.dispatcher.machine import records as r
-from zmqdist.data.service.dispatcher.machine.book import Rules
 from zmqdist.data.service.dispatcher.machine.figures import SplitsReport
 from zmqdist.data.service.dispatcher.machine.machine import Splits
 from zmqdist.data.service.dispatcher.machine.state import State, decode_state
+from zmqdist.data.service.dispatcher.machine.tables import Rules
 from zmqdist.errors import (
     ALREADY_EXISTS,
     FAILED_PRECONDITION,

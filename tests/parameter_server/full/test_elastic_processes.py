@@ -18,7 +18,7 @@ from tests.parameter_server.test_elastic import (
     test_worker_restore_with_another_name,
     test_worker_restore_with_same_name,
 )
-from zmqdist.training.connecting import connect
+from zmqdist.training.cluster_connection import connect
 
 __all__ = [
     "counter",

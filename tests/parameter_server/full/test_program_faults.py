@@ -89,7 +89,7 @@ def test_a_program_that_was_killed_and_started_again_begins_clean_on_the_same_se
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """P-5: what ran for it is ended, and its variables are dropped."""
-    monkeypatch.setattr("zmqdist.variables.host.PS_PROGRAM_GONE_S", 0.0)
+    monkeypatch.setattr("zmqdist.variables.variable_host.PS_PROGRAM_GONE_S", 0.0)
     servers = cluster(1, 1)
     servers.kill("worker", 0)
     servers.threads = False

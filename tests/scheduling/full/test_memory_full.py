@@ -22,7 +22,7 @@ from tests.scheduling.work import until
 from zmqdist import errors
 from zmqdist.coordinator import ClusterCoordinator
 from zmqdist.transport import shm_pool as arena_module
-from zmqdist.transport.shortage import oom_kills
+from zmqdist.transport.memory_limits import oom_kills
 
 MIB = 2**20
 pytestmark = pytest.mark.timeout(90)

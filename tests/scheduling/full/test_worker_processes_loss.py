@@ -16,7 +16,7 @@ from tests.scheduling.work import begun, counts, dies_first, exits, starts, unti
 from zmqdist import errors
 from zmqdist.coordinator import ClusterCoordinator
 from zmqdist.launch.children import Child
-from zmqdist.scheduling.coordinator.fetching import Fetching
+from zmqdist.scheduling.coordinator.result_fetcher import Fetching
 from zmqdist.scheduling.dispatcher.config import DispatcherConfig
 
 Start = Callable[..., Child]

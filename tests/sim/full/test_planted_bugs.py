@@ -12,8 +12,8 @@ import pytest
 
 from zmqdist.events import Send
 from zmqdist.messages import Assign, Begun, Define, Members, Submit
+from zmqdist.scheduling.coordinator.affinity import PLAIN, Pins
 from zmqdist.scheduling.coordinator.closures import Closures
-from zmqdist.scheduling.coordinator.pins import PLAIN, Pins
 from zmqdist.scheduling.dispatcher import placement
 from zmqdist.scheduling.dispatcher.machine import Dispatch
 from zmqdist.scheduling.dispatcher.membership import Membership
@@ -21,7 +21,7 @@ from zmqdist.scheduling.dispatcher.placement import Placement
 from zmqdist.scheduling.dispatcher.records import CoordinatorSession
 from zmqdist.scheduling.worker import machine as worker
 from zmqdist.scheduling.worker.machine import WorkerMachine
-from zmqdist.scheduling.worker.waiting import Waiting
+from zmqdist.scheduling.worker.waiting_work import Waiting
 from zmqdist.scheduling.worker.worker_events import FreeBulk, Reclaim
 from zmqdist.testing import simulate
 

@@ -12,8 +12,8 @@ import pytest
 
 from tests.sim.simulations.rpc import simulate_rpc
 from zmqdist.limits import LANE_WINDOW_BYTES
+from zmqdist.rpc.admission_machine import Turns
 from zmqdist.rpc.batching_machine import Batches
-from zmqdist.rpc.turns import Turns
 from zmqdist.transport.bulk_machine import Inbound, Outbound
 from zmqdist.transport.calls_machine import ClientCalls, ServedCall, ServerCalls
 from zmqdist.transport.pace import Pace

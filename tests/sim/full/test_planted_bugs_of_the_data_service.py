@@ -9,16 +9,16 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.sim.simulations.data_rounds import simulate_rounds
-from zmqdist.data.service.dispatcher.machine import cutting
 from zmqdist.data.service.dispatcher.machine import questions as q
+from zmqdist.data.service.dispatcher.machine import range_math
 from zmqdist.data.service.dispatcher.machine import records as r
-from zmqdist.data.service.dispatcher.machine.book import Book
 from zmqdist.data.service.dispatcher.machine.clients import Clients
-from zmqdist.data.service.dispatcher.machine.commits import Commits
+from zmqdist.data.service.dispatcher.machine.group_commit import Commits
 from zmqdist.data.service.dispatcher.machine.machine import Splits
 from zmqdist.data.service.dispatcher.machine.portions import Portioning
 from zmqdist.data.service.dispatcher.machine.split_assignment import Dealing
 from zmqdist.data.service.dispatcher.machine.state import State
+from zmqdist.data.service.dispatcher.machine.tables import Book
 from zmqdist.data.service.dispatcher.machine.workers import WorkerTable
 from zmqdist.data.service.reader import window_machine
 from zmqdist.data.service.reader.coordinated_machine import CoordinatedDelivery, RoundsSource
@@ -352,7 +352,7 @@ BUGS: list[Bug] = [
         "a newcomer has the place of one that is on its way", replaced(WorkerTable, "_place_for", by_any_name), "D", 19
     ),
     Bug("DYNAMIC ends while a worker is on its way", replaced(Book, "restore", waiting_for_nobody), "D1", 1290),
-    Bug("what was acknowledged is given out again", replaced(cutting, "leave", without_marks), "exactly once", 926),
+    Bug("what was acknowledged is given out again", replaced(range_math, "leave", without_marks), "exactly once", 926),
     Bug("a reader takes what came twice", replaced(ExactlyOnceDelivery, "_accept", taking_everything), ""),
     Bug("a reader says nothing of lost answers", replaced(ExactlyOnceDelivery, "_answered", silent_about_losses), "D4"),
     Bug("a reader acknowledges what its consumer is at", replaced(Consumption, "marks", one_too_many), "X3"),
@@ -369,7 +369,7 @@ BUGS: list[Bug] = [
     Bug("a portion of one element is never done", replaced(PortionsLane, "_take", never_done), "D4"),
     Bug(
         "a lost connection is a death",
-        replaced(cutting, "lose", a_lost_connection_is_a_death),
+        replaced(range_math, "lose", a_lost_connection_is_a_death),
         "a reader",
         520,
         ("cut", "reader"),

@@ -74,7 +74,7 @@ class _LocalCall:
 
 
 class SimLeader:
-    """What tasks/leading.py does, for one life of the member of rank 0."""
+    """What tasks/collective_leader.py does, for one life of the member of rank 0."""
 
     def __init__(self, world: GroupSim, host: SimHost) -> None:
         self._world = world

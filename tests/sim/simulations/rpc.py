@@ -5,8 +5,9 @@ loop or answered later; some have deadlines, some are cancelled. Connections are
 and comes back in a new incarnation; clients are frozen and killed. After FAULTS_UNTIL_S everything is calm, and every call must end within
 CALM_LIMIT_S, with nothing left over.
 
-What is checked are the numbered promises of transport/calls_machine.py ("calls"), rpc/turns.py ("turns"), rpc/batching_machine.py
-("batching"), transport/bulk_machine.py ("bulk") and transport/pace.py ("pace"), while it runs (rpc_truth.py) and at the end.
+What is checked are the numbered promises of transport/calls_machine.py ("calls"), rpc/admission_machine.py ("turns"),
+rpc/batching_machine.py ("batching"), transport/bulk_machine.py ("bulk") and transport/pace.py ("pace"), while it runs (rpc_truth.py) and at
+the end.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ class SimSession:
 
 
 class SimServer:
-    """What variables/host.py does, for one life of a parameter server."""
+    """What variables/variable_host.py does, for one life of a parameter server."""
 
     def __init__(self, world: VariablesSim) -> None:
         self.world = world

@@ -9,7 +9,7 @@ from zmqdist.data.constants import AUTOTUNE, INFINITE_CARDINALITY, SHARD_HINT, U
 
 if TYPE_CHECKING:
     from zmqdist.data.experimental import service
-    from zmqdist.data.service.snapshots.save import distributed_save
+    from zmqdist.data.service.snapshots.distributed_save import distributed_save
 
 
 def __getattr__(name: str) -> Any:

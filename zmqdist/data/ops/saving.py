@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from zmqdist.data import layout, storage
+from zmqdist.data import snapshot_layout, storage
 from zmqdist.data.chunks import ElementsFile, spec_from_json, spec_to_json
 from zmqdist.data.constants import INFINITE_CARDINALITY
 from zmqdist.data.interfaces import DatasetLike, make, operator
@@ -252,7 +252,7 @@ def load(
     if element_spec is not None and element_spec != spec:
         raise ValueError(f"User specified element_spec {element_spec}, but the actual element_spec is {spec}.")
     actual = told["compression"]
-    if kind == layout.METADATA:
+    if kind == snapshot_layout.METADATA:
         return snapshots.load(path, spec, actual, compression, reader_func)
     if compression is not None and snapshots.checked_compression(compression) != actual:
         raise DataLossError(
@@ -281,7 +281,7 @@ def _metadata(path: str, wait: bool) -> tuple[str, dict[str, Any]]:
     """The name of the file that says what is there, and what it says."""
     delay = WAIT_S / 100
     while True:
-        for name in (_METADATA, layout.METADATA):
+        for name in (_METADATA, snapshot_layout.METADATA):
             try:
                 return name, json.loads(storage.read(storage.join(path, name)))
             except FileNotFoundError:

@@ -23,7 +23,7 @@ from typing import IO, Any, ClassVar
 
 import numpy as np
 
-from zmqdist.data import layout, storage
+from zmqdist.data import snapshot_layout, storage
 from zmqdist.data.chunks import read_elements
 from zmqdist.data.constants import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 from zmqdist.data.interfaces import DatasetLike, make, operator
@@ -103,7 +103,7 @@ class _ChunkFilesNode(OperatorNode):
         delay = POLL_S[0]
         while True:
             done = self._is_done()
-            for chunk in layout.committed(self.op.path):
+            for chunk in snapshot_layout.committed(self.op.path):
                 expected = self.given.get(chunk.stream, 0)
                 if chunk.index == expected:
                     self.given[chunk.stream] = expected + 1
@@ -117,7 +117,7 @@ class _ChunkFilesNode(OperatorNode):
             delay = min(POLL_S[1], delay * 1.5)
 
     def _dealt(self) -> Iterator[Any]:
-        chunks: list[layout.CommittedChunk] | None = None
+        chunks: list[snapshot_layout.CommittedChunk] | None = None
         assert self.splits is not None
         for position in self.splits:
             if chunks is None:
@@ -125,16 +125,16 @@ class _ChunkFilesNode(OperatorNode):
                 while not self._is_done():
                     self._wait(delay)
                     delay = min(POLL_S[1], delay * 1.5)
-                chunks = layout.committed(self.op.path)
+                chunks = snapshot_layout.committed(self.op.path)
             if position >= len(chunks):
                 return
             yield self._path(chunks[position])
 
     def _is_done(self) -> bool:
         """Whether all chunks are there; to be asked before looking at them."""
-        if storage.exists(layout.snapshot_done_path(self.op.path)):
+        if storage.exists(snapshot_layout.snapshot_done_path(self.op.path)):
             return True
-        error = layout.read_error(self.op.path)
+        error = snapshot_layout.read_error(self.op.path)
         if error is not None:
             raise error
         return False
@@ -143,8 +143,8 @@ class _ChunkFilesNode(OperatorNode):
         if self._abandoned.wait(delay):
             raise CancelledError(f"nobody waits for {self.op.path} any more")
 
-    def _path(self, chunk: layout.CommittedChunk) -> Any:
-        return storage.join(layout.chunks_path(self.op.path), chunk.name)
+    def _path(self, chunk: snapshot_layout.CommittedChunk) -> Any:
+        return storage.join(snapshot_layout.chunks_path(self.op.path), chunk.name)
 
     def state(self) -> dict[str, Any]:
         if self.splits is not None:
@@ -178,8 +178,8 @@ class ChunkFiles(Op):
         return Fraction(1)
 
     def _count(self) -> int | None:
-        done = storage.exists(layout.snapshot_done_path(self.path))
-        return len(layout.committed(self.path)) if done else None
+        done = storage.exists(snapshot_layout.snapshot_done_path(self.path))
+        return len(snapshot_layout.committed(self.path)) if done else None
 
     def element_spec(self, inputs: tuple[Any, ...]) -> Any:
         return TensorSpec((), np.str_)
@@ -223,7 +223,7 @@ def load(path: str, spec: Any, compression: str, wanted: str | None, reader_func
       InvalidArgumentError: whoever wrote it failed; it has another compression than `wanted`.
     """
     path = storage.absolute(path)
-    error = layout.read_error(path)
+    error = snapshot_layout.read_error(path)
     if error is not None:
         raise invalid(f"{path}: {type(error).__name__}: {error}: The save job failed to write it.")
     if wanted is not None and checked_compression(wanted) != compression:
@@ -231,5 +231,5 @@ def load(path: str, spec: Any, compression: str, wanted: str | None, reader_func
     files: Any = make(ChunkFiles(path))
     if reader_func is not None:
         return reader_func(files.map(OpenFile(spec, compression)))
-    whole = storage.exists(layout.snapshot_done_path(path))
+    whole = storage.exists(snapshot_layout.snapshot_done_path(path))
     return make(Chunks(compression, spec, (os.cpu_count() or 1) if whole else 1), [files])

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from zmqdist.data.service.client import distribute, from_dataset_id, register_dataset
     from zmqdist.data.service.policy import CrossTrainerCache, ShardingPolicy
-    from zmqdist.data.service.snapshots.save import distributed_save
+    from zmqdist.data.service.snapshots.distributed_save import distributed_save
     from zmqdist.scheduling.dispatcher.config import DispatcherConfig, WorkerConfig
     from zmqdist.scheduling.dispatcher.runtime import DispatchServer
     from zmqdist.scheduling.worker.runtime import WorkerServer
@@ -27,7 +27,7 @@ _WHERE = {
     "WorkerConfig": "zmqdist.scheduling.dispatcher.config",
     "WorkerServer": "zmqdist.scheduling.worker.runtime",
     "distribute": "zmqdist.data.service.client",
-    "distributed_save": "zmqdist.data.service.snapshots.save",
+    "distributed_save": "zmqdist.data.service.snapshots.distributed_save",
     "from_dataset_id": "zmqdist.data.service.client",
     "register_dataset": "zmqdist.data.service.client",
 }

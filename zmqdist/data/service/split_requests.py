@@ -18,7 +18,7 @@ from zmqdist.data.service.retry import FIRST_PAUSE_S, PATIENT, PAUSE_GROWS, RETR
 from zmqdist.data.service.worker.element_replies import POSITION, SOURCE
 from zmqdist.errors import CancelledError, NotFoundError, OpError, UnavailableError
 from zmqdist.random import chance
-from zmqdist.rpc import asking
+from zmqdist.rpc import internal_client
 from zmqdist.rpc.client import ZmqClient
 
 log = logging.getLogger("zmqdist.data.service")
@@ -60,7 +60,7 @@ def insist(
         if stopped.is_set():
             raise CancelledError(f"{what}: it was stopped")
         try:
-            return asking.start(client, f"zmqdist.data.{method}", *args, due=due).get_value()
+            return internal_client.start(client, f"zmqdist.data.{method}", *args, due=due).get_value()
         except OpError as error:
             left_s = until - time.monotonic()
             if error.error_code not in again or left_s <= 0:

@@ -1,7 +1,8 @@
 """What readers are told when a pipeline fails: which operator, of which dataset, in which task.
 
-An error of user code keeps its code where it is an OpError, else has one by its class (rpc/failures.py), and its class and traceback are in
-the text. A code that means "ask again" would be: such an error travels as UNKNOWN. What the dealing of positions raises stays as it is.
+An error of user code keeps its code where it is an OpError, else has one by its class (rpc/handler_errors.py), and its class and traceback
+are in the text. A code that means "ask again" would be: such an error travels as UNKNOWN. What the dealing of positions raises stays as it
+is.
 """
 
 from __future__ import annotations
@@ -10,12 +11,12 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from zmqdist.data.culprit import culprit
+from zmqdist.data.operator_traceback import culprit
 from zmqdist.data.service.retry import RETRIABLE
 from zmqdist.data.service.split_requests import Drained, Undealt
 from zmqdist.data.service.worker.element_replies import POSITION, SOURCE, TAKEN
 from zmqdist.errors import UNKNOWN, OpError, UnknownError, from_code
-from zmqdist.rpc.failures import TRACEBACK, told
+from zmqdist.rpc.handler_errors import TRACEBACK, told
 
 
 @dataclass(frozen=True, slots=True)

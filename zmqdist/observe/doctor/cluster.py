@@ -14,7 +14,7 @@ from zmqdist.observe.doctor.findings import Finding, ok, problem
 from zmqdist.observe.doctor.host import DESCRIPTORS_MIN
 from zmqdist.observe.doctor.network import Address, client_of, expected, planned
 from zmqdist.scheduling.worker.slots import OTHER_FDS, SLOT_FDS
-from zmqdist.tasks.reach import REACH
+from zmqdist.tasks.reachability import REACH
 from zmqdist.transport.credentials import Credentials
 
 AT_A_TIME: Final = 16

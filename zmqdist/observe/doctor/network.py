@@ -16,7 +16,7 @@ from zmqdist import errors
 from zmqdist._version import __version__
 from zmqdist.observe.doctor.findings import Finding, ok, problem, warning
 from zmqdist.observe.status import plural, printable, slot_deaths
-from zmqdist.rpc import ZmqClient, asking
+from zmqdist.rpc import ZmqClient, internal_client
 from zmqdist.rpc.server_info import ABOUT, About, heard
 from zmqdist.transport import keys, port_probe
 from zmqdist.transport.address import split
@@ -113,7 +113,7 @@ def _introduced(subject: str, address: str, seen: Seen, credentials: Credentials
 def _history(subject: str, client: ZmqClient, timeout_s: float) -> list[Finding]:
     """What a dispatcher remembers of workers and slots that died, and of data ports that could not be reached."""
     try:
-        record = asking.start(client, "status", due=time.monotonic() + timeout_s).get_value()
+        record = internal_client.start(client, "status", due=time.monotonic() + timeout_s).get_value()
     except errors.OpError:  # of another version; it has just answered who it is
         return []
     found = []

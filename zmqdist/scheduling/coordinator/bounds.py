@@ -17,7 +17,7 @@ from typing import Final
 
 from zmqdist import limits
 from zmqdist.errors import InvalidArgumentError
-from zmqdist.transport.shortage import usable_bytes
+from zmqdist.transport.memory_limits import usable_bytes
 
 SMALL_BYTES_MAX: Final = 256
 """Packed arguments that are not larger are not counted: the record of a piece of work takes as much, and `queue_max` bounds these."""

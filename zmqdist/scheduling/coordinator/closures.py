@@ -59,6 +59,7 @@ from zmqdist.messages import (
     Withdraw,
     Workers,
 )
+from zmqdist.scheduling.coordinator.affinity import Pins, Scheduled
 from zmqdist.scheduling.coordinator.coordinator_events import (
     BulkArrived,
     BulkUnreachable,
@@ -76,7 +77,6 @@ from zmqdist.scheduling.coordinator.coordinator_events import (
 )
 from zmqdist.scheduling.coordinator.dependencies_and_retries import LOST, UNAVAILABLE
 from zmqdist.scheduling.coordinator.effects import Effect, Fetch, Resolve, RoomMade, RoundEnded, WorkBegun
-from zmqdist.scheduling.coordinator.pins import Pins, Scheduled
 from zmqdist.scheduling.dispatcher.membership import SAID_GOODBYE
 
 DISPATCHER: Final = "dispatcher"

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from zmqdist.events import Heard, Ticked
+from zmqdist.scheduling.coordinator.affinity import Scheduled
 from zmqdist.scheduling.coordinator.dependencies_and_retries import Planned, ValueLost
-from zmqdist.scheduling.coordinator.pins import Scheduled
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ Promises, checked by tests/machines/test_graph.py with random events, and tests/
     G8  a function is dropped when no plan can be handed in with it any more, and not before
     G9  what a plan holds is freed exactly once, after it has ended and, with a lineage, after its value was let go of
 
-Not here: payloads, and values that users hold (plans.py).
+Not here: payloads, and values that users hold (task_specs.py).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from typing import Final, TypeAlias
 
 from zmqdist.events import Ticked
 from zmqdist.messages import CANCELLED, ERROR, KEPT, VALUE
-from zmqdist.scheduling.coordinator.pins import PLAIN, Scheduled, WorkOptions
+from zmqdist.scheduling.coordinator.affinity import PLAIN, Scheduled, WorkOptions
 
 LOST: Final = 10
 """Kind of an end: every start was lost."""

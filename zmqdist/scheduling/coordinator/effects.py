@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
 from zmqdist.events import Send
+from zmqdist.scheduling.coordinator.affinity import MembersChanged
 from zmqdist.scheduling.coordinator.dependencies_and_retries import Free, HandIn, Remade
-from zmqdist.scheduling.coordinator.pins import MembersChanged
 
 
 class KeptAt(NamedTuple):

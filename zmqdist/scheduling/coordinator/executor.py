@@ -32,7 +32,7 @@ from zmqdist.scheduling.coordinator import program_end
 from zmqdist.scheduling.coordinator.coordinator import ClusterCoordinator
 from zmqdist.scheduling.coordinator.dependencies_and_retries import LOST, UNAVAILABLE
 from zmqdist.scheduling.coordinator.per_worker import PerWorkerValues
-from zmqdist.scheduling.coordinator.values import RemoteValue, outcome_of
+from zmqdist.scheduling.coordinator.remote_value import RemoteValue, outcome_of
 from zmqdist.wire import trusted
 
 T = TypeVar("T")
@@ -472,11 +472,11 @@ def _taken(submitted: deque[futures.Future[T]], until: float | None) -> T:
 
 def _translated(value: RemoteValue, error: BaseException) -> BaseException:
     """As the standard library would have it: broken where the function is not to blame, and a SystemExit of the function as it is."""
-    from zmqdist.scheduling.coordinator import broken
+    from zmqdist.scheduling.coordinator import broken_pool
 
     kind, _ = outcome_of(value)
     if kind == LOST and isinstance(error, errors.WorkerLost):
-        return broken.ExecutorWorkerLost(error.what, error.starts)
+        return broken_pool.ExecutorWorkerLost(error.what, error.starts)
     if kind == UNAVAILABLE:
         return _unavailable(str(error))
     if kind != ERROR or isinstance(error, errors.ClosureInputError):
@@ -492,13 +492,13 @@ def _translated(value: RemoteValue, error: BaseException) -> BaseException:
 
 
 def _unavailable(text: str) -> BaseException:
-    from zmqdist.scheduling.coordinator.broken import ExecutorUnavailable
+    from zmqdist.scheduling.coordinator.broken_pool import ExecutorUnavailable
 
     return ExecutorUnavailable(text)
 
 
 def _broken(text: str, cause: BaseException | None = None) -> BaseException:
-    from zmqdist.scheduling.coordinator.broken import ExecutorBroken
+    from zmqdist.scheduling.coordinator.broken_pool import ExecutorBroken
 
     said = "" if cause is None else f": {type(cause).__name__}: {cause}"
     error = ExecutorBroken(text + said)

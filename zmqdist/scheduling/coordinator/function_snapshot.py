@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 from zmqdist.errors import InvalidArgumentError
+from zmqdist.scheduling.coordinator.remote_value import unwrapped
 from zmqdist.scheduling.coordinator.runtime import CoordinatorRuntime
-from zmqdist.scheduling.coordinator.values import unwrapped
 
 
 class FunctionSnapshot:

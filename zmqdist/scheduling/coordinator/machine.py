@@ -2,7 +2,7 @@
 
 Theory of operation
     The machine is composed of two parts, which never call each other:
-      closures.py                   what is with the dispatcher or on its way there, and its pins (pins.py)
+      closures.py                   what is with the dispatcher or on its way there, and its pins (affinity.py)
       dependencies_and_retries.py   plans: work with inputs, retries, a time-out or a lineage
     A plan becomes attempts, which are work for the first part under numbers from FIRST_ATTEMPT on. This module alone passes the end of an
     attempt to its plan, and what a plan wants to the first part, one after the other and not nested.
@@ -27,6 +27,7 @@ from typing import Any, Final
 from zmqdist.events import Heard, Ticked
 from zmqdist.messages import ERROR, INPUT_LOST, KEPT, VALUE
 from zmqdist.scheduling.coordinator import dependencies_and_retries as dependencies
+from zmqdist.scheduling.coordinator.affinity import Scheduled
 from zmqdist.scheduling.coordinator.closures import Closures
 from zmqdist.scheduling.coordinator.coordinator_events import (
     AttemptPacked,
@@ -51,7 +52,6 @@ from zmqdist.scheduling.coordinator.dependencies_and_retries import (
     ValueLost,
 )
 from zmqdist.scheduling.coordinator.effects import Effect, KeepInput, KeptAt, Replace, Resolve, RoundEnded, RoundRefused
-from zmqdist.scheduling.coordinator.pins import Scheduled
 
 FAILURES: Final = frozenset({ERROR, LOST, UNAVAILABLE, INPUT_FAILED, TIMED_OUT})
 """The kinds of ends that fail a round."""

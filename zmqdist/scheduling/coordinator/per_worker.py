@@ -17,9 +17,9 @@ from _thread import get_ident
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from typing import Any
 
-from zmqdist import errors, running
+from zmqdist import errors, task_context
+from zmqdist.scheduling.coordinator.remote_value import RemoteValue, RemoteValueGiven, RemoteValueStatus
 from zmqdist.scheduling.coordinator.resources import Definition, Resource, Resources
-from zmqdist.scheduling.coordinator.values import RemoteValue, RemoteValueGiven, RemoteValueStatus
 from zmqdist.scheduling.worker import datasets
 from zmqdist.scheduling.worker import resources as at_worker
 from zmqdist.scheduling.worker.resources import DATASET, ITERATOR, RESOURCE
@@ -241,7 +241,7 @@ class PerWorkerDataset:
           RuntimeError: on a worker.
           UnavailableError: no worker came.
         """
-        if running.scheduled():
+        if task_context.scheduled():
             raise RuntimeError("a per-worker dataset is iterated by the program, not by a scheduled function")
         sharers = self._resources.workers() if self._shard else []
         dense = range(len(sharers))  # which is as short in a message for a thousand as for two

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 from zmqdist import errors, limits
-from zmqdist.scheduling.coordinator.pins import Joined, Left, WorkOptions
-from zmqdist.scheduling.coordinator.values import RemoteValue, unwrapped
+from zmqdist.scheduling.coordinator.affinity import Joined, Left, WorkOptions
+from zmqdist.scheduling.coordinator.remote_value import RemoteValue, unwrapped
 from zmqdist.scheduling.dispatcher.membership import SAID_GOODBYE
 from zmqdist.scheduling.worker import resources as at_worker
 from zmqdist.wire import trusted

@@ -21,9 +21,11 @@ from zmqdist.limits import ATTEMPTS_MAX, INLINE_BYTES_MAX
 from zmqdist.messages import CANCELLED, ERROR, KEPT, Goodbye, Message, Read, Refused
 from zmqdist.rpc.service import RpcService
 from zmqdist.scheduling.coordinator import metrics
+from zmqdist.scheduling.coordinator.affinity import PLAIN, Joined, Left, MembersChanged, Scheduled, WorkOptions
 from zmqdist.scheduling.coordinator.bounds import QueueBytes
 from zmqdist.scheduling.coordinator.callbacks import Callbacks
 from zmqdist.scheduling.coordinator.closures import DISPATCHER, Closures
+from zmqdist.scheduling.coordinator.coalesced_queue import CoalescedQueue
 from zmqdist.scheduling.coordinator.coordinator_events import (
     AttemptPacked,
     BulkArrived,
@@ -53,20 +55,18 @@ from zmqdist.scheduling.coordinator.effects import (
     WorkBegun,
 )
 from zmqdist.scheduling.coordinator.failures import Failure, Failures
-from zmqdist.scheduling.coordinator.fetching import Fetching
 from zmqdist.scheduling.coordinator.functions import FunctionNumbers
-from zmqdist.scheduling.coordinator.gathered import CoalescedQueue
 from zmqdist.scheduling.coordinator.machine import ROUND, CoordinatorMachine
-from zmqdist.scheduling.coordinator.missing import Missing
-from zmqdist.scheduling.coordinator.pins import PLAIN, Joined, Left, MembersChanged, Scheduled, WorkOptions
-from zmqdist.scheduling.coordinator.plans import Plans
+from zmqdist.scheduling.coordinator.remote_value import Kept, RemoteValue
+from zmqdist.scheduling.coordinator.result_fetcher import Fetching
 from zmqdist.scheduling.coordinator.target import Target
-from zmqdist.scheduling.coordinator.values import Kept, RemoteValue
+from zmqdist.scheduling.coordinator.task_specs import Plans
+from zmqdist.scheduling.coordinator.unreachable_log import Missing
 from zmqdist.scheduling.coordinator.watchdog import WatchDog
 from zmqdist.scheduling.dispatcher.heap_trimming import MemoryKeeper
 from zmqdist.scheduling.dispatcher.membership import SAID_GOODBYE
-from zmqdist.scheduling.worker.kept import decode_loss
 from zmqdist.scheduling.worker.references import encode_reference
+from zmqdist.scheduling.worker.remote_results import decode_loss
 from zmqdist.scheduling.worker.runtime import own_host
 from zmqdist.scheduling.worker.store import BulkStore
 from zmqdist.transport.address import join as join_address

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from zmqdist.transport.heap import give_back
+from zmqdist.transport.malloc_trim import give_back
 
 WORTH_ITEMS = 50_000
 """A queue that was shorter than this leaves nothing worth returning."""

@@ -19,8 +19,8 @@ from typing import Any
 from zmqdist import errors
 from zmqdist.background import in_background
 from zmqdist.coordination.service import CoordinationService
-from zmqdist.data.service.dispatcher.machine.book import Rules
 from zmqdist.data.service.dispatcher.machine.snapshot import DataSnapshot
+from zmqdist.data.service.dispatcher.machine.tables import Rules
 from zmqdist.data.service.dispatcher.runtime import DataDispatcher
 from zmqdist.events import Heard, PeerGone, ProcessExited, Send, Ticked
 from zmqdist.messages import (

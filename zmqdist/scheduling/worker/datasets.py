@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from zmqdist import running
+from zmqdist import task_context
 from zmqdist.data.structure import is_dataset
 
 
@@ -35,7 +35,7 @@ class WorkerIterator:
 
     def __init__(self, dataset: Any, sharers: Sequence[int]) -> None:
         if sharers:
-            index = running.get_current_worker_index()
+            index = task_context.get_current_worker_index()
             dataset = _share(dataset, len(sharers), sharers.index(index)) if index in sharers else ()
         self._iterator: Iterator[Any] = iter(dataset)
         self._dataset = dataset

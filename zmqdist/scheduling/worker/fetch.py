@@ -25,9 +25,9 @@ from numpy.typing import NDArray
 
 from zmqdist import errors
 from zmqdist.limits import BULK_WINDOW_BYTES, CHUNK_BYTES
-from zmqdist.rpc import asking
+from zmqdist.rpc import internal_client
 from zmqdist.rpc.client import ZmqClient
-from zmqdist.rpc.result import StatusOrResult
+from zmqdist.rpc.future import StatusOrResult
 from zmqdist.scheduling.worker.references import Held, Reference
 from zmqdist.scheduling.worker.store import READ
 from zmqdist.transport.credentials import Credentials
@@ -181,8 +181,8 @@ class HolderClients:
         if line.reached:
             return
         try:
-            asking.reach(line.client, time.monotonic() + REACH_S)
-        except asking.NotListeningError:  # a holder listens before anybody hears of it: this one has ended
+            internal_client.reach(line.client, time.monotonic() + REACH_S)
+        except internal_client.NotListeningError:  # a holder listens before anybody hears of it: this one has ended
             raise Unreachable(f"nobody answers at {address}: the connection was refused") from None
         except (errors.UnavailableError, errors.DeadlineExceededError) as error:
             raise self._missed(address, error.message) from None
@@ -296,7 +296,7 @@ def read_parts(
       CancelledError: `wanted` has said no.
     """
     calls = [
-        asking.start(client, READ, part.bulk, out=place, waits_for_server=False)
+        internal_client.start(client, READ, part.bulk, out=place, waits_for_server=False)
         for part, place in zip(held, into, strict=True)
     ]
     try:
@@ -337,7 +337,7 @@ def _read_by_relay(client: ZmqClient, store: int, held: Sequence[Held], into: Se
                 continue
             pace.sent(place.nbytes, time.monotonic())
             due = time.monotonic() + STALLED_S
-            call = asking.start(client, RELAY, store, part.bulk, offset, place.nbytes, due=due, out=place)
+            call = internal_client.start(client, RELAY, store, part.bulk, offset, place.nbytes, due=due, out=place)
             on_the_way.append((place.nbytes, call))
             offset += place.nbytes
     for _, call in on_the_way:

@@ -62,7 +62,7 @@ from zmqdist.scheduling.dispatcher.stagger import Stagger
 from zmqdist.scheduling.worker.contact import DISPATCHER as DISPATCHER
 from zmqdist.scheduling.worker.contact import Contact, earliest
 from zmqdist.scheduling.worker.slot import Slot
-from zmqdist.scheduling.worker.waiting import Waiting
+from zmqdist.scheduling.worker.waiting_work import Waiting
 from zmqdist.scheduling.worker.worker_events import (
     NOT_RUN,
     DispatcherConnected,

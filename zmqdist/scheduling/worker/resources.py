@@ -16,7 +16,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from zmqdist import errors, nest, running
+from zmqdist import errors, nest, task_context
 from zmqdist.messages import ALL_NUMBERS
 from zmqdist.scheduling.worker.references import Fetches, decode_reference, is_reference
 from zmqdist.wire import trusted
@@ -62,7 +62,7 @@ def slice_of(values: tuple[Any, ...]) -> Any:
     Raises:
       RuntimeError: there is none for this worker.
     """
-    index = running.get_current_worker_index()
+    index = task_context.get_current_worker_index()
     if index >= len(values):
         raise RuntimeError(f"there are values for {len(values)} workers, and none for worker:{index}")
     return values[index]
@@ -143,7 +143,7 @@ class SlotResources:
         else:
             parts = [definition]
         try:
-            with running.building(DATASET if what == ITERATOR else what):
+            with task_context.building(DATASET if what == ITERATOR else what):
                 (fn, *args), kwargs = trusted.unpack_parts(parts)
                 value = fn(*args, **kwargs)
                 if what != RESOURCE:

@@ -23,18 +23,18 @@ from zmqdist.events import Heard, Send, Ticked
 from zmqdist.messages import BULK, KEPT, Message, Read
 from zmqdist.process.bound_children import BoundChildren
 from zmqdist.process.zygote_process import ZygoteProcess, start_slots_zygote
-from zmqdist.rpc.looped import LoopCalls
+from zmqdist.rpc.loop_client import LoopCalls
 from zmqdist.rpc.service import RpcService
 from zmqdist.scheduling.dispatcher.config import WorkerConfig
 from zmqdist.scheduling.worker import children
 from zmqdist.scheduling.worker.fetch import Fetcher
 from zmqdist.scheduling.worker.figures import WorkerSnapshot
 from zmqdist.scheduling.worker.machine import DISPATCHER, WorkerMachine
-from zmqdist.scheduling.worker.pulled import PULL, Pulled
 from zmqdist.scheduling.worker.references import decode_reference, encode_reference
 from zmqdist.scheduling.worker.slots import ProcessSlots, check_descriptors
 from zmqdist.scheduling.worker.store import BulkStore
 from zmqdist.scheduling.worker.threads import ThreadSlots
+from zmqdist.scheduling.worker.worker_cache import PULL, Pulled
 from zmqdist.scheduling.worker.worker_events import (
     DispatcherConnected,
     DispatcherDisconnected,

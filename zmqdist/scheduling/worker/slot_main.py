@@ -23,14 +23,13 @@ import threading
 import time
 from typing import Any
 
-from zmqdist import running
+from zmqdist import task_context
 from zmqdist.limits import INLINE_BYTES_MAX
 from zmqdist.messages import BULK, KEPT
 from zmqdist.process.pipe import BlockingPipe
-from zmqdist.scheduling.worker import kept, resources
-from zmqdist.scheduling.worker.call import Functions, run
+from zmqdist.scheduling.worker import remote_results, resources
 from zmqdist.scheduling.worker.fetch import HolderClients
-from zmqdist.scheduling.worker.pulled import SlotFetcher
+from zmqdist.scheduling.worker.function_call import Functions, run
 from zmqdist.scheduling.worker.slot_messages import (
     SLOT_CODEC,
     SlotMessage,
@@ -39,6 +38,7 @@ from zmqdist.scheduling.worker.slot_messages import (
     SlotWelcome,
     SlotWork,
 )
+from zmqdist.scheduling.worker.worker_cache import SlotFetcher
 from zmqdist.scheduling.worker.worker_events import NOT_RUN
 from zmqdist.transport.credentials import Credentials
 from zmqdist.transport.shm_pool import Arena, Handle, this_arena
@@ -129,13 +129,13 @@ def main(pipe_fd: int, page_fd: int) -> None:
     cells = memoryview(mmap.mmap(page_fd, PAGE_BYTES)).cast("Q")
     pipe = BlockingPipe(pipe_fd, SLOT_CODEC)
     reporter = _Reporter(pipe)
-    running.enter_process(lambda: cells[CANCEL] == cells[POSITION] != 0, lambda: (cells[INDEX], cells[WORKERS]))
+    task_context.enter_process(lambda: cells[CANCEL] == cells[POSITION] != 0, lambda: (cells[INDEX], cells[WORKERS]))
     try:
         pipe.send(SlotStarted(os.getpid(), None if reporter.arena is None else reporter.arena.offer))
         welcome, _ = pipe.receive()
         assert isinstance(welcome, SlotWelcome)
         fetcher = SlotFetcher(HolderClients(Credentials.of_environment(), "worker"), welcome.worker, welcome.key)
-        kept.fetch_with(fetcher)
+        remote_results.fetch_with(fetcher)
         functions = Functions(fetcher)
         resources.build_in(functions.resources)
         while True:

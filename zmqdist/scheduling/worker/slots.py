@@ -24,7 +24,6 @@ from zmqdist.messages import BULK, ERROR
 from zmqdist.process.bound_children import BoundChild, BoundChildren
 from zmqdist.process.pipe import LoopPipe, Parts
 from zmqdist.process.zygote import SILENT
-from zmqdist.running import Worker
 from zmqdist.scheduling.worker.children import SLOT
 from zmqdist.scheduling.worker.slot_main import CANCEL, GIVEN_UP, GIVEN_UP_TO, INDEX, PAGE_BYTES, POSITION, WORKERS
 from zmqdist.scheduling.worker.slot_messages import (
@@ -44,11 +43,12 @@ from zmqdist.scheduling.worker.worker_events import (
     SlotReclaimed,
     SlotSeen,
 )
+from zmqdist.task_context import Worker
 from zmqdist.transport.loop import Loop
+from zmqdist.transport.memory_limits import oom_kills
 from zmqdist.transport.processes import is_alive
 from zmqdist.transport.shm_peer import PeerArena, open_peer
 from zmqdist.transport.shm_pool import FROZEN, Block, Handle, this_arena
-from zmqdist.transport.shortage import oom_kills
 from zmqdist.wire import trusted
 
 LOOK_S = 0.02

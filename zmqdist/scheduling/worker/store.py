@@ -26,10 +26,10 @@ from zmqdist.errors import NOT_FOUND, NotFoundError
 from zmqdist.limits import CHUNK_BYTES, INLINE_BYTES_MAX
 from zmqdist.messages import Read, ReadDone
 from zmqdist.rpc import payload
-from zmqdist.rpc.asked import Asked
+from zmqdist.rpc.pending_call import Asked
 from zmqdist.rpc.service import RpcService
 from zmqdist.scheduling.worker.references import Held, Memory, Reference
-from zmqdist.transport import shm_mapping, shortage
+from zmqdist.transport import memory_limits, shm_mapping
 from zmqdist.transport.shm_pool import Block, Handle, this_arena
 
 Part: TypeAlias = "bytes | bytearray | memoryview | NDArray[np.uint8] | Block"
@@ -252,11 +252,11 @@ class BulkStore:
         if isinstance(part, bytes):
             return source
         what = "a copy of a large array, and no shared memory"
-        shortage.check_room(source.nbytes, what)
+        memory_limits.check_room(source.nbytes, what)
         try:
             copy: NDArray[np.uint8] = source.copy()
         except MemoryError:
-            raise shortage.exhausted(source.nbytes, what) from None
+            raise memory_limits.exhausted(source.nbytes, what) from None
         return copy
 
     def _give(self, asked: Asked, bulk: int) -> None:

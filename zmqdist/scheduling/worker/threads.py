@@ -9,11 +9,11 @@ from __future__ import annotations
 import queue
 import threading
 
-from zmqdist import running
+from zmqdist import task_context
 from zmqdist.errors import FailedPreconditionError
 from zmqdist.messages import BULK, ERROR, KEPT
-from zmqdist.scheduling.worker import kept, resources
-from zmqdist.scheduling.worker.call import Functions, run
+from zmqdist.scheduling.worker import remote_results, resources
+from zmqdist.scheduling.worker.function_call import Functions, run
 from zmqdist.scheduling.worker.references import Fetches
 from zmqdist.scheduling.worker.slots import Bulk, Feed
 from zmqdist.scheduling.worker.worker_events import ForgetFunctions, Give, SlotFinished, SlotReady, SlotReclaimed
@@ -27,7 +27,7 @@ class ThreadSlots:
     can_kill = False
 
     def __init__(
-        self, loop: Loop, slots: int, feed: Feed, hold: Bulk, fetcher: Fetches, worker: running.Worker
+        self, loop: Loop, slots: int, feed: Feed, hold: Bulk, fetcher: Fetches, worker: task_context.Worker
     ) -> None:
         self._loop = loop
         self._feed = feed
@@ -74,13 +74,13 @@ class ThreadSlots:
                 slot.thread.join(1.0)
 
     def _serve(self, slot: _Slot) -> None:
-        kept.fetch_with(self._fetcher)
+        remote_results.fetch_with(self._fetcher)
         resources.build_in(self._functions.resources)
         self._tell(SlotReady(slot.number))
         while (item := slot.items.get()) is not None:
             position, coordinator, fn, payload = item
             slot.busy = True
-            running.enter(lambda: slot.cancel == position, self._worker)  # noqa: B023  a slot has one item at a time
+            task_context.enter(lambda: slot.cancel == position, self._worker)  # noqa: B023  a slot has one item at a time
             try:
                 kind, result = run(self._functions, coordinator, fn, payload)
                 if kind in (BULK, KEPT):
@@ -89,7 +89,7 @@ class ThreadSlots:
                 BaseException
             ) as error:  # no memory for the result, say: it is the end of this work, and not of its slot
                 kind, result = ERROR, trusted.pack_error(trusted.tamed(error))
-            running.leave()
+            task_context.leave()
             slot.busy = False
             self._tell(SlotFinished(slot.number, [(position, kind, result)]))
 

@@ -18,12 +18,12 @@ from typing import Any, NoReturn
 from zmqdist.background import in_background
 from zmqdist.errors import describe_exit
 from zmqdist.testing.runner.barrier import Task, named
-from zmqdist.testing.runner.crew import PoolOutcome, PoolWork, ProcessCrew, TaskProcess
 from zmqdist.testing.runner.errors import (
     MultiProcessRunnerResult,
     SubprocessTimeoutError,
     UnexpectedSubprocessExitError,
 )
+from zmqdist.testing.runner.process_pool import PoolOutcome, PoolWork, ProcessCrew, TaskProcess
 
 TASK_TIMEOUT_S = 120.0
 TERM_GRACE_S = 3.0

@@ -27,12 +27,12 @@ from typing import Any
 from zmqdist.errors import describe_exit
 from zmqdist.process.pipe import BlockingPipe
 from zmqdist.testing.runner.barrier import Barrier, Task, named, set_barrier
-from zmqdist.testing.runner.crew import PoolOutcome, PoolWork, ProcessCrew, TaskProcess, checked
 from zmqdist.testing.runner.errors import (
     MultiProcessRunnerResult,
     SubprocessTimeoutError,
     UnexpectedSubprocessExitError,
 )
+from zmqdist.testing.runner.process_pool import PoolOutcome, PoolWork, ProcessCrew, TaskProcess, checked
 from zmqdist.testing.runner.task_pipe import TASK_CODEC
 
 log = logging.getLogger("zmqdist.testing")

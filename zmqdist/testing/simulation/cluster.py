@@ -17,8 +17,8 @@ from random import Random
 
 from zmqdist.events import Heard, PeerGone, ProcessExited, Ticked
 from zmqdist.messages import Assign, Forget, Message, Recall, Register, Registered, Release, Taken
+from zmqdist.scheduling.coordinator.affinity import PLAIN
 from zmqdist.scheduling.coordinator.closures import SUBMISSION_SHIFT
-from zmqdist.scheduling.coordinator.pins import PLAIN
 from zmqdist.scheduling.dispatcher.broker import Broker
 from zmqdist.scheduling.dispatcher.broker import Event as BrokerEvent
 from zmqdist.scheduling.dispatcher.membership import Member

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from zmqdist.events import Heard, Send, Ticked
 from zmqdist.messages import CANCELLED, ERROR, KEPT, VALUE, Forget, Message, StartsLost, Submit, Withdraw
+from zmqdist.scheduling.coordinator.affinity import PLAIN, MembersChanged, Scheduled, WorkOptions
 from zmqdist.scheduling.coordinator.closures import Closures
 from zmqdist.scheduling.coordinator.coordinator_events import (
     BulkArrived,
@@ -45,7 +46,6 @@ from zmqdist.scheduling.coordinator.effects import (
     WorkBegun,
 )
 from zmqdist.scheduling.coordinator.machine import CoordinatorMachine
-from zmqdist.scheduling.coordinator.pins import PLAIN, MembersChanged, Scheduled, WorkOptions
 from zmqdist.scheduling.dispatcher.rules import BrokerRules
 from zmqdist.testing.simulation.clock import SimClock
 from zmqdist.testing.simulation.coordinator_plans import INPUT_GONE, REMAKES_MAX, SimPlans, decode_loss

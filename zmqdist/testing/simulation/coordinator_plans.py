@@ -8,6 +8,7 @@ from random import Random
 from typing import Any, Protocol
 
 from zmqdist.messages import ERROR, KEPT, VALUE, Message, Results
+from zmqdist.scheduling.coordinator.affinity import WorkOptions
 from zmqdist.scheduling.coordinator.coordinator_events import AttemptPacked, Event, KeptDropped
 from zmqdist.scheduling.coordinator.dependencies_and_retries import (
     INPUT_FAILED,
@@ -19,7 +20,6 @@ from zmqdist.scheduling.coordinator.dependencies_and_retries import (
 )
 from zmqdist.scheduling.coordinator.effects import KeepInput, KeptAt, Replace
 from zmqdist.scheduling.coordinator.machine import CoordinatorMachine
-from zmqdist.scheduling.coordinator.pins import WorkOptions
 from zmqdist.testing.simulation.clock import SimClock
 from zmqdist.testing.simulation.network import SimConnection
 

@@ -11,9 +11,9 @@ import msgspec
 
 from zmqdist.data.service.dispatcher.machine import questions as q
 from zmqdist.data.service.dispatcher.machine import records as r
-from zmqdist.data.service.dispatcher.machine.book import Rules
 from zmqdist.data.service.dispatcher.machine.machine import Splits
 from zmqdist.data.service.dispatcher.machine.state import State
+from zmqdist.data.service.dispatcher.machine.tables import Rules
 from zmqdist.data.service.reader.delivery import Wanted
 from zmqdist.data.service.worker.first_come_machine import FirstComeBuffer
 from zmqdist.data.service.worker.task_answers import TaskAnswer

@@ -19,10 +19,10 @@ from types import TracebackType
 from typing import Any, SupportsIndex
 
 from zmqdist.data import storage
-from zmqdist.training.checkpoint.following import FINISHED, checkpoints, number_of, path_of
+from zmqdist.training.checkpoint.checkpoint_iterator import FINISHED, checkpoints, number_of, path_of
 from zmqdist.training.checkpoint.manifest import MANIFEST
 from zmqdist.training.checkpoint.objects import Checkpoint
-from zmqdist.training.checkpoint.saving import restore, save_numbered, whole
+from zmqdist.training.checkpoint.save_restore import restore, save_numbered, whole
 
 log = logging.getLogger("zmqdist.checkpoint")
 

@@ -6,8 +6,8 @@ import os
 from dataclasses import dataclass
 from typing import Any, SupportsIndex
 
-from zmqdist.training.checkpoint.reading import CheckpointReader
-from zmqdist.training.checkpoint.saving import fill, save
+from zmqdist.training.checkpoint.reader import CheckpointReader
+from zmqdist.training.checkpoint.save_restore import fill, save
 from zmqdist.training.checkpoint.structure import Container, containers, leaves
 
 

@@ -27,15 +27,15 @@ from types import TracebackType
 
 from zmqdist.errors import FailedPreconditionError, OpError, UnavailableError
 from zmqdist.limits import PS_VERSION_LIFE_BITS, RECOVERY_LOOK_S
-from zmqdist.training.checkpoint.following import checkpoints
-from zmqdist.training.checkpoint.handles import shards_of
+from zmqdist.training.checkpoint.checkpoint_iterator import checkpoints
 from zmqdist.training.checkpoint.manager import CheckpointManager
 from zmqdist.training.checkpoint.parts import Part
-from zmqdist.training.checkpoint.reading import CheckpointReader
-from zmqdist.training.checkpoint.saving import check
+from zmqdist.training.checkpoint.reader import CheckpointReader
+from zmqdist.training.checkpoint.save_restore import check
+from zmqdist.training.checkpoint.shard_handles import shards_of
 from zmqdist.training.checkpoint.structure import Leaf, leaves
-from zmqdist.training.homes import RemoteHome
 from zmqdist.training.strategy import ParameterServerStrategy
+from zmqdist.training.variable_storage import RemoteHome
 
 log = logging.getLogger("zmqdist.checkpoint")
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from zmqdist.training.checkpoint.handles import is_handle
+from zmqdist.training.checkpoint.shard_handles import is_handle
 
 
 @dataclass(frozen=True)

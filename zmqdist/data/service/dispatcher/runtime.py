@@ -44,11 +44,11 @@ from zmqdist.data.dataset import deserialize
 from zmqdist.data.service.dispatcher.journal import Journal
 from zmqdist.data.service.dispatcher.machine import questions as q
 from zmqdist.data.service.dispatcher.machine import records as r
-from zmqdist.data.service.dispatcher.machine.book import Rules
 from zmqdist.data.service.dispatcher.machine.figures import SplitsReport
 from zmqdist.data.service.dispatcher.machine.machine import Splits, not_registered
 from zmqdist.data.service.dispatcher.machine.snapshot import DataSnapshot, iteration_rows, next_numbers
 from zmqdist.data.service.dispatcher.machine.state import decode_state
+from zmqdist.data.service.dispatcher.machine.tables import Rules
 from zmqdist.data.service.dispatcher.store import DatasetStore
 from zmqdist.data.service.snapshots.service import SnapshotService
 from zmqdist.data.service.validation import Number, Seconds, checked
@@ -56,7 +56,7 @@ from zmqdist.data.splits import PortionRules, portion_rules, split_providers
 from zmqdist.errors import DataLossError, InvalidArgumentError, NotFoundError, OpError, UnavailableError, from_code
 from zmqdist.events import Ticked
 from zmqdist.limits import CONSUMERS_MAX, JOURNAL_RECORDS_MAX
-from zmqdist.rpc.asked import Asked
+from zmqdist.rpc.pending_call import Asked
 from zmqdist.rpc.service import RpcService
 from zmqdist.transport.loop import Loop
 

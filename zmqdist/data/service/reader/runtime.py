@@ -64,9 +64,9 @@ from zmqdist.errors import ABORTED, FailedPreconditionError, NotFoundError, OpEr
 from zmqdist.events import Ticked
 from zmqdist.limits import WAIT_LOG_S
 from zmqdist.random import chance
-from zmqdist.rpc import asking
+from zmqdist.rpc import internal_client
 from zmqdist.rpc.client import ZmqClient
-from zmqdist.rpc.result import StatusOrResult
+from zmqdist.rpc.future import StatusOrResult
 from zmqdist.transport.address import split_key
 from zmqdist.transport.credentials import Credentials
 from zmqdist.transport.loop import Loop
@@ -358,9 +358,9 @@ class ServiceReader:
                 self._consumption.finish()
                 marks = self._consumption.marks()
                 if marks:
-                    asking.start(self._dispatcher, ACKNOWLEDGE, *self._opened, marks, waits_for_server=False)
+                    internal_client.start(self._dispatcher, ACKNOWLEDGE, *self._opened, marks, waits_for_server=False)
                 due = time.monotonic() + RELEASE_S
-                asking.start(self._dispatcher, RELEASE, *self._opened, due=due, waits_for_server=False).is_ok()
+                internal_client.start(self._dispatcher, RELEASE, *self._opened, due=due, waits_for_server=False).is_ok()
             except OpError:
                 pass
         for client in self._clients.values():
@@ -453,7 +453,7 @@ class ServiceReader:
     def _start(self, client: ZmqClient, then: Callable[[StatusOrResult], None], method: str, *args: Any) -> None:
         """Ask, and have `then` called in the loop with the ended call."""
         try:
-            call = asking.start(client, method, *args, waits_for_server=False)
+            call = internal_client.start(client, method, *args, waits_for_server=False)
         except OpError:
             return  # closed
         call.add_done_callback(partial(self._soon, then))

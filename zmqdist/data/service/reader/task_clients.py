@@ -18,10 +18,10 @@ from zmqdist.data.service.reader.delivery import END, FAILED, SKIP, SOME, Wanted
 from zmqdist.data.service.worker.element_replies import Packed
 from zmqdist.data.service.worker.runtime import ELEMENTS
 from zmqdist.errors import OpError, from_code
-from zmqdist.rpc import asking
+from zmqdist.rpc import internal_client
 from zmqdist.rpc.client import ZmqClient
-from zmqdist.rpc.failures import told
-from zmqdist.rpc.result import StatusOrResult
+from zmqdist.rpc.future import StatusOrResult
+from zmqdist.rpc.handler_errors import told
 
 Then = Callable[[int, Any, OpError | None], None]
 
@@ -38,7 +38,7 @@ class RemoteTask:
     def ask(self, wanted: Wanted, then: Then) -> None:
         args = (self._state, self._task, astuple(wanted), self._compression)
         try:
-            call = asking.start(self._client, ELEMENTS, *args, waits_for_server=False)
+            call = internal_client.start(self._client, ELEMENTS, *args, waits_for_server=False)
         except OpError as error:  # closed
             then(FAILED, None, error)
             return

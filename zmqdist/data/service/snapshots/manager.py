@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
-from zmqdist.data import layout, storage
+from zmqdist.data import snapshot_layout, storage
 from zmqdist.data.chunks import spec_from_json, spec_to_json
 from zmqdist.data.constants import INFINITE_CARDINALITY
 from zmqdist.data.dataset import deserialize
@@ -55,9 +55,9 @@ class SnapshotFolder:
     """
 
     def __init__(self, path: str, metadata: dict[str, Any]) -> None:
-        if metadata["version"] > layout.VERSION:
+        if metadata["version"] > snapshot_layout.VERSION:
             raise FailedPreconditionError(
-                f"{path} is a snapshot of version {metadata['version']}, this zmqdist knows {layout.VERSION}",
+                f"{path} is a snapshot of version {metadata['version']}, this zmqdist knows {snapshot_layout.VERSION}",
             )
         self.path = path
         self._machine = SnapshotMachine(path, metadata["sources"], metadata["repetitions"])
@@ -105,18 +105,18 @@ class SnapshotFolder:
                 f"{path} exists: a snapshot there is already started or completed, or it is something else"
             )
         metadata = {
-            "version": layout.VERSION,
+            "version": snapshot_layout.VERSION,
             "request": request,
             "compression": pressed,
             "spec": spec,
             "sources": [each.count for each in providers],
             "repetitions": [each.repetitions for each in providers],
         }
-        for folder in (layout.chunks_path(path), storage.join(path, "streams")):
+        for folder in (snapshot_layout.chunks_path(path), storage.join(path, "streams")):
             storage.make_folder(folder)
         storage.write(storage.join(path, "dataset_def.json"), dataset.encode())
-        layout.write_json(storage.join(path, "dataset_spec.json"), spec)
-        layout.write_json(storage.join(path, layout.METADATA), metadata)
+        snapshot_layout.write_json(storage.join(path, "dataset_spec.json"), spec)
+        snapshot_layout.write_json(storage.join(path, snapshot_layout.METADATA), metadata)
         return cls(path, metadata)
 
     @classmethod
@@ -128,22 +128,26 @@ class SnapshotFolder:
           DataLossError: the metadata is unreadable.
         """
         try:
-            metadata = json.loads(storage.read(storage.join(path, layout.METADATA)))
+            metadata = json.loads(storage.read(storage.join(path, snapshot_layout.METADATA)))
             made = cls(path, metadata)
         except FileNotFoundError:
-            raise DataLossError(f"{path}: the snapshot has no {layout.METADATA}") from None
+            raise DataLossError(f"{path}: the snapshot has no {snapshot_layout.METADATA}") from None
         except (ValueError, TypeError, KeyError) as error:
-            raise DataLossError(f"{path}/{layout.METADATA}: corrupted record: {error}") from None
+            raise DataLossError(f"{path}/{snapshot_layout.METADATA}: corrupted record: {error}") from None
         made.restore()
         return made
 
     def restore(self) -> None:
         """Begin where the folder is. Raises as `recover`."""
-        error = layout.read_error(self.path)
-        done = storage.exists(layout.snapshot_done_path(self.path))
+        error = snapshot_layout.read_error(self.path)
+        done = storage.exists(snapshot_layout.snapshot_done_path(self.path))
         streams = _FolderReader(self.path, self._sources).streams()
-        folders = [layout.stream_path(self.path, each.index) for each in streams if each.state is not StreamState.DONE]
-        failures = [] if error is not None else [found for each in folders if (found := layout.read_error(each))]
+        folders = [
+            snapshot_layout.stream_path(self.path, each.index) for each in streams if each.state is not StreamState.DONE
+        ]
+        failures = (
+            [] if error is not None else [found for each in folders if (found := snapshot_layout.read_error(each))]
+        )
         with self._lock:
             self._write(self._machine.restore(streams, done, error, failures))
 
@@ -161,18 +165,18 @@ class SnapshotFolder:
     def _write_one(self, record: Record) -> None:
         match record:
             case OwnerChanged(stream, worker):
-                folder = layout.stream_path(self.path, stream)
+                folder = snapshot_layout.stream_path(self.path, stream)
                 storage.make_folder(storage.join(folder, "splits"))
                 storage.write(storage.join(folder, "owner_worker"), worker.encode())
             case PositionsGiven(stream, source, repetition, run):
-                folder = layout.splits_path(self.path, stream, source, repetition)
+                folder = snapshot_layout.splits_path(self.path, stream, source, repetition)
                 storage.make_folder(folder)
                 count = b"" if run.count == 1 else b"%d" % run.count
                 storage.write(storage.join(folder, f"split_{run.local}_{run.start}"), count)
             case SnapshotCompleted():
-                storage.write(layout.snapshot_done_path(self.path), b"{}")
+                storage.write(snapshot_layout.snapshot_done_path(self.path), b"{}")
             case SnapshotFailed(error):
-                layout.write_error(self.path, error)
+                snapshot_layout.write_error(self.path, error)
 
     # -- what workers and users ask --
 
@@ -224,7 +228,7 @@ class SnapshotFolder:
 
     def progress(self) -> dict[str, Any]:
         """The figures of `SnapshotMachine.figures`, with `chunks` and `elements` that are committed; JSON-able."""
-        chunks = layout.committed(self.path)
+        chunks = snapshot_layout.committed(self.path)
         with self._lock:
             figures = self._machine.figures()
         return figures | {"chunks": len(chunks), "elements": sum(chunk.count for chunk in chunks)}
@@ -262,13 +266,13 @@ class _FolderReader:
 
     def _owner(self, index: int) -> str | None:
         try:
-            return storage.read(storage.join(layout.stream_path(self._path, index), "owner_worker")).decode()
+            return storage.read(storage.join(snapshot_layout.stream_path(self._path, index), "owner_worker")).decode()
         except FileNotFoundError:
             return None
 
     def _stream(self, index: int) -> StreamAssignment:
-        folder = layout.stream_path(self._path, index)
-        done = storage.exists(layout.snapshot_done_path(folder))
+        folder = snapshot_layout.stream_path(self._path, index)
+        done = storage.exists(snapshot_layout.snapshot_done_path(folder))
         stream = StreamAssignment(index, self._owner(index) or "", StreamState.DONE if done else StreamState.ASSIGNED)
         splits = storage.join(folder, "splits")
         for name in storage.names(splits):
@@ -323,7 +327,7 @@ class _FolderReader:
 
 def _request_of(path: str) -> str | None:
     try:
-        return str(json.loads(storage.read(storage.join(path, layout.METADATA)))["request"])
+        return str(json.loads(storage.read(storage.join(path, snapshot_layout.METADATA)))["request"])
     except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError):
         return None
 

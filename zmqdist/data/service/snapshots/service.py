@@ -29,12 +29,12 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
-from zmqdist.data import layout, storage
+from zmqdist.data import snapshot_layout, storage
 from zmqdist.data.service.snapshots.machine import SnapshotMode
 from zmqdist.data.service.snapshots.manager import SnapshotFolder, SnapshotManager
 from zmqdist.data.service.validation import Number, checked
 from zmqdist.errors import FailedPreconditionError, InvalidArgumentError, OpError, UnavailableError, from_code
-from zmqdist.rpc.asked import Asked
+from zmqdist.rpc.pending_call import Asked
 from zmqdist.rpc.service import RpcService
 from zmqdist.transport.loop import Loop
 
@@ -104,7 +104,7 @@ class SnapshotService:
         """
         there: list[str] = []
         for path in paths:
-            if storage.exists(storage.join(path, layout.METADATA)):
+            if storage.exists(storage.join(path, snapshot_layout.METADATA)):
                 there.append(path)
             else:
                 log.warning("%s is no snapshot any more, and is left alone", path)

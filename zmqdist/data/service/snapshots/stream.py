@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from zmqdist.data.service.snapshots.writer import StreamWriter
 from zmqdist.data.service.split_requests import insist
 from zmqdist.rpc.client import ZmqClient
-from zmqdist.rpc.failures import told
+from zmqdist.rpc.handler_errors import told
 
 log = logging.getLogger("zmqdist.data.snapshots")
 

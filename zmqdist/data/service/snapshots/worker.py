@@ -17,7 +17,7 @@ from zmqdist.data.service.snapshots.stream_process import StreamProcess, StreamT
 from zmqdist.errors import OpError
 from zmqdist.process.bound_children import SpawnChild
 from zmqdist.rpc.client import ZmqClient
-from zmqdist.rpc.looped import LoopCalls
+from zmqdist.rpc.loop_client import LoopCalls
 from zmqdist.transport.credentials import Credentials
 from zmqdist.transport.loop import Loop
 

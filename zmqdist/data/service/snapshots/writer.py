@@ -29,11 +29,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from zmqdist.data import layout, storage
+from zmqdist.data import snapshot_layout, storage
 from zmqdist.data.chunks import ElementsFile
 from zmqdist.data.dataset import deserialize
 from zmqdist.data.iterators import DatasetIterator
-from zmqdist.data.layout import CommittedChunk
+from zmqdist.data.snapshot_layout import CommittedChunk
 from zmqdist.data.splits import open_stream
 from zmqdist.data.tree import Tree
 from zmqdist.errors import (
@@ -98,7 +98,7 @@ class StreamWriter:
     ) -> None:
         self._path = path
         self._stream = stream
-        self._folder = layout.stream_path(path, stream)
+        self._folder = snapshot_layout.stream_path(path, stream)
         self._work = storage.join(self._folder, "uncommitted_chunks", uuid.uuid4().hex[:16])
         self._open_path = storage.join(self._work, f"open{storage.TMP}")
         self._asker = _Asker(ask, self._check)
@@ -138,7 +138,7 @@ class StreamWriter:
             An OpError of the pipeline or of the disk, which was left as ERROR where the disk allows it.
         """
         try:
-            if not storage.exists(layout.snapshot_done_path(self._folder)):
+            if not storage.exists(snapshot_layout.snapshot_done_path(self._folder)):
                 self._write()
         except _TakenOver:
             raise CancelledError(f"stream {self._stream} of {self._path} has another writer now") from None
@@ -150,7 +150,7 @@ class StreamWriter:
             self._leave()
 
     def _write(self) -> None:
-        metadata = json.loads(storage.read(storage.join(self._path, layout.METADATA)))
+        metadata = json.loads(storage.read(storage.join(self._path, snapshot_layout.METADATA)))
         dataset = deserialize(storage.read(storage.join(self._path, "dataset_def.json")).decode())
         self._begin(dataset)
         assert self._iterator is not None
@@ -172,7 +172,9 @@ class StreamWriter:
         self._check()
         self._end_chunk()
         self._commit()
-        self._publish(layout.write_json, layout.snapshot_done_path(self._folder), {"elements": self._elements})
+        self._publish(
+            snapshot_layout.write_json, snapshot_layout.snapshot_done_path(self._folder), {"elements": self._elements}
+        )
         self._committed = StreamProgress(self._chunks, self._elements, True)
         storage.remove_tree(storage.join(self._folder, "checkpoints"))
 
@@ -200,13 +202,15 @@ class StreamWriter:
         Raises:
           InternalError: a committed chunk is nowhere.
         """
-        there = {chunk.index for chunk in layout.committed(self._path) if chunk.stream == self._stream}
+        there = {chunk.index for chunk in snapshot_layout.committed(self._path) if chunk.stream == self._stream}
         for life in storage.names(self._work):
             folder = storage.join(self._work, life)
             for name in storage.names(folder):
                 chunk = CommittedChunk.of(name)
                 if chunk is not None and chunk.index < self._chunks and chunk.index not in there:
-                    storage.rename(storage.join(folder, name), storage.join(layout.chunks_path(self._path), name))
+                    storage.rename(
+                        storage.join(folder, name), storage.join(snapshot_layout.chunks_path(self._path), name)
+                    )
                     there.add(chunk.index)
             storage.remove_tree(folder)
         lost = sorted(set(range(self._chunks)) - there)
@@ -242,9 +246,9 @@ class StreamWriter:
         older = storage.names(checkpoints)
         storage.make_folder(checkpoints)
         name = f"checkpoint_{self._chunks}_{self._elements}"
-        self._publish(layout.write_json, storage.join(checkpoints, name), state)
+        self._publish(snapshot_layout.write_json, storage.join(checkpoints, name), state)
         for chunk in self._waiting:
-            there = storage.join(layout.chunks_path(self._path), chunk.name)
+            there = storage.join(snapshot_layout.chunks_path(self._path), chunk.name)
             _guarded(storage.rename, storage.join(self._work, chunk.name), there)
         self._waiting.clear()
         self._committed = StreamProgress(self._chunks, self._elements, False)
@@ -272,7 +276,7 @@ class StreamWriter:
             told = UnknownError(f"{type(error).__name__}: {error}")
         self._drop_file()
         try:
-            self._publish(layout.write_error, self._folder, told)
+            self._publish(snapshot_layout.write_error, self._folder, told)
         except (OSError, _TakenOver):
             LOG.exception("%s: its error could not be written: %s", self._folder, told)
         return told

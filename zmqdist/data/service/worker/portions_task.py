@@ -17,7 +17,7 @@ from zmqdist.data.service.reader.delivery import Wanted
 from zmqdist.data.service.worker.element_replies import ElementReply, Named, give
 from zmqdist.data.service.worker.first_come_task import BUFFER_BYTES, BUFFER_ELEMENTS_MAX, BUFFER_ELEMENTS_MIN
 from zmqdist.data.service.worker.portions_machine import PortionSegment, PortionsLane
-from zmqdist.rpc.failures import told
+from zmqdist.rpc.handler_errors import told
 
 Given: TypeAlias = tuple[int, int, int, int, int]
 """Number, repetition, first position, positions, elements to leave out."""

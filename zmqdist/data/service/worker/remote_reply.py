@@ -10,7 +10,7 @@ from zmqdist.data.service.elements import pack
 from zmqdist.data.service.reader.delivery import END, SKIP, SOME
 from zmqdist.data.service.worker.element_replies import Packed
 from zmqdist.errors import OpError
-from zmqdist.rpc.asked import Asked
+from zmqdist.rpc.pending_call import Asked
 from zmqdist.transport.loop import Loop
 
 

@@ -52,9 +52,9 @@ from zmqdist.data.sharding import shard_for_worker
 from zmqdist.data.splits import open_split, portion_pipeline
 from zmqdist.errors import CancelledError, FailedPreconditionError, OpError, UnavailableError
 from zmqdist.limits import SNAPSHOT_CHUNK_BYTES_MAX, TRAINER_CACHE_BYTES
-from zmqdist.rpc.asked import Asked
 from zmqdist.rpc.client import ZmqClient
-from zmqdist.rpc.looped import LoopCalls
+from zmqdist.rpc.loop_client import LoopCalls
+from zmqdist.rpc.pending_call import Asked
 from zmqdist.rpc.service import RpcService
 from zmqdist.transport.address import with_key
 from zmqdist.transport.credentials import Credentials

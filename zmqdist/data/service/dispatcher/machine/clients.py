@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from zmqdist import errors
-from zmqdist.data.service.dispatcher.machine import cutting
 from zmqdist.data.service.dispatcher.machine import questions as q
+from zmqdist.data.service.dispatcher.machine import range_math
 from zmqdist.data.service.dispatcher.machine import records as r
-from zmqdist.data.service.dispatcher.machine.book import Book, Refusal
 from zmqdist.data.service.dispatcher.machine.coordinated import is_coordinated, told
+from zmqdist.data.service.dispatcher.machine.tables import Book, Refusal
 
 WATCH_S_MAX: Final = 10.0
 """A client's question for news is answered after so long, news or not: asking again shows that it lives."""
@@ -89,8 +89,8 @@ class Clients:
         portions = iteration.portions
         if portions is None:
             return self.version(iteration.id), tasks, iteration.finished, False, {}, ""
-        lane = cutting.lane_of(portions, self._book.state.clients[asked.client])
-        over = iteration.finished or cutting.is_lane_over(portions, lane)
+        lane = range_math.lane_of(portions, self._book.state.clients[asked.client])
+        over = iteration.finished or range_math.is_lane_over(portions, lane)
         return self.version(iteration.id), tasks, over, False, {}, portions.failed
 
     def news(self, iteration_id: int) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from zmqdist.data.service.dispatcher.machine import questions as q
 from zmqdist.data.service.dispatcher.machine import records as r
-from zmqdist.data.service.dispatcher.machine.book import Book
+from zmqdist.data.service.dispatcher.machine.tables import Book
 
 
 def is_coordinated(book: Book, iteration: r.Iteration) -> bool:

@@ -6,7 +6,7 @@ from typing import Any, Final, NamedTuple
 
 from zmqdist.data.service.dispatcher.machine import records as r
 from zmqdist.data.service.dispatcher.machine.autoscale import AutoScalers
-from zmqdist.data.service.dispatcher.machine.book import Book
+from zmqdist.data.service.dispatcher.machine.tables import Book
 
 SHORTEST_S: Final = 1e-9
 """Nobody makes or takes an element in less: what is said to be shorter is not known."""

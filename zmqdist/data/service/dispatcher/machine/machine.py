@@ -4,7 +4,7 @@ Theory
     Questions come with a token and are answered when there is something to say: a worker always has one `Work` outstanding, a client one
     `Watch`, so that news travel at once and nobody asks at intervals.
 
-    With a journal, what an event changes is applied at once, but nothing leaves before it is durable: commits.py.
+    With a journal, what an event changes is applied at once, but nothing leaves before it is durable: group_commit.py.
 
 Promises, checked by tests/machines/splits and tests/sim
     D1  a position of a DYNAMIC iteration is given to one task once, to the same question the same positions
@@ -18,7 +18,7 @@ Promises, checked by tests/machines/splits and tests/sim
 
 For what is read in portions, exactly once or in order, see portions.py.
 
-Here are datasets, jobs and the sorting of events; the rest is in the parts, all over one book.py: clients.py, workers.py,
+Here are datasets, jobs and the sorting of events; the rest is in the parts, all over one tables.py: clients.py, workers.py,
 split_assignment.py, rounds.py, portions.py.
 Not here: sockets, files, what a pipeline is.
 """
@@ -31,18 +31,18 @@ from math import inf
 from typing import Final
 
 from zmqdist import errors
-from zmqdist.data.service.dispatcher.machine import cutting
 from zmqdist.data.service.dispatcher.machine import questions as q
+from zmqdist.data.service.dispatcher.machine import range_math
 from zmqdist.data.service.dispatcher.machine import records as r
-from zmqdist.data.service.dispatcher.machine.book import Book, Refusal, Rules
 from zmqdist.data.service.dispatcher.machine.clients import Clients
 from zmqdist.data.service.dispatcher.machine.figures import Figures
-from zmqdist.data.service.dispatcher.machine.hosts import not_in_list
 from zmqdist.data.service.dispatcher.machine.portions import Portioning
 from zmqdist.data.service.dispatcher.machine.rounds import CoordinatedRounds
 from zmqdist.data.service.dispatcher.machine.snapshot import PlaceRow
 from zmqdist.data.service.dispatcher.machine.split_assignment import Dealing
 from zmqdist.data.service.dispatcher.machine.state import State
+from zmqdist.data.service.dispatcher.machine.tables import Book, Refusal, Rules
+from zmqdist.data.service.dispatcher.machine.worker_slots import not_in_list
 from zmqdist.data.service.dispatcher.machine.workers import WorkerTable
 from zmqdist.events import Ticked
 
@@ -275,7 +275,7 @@ class Splits:
         portions = self._book.state.iterations[client.iteration].portions
         cut = None
         if portions is not None:
-            first = cutting.first_open(portions, cutting.lane_of(portions, client))
+            first = range_math.first_open(portions, range_math.lane_of(portions, client))
             cut = portions.positions, portions.repetitions, portions.length, first
         return client.id, client.iteration, self._book.state.number, cut
 
@@ -332,7 +332,7 @@ class Splits:
         )
         if job.terms.portioned:
             assert asked.grain is not None, "whoever opens a job in portions says how it can be cut"
-            iteration.portions = cutting.cut(*asked.grain, max(1, job.terms.num_consumers))
+            iteration.portions = range_math.cut(*asked.grain, max(1, job.terms.num_consumers))
         self._book.change(r.CreateIteration(iteration))
         if not job.anonymous:
             self._book.keys[key] = iteration.id

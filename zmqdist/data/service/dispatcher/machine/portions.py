@@ -21,7 +21,7 @@ Promises, checked by tests/machines/splits/test_portions.py
     E6  lanes and lengths do not depend on workers; in order, nothing is given out a window ahead
     E7  a portion over which DEATHS_MAX workers died, or processes of workers, ends the iteration with an error that names both
 
-Not here: how the row changes (cutting.py), what is in a portion.
+Not here: how the row changes (range_math.py), what is in a portion.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from math import inf
 from typing import Final
 
 from zmqdist import errors
-from zmqdist.data.service.dispatcher.machine import cutting
 from zmqdist.data.service.dispatcher.machine import questions as q
+from zmqdist.data.service.dispatcher.machine import range_math
 from zmqdist.data.service.dispatcher.machine import records as r
 from zmqdist.data.service.dispatcher.machine import runs as sets
-from zmqdist.data.service.dispatcher.machine.book import Book, Refusal
 from zmqdist.data.service.dispatcher.machine.clients import Clients
 from zmqdist.data.service.dispatcher.machine.split_assignment import SHARES, taken
+from zmqdist.data.service.dispatcher.machine.tables import Book, Refusal
 from zmqdist.data.service.dispatcher.machine.workers import WorkerTable
 
 DEATHS_MAX: Final = 3
@@ -63,10 +63,10 @@ class Portioning:
         if asked.saved is not None:
             self._go_on(asked.saved, client)
         elif self._one_reader(iteration):
-            lane = cutting.lane_of(portions, client)
+            lane = range_math.lane_of(portions, client)
             for number in list(iteration.clients):
                 other = self._book.state.clients[number]
-                if number != client.id and cutting.lane_of(portions, other) == lane:
+                if number != client.id and range_math.lane_of(portions, other) == lane:
                     self._take_over(client, number)
         self._book.freed.add(iteration.id)
 
@@ -132,7 +132,7 @@ class Portioning:
             other is not None and other.iteration != iteration.id
         )
         edges = [edge for run in saved.done for edge in run]
-        last = cutting.total(portions)
+        last = range_math.total(portions)
         if (
             (mine and stranger)
             or any(one >= two for one, two in pairwise((-1, *edges)))
@@ -234,7 +234,7 @@ class Portioning:
         for number, portion in portions.open.items():
             charged = portion.charged
             if len(charged) >= DEATHS_MAX and not portions.failed:
-                repetition, start, length = cutting.place_of(portions, number)
+                repetition, start, length = range_math.place_of(portions, number)
                 self._book.change(
                     r.FailPortions(
                         iteration.id,
@@ -294,7 +294,7 @@ class Portioning:
         return (portion.client, portion.life, portion.request) == (asked.client, asked.life, asked.request)
 
     def _told(self, portions: r.PortionsEntry, number: int) -> tuple[int, int, int, int, int]:
-        return number, *cutting.place_of(portions, number), portions.open[number].acked
+        return number, *range_math.place_of(portions, number), portions.open[number].acked
 
     def gone(self, token: q.Token) -> bool:
         """Nobody waits for this answer any more; whether it was one of these."""
@@ -314,7 +314,7 @@ class Portioning:
             portions = iteration.portions
             if portions is None:
                 continue
-            if not iteration.finished and not iteration.collected and (portions.failed or cutting.is_over(portions)):
+            if not iteration.finished and not iteration.collected and (portions.failed or range_math.is_over(portions)):
                 self._workers.end(iteration, r.FinishIteration(number))
             elif len(portions.next) > 1 and any(map(self._is_through, iteration.clients)):
                 self._clients.news(number)
@@ -333,7 +333,7 @@ class Portioning:
     def _is_through(self, number: int) -> bool:
         client = self._book.state.clients[number]
         _, portions = self._of(client)
-        return cutting.is_lane_over(portions, cutting.lane_of(portions, client))
+        return range_math.is_lane_over(portions, range_math.lane_of(portions, client))
 
     def _is_free(self, portions: r.PortionsEntry, number: int, client: r.ClientEntry) -> bool:
         portion = portions.open[number]
@@ -343,18 +343,18 @@ class Portioning:
         self, iteration: r.Iteration, portions: r.PortionsEntry, client: r.ClientEntry, asked: q.AskPortions
     ) -> list[int]:
         """What was begun and is nobody's, lowest first; then what is new. What workers have died over is given out alone."""
-        lanes, lane = len(portions.next), cutting.lane_of(portions, client)
+        lanes, lane = len(portions.next), range_math.lane_of(portions, client)
         mine = (number for number, each in portions.open.items() if each.life == asked.life and each.charged)
         alone = min((number for number in mine if portions.open[number].client == client.id), default=None)
         if alone is not None:
-            first = cutting.first_open(portions, lane)
+            first = range_math.first_open(portions, lane)
             waits = self._terms(iteration).ordered and first < alone and self._is_free(portions, first, client)
             return [first] if waits else []
         bound, count = inf, asked.count
         if self._terms(iteration).ordered:
             tasks = max(1, len(iteration.tasks))
             window = max(WINDOW_MIN, WINDOW_PER_TASK * tasks)
-            bound = cutting.first_open(portions, lane) + window * lanes
+            bound = range_math.first_open(portions, lane) + window * lanes
             count = min(count, max(1, window // tasks))
         given: list[int] = []
         for number in sorted(portions.open):
@@ -364,7 +364,7 @@ class Portioning:
                 if portion.charged:
                     return given or [number]
                 given.append(number)
-        last = cutting.total(portions)
+        last = range_math.total(portions)
         if last != inf:
             new = int(last - portions.next[lane] * lanes) // lanes // (SHARES * max(1, len(iteration.tasks)))
             count = min(count, max(1, new))

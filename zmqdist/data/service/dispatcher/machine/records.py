@@ -129,7 +129,7 @@ class Portion(Row):
 
 
 class PortionsEntry(Row):
-    """How an iteration is cut, and where it has come to: cutting.py.
+    """How an iteration is cut, and where it has come to: range_math.py.
 
     Attributes:
       positions, repetitions: of the source; INFINITE without end.

@@ -25,9 +25,9 @@ from __future__ import annotations
 from zmqdist import errors
 from zmqdist.data.service.dispatcher.machine import questions as q
 from zmqdist.data.service.dispatcher.machine import records as r
-from zmqdist.data.service.dispatcher.machine.book import Book, Refusal
 from zmqdist.data.service.dispatcher.machine.clients import Clients
 from zmqdist.data.service.dispatcher.machine.coordinated import is_coordinated, is_held, is_pending, runs
+from zmqdist.data.service.dispatcher.machine.tables import Book, Refusal
 from zmqdist.data.service.dispatcher.machine.workers import WorkerTable
 
 

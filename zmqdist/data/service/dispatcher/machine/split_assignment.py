@@ -8,7 +8,7 @@ from typing import Final
 from zmqdist import errors
 from zmqdist.data.service.dispatcher.machine import questions as q
 from zmqdist.data.service.dispatcher.machine import records as r
-from zmqdist.data.service.dispatcher.machine.book import Book, Refusal
+from zmqdist.data.service.dispatcher.machine.tables import Book, Refusal
 
 SHARES: Final = 4
 """A worker gets at most the remaining positions by (workers x this) at once: near the end all have some."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from zmqdist.data.service.dispatcher.machine import cutting
+from zmqdist.data.service.dispatcher.machine import range_math
 from zmqdist.data.service.dispatcher.machine import records as r
 
 
@@ -94,7 +94,7 @@ class State(msgspec.Struct):
         iteration = self.iterations[self.clients.pop(number).iteration]
         iteration.clients.remove(number)
         if iteration.portions is not None:
-            cutting.leave(iteration.portions, number)
+            range_math.leave(iteration.portions, number)
         self._forget(iteration)
 
     def _forget(self, iteration: r.Iteration) -> None:
@@ -104,7 +104,7 @@ class State(msgspec.Struct):
             del self.iterations[iteration.id]
             del self.jobs[iteration.job]
 
-    def _apply_to_portions(self, record: cutting.Change) -> None:
+    def _apply_to_portions(self, record: range_math.Change) -> None:
         of = (
             record.iteration
             if isinstance(record, r.LosePortions | r.FailPortions | r.TakeBackDeath)
@@ -115,26 +115,26 @@ class State(msgspec.Struct):
         assert portions is not None
         match record:
             case r.GivePortions(client, life, request, numbers):
-                cutting.give(portions, client, life, request, numbers)
+                range_math.give(portions, client, life, request, numbers)
             case r.Acknowledge(client, marks):
-                cutting.acknowledge(portions, client, marks)
+                range_math.acknowledge(portions, client, marks)
             case r.LosePortions(_, life, client, died, crashed):
-                cutting.lose(portions, life, client, died, crashed)
+                range_math.lose(portions, life, client, died, crashed)
             case r.TakeBackDeath(_, life):
-                cutting.take_back(portions, life)
+                range_math.take_back(portions, life)
             case r.FailPortions(_, why):
                 portions.failed = why
             case r.TakeOver(client, old):
-                cutting.take_over(portions, client, old)
+                range_math.take_over(portions, client, old)
                 self.heirs[old] = client
                 if old in self.clients:
                     del self.clients[old]
                     iteration.clients.remove(old)
             case r.GoBack(client, done, open_):
-                cutting.go_back(portions, self.clients[client], done, open_)
-                iteration.finished = cutting.is_over(portions)
+                range_math.go_back(portions, self.clients[client], done, open_)
+                iteration.finished = range_math.is_over(portions)
             case r.LeaveOut(client, done, open_):
-                cutting.leave_out(portions, self.clients[client], done, open_)
+                range_math.leave_out(portions, self.clients[client], done, open_)
 
     def _end(self, iteration: r.Iteration) -> None:
         for task in iteration.tasks:

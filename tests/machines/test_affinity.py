@@ -1,0 +1,275 @@
+"""What a coordinator remembers of work with options, and of who is there: scheduling/coordinator/affinity.py, and closures with it."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.machines.test_closures import (
+    AGAIN,
+    CUT_S,
+    LOST_S,
+    ME,
+    QUEUE_MAX,
+    do,
+    end_result,
+    hear,
+    schedule,
+    submitted,
+    to_dispatcher,
+)
+from zmqdist.events import Send, Ticked
+from zmqdist.messages import (
+    CANCELLED,
+    ERROR,
+    VALUE,
+    EndGeneration,
+    Enlist,
+    Enlisted,
+    Forget,
+    GenerationEnded,
+    Members,
+    StartsLost,
+    Submit,
+    Withdraw,
+    Workers,
+)
+from zmqdist.scheduling.coordinator.affinity import MembersChanged, Scheduled, WorkOptions
+from zmqdist.scheduling.coordinator.closures import Closures
+from zmqdist.scheduling.coordinator.coordinator_events import (
+    DispatcherDown,
+    DispatcherUp,
+    EndAsked,
+    ForgetAsked,
+    FunctionsDefined,
+    WithdrawAsked,
+)
+from zmqdist.scheduling.coordinator.dependencies_and_retries import UNAVAILABLE
+from zmqdist.scheduling.coordinator.effects import Effect, Resolve, RoomMade, RoundEnded
+
+MISSED_S = 20.0
+ONE = ("worker:1", 11, 101, "host")
+TWO = ("worker:2", 12, 102, "host")
+APART = WorkOptions("worker:1", 0, True)
+
+
+@pytest.fixture
+def closures() -> Closures:
+    """A coordinator that watches, with function 7, a dispatcher and worker 1."""
+    closures = Closures(
+        coordinator=ME,
+        queue_max=QUEUE_MAX,
+        cancel_grace_s=CUT_S,
+        lost_limit_s=LOST_S,
+        now=0.0,
+        recovery_limit_s=MISSED_S,
+    )
+    do(closures, FunctionsDefined([(7, b"f")]))
+    assert meet(closures, ONE)[-1] == MembersChanged([ONE], [])
+    return closures
+
+
+def meet(closures: Closures, *members: tuple[str, int, int, str], now: float = 0.0) -> list[Effect]:
+    """A connection to a dispatcher that has these workers."""
+    effects = do(closures, DispatcherUp(), now=now)
+    effects += hear(closures, Enlisted(3, len(members)), now)
+    return effects + hear(closures, Members(list(members), []), now)
+
+
+def plan(closures: Closures, *works: int, options: WorkOptions = APART, now: float = 0.0) -> list[Effect]:
+    items = [(work, 7, b"%d" % work) for work in works]
+    return do(closures, Scheduled(items, options=dict.fromkeys(works, options)), now=now)
+
+
+def sent(options: WorkOptions, *works: int, generation: int = 1, attempt: int = 0) -> Send:
+    items = [(work, attempt, 0, 7, b"%d" % work) for work in works]
+    return to_dispatcher(Submit(generation, items, *options))
+
+
+def missed(work: int, worker: str) -> Resolve:
+    return Resolve([(work, UNAVAILABLE, f"it is for {worker} alone, which was not there for 20 s".encode())])
+
+
+# -- P9: options ------------------------------------------------------------------------------------------------------
+
+
+def test_p9_work_is_submitted_with_its_options_in_messages_of_their_own(closures: Closures) -> None:
+    first, urgent = WorkOptions("worker:1"), WorkOptions("", 5)
+    items = [(work, 7, b"%d" % work) for work in range(1, 6)]
+    effects = do(closures, Scheduled(items, options={1: first, 2: urgent, 4: urgent}))
+    assert effects[:3] == [sent(first, 1), sent(urgent, 2, 4), submitted(3, 5)]
+
+
+def test_p9_and_with_the_same_to_the_next_dispatcher(closures: Closures) -> None:
+    plan(closures, 1, options=WorkOptions("worker:1", -3))
+    schedule(closures, 2)
+    do(closures, DispatcherDown())
+    effects = do(closures, DispatcherUp(), now=1.0) + hear(closures, Enlisted(3, 1), 1.0)
+    assert effects[0] == to_dispatcher(Enlist(ME, QUEUE_MAX, 1, former=True, watch=True))
+    assert effects[-2:] == [sent(WorkOptions("worker:1", -3), 1, attempt=AGAIN), submitted(2, attempt=AGAIN)]
+
+
+def test_options_are_forgotten_with_their_work(closures: Closures) -> None:
+    plan(closures, 1, 2)
+    end_result(closures, 1)
+    do(closures, WithdrawAsked([2]))
+    end_result(closures, 2, CANCELLED)
+    pins = closures.pins
+    assert (pins.options, pins.apart, pins._pinned) == ({}, set(), {})  # reach: a leak shows nowhere else
+
+
+# -- P10: apart -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [VALUE, ERROR, UNAVAILABLE])
+def test_p10_the_end_of_work_apart_says_so(closures: Closures, kind: int) -> None:
+    plan(closures, 1)
+    schedule(closures, 2)
+    assert end_result(closures, 1, kind) == [Resolve([(1, kind, b"r")], apart=(1,))]
+    assert end_result(closures, 2, kind) == [Resolve([(2, kind, b"r")])]
+
+
+def test_p10_and_so_does_the_loss_of_all_its_starts(closures: Closures) -> None:
+    plan(closures, 1)
+    (effect,) = hear(closures, StartsLost([(1, 0, "worker:1", -9, "", True)]))
+    assert isinstance(effect, Resolve)
+    assert effect.apart == (1,)
+
+
+def test_p10_work_apart_goes_on_when_a_round_ends(closures: Closures) -> None:
+    plan(closures, 1)
+    schedule(closures, 2, 3)
+    end_result(closures, 2, ERROR)
+    do(closures, EndAsked(1))
+    ended = hear(closures, GenerationEnded(1))
+    assert ended == [Resolve([(3, CANCELLED, b"")]), RoundEnded(1)]
+    assert end_result(closures, 1) == [Resolve([(1, VALUE, b"r")], apart=(1,))]
+
+
+def test_p10_what_comes_while_a_round_ends_is_submitted_after_it(closures: Closures) -> None:
+    schedule(closures, 1)
+    end_result(closures, 1, ERROR)
+    do(closures, EndAsked(1))
+    assert plan(closures, 2) == []
+    assert hear(closures, GenerationEnded(1)) == [RoundEnded(1), sent(APART, 2, generation=2)]
+
+
+def test_p10_without_a_dispatcher_a_round_that_has_only_work_apart_ends_at_once(closures: Closures) -> None:
+    schedule(closures, 1)
+    plan(closures, 2)
+    end_result(closures, 1, ERROR)
+    do(closures, DispatcherDown())
+    assert do(closures, EndAsked(1)) == [RoundEnded(1)]
+    assert sent(APART, 2, generation=2, attempt=AGAIN) in meet(closures, ONE, now=1.0)
+
+
+def test_p10_it_takes_no_room_in_the_queue_sent_or_not(closures: Closures) -> None:
+    assert RoomMade() not in plan(closures, *range(1, QUEUE_MAX + 1))
+    assert closures.queued == 0
+    do(closures, DispatcherDown())
+    plan(closures, 100)
+    assert closures.queued == 0
+    schedule(closures, 200)
+    assert closures.queued == 1
+
+
+def test_p6_it_ends_like_any_other_when_the_cluster_is_lost(closures: Closures) -> None:
+    plan(closures, 1)
+    do(closures, DispatcherDown(), now=1.0)
+    effects = do(closures, Ticked(), now=1.0 + LOST_S)
+    assert [(work, kind) for work, kind, _ in effects[0].items] == [(1, UNAVAILABLE)]
+
+
+def test_p6_and_is_withdrawn_when_all_workers_are(closures: Closures) -> None:
+    plan(closures, 1)
+    hear(closures, Members([], [("worker:1", 11, "gone")]), 1.0)
+    hear(closures, Workers(0), 1.0)
+    effects = do(closures, Ticked(), now=1.0 + LOST_S)
+    assert effects[:2] == [to_dispatcher(EndGeneration(1, CUT_S)), to_dispatcher(Withdraw([1], CUT_S))]
+
+
+# -- P11: missed workers ----------------------------------------------------------------------------------------------
+
+
+def test_p11_work_for_a_worker_that_never_comes_fails_and_is_withdrawn(closures: Closures) -> None:
+    plan(closures, 1, options=WorkOptions("worker:9"), now=5.0)
+    assert closures.deadline == 5.0 + MISSED_S
+    assert do(closures, Ticked(), now=24.9) == []
+    effects = do(closures, Ticked(), now=25.0)
+    assert effects == [missed(1, "worker:9"), to_dispatcher(Withdraw([1], CUT_S))]
+    assert closures.deadline is None
+
+
+def test_p11_a_worker_that_goes_is_missed_from_then_on(closures: Closures) -> None:
+    hear(closures, Members([TWO], []))
+    plan(closures, 1, options=WorkOptions("worker:1"))
+    assert closures.deadline is None
+    hear(closures, Members([], [("worker:1", 11, "killed")]), 7.0)
+    plan(closures, 2, options=WorkOptions("worker:1"), now=20.0)
+    assert closures.deadline == 7.0 + MISSED_S, "new work does not put it off"
+    hear(closures, Members([("worker:1", 15, 105, "host")], []), 26.0)
+    assert closures.deadline is None
+
+
+def test_p11_nobody_is_missed_for_whom_no_work_waits(closures: Closures) -> None:
+    hear(closures, Members([TWO], []))
+    plan(closures, 1, options=WorkOptions("worker:1"))
+    hear(closures, Members([], [("worker:1", 11, "killed")]), 7.0)
+    end_result(closures, 1)
+    assert closures.deadline is None
+
+
+def test_p11_while_there_is_no_worker_at_all_nobody_is_missed_and_then_all_anew(closures: Closures) -> None:
+    plan(closures, 1, options=WorkOptions("worker:2"))
+    hear(closures, Workers(0), 5.0)
+    hear(closures, Members([], [("worker:1", 11, "killed")]), 5.0)
+    assert closures.deadline == 5.0 + LOST_S
+    hear(closures, Workers(1), 50.0)
+    hear(closures, Members([ONE], []), 50.0)
+    assert closures.deadline == 50.0 + MISSED_S
+
+
+# -- P12: members -----------------------------------------------------------------------------------------------------
+
+
+def test_p12_a_dispatcher_that_tells_the_same_again_is_no_news(closures: Closures) -> None:
+    do(closures, DispatcherDown())
+    assert not [effect for effect in meet(closures, ONE) if isinstance(effect, MembersChanged)]
+
+
+def test_p12_who_is_not_there_at_the_next_dispatcher_has_left(closures: Closures) -> None:
+    do(closures, DispatcherDown())
+    (changed,) = [effect for effect in meet(closures, TWO) if isinstance(effect, MembersChanged)]
+    assert changed == MembersChanged([TWO], [("worker:1", 11, "the dispatcher does not know it any more")])
+
+
+def test_p12_another_life_of_a_worker_is_another_worker(closures: Closures) -> None:
+    anew = ("worker:1", 15, 105, "host")
+    do(closures, DispatcherDown())
+    (changed,) = [effect for effect in meet(closures, anew) if isinstance(effect, MembersChanged)]
+    assert (changed.joined, [left[:2] for left in changed.left]) == ([anew], [("worker:1", 11)])
+
+
+def test_p12_the_late_news_that_an_earlier_life_is_lost_changes_nothing(closures: Closures) -> None:
+    assert hear(closures, Members([], [("worker:1", 10, "killed")])) == []
+    assert hear(closures, Members([], [("worker:1", 11, "killed")])) == [
+        MembersChanged([], [("worker:1", 11, "killed")])
+    ]
+
+
+def test_that_there_is_nobody_is_told_too_the_first_time() -> None:
+    closures = Closures(
+        coordinator=ME, queue_max=1, cancel_grace_s=1.0, lost_limit_s=9.0, now=0.0, recovery_limit_s=9.0
+    )
+    assert not closures.pins.told
+    assert meet(closures)[-1] == MembersChanged([], [])
+    assert closures.pins.told
+
+
+# -- forgetting everywhere --------------------------------------------------------------------------------------------
+
+
+def test_what_is_forgotten_everywhere_is_told_to_the_dispatcher_or_to_the_next(closures: Closures) -> None:
+    assert do(closures, ForgetAsked([40])) == [to_dispatcher(Forget(ME, [40], everywhere=True))]
+    do(closures, DispatcherDown())
+    assert do(closures, ForgetAsked([41]), ForgetAsked([42])) == []
+    assert to_dispatcher(Forget(ME, [41, 42], everywhere=True)) in meet(closures, ONE)

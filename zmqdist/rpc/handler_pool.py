@@ -1,0 +1,191 @@
+"""Threads for handlers: as many as are needed, up to a bound; further work waits, and its owners have their turns.
+
+They are daemons: a handler that never ends must not keep the process from ending. `concurrent.futures` joins its threads at
+exit, and makes a Future for each piece of work that nobody looks at here.
+
+Not here: whose turn it is, and how many bytes may wait (admission_machine.py).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Hashable
+from queue import SimpleQueue
+from typing import Any, Final, TypeAlias
+
+from zmqdist.limits import CLIENT_PULLED_BYTES_MAX, CLIENT_UNASKED_BYTES_MAX
+from zmqdist.rpc.admission_machine import Turns
+from zmqdist.transport.memory_limits import usable_bytes
+
+log = logging.getLogger("zmqdist.rpc")
+
+SHARE: Final = 8
+"""Arguments of calls that wait, pulled or unasked, have at most this part of the usable memory each."""
+
+Work: TypeAlias = tuple[Callable[..., None], tuple[Any, ...]]
+
+
+class Pool:
+    """`submit` and `ready` are called by one thread, and by none after `stop`; the rest by any.
+
+    Attributes:
+      full: when work came last, there was more than threads may be.
+    """
+
+    def __init__(self, name: str, threads_max: int, on_room: Callable[[], object] | None = None) -> None:
+        """Args:
+        on_room: called by a thread of the pool when work has begun while there is something to be let in.
+        """
+        self.full = False
+        self._name = name
+        self._threads_max = threads_max
+        self._on_room = on_room
+        self._lock = threading.RLock()  # a Condition itself takes several times as long to enter
+        self._quiet = threading.Condition(self._lock)
+        share = usable_bytes() // SHARE
+        self._turns = Turns(share, share, min(share, CLIENT_PULLED_BYTES_MAX), min(share, CLIENT_UNASKED_BYTES_MAX))
+        self._running: list[Work | None] = []
+        self._busy = 0
+        self._idle = 0
+        self._ended = 0
+        self._wake: SimpleQueue[bool] = SimpleQueue()
+
+    # -- what comes ---------------------------------------------------------------------------------------------------------
+
+    def submit(self, fn: Callable[..., None], *args: Any) -> None:
+        """Have a thread call `fn(*args)`. What is submitted so is of one owner, in order of submission."""
+        self.ready(None, object(), (fn, args))
+
+    def ready(self, owner: Hashable, key: Hashable, work: Work, nbytes: int = 0) -> str:
+        """Have a thread do this when the owner has its turn.
+
+        Args:
+          nbytes: bytes that it holds and that were not told of before.
+
+        Returns:
+          Why it is refused (admission_machine.py, P5); empty when it was taken.
+        """
+        with self._lock:
+            if nbytes and (refused := self._turns.arrived(owner, key, nbytes)):
+                return refused
+            self._turns.ready(owner, key, work)
+            unfinished = self._turns.count + self._busy
+            self.full = unfinished > self._threads_max
+            if self._idle:
+                self._idle -= 1
+                self._wake.put(True)
+                return ""
+            threads = len(self._running)
+            if self.full or threads >= unfinished:
+                return ""  # a thread that is about to end its work, or has just begun, takes it
+            self._running.append(None)
+        name = f"{self._name}-{threads + 1}"
+        threading.Thread(target=self._serve, args=(threads,), name=name, daemon=True).start()
+        return ""
+
+    def arrived(self, owner: Hashable, key: Hashable, nbytes: int) -> str:
+        """As `Turns.arrived`."""
+        with self._lock:
+            return self._turns.arrived(owner, key, nbytes)
+
+    def announced(self, owner: Hashable, key: Hashable, nbytes: int, item: Any) -> None:
+        """As `Turns.announced`."""
+        with self._lock:
+            self._turns.announced(owner, key, nbytes, item)
+
+    def let_in(self) -> Any | None:
+        """As `Turns.let_in`."""
+        with self._lock:
+            return self._turns.let_in() if self._turns.outside else None
+
+    # -- what goes ----------------------------------------------------------------------------------------------------------
+
+    def dropped(self, owner: Hashable, key: Hashable) -> bool:
+        """As `Turns.dropped`."""
+        with self._lock:
+            waited = self._turns.dropped(owner, key)
+            self._look_idle()
+            return waited
+
+    def gone(self, owner: Hashable) -> None:
+        """Nothing waits for this owner any more."""
+        with self._lock:
+            self._turns.gone(owner)
+            self._look_idle()
+
+    def cut_off(self, ready: bool) -> list[tuple[Any, Any, Any]]:
+        """As `Turns.cut_off`."""
+        with self._lock:
+            calls = self._turns.cut_off(ready)
+            self._look_idle()
+            return calls
+
+    def stop(self) -> None:
+        """Let the threads end when they have nothing to do; what was submitted is still done. Nothing may be submitted after."""
+        for _ in self._running:
+            self._wake.put(False)
+
+    # -- what there is ------------------------------------------------------------------------------------------------------
+
+    def waiting(self, owner: Hashable) -> list[Work]:
+        """What waits for a thread, of one owner."""
+        with self._lock:
+            return self._turns.waiting(owner)
+
+    def counts(self) -> tuple[int, int, int, int]:
+        """What waits for a thread, what threads are busy with, threads, and their bound."""
+        with self._lock:
+            return self._turns.count, self._busy, len(self._running), self._threads_max
+
+    def held(self) -> int:
+        """Bytes of what has not begun."""
+        with self._lock:
+            return self._turns.unasked + self._turns.pulled
+
+    def progress(self) -> tuple[bool, int, list[Work]]:
+        """Whether there is more work than threads may be; how much has ended since the beginning; what runs."""
+        with self._lock:
+            full = self.unfinished > self._threads_max
+            return full, self._ended, [work for work in self._running if work is not None] if full else []
+
+    @property
+    def unfinished(self) -> int:
+        """Pieces of work that were submitted and are not done."""
+        return self._turns.count + self._busy
+
+    def wait_idle(self, timeout_s: float) -> bool:
+        """Wait until everything that was submitted is done; False when it is not after `timeout_s`."""
+        with self._lock:
+            return self._quiet.wait_for(lambda: self.unfinished == 0, timeout_s)
+
+    def _look_idle(self) -> None:
+        if not self._turns.count and not self._busy:
+            self._quiet.notify_all()
+
+    # -- in a thread of the pool ----------------------------------------------------------------------------------------------
+
+    def _serve(self, number: int) -> None:
+        running, turns = self._running, self._turns
+        while True:
+            with self._lock:
+                if running[number] is not None:
+                    self._ended += 1
+                    self._busy -= 1
+                work = running[number] = turns.next() if turns.count else None
+                if work is not None:
+                    self._busy += 1
+                else:
+                    self._idle += 1
+                    self._look_idle()
+            if work is None:
+                if not self._wake.get():
+                    return
+                continue
+            try:
+                if turns.outside and self._on_room is not None:
+                    self._on_room()
+                work[0](*work[1])
+            except BaseException:  # this thread is the pool's: what ends it here would be missed by all further work
+                log.exception("a bug in zmqdist: the work of a handler thread raised")
+            del work

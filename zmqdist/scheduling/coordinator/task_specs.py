@@ -1,0 +1,264 @@
+"""Work with inputs, retries, a time-out or a lineage, between the user and the record of what is scheduled.
+
+What is decided about them stands in dependencies_and_retries.py.
+
+A plan is what the user scheduled; its attempts are what closures.py sees. All runs in the coordinator's loop but
+what says otherwise.
+
+Where an input comes from
+    A result that is here goes along in the payload, as it is packed; a large one is held by the coordinator's store for whoever has it
+    as an input. One that the user has already taken with `get` is packed again, as it is then: it may have been changed.
+    A kept one goes along as its reference, so that it travels from worker to worker.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from operator import index
+from typing import Any, Protocol, TypeAlias
+from weakref import ref
+
+from zmqdist import limits
+from zmqdist.messages import KEPT
+from zmqdist.scheduling.coordinator.affinity import WorkOptions
+from zmqdist.scheduling.coordinator.bounds import QueueBytes
+from zmqdist.scheduling.coordinator.coordinator_events import Unpackable
+from zmqdist.scheduling.coordinator.dependencies_and_retries import INPUT_FAILED, TIMED_OUT, Planned
+from zmqdist.scheduling.coordinator.remote_value import Kept, RemoteValue, ValueOwner, outcome_of
+from zmqdist.scheduling.worker.references import INPUTS, KEEP, encode_inputs
+from zmqdist.wire import trusted
+
+Outcome: TypeAlias = "tuple[int, int, Any]"
+"""(work, kind, payload), for `CoordinatorRuntime.settle`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What makes a plan of work that has no inputs. `until` is on the clock of time.monotonic."""
+
+    retries: int = 0
+    timeout: float | None = None
+    until: float | None = None
+    lineage: bool = False
+
+    @classmethod
+    def checked(cls, retries: int, timeout: float | None, lineage: bool) -> Wishes:
+        """Raises ValueError for what cannot be wished, TypeError for retries that are no whole number."""
+        if index(retries) < 0:
+            raise ValueError(f"retries is {retries}, wants 0 or more")
+        if timeout is not None and not timeout > 0:  # so that NaN is refused, too
+            raise ValueError(f"timeout is {timeout}, wants more than 0 s, or None")
+        return cls(retries, timeout, None if timeout is None else time.monotonic() + float(timeout), lineage)
+
+
+NONE = Wishes()
+
+
+class Plan:
+    """One piece of work with options.
+
+    Attributes:
+      packed: the packed arguments; `fn` the number of the function.
+      given: results that it needs, by the number of their work; they live as long as this does, and so does what is in `uses`.
+      inputs: how those travel that are there for good.
+      bulks: what is held for it.
+      position: how much was scheduled without options before it.
+      made_at: with a lineage: the reference to its value.
+    """
+
+    __slots__ = (
+        "bulks",
+        "fn",
+        "given",
+        "inputs",
+        "keep",
+        "made_at",
+        "options",
+        "packed",
+        "position",
+        "uses",
+        "value",
+        "wishes",
+        "work",
+    )
+
+    def __init__(
+        self,
+        packed: bytes,
+        bulks: list[int],
+        given: dict[int, RemoteValue],
+        uses: list[Any],
+        keep: bool,
+        wishes: Wishes,
+        options: WorkOptions,
+    ) -> None:
+        self.packed = packed
+        self.bulks = bulks
+        self.given = dict(given)
+        self.uses = list(uses)
+        self.keep = keep
+        self.wishes = wishes
+        self.options = options
+        self.inputs: dict[int, bytes] = {}
+        self.work = self.fn = self.position = 0
+        self.made_at = b""
+        self.value: Callable[[], RemoteValue | None] = lambda: None
+
+    def take(self, held: Callable[[list[Any]], tuple[bytes, list[int]]]) -> None:
+        """Take the results that are here, as they are now. Raises InvalidArgumentError where one was changed into what cannot be packed."""
+        for work, value in self.given.items():
+            if work not in self.inputs:
+                value.copied(lambda packed, work=work: self.put(work, packed, held))  # type: ignore[misc]
+
+    def put(self, work: int, packed: Any, held: Callable[[list[Any]], tuple[bytes, list[int]]]) -> None:
+        """An input is here."""
+        if isinstance(packed, list):
+            packed, bulks = held(packed)
+            self.bulks += bulks
+        self.inputs[work] = packed
+
+
+class PlanOwner(ValueOwner, Protocol):
+    """The connection that carries out plans (runtime.py)."""
+
+    outbox: list[tuple[int, int, bytes]]
+    queue_bytes: QueueBytes
+
+    def held(self, parts: list[Any]) -> tuple[bytes, list[int]]: ...
+
+    def drop(self, bulks: list[int]) -> None: ...
+
+    def expect(self, work: int, value: RemoteValue) -> None: ...
+
+
+class Plans:
+    """The payloads of the plans of one coordinator, and their RemoteValues.
+
+    Attributes:
+      planned: what the loop has not seen yet. Behind the coordinator's lock.
+    """
+
+    def __init__(self, runtime: PlanOwner) -> None:
+        self._runtime = runtime
+        self._plans: dict[int, Plan] = {}
+        self.planned: list[Plan] = []
+
+    def __len__(self) -> int:
+        return len(self._plans)
+
+    def enqueue(self, plan: Plan, work: int, number: int, name: str, alive: object) -> RemoteValue:
+        """As `CoordinatorRuntime.enqueue`, for a plan. With the coordinator's lock held, in any thread."""
+        value = RemoteValue(self._runtime, work, name, alive)
+        plan.work, plan.fn, plan.position, plan.value = work, number, len(self._runtime.outbox), ref(value)
+        self._runtime.queue_bytes.begin(work, len(plan.packed), plan.bulks)
+        self.planned.append(plan)
+        self._runtime.expect(work, value)
+        return value
+
+    def begin(self, plan: Plan) -> Planned | Unpackable:
+        """It was scheduled: what the machine has to know."""
+        inputs: list[int] = []
+        failed = 0
+        try:
+            plan.take(self._runtime.held)
+        except Exception as error:  # its user changes it in another thread
+            self._free(plan)
+            return Unpackable(plan.work, trusted.pack_error(error))
+        self._plans[plan.work] = plan
+        for work, value in plan.given.items():
+            if work in plan.inputs:
+                continue
+            kind, payload = outcome_of(value)
+            if kind is None or (kind == KEPT and payload.lineage):
+                inputs.append(work)
+            elif kind == KEPT:
+                plan.inputs[work] = payload.encoded
+            else:
+                failed = failed or work
+        wishes = plan.wishes
+        return Planned(
+            plan.work,
+            plan.fn,
+            tuple(inputs),
+            failed,
+            wishes.retries,
+            wishes.until,
+            wishes.lineage,
+            plan.keep,
+            plan.options,
+        )
+
+    def ended(self, items: list[Outcome]) -> list[Outcome]:
+        """The same ends, with what the user gets of those that are plans."""
+        roots: dict[int, RemoteValue] = {}
+        return [self._end(item, roots) if item[0] in self._plans else item for item in items]
+
+    def pack(self, work: int) -> bytes:
+        """What travels of an attempt of this plan."""
+        plan = self._plans[work]
+        payload = plan.packed
+        if plan.given:
+            inputs = {
+                work: self._plans[work].made_at if encoded is None else encoded
+                for work in plan.given
+                for encoded in (plan.inputs.get(work),)
+            }
+            payload = encode_inputs(inputs, payload)
+            if len(payload) > limits.INLINE_BYTES_MAX:
+                payload, bulks = self._runtime.held([payload])
+                plan.bulks += bulks
+            payload = INPUTS + payload
+        return KEEP + payload if plan.keep else payload
+
+    def put(self, work: int, payload: Any, plans: Sequence[int]) -> None:
+        """An input of these is here."""
+        for waiting in plans:
+            self._plans[waiting].put(work, payload, self._runtime.held)
+
+    def replace(self, work: int, kind: int, payload: Any) -> None:
+        """One that had ended well has another value, or none any more."""
+        plan = self._plans[work]
+        _, kind, payload = self._end((work, kind, payload), {})
+        value = plan.value()
+        if value is not None:
+            with self._runtime.lock:
+                self._runtime.lost_values.pop(work, None)
+                value.settle(kind, payload)
+
+    def wake(self, work: int) -> None:
+        """Who asks for a lost value has another look."""
+        with self._runtime.lock:
+            if (value := self._runtime.lost_values.pop(work, None)) is not None:
+                value.wake()
+
+    def free(self, work: int) -> None:
+        """What this one holds is not needed any more."""
+        self._free(self._plans.pop(work))
+
+    def close(self) -> None:
+        """Nothing of all this will end any more. With the coordinator's lock held; in any thread, after the loop."""
+        plans, self._plans = self._plans, {}
+        for plan in plans.values():
+            plan.given.clear()
+
+    def _end(self, item: Outcome, roots: dict[int, RemoteValue]) -> Outcome:
+        """`roots`: for the plans whose input failed, which work is to blame: those that are not settled yet."""
+        work, kind, payload = item
+        plan = self._plans[work]
+        if kind == KEPT:
+            plan.made_at = payload.reference
+            payload = Kept(self._runtime, *payload)
+        elif kind == INPUT_FAILED:
+            given = plan.given[payload]
+            its_kind, root = outcome_of(given)
+            payload = roots[work] = root if its_kind == INPUT_FAILED else roots.get(payload, given)
+        elif kind == TIMED_OUT:
+            payload = plan.wishes.timeout
+        return work, kind, payload
+
+    def _free(self, plan: Plan) -> None:
+        self._runtime.drop(plan.bulks)
+        plan.given.clear()
+        plan.uses = []

@@ -1,0 +1,443 @@
+"""Collectives as users call them: structures, dtypes, packing, objects. What travels is in collectives.py.
+
+Rules
+    All members of a group call the same operations in the same order. What they bring is compared: a difference is an InvalidArgumentError
+    at all of them that says who brought what, and the group goes on with the next operation.
+    A member whose arguments are wrong by themselves raises, and the others are told at once.
+    Results are the same bits at every member. They are arrays of the caller's, whatever the arguments were.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import chain
+from math import inf, prod
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zmqdist import nest
+from zmqdist.collectives import ReduceOp
+from zmqdist.coordination.answers import Task, named
+from zmqdist.errors import CancelledError, InvalidArgumentError, OpError
+from zmqdist.indexed_slices import IndexedSlices
+from zmqdist.limits import COLLECTIVE_INLINE_BYTES_MAX, COLLECTIVE_TIMEOUT_S
+from zmqdist.specs import TensorSpec
+from zmqdist.tasks import collectives_machine as core
+from zmqdist.tasks import ring_schedules
+from zmqdist.tasks.collective_leader import RESULT
+from zmqdist.tasks.collectives import Collectives, GroupMembers
+from zmqdist.tasks.mail import check_timeout
+from zmqdist.tasks.node import Node
+from zmqdist.wire import trusted
+
+Array: TypeAlias = NDArray[Any]
+Tasks: TypeAlias = "Sequence[str | Task] | Group | None"
+
+
+class Group:
+    """Tasks that do collectives together, as one of them sees them. Made by `Server.group`.
+
+    Attributes:
+      name: groups of different names never meet, even if they have the same tasks.
+      tasks: as "worker:0"; their order is that of the ranks. The first one is the leader, through which the others agree.
+      rank: the own one.
+    """
+
+    def __init__(self, members: GroupMembers, collectives: Collectives) -> None:
+        self._members = members
+        self._collectives = collectives
+        self.name = members.name
+        self.tasks = [*map(named, members.tasks)]
+        self.rank = members.rank
+
+    @property
+    def size(self) -> int:
+        """How many members there are."""
+        return len(self.tasks)
+
+    def cancel(self, message: str = "cancelled by a member") -> None:
+        """In place of the next operation: it ends with CancelledError at all other members, and the one after it works again.
+
+        For a member that cannot take part, so that the others do not wait for it. Does not wait.
+        """
+        with self._collectives.own_wait, self._members.lock:
+            told = f"{self.tasks[self.rank]}: {message}"
+            self._collectives.agree(self._members, "cancel", NOTHING, inf, CancelledError(told))
+
+    def abort(self, code: int, message: str) -> None:
+        """End what is under way at every member with this error, and every later operation at once, until `reset`.
+
+        Args:
+          code: one of zmqdist.errors, such as UNAVAILABLE.
+
+        Raises:
+          UnavailableError: the leader cannot be reached.
+        """
+        with self._collectives.own_wait:
+            self._collectives.abort(self._members, code, message)
+
+    def reset(self) -> None:
+        """The end of an abort: the next operation of every member works again. By any member, once. Raises as `abort`."""
+        with self._collectives.own_wait:
+            self._collectives.reset(self._members)
+
+    def __repr__(self) -> str:
+        return f"<Group {self.name}, rank {self.rank} of {self.size}>"
+
+
+NOTHING = ("cancel", "", 0, None, None)
+
+
+class Operations:
+    """The collectives of one task; each method does one thing together with the others of a group. See Server.
+
+    Attributes:
+      collectives: carries them out.
+    """
+
+    def __init__(self, node: Node, collectives: Collectives) -> None:
+        self._node = node
+        self.collectives = collectives
+        self._groups: dict[str, Group] = {}
+        self._lock = threading.Lock()
+
+    def group(self, tasks: Tasks = None, name: str = "") -> Group:
+        """See Server.group."""
+        if isinstance(tasks, Group):
+            return tasks
+        if tasks is None:
+            job = self._node.me[0]
+            members = [(job, index) for index in self._node.spec.task_indices(job)]
+        elif isinstance(tasks, str):
+            raise InvalidArgumentError(f"a group is a list of tasks, not the text {tasks!r}")
+        else:
+            members = [self._node.task(task) for task in tasks]
+        name = name or ",".join(map(named, members))
+        with self._lock:
+            group = self._groups.get(name)
+            if group is None:
+                group = self._groups[name] = Group(GroupMembers(name, members, self._node.me), self.collectives)
+        if list(group._members.tasks) != members:
+            raise InvalidArgumentError(f"group {name!r} has the members {', '.join(group.tasks)}")
+        return group
+
+    # -- reducing ---------------------------------------------------------------------------------------------------------
+
+    def all_reduce(
+        self, x: Any, op: str, group: Tasks, timeout: float | None, bytes_per_pack: int = COLLECTIVE_INLINE_BYTES_MAX
+    ) -> Any:
+        """See Server.all_reduce."""
+        with self._turn(group, timeout) as turn:
+            with turn.preparing():
+                op = _op(op)
+                leaves = nest.flatten(x)
+                told = f"all_reduce {op} of {_structure(x, _reduced_told)}"
+                if bytes_per_pack not in (0, COLLECTIVE_INLINE_BYTES_MAX):
+                    told += f" in packs of {bytes_per_pack} bytes"
+                dense = [
+                    None if isinstance(leaf, IndexedSlices) else core.reducible(_array(leaf), op) for leaf in leaves
+                ]
+                rows = [core.reducible(leaf.values, op) if isinstance(leaf, IndexedSlices) else None for leaf in leaves]
+                if any(isinstance(leaf, IndexedSlices) for leaf in leaves) and op not in ("sum", "mean"):
+                    raise InvalidArgumentError(f"IndexedSlices are summed or averaged: there is no {op} of them")
+            results: list[Any] = [None] * len(leaves)
+            for pack in core.packs(dense, bytes_per_pack or COLLECTIVE_INLINE_BYTES_MAX):
+                arrays = [array for place in pack if (array := dense[place]) is not None]
+                total = turn.reduce(
+                    told, arrays[0] if len(arrays) == 1 else np.concatenate([*map(np.ravel, arrays)]), op
+                )
+                start = 0
+                for place, array in zip(pack, arrays, strict=True):
+                    part = total if len(arrays) == 1 else total[start : start + array.size].reshape(array.shape)
+                    results[place] = part if len(arrays) == 1 else part.copy()
+                    start += array.size
+            for place, values in enumerate(rows):
+                if values is not None:
+                    results[place] = turn.rows(told, values, leaves[place], op)
+            return nest.pack_sequence_as(x, results) if nest.is_nested(x) else results[0]
+
+    def reduce_scatter(self, x: Any, op: str, group: Tasks, timeout: float | None) -> Array:
+        """See Server.reduce_scatter."""
+        with self._turn(group, timeout) as turn:
+            with turn.preparing():
+                op = _op(op)
+                array = core.reducible(_array(x), op)
+                if not array.ndim:
+                    raise ValueError("reduce_scatter splits the first axis: a scalar has none")
+            rows = core.shares(len(array), turn.size)
+            out = np.empty_like(array[rows[turn.rank]])
+
+            def exchange(told: Any) -> tuple[Iterator[core.Schedule], Any]:
+                parts = [array[part].ravel() for part in rows]
+                return ring_schedules.reduce_scatter(turn.rank, turn.size, parts, out.reshape(-1), op), out
+
+            given = (array,) if turn.is_small(array) else None
+            result: Array = turn.do(
+                f"reduce_scatter {op} of {_told(np.asarray(x))}", ("reduce_scatter", op, 0, None, given), exchange
+            )
+            return result
+
+    # -- moving -----------------------------------------------------------------------------------------------------------
+
+    def all_gather(self, x: Any, axis: int, group: Tasks, timeout: float | None) -> Any:
+        """See Server.all_gather."""
+        return self._gathered("all_gather", x, axis, 0, group, timeout)
+
+    def gather(self, x: Any, root: int, axis: int, group: Tasks, timeout: float | None) -> Any:
+        """See Server.gather."""
+        return self._gathered("gather", x, axis, root, group, timeout)
+
+    def _gathered(self, kind: str, x: Any, axis: int, root: int, group: Tasks, timeout: float | None) -> Any:
+        with self._turn(group, timeout) as turn:
+            with turn.preparing():
+                turn.check_root(root)
+                whole = _structure(x, lambda leaf: _told(_joined(leaf, axis), axis))
+                told = f"{kind} on axis {axis}{f' to rank {root}' if kind == 'gather' else ''} of {whole}"
+                arrays = [_joined(leaf, axis) for leaf in nest.flatten(x)]
+            results = []
+            for array in arrays:
+                parts = turn.gather(told, kind, array, axis, root)
+                results.append(None if parts is None else np.concatenate(parts, axis))
+            if kind == "gather" and turn.rank != root:
+                return None
+            return nest.pack_sequence_as(x, results) if nest.is_nested(x) else results[0]
+
+    def broadcast(self, x: Any, root: int, group: Tasks, timeout: float | None) -> Any:
+        """See Server.broadcast."""
+        with self._turn(group, timeout) as turn:
+            with turn.preparing():
+                turn.check_root(root)
+                leaves = [leaf if _is_atom(leaf) else _array(leaf) for leaf in nest.flatten(x)]
+                mine = nest.pack_sequence_as(x, leaves) if nest.is_nested(x) else leaves[0]
+            return turn.broadcast(mine, root)
+
+    def all_to_all(self, x: Any, group: Tasks, timeout: float | None) -> Array:
+        """See Server.all_to_all."""
+        with self._turn(group, timeout) as turn:
+            with turn.preparing():
+                array = _array(x)
+                if not array.ndim or len(array) != turn.size:
+                    told = f"all_to_all needs one item for each of the {turn.size} members, not shape {array.shape}"
+                    raise InvalidArgumentError(told)
+            out = np.empty_like(array)
+
+            def exchange(told: Any) -> tuple[Iterator[core.Schedule], Any]:
+                parts, result = ([part.reshape(-1) for part in whole] for whole in (array, out))
+                return ring_schedules.all_to_all(turn.rank, turn.size, parts, result), out
+
+            given = (array,) if turn.is_small(array) else None
+            result: Array = turn.do(f"all_to_all of {_told(array)}", ("all_to_all", "", 0, None, given), exchange)
+            return result
+
+    # -- objects ----------------------------------------------------------------------------------------------------------
+
+    def broadcast_object(self, value: Any, root: int, group: Tasks, timeout: float | None) -> Any:
+        """See Server.broadcast_object."""
+        with self._turn(group, timeout) as turn:
+            with turn.preparing():
+                turn.check_root(root)
+                blob = _pickled(value) if turn.rank == root else None
+            got = turn.broadcast(blob, root)
+            return value if turn.rank == root else _unpickled(got)
+
+    def all_gather_object(self, value: Any, group: Tasks, timeout: float | None) -> list[Any]:
+        """See Server.all_gather_object."""
+        with self._turn(group, timeout) as turn:
+            with turn.preparing():
+                blob = _pickled(value)
+            blobs = turn.gather("all_gather of objects", "all_gather", blob, 0, 0)
+            assert blobs is not None
+            return [*map(_unpickled, blobs)]
+
+    @contextmanager
+    def _turn(self, group: Tasks, timeout: float | None) -> Iterator[_Turn]:
+        found = self.group(group)
+        with self._node.own_wait, found._members.lock:
+            turn = _Turn(found._members, self.collectives, COLLECTIVE_TIMEOUT_S if timeout is None else timeout)
+            with turn.preparing():
+                check_timeout(timeout)
+            yield turn
+
+
+class _Turn:
+    """One operation of one group, by one of its members."""
+
+    def __init__(self, members: GroupMembers, collectives: Collectives, timeout_s: float) -> None:
+        self._members = members
+        self._collectives = collectives
+        self._timeout_s = timeout_s
+        self.rank = members.rank
+        self.size = members.size
+
+    @contextmanager
+    def preparing(self) -> Iterator[None]:
+        """What raises in here is the caller's own mistake: the others are told."""
+        try:
+            yield
+        except Exception as error:
+            told = f"{named(self._members.tasks[self.rank])} could not take part: {type(error).__name__}: {error}"
+            failure = error if isinstance(error, OpError) else InvalidArgumentError(told)
+            self._collectives.agree(self._members, "nothing", NOTHING, inf, failure)
+            raise
+
+    def check_root(self, root: int) -> None:
+        if not (isinstance(root, (int, np.integer)) and 0 <= root < self.size):
+            raise InvalidArgumentError(f"root {root!r}: the ranks are 0 to {self.size - 1}")
+
+    def is_small(self, array: Array) -> bool:
+        """Whether it rides along with the announcement."""
+        return array.nbytes <= COLLECTIVE_INLINE_BYTES_MAX or self.size == 1
+
+    def do(
+        self,
+        what: str,
+        brought: tuple[Any, ...],
+        exchange: Callable[[Any], tuple[Iterator[core.Schedule], Any]],
+    ) -> Any:
+        """Agree, and get the result, or make it by an exchange: `exchange` is given what each member has told."""
+        verdict = self._collectives.agree(self._members, what, brought, self._timeout_s)
+        if verdict[0] == RESULT:
+            return verdict[1]
+        _, counter, name, told = verdict
+        return self._collectives.exchange(self._members, counter, name, lambda: exchange(told), self._timeout_s)
+
+    def reduce(self, what: str, array: Array, op: str) -> Array:
+        """An array reduced, at all members."""
+        out = np.empty_like(array)
+
+        def exchange(told: Any) -> tuple[Iterator[core.Schedule], Any]:
+            flat = array.reshape(-1)
+            return ring_schedules.all_reduce(self.rank, self.size, flat, out.reshape(-1), op), out
+
+        given = (array,) if self.is_small(array) else None
+        total: Array = self.do(what, ("all_reduce", op, 0, None, given), exchange)
+        return total
+
+    def rows(self, what: str, values: Array, given: IndexedSlices, op: str) -> IndexedSlices:
+        """IndexedSlices of all members, one after the other."""
+        rows, indices = (self.gather(what, "all_gather", part, 0, 0) for part in (values, given.indices))
+        assert rows is not None
+        assert indices is not None
+        total = np.concatenate(rows)
+        return IndexedSlices(core.finished(total, op, self.size), np.concatenate(indices), given.dense_shape)
+
+    def gather(self, what: str, kind: str, array: Array, axis: int, root: int) -> list[Array] | None:
+        """The arrays of all members, by rank; None at the others where it has a root."""
+
+        def exchange(told: Any) -> tuple[Iterator[core.Schedule], Any]:
+            shapes = [(*array.shape[:axis], rows, *array.shape[axis + 1 :]) for rows in told]
+            wanted = kind == "all_gather" or self.rank == root
+            # Where nothing is received, something of the same length is enough to cut alike.
+            parts = [np.empty(shape, array.dtype) if wanted else _hollow(shape, array.dtype) for shape in shapes]
+            parts[self.rank] = array
+            flats = [part.reshape(-1) for part in parts]
+            if kind == "all_gather":
+                return ring_schedules.all_gather(self.rank, self.size, flats), parts
+            return ring_schedules.gather(self.rank, self.size, root, flats), parts if wanted else None
+
+        given = (array,) if self.is_small(array) else None
+        parts: list[Array] | None = self.do(what, (kind, "", root, array.shape[axis], given), exchange)
+        return parts
+
+    def broadcast(self, value: Any, root: int) -> Any:
+        """The root's value; at the root that itself."""
+        mine = self.rank == root
+        arrays = [leaf for leaf in nest.flatten(value) if isinstance(leaf, np.ndarray)] if mine else []
+        small = sum(array.nbytes for array in arrays) <= COLLECTIVE_INLINE_BYTES_MAX
+        form = nest.map_structure(_spec, value) if mine and not small else None
+
+        def exchange(told: Any) -> tuple[Iterator[core.Schedule], Any]:
+            filled = value if mine else nest.map_structure(_made, told[root])
+            parts = [leaf.reshape(-1) for leaf in nest.flatten(filled) if isinstance(leaf, np.ndarray)]
+            return chain.from_iterable(
+                ring_schedules.broadcast(self.rank, self.size, root, part) for part in parts
+            ), filled
+
+        given = (value,) if mine and small else None
+        got = self.do(f"broadcast from rank {root}", ("broadcast", "", root, form, given), exchange)
+        return value if mine else got
+
+
+def _op(op: Any) -> str:
+    """A ReduceOp, or its name in any case, as one of core's OPS. Raises ValueError: neither."""
+    return ReduceOp.of(op).value
+
+
+def _array(leaf: Any) -> Array:
+    """In C order, as everything travels here. Raises TypeError: it holds Python objects."""
+    array = np.asarray(leaf, order="C")
+    if array.dtype.hasobject:
+        raise TypeError(
+            f"arrays are wanted, not {type(leaf).__name__}; objects go by broadcast_object and all_gather_object"
+        )
+    return array
+
+
+def _joined(leaf: Any, axis: int) -> Array:
+    """An array that can be joined to others on this axis. Raises ValueError or TypeError: it has none."""
+    if isinstance(leaf, IndexedSlices):
+        raise NotImplementedError("IndexedSlices are reduced, not gathered")
+    array = _array(leaf)
+    if not isinstance(axis, (int, np.integer)):
+        raise TypeError(f"an axis is a whole number, not {axis!r}")
+    if not 0 <= axis < array.ndim:
+        raise ValueError(f"nothing of shape {array.shape} can be gathered on axis {axis}")
+    return array
+
+
+def _told(array: Array, axis: int | None = None) -> str:
+    """An array as the error about a difference shows it; what may differ is `*`."""
+    sizes = ["*" if place == axis else str(size) for place, size in enumerate(array.shape)]
+    return f"{array.dtype} ({', '.join(sizes)})"
+
+
+def _reduced_told(leaf: Any) -> str:
+    if isinstance(leaf, IndexedSlices):
+        shape = "" if leaf.dense_shape is None else f" of an array {leaf.dense_shape}"
+        return f"rows {_told(leaf.values, 0)}{shape}, indices {leaf.indices.dtype}"
+    return _told(np.asarray(leaf))
+
+
+def _structure(x: Any, told: Callable[[Any], str]) -> str:
+    return str(nest.map_structure(told, x)) if nest.is_nested(x) else told(x)
+
+
+def _is_atom(leaf: Any) -> bool:
+    return leaf is None or isinstance(leaf, (bool, int, float, complex, str, bytes))
+
+
+def _spec(leaf: Any) -> Any:
+    return TensorSpec(leaf.shape, leaf.dtype) if isinstance(leaf, np.ndarray) else leaf
+
+
+def _made(leaf: Any) -> Any:
+    return np.empty(leaf.shape, leaf.dtype) if isinstance(leaf, TensorSpec) else leaf
+
+
+def _hollow(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    """Something of this length that takes no memory."""
+    return np.broadcast_to(np.empty((), dtype), (prod(shape),))
+
+
+def _pickled(value: Any) -> Array:
+    """An object as one array of bytes: how many buffers, their lengths, and the buffers."""
+    packed = trusted.pack(value)
+    buffers = [packed] if isinstance(packed, bytes) else packed
+    parts = [np.frombuffer(buffer, np.uint8) for buffer in buffers]
+    head = np.array([len(parts), *(part.size for part in parts)], "<i8")
+    return np.concatenate([head.view(np.uint8), *parts])
+
+
+def _unpickled(blob: Array) -> Any:
+    """The inverse; the object's large arrays are views of `blob`."""
+    count = int(blob[:8].view("<i8")[0])
+    sizes = blob[8 : 8 + 8 * count].view("<i8")
+    buffers, start = [], 8 + 8 * count
+    for size in sizes:
+        buffers.append(blob[start : start + int(size)].data)
+        start += int(size)
+    return trusted.unpack_parts(buffers)

@@ -1,0 +1,66 @@
+"""What anybody who may send code can ask of a task besides its sessions: who it is, and that it ends.
+
+"server.shutdown" ends every task of the cluster that is up, the asked one last.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+import weakref
+from typing import Any
+
+from zmqdist.background import logged
+from zmqdist.coordination.answers import named
+from zmqdist.errors import FailedPreconditionError, UnavailableError
+from zmqdist.limits import GRACE_S
+from zmqdist.rpc.pending_call import Asked
+from zmqdist.tasks.node import TASKS, Node, grace_s
+
+
+class ControlMethods:
+    """A part of one server. `server` refers to it, as long as it is there."""
+
+    def __init__(self, node: Node, server: weakref.ReferenceType[Any]) -> None:
+        self._node = node
+        self._server = server
+        node.service.register("server.about", self._about, inline=True, roles=TASKS)
+        node.service.register("server.stop", self._stop, inline=True, roles=TASKS)
+        node.service.register_later("server.shutdown", self._shutdown, roles=frozenset({"submit"}))
+
+    def _about(self) -> dict[str, Any]:
+        node = self._node
+        return {"task": named(node.me), "address": node.address, "pid": os.getpid(), "incarnation": node.incarnation}
+
+    def _stop(self, grace: float) -> None:
+        """Answered before it happens."""
+        limit_s, server = grace_s(grace), self._server()
+        if server is not None:
+            name = "zmqdist-server-stop"
+            threading.Thread(target=logged, args=(server.stop, limit_s), name=name, daemon=True).start()
+
+    def _shutdown(self, asked: Asked, grace: float) -> None:
+        """Answered with the names of those that end."""
+        name = "zmqdist-server-shutdown"
+        threading.Thread(target=self._shut_down, args=(asked, grace_s(grace)), name=name, daemon=True).start()
+
+    def _shut_down(self, asked: Asked, limit_s: float) -> None:
+        node = self._node
+        try:
+            due = time.monotonic() + GRACE_S
+            told = [(task, node.start(task, "server.stop", limit_s, due=due)) for task in node.up(node.others)]
+            problems = [f"{named(task)}: {result.get_error()[1]}" for task, result in told if result.get_error()[0]]
+            if (
+                problems and node.closed
+            ):  # our own stop ended the questions: the others may have heard them all the same
+                text = f"{named(node.me)} was stopped by another caller meanwhile; not all other tasks have answered"
+                raise UnavailableError(text)
+            if problems:
+                raise UnavailableError(f"{named(node.me)} ends, but not {'; '.join(problems)}")
+            asked.answer([named(task) for task, _ in told] + [named(node.me)])
+        except BaseException as error:
+            asked.fail(error)
+        with contextlib.suppress(FailedPreconditionError):  # it has ended meanwhile
+            node.loop.call_soon(self._stop, limit_s)  # after the answer

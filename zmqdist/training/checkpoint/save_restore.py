@@ -1,0 +1,192 @@
+"""`save`, `restore` and `load`: a program's variables to a folder and back.
+
+Promises
+    1. What `save` returned from is on the disk, whole, with the slots of the optimizers beside each variable.
+    2. Each shard is a state that its variable had; training goes on meanwhile, so shards and variables may be updates apart.
+    3. `restore` checks names, shapes, dtypes and every file before it assigns anything: what is refused has changed nothing.
+    4. A variable can be restored into any number of shards, and so can its slots.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
+from operator import index
+from typing import Any, SupportsIndex
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zmqdist.data import storage
+from zmqdist.limits import CHECKPOINT_SHARDS_AT_ONCE
+from zmqdist.training.checkpoint.manifest import Plain
+from zmqdist.training.checkpoint.parts import Part
+from zmqdist.training.checkpoint.reader import CheckpointReader
+from zmqdist.training.checkpoint.shard_handles import shards_of
+from zmqdist.training.checkpoint.structure import Leaf, leaves
+from zmqdist.training.checkpoint.writer import ToWrite, write
+
+
+def save(path: str | os.PathLike[str], variables: Any, *, step: SupportsIndex | None = None) -> str:
+    """Write a checkpoint, in place of one that may be there.
+
+    Args:
+      path: a folder that will be made, or a URL that fsspec knows.
+      variables: a variable, a list of variables (they go by their names), or any structure of dicts, lists and `Checkpoint`s with
+        variables, arrays, numbers and strings.
+      step: is kept with it: a whole number of Python or NumPy, or a variable that is one.
+
+    Returns:
+      The absolute path.
+
+    Raises:
+      TypeError, ValueError: something cannot be saved, two things have one name, or `step` is no whole number from 0 on.
+      ResourceExhaustedError, UnknownError: the disk is full, or has another fault; what was at `path` before is still there.
+      PSUnavailableError: a variable cannot be read.
+    """
+    return save_numbered(storage.absolute(path), variables, None if step is None else whole(step), 0)
+
+
+def whole(step: SupportsIndex) -> int:
+    """A step as Python's number. Raises TypeError, ValueError: it is no whole number from 0 on."""
+    number = index(step)
+    if number < 0:
+        raise ValueError(f"step is {number}, wants 0 or more")
+    return number
+
+
+def save_numbered(path: str, variables: Any, step: int | None, serial: int) -> str:
+    """`save`; `serial` orders the checkpoints of one directory."""
+    arrays: list[ToWrite] = []
+    values: dict[str, Plain] = {}
+    for name, leaf in leaves(variables).items():
+        if leaf.is_handle:
+            shards = [(shard.start, shard.stop, shard.read) for shard in shards_of(leaf.value)]
+            arrays.append(ToWrite(name, tuple(leaf.value.shape), np.dtype(leaf.value.dtype), shards, True))
+        elif leaf.is_array:
+            array = np.array(leaf.value)  # as it is now: the program may go on with it
+            rows = array.shape[0] if array.shape else 1
+            arrays.append(ToWrite(name, array.shape, array.dtype, [(0, rows, _known(array))], False))
+        else:
+            values[name] = leaf.value
+    write(path, arrays, values, step=step, serial=serial)
+    return path
+
+
+def restore(path: str | os.PathLike[str], variables: Any, strict: bool = True) -> None:
+    """Put back what `save` wrote: variables are assigned, with their slots; arrays, numbers and strings change in their place.
+
+    Args:
+      path: of a checkpoint.
+      variables: as for `save`; how a variable is sharded does not matter.
+      strict: whether all that is given must be in the checkpoint, and the other way round. Else what is in both is restored.
+
+    Raises:
+      ValueError: it is a checkpoint of something else: names, a shape or a dtype differ, or nothing is in both.
+      TypeError: a number stands alone or in a tuple, where it cannot be replaced.
+      NotFoundError: there is no such checkpoint, or it was deleted meanwhile.
+      DataLossError: it is damaged; names file, variable and shard.
+      FailedPreconditionError: a newer zmqdist wrote it.
+      PSUnavailableError: a variable cannot be assigned; others may have been. All others have changed nothing.
+    """
+    reader = CheckpointReader(path)
+    found = leaves(variables)
+    there = set(reader.manifest.names)
+    missing, extra = sorted(found.keys() - there), sorted(there - found.keys())
+    if strict and (missing or extra):
+        told = [f"it lacks {_listed(missing)}"] if missing else []
+        told += [f"it also holds {_listed(extra)}"] if extra else []
+        raise ValueError(
+            f"checkpoint {reader.path} is of something else: {', and '.join(told)} (strict=False takes what is in both)"
+        )
+    if there and found and not there & found.keys():
+        raise ValueError(
+            f"checkpoint {reader.path} holds {_listed(sorted(there))}, and nothing of {_listed(sorted(found))}"
+        )
+    fill(reader, {name: leaf for name, leaf in found.items() if name in there})
+
+
+def load(path: str | os.PathLike[str], names: Collection[str] | None = None) -> dict[str, Any]:
+    """What a checkpoint holds, by name, without any cluster: arrays, numbers and strings.
+
+    Args:
+      names: only these.
+
+    Raises:
+      NotFoundError, DataLossError, FailedPreconditionError: as `restore`.
+      KeyError: it does not hold one of `names`.
+    """
+    reader = CheckpointReader(path)
+    manifest = reader.manifest
+    wanted = manifest.names if names is None else list(names)
+    unknown = sorted(set(wanted) - set(manifest.names))
+    if unknown:
+        raise KeyError(f"checkpoint {reader.path} does not hold {_listed(unknown)}; it holds {_listed(manifest.names)}")
+    reader.verify(wanted)
+    return {name: manifest.values[name] if name in manifest.values else reader.whole(name) for name in wanted}
+
+
+def fill(reader: CheckpointReader, found: dict[str, Leaf]) -> None:
+    """Restore leaves that the checkpoint holds: check all of them, then put all of them in place."""
+    for name, leaf in found.items():
+        check(reader, name, leaf)
+    reader.verify(found)
+    with ThreadPoolExecutor(CHECKPOINT_SHARDS_AT_ONCE, "zmqdist-checkpoint") as threads:
+        jobs = [threads.submit(_put, reader, name, leaf) for name, leaf in found.items() if leaf.is_handle]
+        for job in jobs:
+            job.result()
+    for name, leaf in found.items():
+        if not leaf.is_handle:
+            _put(reader, name, leaf)
+
+
+def _known(array: NDArray[Any]) -> Callable[[], Part]:
+    return lambda: Part(array)
+
+
+def check(reader: CheckpointReader, name: str, leaf: Leaf) -> None:
+    """Whether a leaf can have what a checkpoint holds under its name. Raises ValueError, TypeError: it cannot; the text says why."""
+    manifest, value = reader.manifest, leaf.value
+    entry = manifest.entries.get(name)
+    if leaf.is_handle or leaf.is_array:
+        if entry is None or entry.shape != tuple(value.shape) or entry.dtype != value.dtype:
+            saved = entry if entry is not None else f"{manifest.values[name]!r:.80}"
+            raise ValueError(
+                f"{name!r} has shape {tuple(value.shape)} and dtype {value.dtype}, and in checkpoint {reader.path} it is {saved}"
+            )
+        if isinstance(value, np.ndarray) and not value.flags.writeable:
+            raise ValueError(f"{name!r} is a read-only array: give one that can be written to")
+    elif entry is not None or not _alike(value, manifest.values[name]):
+        saved = entry if entry is not None else f"{manifest.values[name]!r:.80}"
+        raise ValueError(f"{name!r} is {value!r:.80}, and in checkpoint {reader.path} it is {saved}")
+    if leaf.put is None and not leaf.is_handle and not isinstance(value, np.ndarray):
+        raise TypeError(f"{name!r} is a number in a tuple or alone, and cannot be replaced there: put it in a dict")
+
+
+def _alike(one: Plain, other: Plain) -> bool:
+    """Whether one value may take the place of the other: both numbers, both strings, or one is None."""
+    kinds = [bool if isinstance(value, bool) else str if isinstance(value, str) else float for value in (one, other)]
+    return one is None or other is None or kinds[0] is kinds[1]
+
+
+def _put(reader: CheckpointReader, name: str, leaf: Leaf) -> None:
+    if leaf.is_handle:
+        kept: dict[str, Part] = {}
+        under_way = None
+        for shard in shards_of(leaf.value):
+            part = reader.rows(name, shard.start, shard.stop, kept)
+            if under_way is not None:
+                under_way.get_value()
+            under_way = shard.start_writing(part)  # while it travels the next one is read
+        if under_way is not None:
+            under_way.get_value()
+    elif isinstance(leaf.value, np.ndarray):
+        leaf.value[...] = reader.whole(name)
+    elif leaf.put is not None:
+        leaf.put(reader.whole(name)[()] if leaf.is_array else reader.manifest.values[name])
+
+
+def _listed(names: Collection[str]) -> str:
+    names = list(names)
+    return ", ".join(map(repr, names[:8])) + (f" and {len(names) - 8} others" if len(names) > 8 else "")

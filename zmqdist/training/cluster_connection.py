@@ -1,0 +1,504 @@
+"""How a program finds the tasks of a cluster with parameter servers, and what it knows of them from then on.
+
+Three ways lead to the same `Connected`:
+    a spec, or a resolver that has one: workers and ps are servers that somebody has started. The dispatcher is made here, and the
+    workers are invited to it (worker_recruiter.py), also when they come back, or come later;
+    a `local_cluster` with ps, whose dispatcher and workers are there;
+    nothing: the cluster that `zmqdist launch` has put into the environment. A resolver that describes that one is the same.
+
+Evaluators stand beside the cluster: nobody waits for them. Workers and ps need not see each other, only each of them the ps.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final
+
+from zmqdist import errors
+from zmqdist.background import in_background
+from zmqdist.cluster.defs import ClusterDef
+from zmqdist.cluster.environment import CONFIG_ENV
+from zmqdist.cluster.spec import ClusterSpec
+from zmqdist.coordination.answers import Task, named
+from zmqdist.limits import CONNECT_TIMEOUT_S, GRACE_S, TASK_PROBE_S, WAIT_LOG_S
+from zmqdist.rpc import ZmqClient, internal_client
+from zmqdist.scheduling.dispatcher.config import DispatcherConfig
+from zmqdist.scheduling.dispatcher.runtime import DispatchServer
+from zmqdist.scheduling.worker.runtime import own_host
+from zmqdist.training.checks import check_cluster, check_ps
+from zmqdist.training.worker_recruiter import Inviting
+from zmqdist.transport import port_probe
+from zmqdist.transport.address import is_loopback, split
+from zmqdist.transport.credentials import Credentials
+from zmqdist.transport.port_probe import listening
+
+log = logging.getLogger("zmqdist.training")
+
+ACCEPTED: Final = (
+    "a cluster resolver, a ClusterSpec or a dict of jobs with workers and ps, a local_cluster(ps=...), "
+    "or nothing in a program that `zmqdist launch` started"
+)
+LOOKS_AT_ONCE: Final = 16
+LEAVE_S: Final = 0.0
+"""What workers run when their program ends is wanted by nobody."""
+
+_open: weakref.WeakSet[Connected] = weakref.WeakSet()
+
+
+class Connected:
+    """A cluster that is there: what a strategy and its coordinator need to know of it.
+
+    Attributes:
+      target, credentials: its dispatcher, as ClusterCoordinator takes them, and where the secrets are.
+      ps: addresses, by index.
+    """
+
+    def __init__(self, target: str, credentials: Credentials, ps: list[str], close: Callable[[bool], object]) -> None:
+        """Args:
+        close: ends what was made for it; gets whether the tasks of the cluster are to end, too.
+        """
+        self.target = target
+        self.credentials = credentials
+        self.ps = list(ps)
+        self._close = close
+        self._closed = False
+        self._lock = threading.Lock()
+        self._asks: ZmqClient | None = None
+        self._pid = os.getpid()
+        _open.add(self)
+
+    @property
+    def workers(self) -> dict[int, str]:
+        """Those that are wanted: addresses by index, in their order; "" for one that registered by itself."""
+        return {}
+
+    # -- how they are ---------------------------------------------------------------------------------------------------------
+
+    def task_states(self) -> list[errors.UnavailableError | None]:
+        """How the tasks are now: workers by index, then ps. Takes TASK_PROBE_S where one is silent.
+
+        Returns:
+          For each None, where it is there, else an UnavailableError that names it.
+        """
+        with ThreadPoolExecutor(1, thread_name_prefix="zmqdist-states") as pool:
+            looked = pool.submit(listening, {("ps", index): address for index, address in enumerate(self.ps)})
+            states = self._worker_states()
+            found = looked.result()
+        for index, address in enumerate(self.ps):
+            told = f"{_task_name('ps', index)} at {address} does not answer"
+            states.append(None if ("ps", index) in found else errors.UnavailableError(told))
+        return states
+
+    def _worker_states(self) -> list[errors.UnavailableError | None]:
+        wanted = self.workers
+        try:
+            status = self._ask("status")
+        except errors.OpError as error:
+            told = f"cannot be told, the dispatcher at {self.target} does not answer: {error.message}"
+            return [errors.UnavailableError(f"{_task_name('worker', index)} {told}") for index in wanted]
+        rows = {row["name"]: row["state"] for row in status["workers"]}
+        losses = {loss["name"]: loss["reason"] for loss in status["losses"]}
+        states: list[errors.UnavailableError | None] = []
+        for index in wanted:
+            name = f"worker:{index}"
+            if rows.get(name, "") in ("alive", "leaving"):
+                states.append(None)
+                continue
+            why = "its connection has ended" if name in rows else losses.get(name, "it has not registered")
+            states.append(errors.UnavailableError(f"{_task_name('worker', index)} is not there: {why}"))
+        return states
+
+    # -- who is in it -------------------------------------------------------------------------------------------------------------
+
+    def add_worker(self, address: str = "", index: int | None = None) -> int:
+        """Have one more task work for this program from now on; waits for nobody.
+
+        Args:
+          address: "host:port" of a `zmqdist.Server` that runs or will run.
+          index: which worker it becomes, also in place of one that has gone; None: the highest so far, and one more.
+
+        Returns:
+          Its index.
+
+        Raises:
+          FailedPreconditionError: here workers come otherwise; the text says how.
+        """
+        text = (
+            f"a worker joins this cluster by itself: zmqdist worker --dispatcher {self.target.removeprefix('zmq://')}"
+        )
+        raise errors.FailedPreconditionError(text)
+
+    def remove_worker(self, index: int, grace_s: float = GRACE_S) -> None:
+        """Let a worker finish what it runs, at most for `grace_s`, and go; what it has not begun runs elsewhere.
+
+        Raises:
+          ValueError: there is no such worker.
+          UnavailableError: the dispatcher does not answer.
+        """
+        wanted = self.workers
+        if index in wanted:
+            self._dismiss(index)
+        try:
+            self._ask("drain", "worker", index, grace_s)
+        except errors.NotFoundError:
+            if index not in wanted:  # else it has gone already
+                raise ValueError(f"there is no worker {index} in this cluster; it has {list(wanted)}") from None
+
+    def _dismiss(self, index: int) -> None:
+        """It is not wanted any more."""
+
+    def close(self, shutdown_cluster: bool = False) -> None:
+        """Let go of it; idempotent. Workers that were invited are free for the next program.
+
+        Args:
+          shutdown_cluster: have its tasks end, too: servers of workers and ps wherever they run.
+        """
+        if self._pid != os.getpid():  # a child that was forked has nothing of it
+            return
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            asks = self._asks
+        _open.discard(self)
+        try:
+            if shutdown_cluster:
+                stop_servers([*self.workers.values(), *self.ps], self.credentials)
+            self._close(shutdown_cluster)
+        finally:
+            if asks is not None:
+                asks.close()
+
+    def _ask(self, method: str, *args: Any) -> Any:
+        """Ask the dispatcher."""
+        with self._lock:
+            if self._closed:
+                raise errors.FailedPreconditionError("this cluster was closed")
+            if self._asks is None:
+                address = self.target.removeprefix("zmq://")
+                self._asks = ZmqClient(address, "strategy", security=self.credentials.client(address, "submit"))
+            asks = self._asks
+        return internal_client.start(asks, method, *args, due=time.monotonic() + TASK_PROBE_S).get_value()
+
+    def __del__(self) -> None:
+        if not self.__dict__.get("_closed", True):
+            self._closed = True
+            in_background("zmqdist-let-go", _let_go, self._close, self._asks)
+
+
+class _Invited(Connected):
+    """Of servers that somebody has started; the dispatcher is here."""
+
+    def __init__(self, dispatcher: DispatchServer, credentials: Credentials, ps: list[str], inviting: Inviting) -> None:
+        def close(_: bool) -> None:
+            inviting.close()
+            dispatcher.shutdown(LEAVE_S)
+
+        super().__init__(dispatcher.target, credentials, ps, close)
+        self._inviting = inviting
+        self._next = 0
+
+    @property
+    def workers(self) -> dict[int, str]:
+        return self._inviting.wanted
+
+    def add_worker(self, address: str = "", index: int | None = None) -> int:
+        address = address.removeprefix("zmq://")
+        split(address)
+        if index is not None and index < 0:
+            raise ValueError(f"index is {index}, wants 0 or more")
+        with self._lock:
+            self._next = max(self._next, *self.workers, -1) + 1 if index is None else max(self._next, index)
+            index = self._next if index is None else index
+        self._inviting.want(index, address)
+        return index
+
+    def _dismiss(self, index: int) -> None:
+        self._inviting.drop(index)
+
+
+class _Local(Connected):
+    """Of a `local_cluster`, which is closed by whoever made it."""
+
+    def __init__(self, cluster: Any) -> None:
+        super().__init__(
+            cluster.target, cluster.credentials, cluster.ps, lambda shut_down: cluster.close() if shut_down else None
+        )
+        self._cluster = cluster
+        self._dismissed: set[int] = set()
+
+    @property
+    def workers(self) -> dict[int, str]:
+        return {index: "" for index in range(self._cluster.workers) if index not in self._dismissed}
+
+    def add_worker(self, address: str = "", index: int | None = None) -> int:
+        """Start one, and return its index when it has registered."""
+        if address or index is not None:
+            raise ValueError("a local_cluster starts its workers itself: add_worker() without an address or an index")
+        return int(self._cluster.add_worker())
+
+    def _dismiss(self, index: int) -> None:
+        self._dismissed.add(index)
+
+
+class _Launched(Connected):
+    """Of `zmqdist launch`, which ends everything when this program ends."""
+
+    def __init__(self, target: str, credentials: Credentials, ps: list[str], workers: list[int]) -> None:
+        super().__init__(target, credentials, ps, self._shut_down)
+        self._indices = dict.fromkeys(workers, "")
+
+    @property
+    def workers(self) -> dict[int, str]:
+        return dict(self._indices)
+
+    def _dismiss(self, index: int) -> None:
+        self._indices.pop(index, None)
+
+    @staticmethod
+    def _shut_down(_: bool) -> None:
+        """Its workers and ps end with the program, by the launcher's hand."""
+
+
+def connect(
+    source: Any = None,
+    *,
+    connect_timeout_s: float = CONNECT_TIMEOUT_S,
+    slots: int = 1,
+    credentials: Credentials | None = None,
+) -> Connected:
+    """Find the tasks of a cluster, and wait until all workers and ps are there.
+
+    Args:
+      source: see ACCEPTED.
+      connect_timeout_s: how long to wait.
+      slots: functions at a time, of each worker that is invited and whose server does not say it itself.
+      credentials: where the secrets are; None: the usual places, or the cluster's own.
+
+    Raises:
+      ValueError: it is none of what is accepted, or such a cluster cannot be (checks.py).
+      UnavailableError: tasks did not answer within the time; it names them, and says what is there instead.
+      AlreadyExistsError: a worker works for another program.
+      OpError: a secret is refused, keys are missing, the dispatcher's port cannot be bound.
+    """
+    if source is not None and isinstance(getattr(source, "target", None), str) and hasattr(source, "ps"):
+        if not source.ps:
+            raise ValueError(
+                "There must be at least one ps. This local_cluster has none: local_cluster(workers=2, ps=1)"
+            )
+        return _Local(source)
+    if source is None or _is_launched(source):
+        return _launched(connect_timeout_s)
+    if hasattr(source, "cluster_spec") and not isinstance(source, ClusterSpec):
+        spec, task_type, task_id = ClusterSpec(source.cluster_spec()), source.task_type, source.task_id
+    elif isinstance(source, ClusterSpec | ClusterDef | Mapping):
+        spec, task_type, task_id = ClusterSpec(source), None, None
+    else:
+        raise ValueError(f"no cluster with parameter servers: {source!r}; wanted {ACCEPTED}")
+    check_cluster(spec, task_type, task_id)
+    return _invited(spec, connect_timeout_s, slots, credentials or Credentials.of_environment())
+
+
+def stop_servers(addresses: list[str], credentials: Credentials, grace_s: float = GRACE_S) -> list[str]:
+    """Tell servers to end, wherever they run; those that are there, all at once. What has no address is passed over.
+
+    Returns:
+      The addresses of those that have answered that they end.
+    """
+    found = listening({("", number): address for number, address in enumerate(addresses) if address})
+    told = []
+    due = time.monotonic() + grace_s
+    for _, number in sorted(found):
+        address = addresses[number]
+        client = ZmqClient(address, "ends the cluster", security=credentials.client(address, "submit"))
+        told.append((address, client, internal_client.start(client, "server.stop", grace_s, due=due)))
+    ended = []
+    for address, client, answer in told:
+        code, text = answer.get_error()
+        client.close()
+        if code:
+            log.warning("the server at %s does not end: %s", address, text)
+        else:
+            ended.append(address)
+    return ended
+
+
+# -- servers that somebody has started ------------------------------------------------------------------------------------
+
+
+def _invited(spec: ClusterSpec, timeout_s: float, slots: int, credentials: Credentials) -> Connected:
+    workers = {index: spec.task_address("worker", index) for index in spec.task_indices("worker")}
+    ps = [spec.task_address("ps", index) for index in spec.task_indices("ps")]
+    for address in (*workers.values(), *ps):
+        split(address)
+    until = time.monotonic() + timeout_s
+    dispatcher = _dispatcher(spec, [*workers.values(), *ps], credentials)
+    inviting = Inviting(dispatcher, credentials, slots)
+    connected = _Invited(dispatcher, credentials, ps, inviting)
+    try:
+        for index, address in workers.items():
+            inviting.want(index, address)
+        _wait(connected, inviting, until, timeout_s)
+    except BaseException:
+        connected.close()
+        raise
+    return connected
+
+
+def _dispatcher(spec: ClusterSpec, addresses: list[str], credentials: Credentials) -> DispatchServer:
+    """On the chief's address, where that is free and of this machine; else on a free port of a host that the others can reach."""
+    places = [(_host_for(addresses), 0)]
+    if "chief" in spec.jobs and spec.num_tasks("chief"):
+        host, port = split(spec.task_address("chief", spec.task_indices("chief")[0]))
+        with contextlib.suppress(OSError):  # a name that cannot be looked up here
+            number = port_probe.number_of(host, TASK_PROBE_S)
+            if port_probe.is_own(number):
+                places.insert(0, (number, port))
+    for place in places:
+        config = DispatcherConfig(
+            host=place[0],
+            port=place[1],
+            token_file=credentials.token_file,
+            keys_dir=credentials.keys_dir,
+            insecure=credentials.insecure,
+        )
+        try:
+            return DispatchServer(config)
+        except errors.UnknownError:  # a Server of the chief, or another strategy, has the port
+            if place is places[-1]:
+                raise
+    raise AssertionError("the last place either serves or raises")
+
+
+def _host_for(addresses: list[str]) -> str:
+    """The address of this machine from which the tasks are reached: loopback only where all of them are there."""
+    found = "127.0.0.1"
+    for address in addresses:
+        try:
+            host = own_host(address)
+        except OSError:  # a name that cannot be looked up: said when nobody answers there
+            continue
+        if not is_loopback(host):
+            return host
+        found = host
+    return found
+
+
+def _wait(connected: Connected, inviting: Inviting, until: float, timeout_s: float) -> None:
+    """For all workers and ps."""
+    clients = {
+        ("ps", index): ZmqClient(address, "strategy", security=connected.credentials.client(address, "submit"))
+        for index, address in enumerate(connected.ps)
+    }
+    try:
+        asked = {task: internal_client.start(client, "server.about", due=until) for task, client in clients.items()}
+        for answer in asked.values():
+            answer.add_done_callback(lambda _: None)  # somebody must read it while we wait for the workers
+        while missing := inviting.wait(min(until, time.monotonic() + WAIT_LOG_S)):
+            names = ", ".join(f"worker:{index} at {inviting.wanted[index]}" for index in missing)
+            if time.monotonic() >= until:
+                break
+            log.warning("still waiting for %s", names)
+        absent: dict[Task, str] = {("worker", index): inviting.wanted[index] for index in missing}
+        for task, answer in asked.items():
+            code, text = answer.get_error()
+            if code in (errors.DEADLINE_EXCEEDED, errors.UNAVAILABLE):
+                absent[task] = clients[task].address
+            elif code:
+                raise errors.from_code(code, f"{named(task)} at {clients[task].address}: {text}")
+            elif answer.get_value()["task"] != named(task):
+                there = answer.get_value()["task"]
+                raise errors.InvalidArgumentError(
+                    f"at {clients[task].address} is {there}, and the cluster says {named(task)}"
+                )
+    finally:
+        for client in clients.values():
+            client.close()
+    if absent:
+        told = f"not all tasks of the cluster answered within {timeout_s:g} s: {'; '.join(_looked_at(absent))}"
+        raise errors.UnavailableError(told)
+
+
+def _looked_at(absent: dict[Task, str]) -> list[str]:
+    """A sentence for each: what is at its address instead."""
+
+    def look(task: Task) -> str:
+        address = absent[task]
+        seen = port_probe.look(address, TASK_PROBE_S)
+        why = "it takes connections and does not answer"
+        if seen.failure is not None:
+            why = port_probe.explain(address, seen, TASK_PROBE_S)[0]
+        return f"{named(task)} at {address}: {why}"
+
+    with ThreadPoolExecutor(LOOKS_AT_ONCE, thread_name_prefix="zmqdist-look") as pool:
+        return list(pool.map(look, absent))
+
+
+# -- the cluster of the environment ---------------------------------------------------------------------------------------
+
+
+def _config() -> Any:
+    from zmqdist.cluster.config import ClusterConfig  # YAML takes 20 ms to import
+
+    config = ClusterConfig.from_environment() if os.environ.get(CONFIG_ENV) else None
+    return None if config is None or config.runtime is None else config
+
+
+def _is_launched(source: Any) -> bool:
+    """Whether a resolver only says what the launcher has told this program."""
+    from zmqdist.cluster.resolvers.tf_config import TFConfigClusterResolver
+
+    if not isinstance(source, TFConfigClusterResolver):
+        return False
+    config = _config()
+    return config is not None and source.cluster_spec() == config.task_spec
+
+
+def _launched(timeout_s: float) -> Connected:
+    config = _config()
+    if config is None:
+        raise ValueError(f"no cluster was given and {CONFIG_ENV} names none that runs: wanted {ACCEPTED}")
+    runtime, jobs = config.runtime, config.jobs
+    ps = {} if jobs.ps is None else jobs.ps.addresses()
+    if not ps:
+        raise ValueError(
+            f"There must be at least one ps. Cluster {config.name!r} has none: write jobs.ps: {{count: 1}}"
+        )
+    check_ps(sorted(ps))
+    credentials = Credentials(runtime.token_file, runtime.keys_dir)
+    workers = [] if jobs.worker is None else jobs.worker.indices()
+    connected = _Launched(runtime.dispatcher, credentials, [ps[index] for index in sorted(ps)], workers)
+    until = time.monotonic() + timeout_s
+    pause = threading.Event()
+    while troubles := [state for state in connected.task_states() if state is not None]:
+        if time.monotonic() >= until:
+            connected.close()
+            told = f"not all tasks of the cluster answered within {timeout_s:g} s: "
+            raise errors.UnavailableError(told + "; ".join(state.message for state in troubles))
+        pause.wait(0.05)
+    return connected
+
+
+def _task_name(job: str, index: int) -> str:
+    """As TensorFlow has it, without the device."""
+    return f"/job:{job}/replica:0/task:{index}"
+
+
+def _let_go(close: Callable[[bool], object], asks: ZmqClient | None) -> None:
+    close(False)
+    if asks is not None:
+        asks.close()
+
+
+@atexit.register
+def _close_all() -> None:
+    for connected in list(_open):
+        connected.close()

@@ -1,0 +1,92 @@
+"""How a variable comes to be: creators one around the other, and the place where it is made at last.
+
+Rules
+    `Variable(...)` asks the innermost creator first; each asks the next one out. A strategy's scope is one of them: it says on which
+    device, and cuts into shards. What stands outside the scope therefore sees, and may change, what the strategy has said.
+    On a worker only resources make variables, and those live there: a variable that a scheduled function made would be another one each
+    time that it runs.
+
+Not here: where the strategy puts things (strategy.py, shard_placement.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from zmqdist import task_context
+from zmqdist.cluster.devices import Device, device_of
+from zmqdist.training.aggregation import checked_aggregation, checked_synchronization
+from zmqdist.training.context import get_strategy, here
+from zmqdist.training.partition import Initial
+from zmqdist.training.variable_storage import LocalHome
+
+CHIEF = device_of("chief", 0)
+
+
+def create(handle: Callable[..., Any], **kwargs: Any) -> Any:
+    """What `Variable(...)` does; see there.
+
+    Args:
+      handle: makes the variable of the home where its value lives (variable.py).
+    """
+    being_built = task_context.being_built()
+    if being_built == "dataset":
+        raise ValueError("a dataset function cannot make a Variable: make it under strategy.scope() in the program")
+    if being_built is not None:
+        return make(handle, **{**kwargs, "device": device_of("worker", task_context.get_current_worker_index())})
+    if task_context.scheduled():
+        raise RuntimeError(
+            "a Variable cannot be made in a scheduled function, which may run again and on any worker: make it under strategy.scope() in "
+            "the program and let the function use it, or make it in a per-worker resource"
+        )
+    next_creator: Callable[..., Any] = partial(make, handle)
+    for creator in here.creators:
+        next_creator = partial(creator, next_creator)
+    return next_creator(**kwargs)
+
+
+def make(
+    handle: Callable[..., Any],
+    *,
+    initial_value: Any = None,
+    trainable: bool | None = None,
+    name: str | None = None,
+    dtype: Any = None,
+    shape: Any = None,
+    aggregation: Any = None,
+    synchronization: Any = None,
+    per_worker_variable: bool = False,
+    device: str | None = None,
+) -> Any:
+    """Make it where `device` says, by default in this process: what `handle` gives for its home."""
+    if per_worker_variable:
+        raise ValueError("per_worker_variable=True needs a strategy: make it inside strategy.scope()")
+    name = name or "Variable"
+    how = checked_aggregation(aggregation), checked_synchronization(synchronization)
+    initial = Initial.of(name, initial_value, shape, dtype)
+    if trainable is None:
+        trainable = initial.dtype.kind in "fc"
+    described = (bool(trainable), *how)
+    where = None if device is None else Device.parse(device).canonical()
+    if where is None or where.job != "ps":
+        return handle(LocalHome(name, _whole(initial), CHIEF if where is None else str(where)), *described)
+    strategy = get_strategy()
+    if strategy is None:
+        raise ValueError(
+            f"variable {name!r} is to go to {device}, and there is no strategy: make it inside its scope()"
+        )
+    return handle(strategy.make_variable(name, initial, where.task or 0), *described)
+
+
+def _whole(initial: Initial) -> Any:
+    """The first value, made here, which nobody else has."""
+    if isinstance(initial.source, np.ndarray):
+        return np.array(initial.source, order="C")
+    if not initial.shape:
+        return np.array(initial.source(), initial.dtype)
+    made = initial.rows(0, initial.shape[0])
+    return np.array(made() if callable(made) else made, order="C")

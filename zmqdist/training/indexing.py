@@ -1,0 +1,177 @@
+"""What `variable[key]` needs: which rows, and what to do with them when they are here. NumPy's indexing, without the array.
+
+Rules
+    `value[key]` is `value[rows][rest]`, for any key that NumPy takes; rows is a range that ascends, or an array of row numbers.
+    A range has the rows of a slice, forwards also where the slice goes backwards: `rest` turns them.
+    A number selects a range of one row. Arrays and lists of numbers, and masks, select row numbers in their order.
+    What NumPy refuses is refused with its error class before anything moves. A variable is no index: its value is not known here.
+
+Not here: which shard has which row (row_gather.py).
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zmqdist.errors import InvalidArgumentError
+
+Rows: TypeAlias = range | NDArray[np.int64]
+"""Rows in the order wanted: an ascending range, or any numbers of rows, from 0 on, as often as wanted."""
+
+
+class Selection(NamedTuple):
+    """What a key selects from an array.
+
+    Attributes:
+      rows: all that is needed of the array.
+      rest: the key to what `value[rows]` gives.
+      whole_rows: whether rest does no more than to bring whole rows into order, or to give a single one.
+    """
+
+    rows: Rows
+    rest: tuple[Any, ...]
+    whole_rows: bool
+
+
+def select(key: Any, shape: Sequence[int]) -> Selection:
+    """Which rows of an array of this shape a key needs.
+
+    Raises:
+      IndexError: out of bounds, more indices than axes, or something that is no index.
+      TypeError: a slice bound is no whole number, or a variable is used as one or as an index.
+      ValueError: a slice has step 0.
+    """
+    items = list(key) if isinstance(key, tuple) else [key]
+    for item in items:
+        _refuse_variables(item)
+    items = _plain(items, shape)
+    first = next(place for place, item in enumerate(items) if item is not None and item is not Ellipsis)
+    before, after = items[:first], items[first + 1 :]
+    rows, order = _first_axis(items[first], shape[0])
+    whole_rows = all(item is Ellipsis for item in before) and all(item is Ellipsis or _is_all(item) for item in after)
+    if whole_rows and isinstance(order, np.ndarray) and order.ndim == 1:
+        order = slice(None)  # the same, without another copy
+    return Selection(rows, (*before, order, *after), whole_rows)
+
+
+def _plain(items: list[Any], shape: Sequence[int]) -> list[Any]:
+    """With an index for each axis, and without masks. `...` then stands for no axis, but it makes an array of a single element."""
+    expanded: list[Any] = []
+    for item in items:
+        if isinstance(item, bool | np.bool_) or (isinstance(item, np.ndarray) and not item.ndim and item.dtype == bool):
+            raise IndexError("True and False are no indices of a variable: use a mask of its shape")
+        if item is None or item is Ellipsis or isinstance(item, slice):
+            expanded.append(item)
+        elif isinstance(item, list):
+            expanded.append(np.asarray(item) if item else np.empty(0, np.intp))
+        elif isinstance(item, np.ndarray) and item.ndim:
+            expanded.append(item)
+        else:
+            expanded.append(_number(item))
+    taken = sum(_axes_of(item) for item in expanded)
+    ellipses = sum(item is Ellipsis for item in expanded)
+    if taken > len(shape):
+        raise IndexError(
+            f"too many indices: a variable of shape {tuple(shape)} has {len(shape)} axes, indexed were {taken}"
+        )
+    if ellipses > 1:
+        raise IndexError("an index can only have a single ellipsis ('...')")
+    filling = [slice(None)] * (len(shape) - taken)
+    if ellipses:
+        place = next(place for place, item in enumerate(expanded) if item is Ellipsis)
+        expanded[place:place] = filling
+    else:
+        expanded += filling
+    return _without_masks(expanded, shape)
+
+
+def _without_masks(items: list[Any], shape: Sequence[int]) -> list[Any]:
+    """A mask is, by NumPy's definition, the places where it is true: an array of numbers for each of its axes."""
+    plain: list[Any] = []
+    axis = 0
+    for item in items:
+        axes = _axes_of(item)
+        if isinstance(item, np.ndarray) and item.dtype == bool:
+            if item.shape != tuple(shape[axis : axis + axes]):
+                raise IndexError(
+                    f"a mask of shape {item.shape} does not fit axes of shape {tuple(shape[axis : axis + axes])}"
+                )
+            plain += item.nonzero()
+        else:
+            plain.append(item)
+        axis += axes
+    return plain
+
+
+def _first_axis(item: Any, size: int) -> tuple[Rows, Any]:
+    """The rows that the index of axis 0 needs, and what takes its place once they are here."""
+    if isinstance(item, slice):
+        wanted = range(*item.indices(size))
+        if wanted.step > 0:
+            return wanted, slice(None)
+        return wanted[::-1], slice(None, None, -1)
+    if isinstance(item, int):
+        row = in_bounds(np.array([item]), size)[0]
+        return range(int(row), int(row) + 1), 0
+    if item.dtype.kind not in "iu":
+        raise IndexError(f"arrays used as indices must be of whole numbers or bool, not {item.dtype}")
+    rows = in_bounds(item.reshape(-1), size)
+    return rows, np.arange(rows.size).reshape(item.shape)
+
+
+def in_bounds(rows: NDArray[Any], size: int) -> NDArray[np.int64]:
+    """Row numbers as NumPy counts them, from the end where negative, as numbers from 0 on. Raises IndexError: there is no such row."""
+    outside = rows[(rows < -size) | (rows >= size)]
+    if outside.size:
+        raise IndexError(f"index {outside[0]} is out of bounds for axis 0 with size {size}")
+    return np.where(rows < 0, rows + size, rows).astype(np.int64)
+
+
+def checked_numbers(what: str, numbers: Any, size: int) -> NDArray[np.int64]:
+    """Numbers from 0 on that a caller gave for places along an axis, of any shape.
+
+    Args:
+      what: the variable, as errors call it.
+      size: of the axis.
+
+    Raises:
+      InvalidArgumentError: they are no whole numbers, or out of range; negative ones do not count from the end here.
+    """
+    array = np.asarray(numbers)
+    if array.dtype.kind not in "iu" and array.size:
+        raise InvalidArgumentError(f"{what}: indices are whole numbers, not {array.dtype}")
+    outside = array[(array < 0) | (array >= size)]
+    if outside.size:
+        raise InvalidArgumentError(f"{what}: index {outside[0]} is out of range: it has 0 to {size - 1}")
+    return array.astype(np.int64, copy=False)
+
+
+def _number(item: Any) -> int:
+    try:
+        return operator.index(item)
+    except TypeError:
+        told = f"only whole numbers, slices, '...', None, and arrays of whole numbers or bool are indices, not {item!r}"
+        raise IndexError(told) from None
+
+
+def _is_all(item: Any) -> bool:
+    return isinstance(item, slice) and item == slice(None)
+
+
+def _axes_of(item: Any) -> int:
+    if item is None or item is Ellipsis:
+        return 0
+    return item.ndim if isinstance(item, np.ndarray) and item.dtype == bool else 1
+
+
+def _refuse_variables(item: Any) -> None:
+    for part in (item.start, item.stop, item.step) if isinstance(item, slice) else (item,):
+        if hasattr(part, "read_value"):
+            raise TypeError(
+                f"a variable is not allowed as an index or as the bound of a slice: read it first, int(...): {part!r}"
+            )

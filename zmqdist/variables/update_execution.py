@@ -1,0 +1,77 @@
+"""What an update of several variables does, under the locks of all of them; and how a first value is made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from zmqdist.errors import InvalidArgumentError, OpError, UnknownError
+from zmqdist.limits import INLINE_BYTES_MAX
+from zmqdist.specs import TensorSpec
+from zmqdist.variables.hosted_variable import HostedVariable
+from zmqdist.variables.update_keys import Had
+from zmqdist.wire import trusted
+
+Changes = Sequence[tuple[Any, ...]]
+
+
+def is_small(variables: Sequence[HostedVariable], changes: Changes) -> bool:
+    """Whether an update takes microseconds."""
+    nbytes = 0
+    for each, change in zip(variables, changes, strict=True):
+        nbytes += each.storage.nbytes
+        if nbytes > INLINE_BYTES_MAX or change[1] == "call":
+            return False
+    return True
+
+
+def carried_out(
+    variables: Sequence[HostedVariable], changes: Changes, function: Callable[[bytes], tuple[str, Any]]
+) -> tuple[Any, ...]:
+    """Make changes, under the locks: version of each variable, and whether it was changed. Raises as `HostedVariable.prepare`."""
+    commits = [each.prepare(change[1:], function) for each, change in zip(variables, changes, strict=True)]
+    kept: list[Any] = []
+    for each, commit in zip(variables, commits, strict=True):
+        changed = each.commit(commit)
+        kept += (each.version, changed)
+    return tuple(kept)
+
+
+def carried_out_but(
+    had: Mapping[int, Had],
+    variables: Sequence[HostedVariable],
+    changes: Changes,
+    function: Callable[[bytes], tuple[str, Any]],
+) -> tuple[Any, ...]:
+    """The same, but for those variables that have the update already: for them what they had by it."""
+    left = [index for index, change in enumerate(changes) if change[0] not in had]
+    made = iter(carried_out([variables[index] for index in left], [changes[index] for index in left], function))
+    return tuple(item for change in changes for item in had.get(change[0]) or (next(made), next(made)))
+
+
+def with_values(kept: Sequence[Any], variables: Sequence[HostedVariable]) -> tuple[Any, ...]:
+    """The same with the present values, under the locks."""
+    outcomes = zip(kept[::2], kept[1::2], variables, strict=True)
+    return tuple(item for version, changed, each in outcomes for item in (version, changed, each.read()))
+
+
+def initial_value(label: str, initial: Any) -> Any:
+    """The first value, which nobody else has. Raises InvalidArgumentError, UnknownError."""
+    if isinstance(initial, TensorSpec):
+        return np.zeros(initial.shape, initial.dtype)
+    if not isinstance(initial, tuple):
+        return np.array(initial, order="C")
+    blob, spec, named = initial
+    fn = trusted.unpack(blob)
+    try:
+        array = np.asarray(fn(**named))
+    except OpError as error:
+        raise UnknownError(f"the initializer of {label} raised: {error.message}") from error
+    except Exception as error:
+        raise UnknownError(f"the initializer of {label} raised {type(error).__name__}: {error}") from error
+    if array.shape != tuple(spec.shape) or not np.can_cast(array.dtype, spec.dtype, "same_kind"):
+        told = f"the initializer of {label} made {array.dtype} of {array.shape}, wanted {spec.dtype} of {spec.shape}"
+        raise InvalidArgumentError(told)
+    return np.array(array, spec.dtype, order="C")

@@ -1,0 +1,518 @@
+"""The ps's end: a part of every task's server, with the variables of those programs that have put some there.
+
+Rules
+    A program opens a *session*, a number that it draws, and numbers its variables itself. So everything it asks can be asked
+    again: a second `create` finds the first, an update has an id (updates_machine.py).
+    A session that is not known, or a variable of one, is ABORTED: this process has been started since, or has dropped it.
+    Nothing else of this part is ABORTED.
+    The tables are the loop's. What takes microseconds is done there at once; what is large is done in threads, under a lock
+    for each variable. An update of several variables holds all their locks: it is made as a whole, or refused as a whole.
+    An update of a synchronous step is answered when the step is applied; no thread waits for that.
+    Pickles come only from roles that may send code.
+
+Not here: what a change does (hosted_variable.py), which update is applied (updates_machine.py), who asks again when (client.py).
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+
+from zmqdist.errors import AbortedError, FailedPreconditionError, InvalidArgumentError
+from zmqdist.limits import INLINE_BYTES_MAX, PS_CLIENTS_MAX, PS_FUNCTIONS_MAX, PS_ONCE_MAX, PS_PROGRAM_GONE_S
+from zmqdist.rpc.pending_call import Asked
+from zmqdist.rpc.service import RpcService
+from zmqdist.specs import TensorSpec
+from zmqdist.transport.loop import Loop
+from zmqdist.transport.router import Peer, Router
+from zmqdist.variables.hosted_variable import HostedVariable, Sum
+from zmqdist.variables.update_execution import carried_out, carried_out_but, initial_value, is_small, with_values
+from zmqdist.variables.update_keys import Once
+from zmqdist.variables.updates_machine import APPLIED, LATE, KeptSessions, Repeated, Update, UpdateKeys, Updates
+from zmqdist.wire import trusted
+
+PREFIX: Final = "zmqdist.ps."
+ROLES: Final = frozenset({"worker", "submit"})
+"""Those who may use variables, and send code."""
+
+_BY_STEP: Final = frozenset({"add", "sub", "apply", "call"})
+"""Changes that can be made with the mean of several: the last thing in them is a gradient."""
+
+_Effect = Callable[[], None]
+
+
+class _Session:
+    def __init__(self) -> None:
+        self.variables: dict[int, HostedVariable] = {}
+        self.keys = UpdateKeys(PS_ONCE_MAX)
+        self.once = Once()
+        self.watching: set[Asked] = set()
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """A question for an update: what it is about, and whether it wants values."""
+
+    asked: Asked
+    variables: list[HostedVariable]
+    want: bool
+
+
+class _Work:
+    """One update that is not carried out at once.
+
+    Attributes:
+      outcomes: of a synchronous step, by place of the variable, as soon as they are known.
+    """
+
+    def __init__(
+        self, update: Update, session: _Session, variables: list[HostedVariable], changes: Sequence[Any]
+    ) -> None:
+        self.update = update
+        self.session = session
+        self.variables = variables
+        self.changes = changes
+        self.outcomes: dict[int, tuple[int, bool]] = {}
+
+
+class VariableHost:
+    """The part of one server; made before it serves."""
+
+    def __init__(self, service: RpcService, router: Router, loop: Loop, incarnation: int, name: str) -> None:
+        """Args: name: of the task, as "ps:1"."""
+        self._service = service
+        self._router = router
+        self._incarnation = incarnation
+        self._name = name
+        self._known = KeptSessions(PS_PROGRAM_GONE_S)
+        self._sessions: dict[int, _Session] = {}
+        self._updates = Updates(PS_CLIENTS_MAX)
+        self._functions: OrderedDict[bytes, tuple[str, Callable[..., Any]]] = OrderedDict()
+        for method in (
+            "open",
+            "close",
+            "watch",
+            "create",
+            "function",
+            "read",
+            "rows",
+            "saved",
+            "update",
+            "drop",
+            "about",
+        ):
+            service.register_later(PREFIX + method, getattr(self, f"_{method}"), roles=ROLES)
+        router.on_gone.append(self._gone)
+
+    # -- sessions -------------------------------------------------------------------------------------------------------
+
+    def _open(self, asked: Asked, program: int, session: int) -> None:
+        """Answers incarnation, name, and whether the session was there already."""
+        present = [_holder(peer) for peer in self._router.peers]
+        was_there = session in self._known
+        holder = _holder(asked.peer)
+        for each in self._known.open(program, session, holder, present, time.monotonic()):
+            self._end(each, "was dropped: its program had gone")
+        self._sessions.setdefault(session, _Session())
+        asked.answer((self._incarnation, self._name, was_there))
+
+    def _watch(self, asked: Asked, session: int) -> None:
+        """Answered when the session is closed: whoever asks sees by the call's end that this process has gone."""
+        watching = self._session(session).watching
+        watching.add(asked)
+        asked.on_dropped(lambda: watching.discard(asked))
+
+    def _close(self, asked: Asked, session: int) -> None:
+        self._known.close(session)
+        for watcher in self._sessions[session].watching if session in self._sessions else ():
+            watcher.answer(None)
+        self._end(session, "was closed")
+        asked.answer(None)
+
+    def _gone(self, peer: Peer) -> None:
+        self._known.gone(_holder(peer), time.monotonic())
+
+    def _end(self, session: int, why: str) -> None:
+        ended = self._sessions.pop(session, None)
+        if ended is None:
+            return
+        for watcher in ended.watching:  # only the first answer counts
+            watcher.fail(AbortedError(f"{self._name}: session {session} {why}"))
+        for variable in ended.variables.values():
+            self._service.submit(self._abandon, variable, why)
+
+    def _abandon(self, variable: HostedVariable, why: str) -> None:
+        """In a thread: whoever waits for a step of this variable waits in vain."""
+        with variable.lock:
+            variable.gone = why
+            waiting: list[Any] = variable.steps.waiting()
+        for work, _ in waiting:
+            self._service.soon(self._fail, work, AbortedError(f"{variable.label} {why}"))
+
+    def _session(self, session: int) -> _Session:
+        found = self._sessions.get(session)
+        if found is None:
+            told = f"{self._name} does not know session {session}: it was started again, or the strategy was closed"
+            raise AbortedError(told)
+        return found
+
+    def _variables(self, session: int, numbers: Sequence[int]) -> list[HostedVariable]:
+        variables = self._session(session).variables
+        try:
+            return [variables[number] for number in numbers]
+        except KeyError as error:
+            told = f"{self._name} has no variable {error.args[0]} in this session: it was dropped, or not made"
+            raise AbortedError(told) from None
+
+    # -- variables ------------------------------------------------------------------------------------------------------
+
+    def _create(self, asked: Asked, session: int, number: int, name: str, initial: Any, earlier: Any = None) -> None:
+        """Make a variable, unless it is there.
+
+        `initial`: an array; a TensorSpec, for zeros; or a pickled function, the spec of what it makes, and its keyword arguments.
+        `earlier`: of one that was lost, and goes on from there: its version, and what `saved` has told of its slots and updates.
+
+        Answers the spec.
+        """
+        found = self._session(session)
+        if number in found.variables:
+            asked.answer(_spec(found.variables[number]))
+        else:
+            self._service.submit(self._make, asked, found, number, name, initial, earlier, refuse=asked.fail)
+
+    def _make(self, asked: Asked, session: _Session, number: int, name: str, initial: Any, earlier: Any) -> None:
+        label = f"variable {name!r} on {self._name}"
+        try:
+            made = HostedVariable(label, name, initial_value(label, initial))
+            if earlier is not None:
+                version, slots, had = earlier
+                made.resume(version, slots)
+                made.steps.applied = session.once.restore(number, had)
+        except BaseException as error:
+            asked.fail(error)
+        else:
+            self._service.soon(self._made, asked, session, number, made)
+
+    def _made(self, asked: Asked, session: _Session, number: int, made: HostedVariable) -> None:
+        asked.answer(_spec(session.variables.setdefault(number, made)))
+
+    def _drop(self, asked: Asked, session: int, numbers: list[int]) -> None:
+        variables = self._session(session).variables
+        for number in numbers:
+            dropped = variables.pop(number, None)
+            if dropped is not None:
+                self._service.submit(self._abandon, dropped, "was dropped")
+        asked.answer(None)
+
+    def _function(self, asked: Asked, digest: bytes, blob: bytes) -> None:
+        """A function of the user's, for updates that name it by its digest."""
+        if digest not in self._functions:
+            fn = trusted.unpack(blob)
+            self._functions[digest] = trusted.describe(fn), fn
+            if len(self._functions) > PS_FUNCTIONS_MAX:
+                self._functions.popitem(last=False)
+        asked.answer(None)
+
+    def _function_of(self, digest: bytes) -> tuple[str, Callable[..., Any]]:
+        found = self._functions.get(digest)
+        if found is None:
+            raise FailedPreconditionError(f"{self._name} does not have this update function: send it")
+        return found
+
+    # -- reading --------------------------------------------------------------------------------------------------------
+
+    def _read(self, asked: Asked, session: int, numbers: list[int]) -> None:
+        """Answers version and value of each."""
+        variables = self._variables(session, numbers)
+        self._under_locks(asked, variables, 0, lambda: [(each.version, each.read()) for each in variables])
+
+    def _rows(self, asked: Asked, session: int, wanted: list[Any]) -> None:
+        """Rows of several variables; `wanted` has (number, indices or a range) of each. Answers a list of arrays."""
+        variables = self._variables(session, [number for number, _ in wanted])
+        nbytes = sum(
+            each.storage.row_bytes * (len(indices) if isinstance(indices, np.ndarray) else each.storage.shape[0])
+            for each, (_, indices) in zip(variables, wanted, strict=True)
+            if each.storage.shape
+        )
+
+        def read() -> Any:
+            return [each.rows(indices) for each, (_, indices) in zip(variables, wanted, strict=True)]
+
+        self._under_locks(asked, variables, nbytes, read, sizes=False)
+
+    def _saved(self, asked: Asked, session: int, numbers: list[int]) -> None:
+        """Answers version, value, slots and steps of each, and which updates it has (update_keys.py), all of one moment."""
+        variables = self._variables(session, numbers)
+        once = self._sessions[session].once
+
+        def saved() -> Any:
+            return [
+                (each.version, each.read(), each.saved(), once.saved(number, each.steps.applied))
+                for number, each in zip(numbers, variables, strict=True)
+            ]
+
+        self._under_locks(asked, variables, 0, saved, here=False)
+
+    def _about(self, asked: Asked) -> None:
+        """Answers what `status` shows."""
+        told = []
+        for session, found in self._sessions.items():
+            for number, each in found.variables.items():
+                told.append(
+                    {
+                        "session": session,
+                        "number": number,
+                        "name": each.name,
+                        "shape": each.storage.shape,
+                        "dtype": str(each.storage.dtype),
+                        "bytes": each.nbytes,
+                        "version": each.version,
+                        "updates": each.updates,
+                        "bytes_in": each.bytes_in,
+                        "bytes_out": each.bytes_out,
+                    }
+                )
+        asked.answer(
+            {
+                "task": self._name,
+                "sessions": len(self._sessions),
+                "answers": len(self._updates),  # kept until the clients have them
+                "variables": told,
+            }
+        )
+
+    def _under_locks(
+        self,
+        asked: Asked,
+        variables: Sequence[HostedVariable],
+        nbytes: int,
+        fn: Callable[[], Any],
+        *,
+        sizes: bool = True,
+        here: bool = True,
+    ) -> None:
+        """Answer with `fn()`, called here if all is small and nobody has the locks, else in a thread.
+
+        Args:
+          nbytes: that are touched, besides the variables themselves (`sizes`).
+        """
+        if sizes:
+            nbytes += sum(each.storage.nbytes for each in variables)
+        if here and nbytes <= INLINE_BYTES_MAX:
+            taken = [each for each in variables if each.lock.acquire(blocking=False)]
+            try:
+                if len(taken) == len(variables):
+                    asked.answer(fn())
+                    return
+            finally:
+                for each in taken:
+                    each.lock.release()
+        self._service.submit(self._answer_under_locks, asked, variables, fn, refuse=asked.fail)
+
+    def _answer_under_locks(self, asked: Asked, variables: Sequence[HostedVariable], fn: Callable[[], Any]) -> None:
+        try:
+            with ExitStack() as stack:
+                for each in sorted(set(variables), key=id):
+                    stack.enter_context(each.lock)
+                asked.answer(fn())  # which copies what it must: the next one may write
+        except BaseException as error:
+            asked.fail(error)
+
+    # -- updates --------------------------------------------------------------------------------------------------------
+
+    def _update(
+        self,
+        asked: Asked,
+        session: int,
+        client: int,
+        sequence: int,
+        settled: int,
+        want: bool,
+        key: str,
+        step: int,
+        wanted: int,
+        *changes: tuple[Any, ...],
+    ) -> None:
+        """Change variables.
+
+        Args:
+          client, sequence, settled: the update's id, and up to which number its client has all answers.
+          want: answer the new values, too.
+          key: of the update in its session, or "".
+          step, wanted: -1 and 0; or the number of a synchronous step, and how many updates belong to it.
+          changes: (number, kind, ...) of each variable; none twice.
+
+        Answers the items of an Outcome for each, one after the other; None where nobody can be waiting any more.
+        """
+        variables = self._variables(session, [change[0] for change in changes])
+        if len(changes) > 1 and len(set(variables)) < len(changes):
+            raise InvalidArgumentError("an update changes a variable once")
+        found = self._sessions[session]
+        question = _Question(asked, variables, want)
+        update = self._updates.asked(question, client, sequence, settled, key, found.keys)
+        if isinstance(update, Repeated):
+            self._answer_again(question, update.answer)
+        elif update is not None and not (step < 0 and not key and self._at_once(update, question, changes)):
+            self._begin(_Work(update, found, variables, changes), step, wanted)
+
+    def _at_once(self, update: Update, question: _Question, changes: Sequence[tuple[Any, ...]]) -> bool:
+        """Carry out a small update that nobody is in the way of, without more ado; whether that was one."""
+        variables = question.variables
+        if not is_small(variables, changes):
+            return False
+        taken = [each for each in variables if each.lock.acquire(blocking=False)]
+        try:
+            if len(taken) < len(variables):
+                return False
+            kept = carried_out(variables, changes, self._function_of)
+            question.asked.answer(with_values(kept, variables) if question.want else kept)
+        except BaseException:
+            self._updates.failed(update)
+            raise
+        finally:
+            for each in taken:
+                each.lock.release()
+        self._updates.ended(update, kept)
+        return True
+
+    def _begin(self, work: _Work, step: int, wanted: int) -> None:
+        if step >= 0 and is_small(work.variables, work.changes):
+            taken = [each for each in work.variables if each.lock.acquire(blocking=False)]
+            try:
+                effects = self._carry_out(work, step, wanted) if len(taken) == len(work.variables) else None
+            finally:
+                for each in taken:
+                    each.lock.release()
+            if effects is not None:
+                for effect in effects:
+                    effect()
+                return
+        self._service.submit(self._carry_out_in_thread, work, step, wanted, refuse=partial(self._fail, work))
+
+    def _carry_out_in_thread(self, work: _Work, step: int, wanted: int) -> None:
+        with ExitStack() as stack:
+            for each in sorted(work.variables, key=id):
+                stack.enter_context(each.lock)
+            effects = self._carry_out(work, step, wanted)
+        for effect in effects:
+            self._service.soon(effect)
+
+    def _carry_out(self, work: _Work, step: int, wanted: int) -> list[_Effect]:
+        """Under the locks; in the loop or in a thread. What the loop must do next."""
+        try:
+            if step >= 0:
+                return self._push(work, step, wanted)
+            kept = self._carry_out_once(work)
+        except BaseException as error:
+            return [partial(self._fail, work, error)]
+        first: _Question = work.update.tickets[0]
+        first.asked.answer(with_values(kept, work.variables) if first.want else kept)
+        return [partial(self._finish, work, kept, 1)]
+
+    def _carry_out_once(self, work: _Work) -> tuple[Any, ...]:
+        """Under the locks."""
+        key = work.update.key
+        if not key:
+            return carried_out(work.variables, work.changes, self._function_of)
+        once = work.session.once
+        had = once.of(key)
+        kept = carried_out_but(had, work.variables, work.changes, self._function_of)
+        outcomes = zip(work.changes, kept[::2], kept[1::2], strict=True)
+        once.note(key, [(change[0], *outcome) for change, *outcome in outcomes if change[0] not in had])
+        return kept
+
+    def _finish(self, work: _Work, kept: tuple[Any, ...], answered: int = 0) -> None:
+        """In the loop: it was carried out; so many of its questions were answered."""
+        self._updates.ended(work.update, kept)
+        for question in work.update.tickets[answered:]:
+            self._answer_again(question, kept)
+
+    def _fail(self, work: _Work, error: BaseException) -> None:
+        if self._updates.failed(work.update):
+            for question in work.update.tickets:
+                question.asked.fail(error)
+
+    def _answer_again(self, question: _Question, kept: Any) -> None:
+        """What was answered before; with the present values, where the new ones were wanted."""
+        if kept is None or not question.want:
+            question.asked.answer(kept)
+        else:
+            self._under_locks(question.asked, question.variables, 0, lambda: with_values(kept, question.variables))
+
+    # -- synchronous steps ----------------------------------------------------------------------------------------------
+
+    def _push(self, work: _Work, step: int, wanted: int) -> list[_Effect]:
+        """Under the locks. All of it is checked before any of it is done."""
+        gradients = []
+        for each, change in zip(work.variables, work.changes, strict=True):
+            gradient = each.gradient(change[-1])
+            if change[1] == "call":  # which is only called with the mean
+                self._function_of(change[2])
+            elif change[1] in _BY_STEP:
+                each.prepare(change[1:], self._function_of)
+            else:
+                raise each.wrong(f"update {change[1]!r} cannot be made by a step of several")
+            if each.gone:
+                raise AbortedError(f"{each.label} {each.gone}")
+            each.steps.check(step, wanted)
+            if step in each.sums and not each.sums[step].fits(gradient):
+                raise each.wrong(f"step {step} has dense gradients and sparse ones")
+            gradients.append(gradient)
+        effects: list[_Effect] = []
+        for index, gradient in enumerate(gradients):
+            effects += self._push_one(work, index, gradient, step, wanted)
+        return effects
+
+    def _push_one(self, work: _Work, index: int, gradient: Any, step: int, wanted: int) -> list[_Effect]:
+        variable, change, key = work.variables[index], work.changes[index], work.update.key
+        if key and (had := work.session.once.of(key).get(change[0])) is not None:
+            return [partial(self._settle, [(work, index)], had, None)]
+        pushed = variable.steps.push(step, (work, index), wanted)
+        if pushed.verdict == LATE:
+            return [partial(self._settle, [(work, index)], (variable.version, False), None)]
+        total = variable.sums.setdefault(step, Sum())
+        total.add(gradient)
+        if pushed.verdict != APPLIED:
+            return []
+        for number in (step, *pushed.dropped):
+            variable.sums.pop(number, None)
+        error: BaseException | None = None
+        try:
+            variable.commit(variable.prepare((*change[1:-1], total.mean(wanted)), self._function_of))
+        except BaseException as failed:
+            error = failed
+        else:
+            taking_part: Any = pushed.applied
+            for other, _ in taking_part:
+                if other.update.key:
+                    other.session.once.note(other.update.key, [(change[0], variable.version, True)])
+        return [
+            partial(self._settle, pushed.applied, (variable.version, True), error),
+            partial(self._settle, pushed.late, (variable.version, False), None),
+        ]
+
+    def _settle(self, tickets: Sequence[Any], outcome: tuple[int, bool], error: BaseException | None) -> None:
+        """In the loop: the step of these updates has ended for one variable."""
+        for work, index in tickets:
+            if error is not None:
+                self._fail(work, error)
+                continue
+            work.outcomes[index] = outcome
+            if len(work.outcomes) == len(work.variables) and not work.update.over:
+                self._finish(work, tuple(item for place in range(len(work.variables)) for item in work.outcomes[place]))
+
+
+def _holder(peer: Peer) -> int:
+    """Which client that is: the same one when it has connected again."""
+    return 0 if peer.hello is None else peer.hello.incarnation
+
+
+def _spec(variable: HostedVariable) -> TensorSpec:
+    return TensorSpec(variable.storage.shape, variable.storage.dtype)
