@@ -342,8 +342,8 @@ def _settle_in(order: Order) -> None:
     time.tzset()
     if (tempfile := sys.modules.get("tempfile")) is not None:
         vars(tempfile)["tempdir"] = None  # TMPDIR may be another
-    if (numpy := sys.modules.get("numpy")) is not None:
-        numpy.random.seed()  # else all children would draw the same numbers; `random` sees to that itself
+    if (generators := sys.modules.get("numpy.random")) is not None:
+        generators.seed()  # else all children would draw the same numbers; `random` sees to that itself
     sys.argv = [order.module, *order.arguments]
     bound = bool(order.ticket)
     for stream in (sys.stdout, sys.stderr) if bound else (sys.stdout,):
