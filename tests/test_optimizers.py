@@ -100,7 +100,7 @@ def test_any_shape_and_float32_stays_float32(shape: tuple[int, ...], optimizer: 
 
 @pytest.mark.parametrize("optimizer", ALL, ids=repr)
 def test_an_optimizer_is_made_again_from_what_it_tells(optimizer: Optimizer) -> None:
-    assert Optimizer.made(*optimizer.told()) == optimizer
+    assert Optimizer.from_wire(*optimizer.to_wire()) == optimizer
 
 
 @pytest.mark.parametrize(
@@ -111,9 +111,9 @@ def test_an_optimizer_is_made_again_from_what_it_tells(optimizer: Optimizer) -> 
         (lambda: SGD("fast"), "learning_rate is 'fast'"),  # type: ignore[arg-type]
         (lambda: Adam(beta_1=1), "beta_1 is 1, wants a number from 0 to below 1"),
         (lambda: Momentum(nesterov=1), "nesterov is 1, wants True or False"),  # type: ignore[arg-type]
-        (lambda: Optimizer.made("Best", {}), "no optimizer 'Best'"),
-        (lambda: Optimizer().told(), "is none of SGD, Momentum, Adagrad, Adam"),
-        (lambda: Optimizer.made("SGD", {"beta": 1}), "no optimizer 'SGD' with"),
+        (lambda: Optimizer.from_wire("Best", {}), "no optimizer 'Best'"),
+        (lambda: Optimizer().to_wire(), "is none of SGD, Momentum, Adagrad, Adam"),
+        (lambda: Optimizer.from_wire("SGD", {"beta": 1}), "no optimizer 'SGD' with"),
     ],
 )
 def test_what_cannot_work_is_a_value_error_when_it_is_made(make: Any, text: str) -> None:

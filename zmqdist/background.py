@@ -51,11 +51,10 @@ def wait_finished(within_s: float) -> bool:
 
 def _begin(name: str, fn: Callable[..., object], args: tuple[Any, ...], ended: threading.Event) -> None:
     """In a thread that `threading` does not know, and which log records and `threading.enumerate` could not name."""
-    given = fn, args, ended
     try:
-        threading.Thread(target=_run, args=given, name=name, daemon=True).start()
+        threading.Thread(target=_run, args=(fn, args, ended), name=name, daemon=True).start()
     except RuntimeError:  # there is no room for a second thread
-        _run(*given)
+        _run(fn, args, ended)
 
 
 def _run(fn: Callable[..., object], args: tuple[Any, ...], ended: threading.Event) -> None:

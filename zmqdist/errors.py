@@ -209,7 +209,7 @@ class UnauthenticatedError(_Coded):
 class _FromData(OpError):
     """Errors that hold data and build their sentence from it; `args` are the data, for the pickle."""
 
-    def _tell(self, message: str, *data: Any) -> None:
+    def _set_message(self, message: str, *data: Any) -> None:
         self.message = message
         self.args = data
 
@@ -226,7 +226,7 @@ class WireError(InvalidArgumentError, _FromData):
         super().__init__("")
         self.peer = peer
         self.problem = problem
-        self._tell(f"peer {peer}: {problem}", peer, problem)
+        self._set_message(f"peer {peer}: {problem}", peer, problem)
 
 
 class ProtocolMismatchError(FailedPreconditionError, _FromData):
@@ -242,7 +242,7 @@ class ProtocolMismatchError(FailedPreconditionError, _FromData):
         self.ours = tuple(ours)
         self.theirs = tuple(theirs)
         older = "this side" if self.ours < self.theirs else peer
-        self._tell(
+        self._set_message(
             f"{peer} speaks zmqdist protocol {theirs[0]}.{theirs[1]}, this side {ours[0]}.{ours[1]}: "
             f"install the same zmqdist on both ends (the older one is {older})",
             peer,
@@ -315,7 +315,7 @@ class WorkerLost(UnavailableError, _FromData):
         log = next((start.log for start in reversed(self.starts) if start.log), "")
         if log:
             text += f"\nlast lines of the last one that wrote any:\n{log}"
-        self._tell(text, what, self.starts)
+        self._set_message(text, what, self.starts)
 
 
 class PSUnavailableError(UnavailableError):
@@ -387,8 +387,8 @@ class ConfigError(Exception):
         self.hint = hint
 
     def __str__(self) -> str:
-        told = f"{self.path}:{self.line}: {self.key}: {self.problem}"
-        return f"{told} ({self.hint})" if self.hint else told
+        text = f"{self.path}:{self.line}: {self.key}: {self.problem}"
+        return f"{text} ({self.hint})" if self.hint else text
 
 
 _BY_CODE: dict[int, type[_Coded]] = {

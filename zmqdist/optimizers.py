@@ -53,14 +53,14 @@ class Optimizer:
         """Name of each slot, and what it is filled with at the beginning."""
         return {}
 
-    def told(self) -> tuple[str, dict[str, Any]]:
+    def to_wire(self) -> tuple[str, dict[str, Any]]:
         """Name and fields, from which `made` makes an equal one elsewhere. Raises ValueError: it is none of this module."""
         if KINDS.get(type(self).__name__) is not type(self):
             raise ValueError(f"{self!r} is none of {', '.join(KINDS)}: write a function for another rule")
         return type(self).__name__, {each.name: getattr(self, each.name) for each in fields(self)}
 
     @staticmethod
-    def made(name: str, values: Mapping[str, Any]) -> Optimizer:
+    def from_wire(name: str, values: Mapping[str, Any]) -> Optimizer:
         """The optimizer that `told` has told of. Raises ValueError: there is no such one."""
         kind = KINDS.get(name)
         if kind is None or values.keys() - {each.name for each in fields(kind)}:

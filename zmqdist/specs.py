@@ -151,12 +151,12 @@ def function(
     return Function(func, input_signature, output_signature)
 
 
-def _signature(what: str, signature: Any) -> Any:
+def _signature(name: str, signature: Any) -> Any:
     if signature is None:
         return None
     for spec in nest.flatten(signature):
         if not isinstance(spec, TensorSpec):
-            raise TypeError(f"{what} holds TensorSpecs only, not {spec!r}")
+            raise TypeError(f"{name} holds TensorSpecs only, not {spec!r}")
     return nest.map_structure(lambda spec: spec, signature)
 
 
@@ -235,9 +235,9 @@ def _weak_array(value: Any, spec: TensorSpec) -> NDArray[Any]:
             array = np.array(value, dtype=spec.dtype)
     except (OverflowError, ValueError, TypeError, UnicodeEncodeError) as error:
         raise InvalidArgumentError(f"{name}expected {spec.dtype}, but {error}") from None
-    for given, kept in zip(_leaves(value), array.reshape(-1), strict=True):
-        if not _survived(given, kept):
-            raise InvalidArgumentError(f"{name}expected {spec.dtype}, which cannot hold {_show(given)}")
+    for original, stored in zip(_leaves(value), array.reshape(-1), strict=True):
+        if not _survived(original, stored):
+            raise InvalidArgumentError(f"{name}expected {spec.dtype}, which cannot hold {_show(original)}")
     return array
 
 
@@ -263,13 +263,13 @@ def _keeps_kind(leaf: Any, dtype: np.dtype[Any]) -> bool:
     return rank is not None and _WEAK_RANKS[type(leaf)] <= rank
 
 
-def _survived(given: Any, kept: Any) -> bool:
-    if isinstance(given, (float, complex)):
-        return bool(np.isfinite(kept)) or not np.isfinite(given)
-    if isinstance(given, int):  # compared as Python's ints: numpy would round `given` first
-        part = kept.real if isinstance(kept, np.complexfloating) else kept
+def _survived(original: Any, stored: Any) -> bool:
+    if isinstance(original, (float, complex)):
+        return bool(np.isfinite(stored)) or not np.isfinite(original)
+    if isinstance(original, int):  # compared as Python's ints: numpy would round `given` first
+        part = stored.real if isinstance(stored, np.complexfloating) else stored
         try:
-            return int(part) == given
+            return int(part) == original
         except OverflowError:  # it became infinite
             return False
-    return bool(given == kept)
+    return bool(original == stored)

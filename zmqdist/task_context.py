@@ -15,8 +15,8 @@ from typing import TypeAlias
 Worker: TypeAlias = "Callable[[], tuple[int, int]]"
 """Tells the index of a worker, and how many there are."""
 
-_here = threading.local()
-_process_wide: Callable[[], bool] | None = None
+_of_thread = threading.local()
+_cancelled_of_process: Callable[[], bool] | None = None
 _worker_of_process: Worker | None = None
 _once_of_process: _Once | None = None
 
@@ -28,20 +28,20 @@ def enter(cancelled: Callable[[], bool], worker: Worker | None = None) -> None:
       cancelled: tells whether it should end.
       worker: where it runs, if a coordinator has scheduled it.
     """
-    _here.cancelled = cancelled
-    _here.worker = worker
+    _of_thread.cancelled = cancelled
+    _of_thread.worker = worker
 
 
 def leave() -> None:
     """The present thread runs nothing any more."""
-    _here.cancelled = None
-    _here.worker = None
+    _of_thread.cancelled = None
+    _of_thread.worker = None
 
 
 def enter_process(cancelled: Callable[[], bool], worker: Worker) -> None:
     """In a slot process one scheduled function runs at a time: threads that it starts may ask, too."""
-    global _process_wide, _worker_of_process
-    _process_wide = cancelled
+    global _cancelled_of_process, _worker_of_process
+    _cancelled_of_process = cancelled
     _worker_of_process = worker
 
 
@@ -56,8 +56,8 @@ def cancelled() -> bool:
     Returns:
       False outside a function that zmqdist runs.
     """
-    asked = getattr(_here, "cancelled", None) or _process_wide
-    return bool(asked()) if asked is not None else False
+    is_cancelled = getattr(_of_thread, "cancelled", None) or _cancelled_of_process
+    return bool(is_cancelled()) if is_cancelled is not None else False
 
 
 def scheduled() -> bool:
@@ -74,7 +74,7 @@ def get_current_worker_index() -> int:
     Raises:
       RuntimeError: this does not run on a worker.
     """
-    return _asked("get_current_worker_index")[0]
+    return _worker_position("get_current_worker_index")[0]
 
 
 def get_num_workers() -> int:
@@ -83,33 +83,33 @@ def get_num_workers() -> int:
     Raises:
       RuntimeError: this does not run on a worker.
     """
-    return _asked("get_num_workers")[1]
+    return _worker_position("get_num_workers")[1]
 
 
 def _worker() -> Worker | None:
-    return getattr(_here, "worker", None) or _worker_of_process
+    return getattr(_of_thread, "worker", None) or _worker_of_process
 
 
-def _asked(what: str) -> tuple[int, int]:
+def _worker_position(function: str) -> tuple[int, int]:
     worker = _worker()
     if worker is None:
-        raise RuntimeError(f"{what}() is for functions that run on a worker: schedule the function that calls it")
+        raise RuntimeError(f"{function}() is for functions that run on a worker: schedule the function that calls it")
     return worker()
 
 
 @contextmanager
-def building(what: str) -> Iterator[None]:
+def building(kind: str) -> Iterator[None]:
     """In the present thread something is built that belongs to its worker: "resource" or "dataset"."""
-    before, _here.building = being_built(), what
+    before, _of_thread.building = being_built(), kind
     try:
         yield
     finally:
-        _here.building = before
+        _of_thread.building = before
 
 
 def being_built() -> str | None:
     """What is being built in the present thread, as `building` was told; None for nothing."""
-    return getattr(_here, "building", None)
+    return getattr(_of_thread, "building", None)
 
 
 class _Once:
@@ -124,22 +124,22 @@ class _Once:
 def once(key: str) -> Iterator[None]:
     """What the present thread runs is known as `key`, the same each time it is run; so are, in a slot process, the threads it starts."""
     global _once_of_process
-    once = _here.once = _Once(key)
+    once = _of_thread.once = _Once(key)
     if _worker_of_process is not None:
         _once_of_process = once
     try:
         yield
     finally:
-        _here.once = _once_of_process = None
+        _of_thread.once = _once_of_process = None
 
 
-def key_of(about: Hashable) -> str:
+def key_of(subject: Hashable) -> str:
     """A key for the next update of something: the same for the n-th update of it each time this function is run; "" outside of `once`."""
-    once = getattr(_here, "once", None) or _once_of_process
-    return "" if once is None else f"{once.key}/{about}.{next(once.numbers[about])}"
+    once = getattr(_of_thread, "once", None) or _once_of_process
+    return "" if once is None else f"{once.key}/{subject}.{next(once.numbers[subject])}"
 
 
 def inherit() -> Callable[[], None]:
     """For threads that a function starts: called in one of them, what this function may ask is true there, too."""
-    state = dict(_here.__dict__)
-    return lambda: _here.__dict__.update(state)
+    state = dict(_of_thread.__dict__)
+    return lambda: _of_thread.__dict__.update(state)

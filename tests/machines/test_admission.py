@@ -7,7 +7,7 @@ from collections import defaultdict
 
 import pytest
 
-from zmqdist.rpc.admission_machine import Jam, Turns
+from zmqdist.rpc.admission_machine import StallDetector, Turns
 
 ALL, UNASKED, CLIENT, CLIENT_UNASKED = 1000, 500, 100, 50
 
@@ -232,7 +232,7 @@ def test_at_random_the_bounds_hold_all_ends_and_no_client_waits_for_two_calls_of
 
 
 def test_a_jam_is_told_once_each_time_it_begins() -> None:
-    jam = Jam(10.0)
+    jam = StallDetector(10.0)
     assert not jam.look(True, 5, 0.0)
     assert jam.deadline == 10.0
     assert jam.look(True, 5, 10.0)
@@ -245,5 +245,5 @@ def test_a_jam_is_told_once_each_time_it_begins() -> None:
 
 
 def test_a_server_whose_calls_end_is_in_no_jam_however_many_wait() -> None:
-    jam = Jam(10.0)
+    jam = StallDetector(10.0)
     assert not any(jam.look(True, second // 9, float(second)) for second in range(200))

@@ -14,7 +14,7 @@ import pytest
 from tests.rpc.hosted import Hosted, channel_to, unchecked
 from zmqdist import errors
 from zmqdist.rpc import ZmqClient, ZmqServer
-from zmqdist.rpc.method_list import heard
+from zmqdist.rpc.method_list import decode_methods
 from zmqdist.specs import TensorSpec, function
 
 INT = TensorSpec((), np.int32)
@@ -205,7 +205,7 @@ def test_a_server_that_lies_about_its_methods_is_found_out(connect: Connect, lis
     liar.service.register_later("zmqdist.methods", lambda asked: asked.answer(listing))
     with liar, pytest.raises(errors.WireError, match="what should list its methods does not"):
         connect(liar.address)
-    assert heard([], "server") == {}
+    assert decode_methods([], "server") == {}
 
 
 def test_a_client_works_on_with_a_server_of_other_methods_and_learns_them_by_refresh(

@@ -29,11 +29,11 @@ from collections import OrderedDict
 from collections.abc import Hashable
 from typing import Any, Final
 
-JAM_S: Final = 10.0
+STALL_S: Final = 10.0
 """Threads that are all busy for so long without one of them ending a call, while others wait, are worth a line in the log."""
 
 
-class _Client:
+class _Backlog:
     """The calls of one client that have not begun.
 
     Attributes:
@@ -69,17 +69,17 @@ class Turns:
         self.count = 0
         self.unasked = 0
         self.pulled = 0
-        self.outside: OrderedDict[Hashable, _Client] = OrderedDict()
+        self.outside: OrderedDict[Hashable, _Backlog] = OrderedDict()
         self._all_bytes_max = all_bytes_max
         self._all_unasked_max = all_unasked_max
         self._client_bytes_max = client_bytes_max
         self._client_unasked_max = client_unasked_max
-        self._clients: dict[Hashable, _Client] = {}
-        self._turns: OrderedDict[Hashable, _Client] = OrderedDict()
+        self._clients: dict[Hashable, _Backlog] = {}
+        self._turns: OrderedDict[Hashable, _Backlog] = OrderedDict()
 
     def __len__(self) -> int:
         """Calls that have not begun, wherever their arguments are."""
-        return sum(len({*its.held, *its.outside, *its.ready}) for its in self._clients.values())
+        return sum(len({*backlog.held, *backlog.outside, *backlog.ready}) for backlog in self._clients.values())
 
     # -- how arguments come -----------------------------------------------------------------------------------------------
 
@@ -89,38 +89,38 @@ class Turns:
         Args:
           nbytes: of its arguments, which are here, or about to be.
         """
-        its = self._clients.get(client)
-        if its is None:
-            its = self._clients[client] = _Client()
-        elif its.unasked + nbytes > self._client_unasked_max and its.unasked:
-            return f"calls of this client that have not begun hold {its.unasked} bytes here, of at most {self._client_unasked_max}"
+        backlog = self._clients.get(client)
+        if backlog is None:
+            backlog = self._clients[client] = _Backlog()
+        elif backlog.unasked + nbytes > self._client_unasked_max and backlog.unasked:
+            return f"calls of this client that have not begun hold {backlog.unasked} bytes here, of at most {self._client_unasked_max}"
         if self.unasked + nbytes > self._all_unasked_max and self.unasked:
             return f"calls of all clients that have not begun hold {self.unasked} bytes here, of at most {self._all_unasked_max}"
-        its.held[key] = nbytes
-        its.unasked += nbytes
+        backlog.held[key] = nbytes
+        backlog.unasked += nbytes
         self.unasked += nbytes
         return ""
 
     def announced(self, client: Hashable, key: Hashable, nbytes: int, item: Any) -> None:
         """A call whose client keeps its arguments until they are let in."""
-        its = self._clients.setdefault(client, _Client())
-        its.outside[key] = (nbytes, item)
-        self.outside.setdefault(client, its)
+        backlog = self._clients.setdefault(client, _Backlog())
+        backlog.outside[key] = (nbytes, item)
+        self.outside.setdefault(client, backlog)
 
     def let_in(self) -> Any | None:
         """The item of the next call whose arguments may come, which count from now on; None: nobody's may (P3, P4)."""
-        for client, its in self.outside.items():
-            key, (nbytes, item) = next(iter(its.outside.items()))
-            if its.pulled and its.pulled + nbytes > self._client_bytes_max:
+        for client, backlog in self.outside.items():
+            key, (nbytes, item) = next(iter(backlog.outside.items()))
+            if backlog.pulled and backlog.pulled + nbytes > self._client_bytes_max:
                 continue
             if self.pulled and self.pulled + nbytes > self._all_bytes_max:
                 return None  # smaller ones of others would be let in before it for ever
-            del its.outside[key]
-            its.held[key] = -nbytes
-            its.pulled += nbytes
+            del backlog.outside[key]
+            backlog.held[key] = -nbytes
+            backlog.pulled += nbytes
             self.pulled += nbytes
             self.outside.move_to_end(client)
-            if not its.outside:
+            if not backlog.outside:
                 del self.outside[client]
             return item
         return None
@@ -129,97 +129,97 @@ class Turns:
 
     def ready(self, client: Hashable, key: Hashable, item: Any) -> None:
         """All arguments of a call are here, it waits for a thread. One that has next to none need not have been told of before."""
-        its = self._clients.get(client)
-        if its is None:
-            its = self._clients[client] = _Client()
-        if not its.ready:
-            self._turns[client] = its
-        its.ready[key] = item
+        backlog = self._clients.get(client)
+        if backlog is None:
+            backlog = self._clients[client] = _Backlog()
+        if not backlog.ready:
+            self._turns[client] = backlog
+        backlog.ready[key] = item
         self.count += 1
 
     def next(self) -> Any | None:
         """The item of the call that begins now; None when none is ready (P2)."""
         if not self._turns:
             return None
-        client, its = self._turns.popitem(last=False)
-        key, item = its.ready.popitem(last=False)
+        client, backlog = self._turns.popitem(last=False)
+        key, item = backlog.ready.popitem(last=False)
         self.count -= 1
-        if its.ready:
-            self._turns[client] = its
-        if its.held:
-            self._let_go(its, key)
+        if backlog.ready:
+            self._turns[client] = backlog
+        if backlog.held:
+            self._let_go(backlog, key)
         return item
 
     # -- how they end otherwise -----------------------------------------------------------------------------------------------
 
     def dropped(self, client: Hashable, key: Hashable) -> bool:
         """A call will not begin here, or has begun elsewhere (in a batch); whether it has waited for a thread, or to be let in."""
-        its = self._clients.get(client)
-        if its is None:
+        backlog = self._clients.get(client)
+        if backlog is None:
             return False
-        was_outside = its.outside.pop(key, None) is not None
-        if was_outside and not its.outside:
+        was_outside = backlog.outside.pop(key, None) is not None
+        if was_outside and not backlog.outside:
             del self.outside[client]
-        was_ready = key in its.ready
+        was_ready = key in backlog.ready
         if was_ready:
-            del its.ready[key]
+            del backlog.ready[key]
             self.count -= 1
-            if not its.ready:
+            if not backlog.ready:
                 del self._turns[client]
-        self._let_go(its, key)
+        self._let_go(backlog, key)
         return was_ready or was_outside
 
     def gone(self, client: Hashable) -> None:
         """The connection of a client has ended."""
-        its = self._clients.pop(client, None)
-        if its is not None:
+        backlog = self._clients.pop(client, None)
+        if backlog is not None:
             self._turns.pop(client, None)
             self.outside.pop(client, None)
-            self.count -= len(its.ready)
-            self.unasked -= its.unasked
-            self.pulled -= its.pulled
+            self.count -= len(backlog.ready)
+            self.unasked -= backlog.unasked
+            self.pulled -= backlog.pulled
 
     def cut_off(self, ready: bool) -> list[tuple[Any, Any, Any]]:
         """No call whose arguments are not all here will begin, nor, if so, one that is ready: they are dropped, each as (client, key,
         item), without an item while its arguments come."""
         calls: list[tuple[Any, Any, Any]] = []
-        for client, its in self._clients.items():
-            calls += [(client, key, item) for key, (_, item) in its.outside.items()]
-            calls += [(client, key, None) for key in its.held if key not in its.ready]
+        for client, backlog in self._clients.items():
+            calls += [(client, key, item) for key, (_, item) in backlog.outside.items()]
+            calls += [(client, key, None) for key in backlog.held if key not in backlog.ready]
             if ready:
-                calls += [(client, key, item) for key, item in its.ready.items()]
+                calls += [(client, key, item) for key, item in backlog.ready.items()]
         for client, key, _ in calls:
             self.dropped(client, key)
         return calls
 
     def waiting(self, client: Hashable) -> list[Any]:
         """The items of a client's calls that are ready."""
-        its = self._clients.get(client)
-        return [] if its is None else list(its.ready.values())
+        backlog = self._clients.get(client)
+        return [] if backlog is None else list(backlog.ready.values())
 
-    def _let_go(self, its: _Client, key: Hashable) -> None:
-        nbytes = its.held.pop(key, 0)
+    def _let_go(self, backlog: _Backlog, key: Hashable) -> None:
+        nbytes = backlog.held.pop(key, 0)
         if nbytes > 0:
-            its.unasked -= nbytes
+            backlog.unasked -= nbytes
             self.unasked -= nbytes
         elif nbytes:
-            its.pulled += nbytes
+            backlog.pulled += nbytes
             self.pulled += nbytes
 
 
-class Jam:
+class StallDetector:
     """Tells once each time that all threads are busy and nothing moves, while calls wait.
 
     Attributes:
       deadline: when to `look` again; None: there is no need.
     """
 
-    def __init__(self, limit_s: float = JAM_S) -> None:
+    def __init__(self, limit_s: float = STALL_S) -> None:
         self.deadline: float | None = None
         self._limit_s = limit_s
         self._ended = -1
         self._since = 0.0
-        self._told = False
+        self._reported = False
 
     def look(self, stuck: bool, ended: int, now: float) -> bool:
         """Whether to say so now.
@@ -229,11 +229,11 @@ class Jam:
           ended: calls that have ended since the beginning.
         """
         if not stuck:
-            self.deadline, self._ended, self._told = None, -1, False
+            self.deadline, self._ended, self._reported = None, -1, False
             return False
         if ended != self._ended:
-            self._ended, self._since, self._told = ended, now, False
-        tells = not self._told and now - self._since >= self._limit_s
-        self._told = self._told or tells
-        self.deadline = (now if self._told else self._since) + self._limit_s
-        return tells
+            self._ended, self._since, self._reported = ended, now, False
+        due_now = not self._reported and now - self._since >= self._limit_s
+        self._reported = self._reported or due_now
+        self.deadline = (now if self._reported else self._since) + self._limit_s
+        return due_now

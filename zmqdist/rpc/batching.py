@@ -30,14 +30,14 @@ from zmqdist.rpc.service_protocol import AnsweringService
 from zmqdist.task_context import enter, leave
 
 
-class _Waiting:
+class _WaitingCall:
     """A call: its arguments as (tuple, dict), and its rows."""
 
-    __slots__ = ("asked", "given", "rows")
+    __slots__ = ("arguments", "call", "rows")
 
-    def __init__(self, asked: Asked, given: Any, rows: int) -> None:
-        self.asked = asked
-        self.given = given
+    def __init__(self, call: Asked, arguments: Any, rows: int) -> None:
+        self.call = call
+        self.arguments = arguments
         self.rows = rows
 
 
@@ -49,21 +49,23 @@ class Batched:
         self._service = service
         self._method = method
         self._fn: Callable[..., Any] = method.fn
-        self._batches: Batches[_Waiting] = Batches(rows_max, delay_s)
+        self._batches: Batches[_WaitingCall] = Batches(rows_max, delay_s)
         self._running = False
         self._one_at_a_time = threading.Lock()
 
-    def asked(self, asked: Asked, *args: Any, **named: Any) -> None:
+    def called(self, call: Asked, *args: Any, **named: Any) -> None:
         """A call; raises InvalidArgumentError: its arguments cannot be joined with others."""
-        given = (args, named)
+        arguments = (args, named)
         rows: set[int] = set()
-        kind = _kind(given, rows)
+        kind = _kind(arguments, rows)
         if len(rows) != 1:
-            told = f"with {' and '.join(map(str, sorted(rows)))} rows" if rows else "none at all"
-            raise InvalidArgumentError(f"{self._method.name}: wanted arrays of the same number of rows, given {told}")
-        waiting = _Waiting(asked, given, rows.pop())
+            row_counts = f"with {' and '.join(map(str, sorted(rows)))} rows" if rows else "none at all"
+            raise InvalidArgumentError(
+                f"{self._method.name}: wanted arrays of the same number of rows, given {row_counts}"
+            )
+        waiting = _WaitingCall(call, arguments, rows.pop())
         batch = self._batches.arrived(waiting, kind, waiting.rows, time.monotonic())
-        asked.on_dropped(partial(self._batches.dropped, waiting, batch))
+        call.on_dropped(partial(self._batches.dropped, waiting, batch))
         self._run_next()
 
     def __len__(self) -> int:
@@ -74,7 +76,7 @@ class Batched:
         """The server stops: what waits is run without waiting for company."""
         for batch in self._batches.all():
             for waiting in batch:
-                waiting.asked.begun()
+                waiting.call.begun()
             self._service.submit(self._run, batch, refuse=partial(_refuse, batch))
 
     def _run_next(self) -> None:
@@ -84,11 +86,11 @@ class Batched:
                 deadline = self._batches.deadline
                 self._service.set_timer(self, None if deadline == inf else deadline, self._run_next)
                 return
-            wanted = [waiting for waiting in batch if waiting.asked.wanted()]
+            wanted = [waiting for waiting in batch if waiting.call.wanted()]
             for waiting in batch:
-                waiting.asked.begun()
-                if not waiting.asked.wanted():
-                    waiting.asked.fail(DeadlineExceededError("deadline passed before it ran"))
+                waiting.call.begun()
+                if not waiting.call.wanted():
+                    waiting.call.fail(DeadlineExceededError("deadline passed before it ran"))
             if wanted:
                 self._running = True
                 self._service.submit(self._run, wanted, refuse=partial(_refuse, wanted))
@@ -99,18 +101,18 @@ class Batched:
 
     # -- in a thread of the pool --------------------------------------------------------------------------------------------
 
-    def _run(self, batch: list[_Waiting]) -> None:
-        enter(lambda: not any(waiting.asked.wanted() for waiting in batch))
+    def _run(self, batch: list[_WaitingCall]) -> None:
+        enter(lambda: not any(waiting.call.wanted() for waiting in batch))
         try:
             with self._one_at_a_time:
-                args, named = _joined([waiting.given for waiting in batch])
+                args, named = _joined([waiting.arguments for waiting in batch])
                 result = self._method.result(self._fn(*args, **named))
             parts = self._parts(result, [waiting.rows for waiting in batch])
             for waiting, part in zip(batch, parts, strict=True):
-                waiting.asked.answer(part)
+                waiting.call.answer(part)
         except BaseException as error:
             for waiting in batch:
-                waiting.asked.fail(error)
+                waiting.call.fail(error)
         finally:
             leave()
             self._service.soon(self._ran)
@@ -134,16 +136,16 @@ class Batched:
         )
 
 
-def _refuse(batch: Sequence[_Waiting], error: OpError) -> None:
+def _refuse(batch: Sequence[_WaitingCall], error: OpError) -> None:
     for waiting in batch:
-        waiting.asked.fail(error)
+        waiting.call.fail(error)
 
 
-def _joined(given: list[Any]) -> Any:
-    if len(given) == 1:
-        return given[0]
-    columns = zip(*map(nest.flatten, given), strict=True)
-    return nest.pack_sequence_as(given[0], [np.concatenate(column) for column in columns])
+def _joined(calls: list[Any]) -> Any:
+    if len(calls) == 1:
+        return calls[0]
+    columns = zip(*map(nest.flatten, calls), strict=True)
+    return nest.pack_sequence_as(calls[0], [np.concatenate(column) for column in columns])
 
 
 def _kind(value: Any, rows: set[int]) -> Hashable:

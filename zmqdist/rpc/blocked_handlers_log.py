@@ -10,14 +10,14 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from zmqdist.rpc.admission_machine import JAM_S, Jam
+from zmqdist.rpc.admission_machine import STALL_S, StallDetector
 from zmqdist.rpc.batching import Batched
 from zmqdist.rpc.handler_pool import Pool
 
 log = logging.getLogger("zmqdist.rpc")
 
 
-class JamLog:
+class BlockedHandlersLog:
     """Looks at one pool.
 
     Attributes:
@@ -27,7 +27,7 @@ class JamLog:
     def __init__(self, pool: Pool) -> None:
         self.deadline: float | None = None
         self._pool = pool
-        self._jam = Jam()
+        self._detector = StallDetector()
 
     def look(self, now: float, where: str) -> float | None:
         """Say so, if it is time to.
@@ -39,7 +39,7 @@ class JamLog:
           The deadline.
         """
         stuck, ended, running = self._pool.progress()
-        if self._jam.look(stuck, ended, now):
+        if self._detector.look(stuck, ended, now):
             methods = Counter(_name_of(*work) for work in running).most_common(10)
             log.warning(
                 "%s: all %d handler threads have been busy for %.0f s, none of their calls has ended, and further calls wait. "
@@ -48,10 +48,10 @@ class JamLog:
                 "(threads_max). Handlers that are only slow need more threads, or fewer callers",
                 where,
                 len(running),
-                JAM_S,
+                STALL_S,
                 ", ".join(f"{name} ({count})" for name, count in methods),
             )
-        self.deadline = self._jam.deadline
+        self.deadline = self._detector.deadline
         return self.deadline
 
 

@@ -20,8 +20,8 @@ from typing import Any, Final
 from zmqdist.errors import InvalidArgumentError, UnavailableError
 from zmqdist.rpc import payload
 from zmqdist.rpc.future import StatusOrResult, as_leaves, as_returned, as_specified, outcome
-from zmqdist.rpc.method_list import MethodInfo, heard
-from zmqdist.rpc.output_array import Into
+from zmqdist.rpc.method_list import MethodInfo, decode_methods
+from zmqdist.rpc.output_array import OutputArray
 from zmqdist.rpc.service import METHODS
 from zmqdist.rpc.snapshots import snapshot
 from zmqdist.rpc.streams import Stream
@@ -160,13 +160,13 @@ class ZmqClient(RpcClient):
         check_name(method_name)
         if out is not None and output_specs is not None:
             raise InvalidArgumentError("out and output_specs both say what the value is: give one of them")
-        into = None if out is None else Into(out)
-        read = into.read if into else as_leaves if output_specs is None else as_specified(output_specs)
+        output = None if out is None else OutputArray(out)
+        read = output.read if output else as_leaves if output_specs is None else as_specified(output_specs)
         body, parts = payload.pack([] if args is None else payload.leaves(args))
         sources = snapshot(parts, lends=self._channel.lends, still=False) if parts else ()
         call = ClientCall(method_name, body, sources, due_after(timeout_in_ms, self._timeout_in_ms))
-        if into is not None:
-            call.room = into.room
+        if output is not None:
+            call.room = output.room
         self._channel.call(call)
         return StatusOrResult(self._channel, call, read)
 
@@ -201,7 +201,7 @@ class ZmqClient(RpcClient):
         body, _ = payload.pack([])
         call = ClientCall(METHODS, body, (), due)
         self._channel.ask(call)
-        return heard(outcome(call, self.address, as_returned), self.address)
+        return decode_methods(outcome(call, self.address, as_returned), self.address)
 
     def refresh(self) -> None:
         """Ask for the methods again, and have attributes for those that the server has now. Waits and raises as `methods`."""
@@ -210,10 +210,10 @@ class ZmqClient(RpcClient):
         for name, info in methods.items():
             if not name.isidentifier():
                 continue
-            made = self.stubs(info)
-            for attribute, function in zip((name, f"{name}_blocking"), made, strict=False):
-                own = hasattr(self, attribute) and attribute not in self._offered
-                if not own and (attribute == name or attribute not in methods):
+            functions = self.stubs(info)
+            for attribute, function in zip((name, f"{name}_blocking"), functions, strict=False):
+                reserved = hasattr(self, attribute) and attribute not in self._offered
+                if not reserved and (attribute == name or attribute not in methods):
                     offered[attribute] = function
         before, self._offered = self._offered, set(offered)
         for attribute, function in offered.items():  # at no moment without one that stays: others are calling it

@@ -47,7 +47,7 @@ class Generators:
 
     def __init__(self, service: AnsweringService) -> None:
         self._service = service
-        self._of: dict[Peer, dict[int, _Stream]] = {}
+        self._by_peer: dict[Peer, dict[int, _Stream]] = {}
         self._running: set[_Stream] = set()
         service.register_later(OPEN, self._open)
         service.register_later(NEXT, self._next)
@@ -55,11 +55,11 @@ class Generators:
 
     def __len__(self) -> int:
         """Streams that a client has, or whose generator still runs."""
-        return len(self._running.union(*(streams.values() for streams in self._of.values())))
+        return len(self._running.union(*(streams.values() for streams in self._by_peer.values())))
 
     def peer_gone(self, peer: Peer) -> None:
         """Nobody takes anything from its streams any more."""
-        for stream in self._of.pop(peer, {}).values():
+        for stream in self._by_peer.pop(peer, {}).values():
             stream.close(errors.UNAVAILABLE, "its client has gone")
 
     def stop(self) -> list[threading.Thread]:
@@ -71,54 +71,54 @@ class Generators:
     def ended(self, stream: _Stream) -> None:
         """Its thread is over."""
         self._running.discard(stream)
-        self._tidy(stream)
+        self._forget_if_over(stream)
 
-    def _open(self, asked: Asked, number: Any, name: Any, given: Any) -> None:
+    def _open(self, call: Asked, number: Any, name: Any, arguments: Any) -> None:
         if type(number) is not int or type(name) is not str:
             raise InvalidArgumentError("a stream has a number, and its method a name")
-        method = self._service.allowed(asked.peer, name)
+        method = self._service.allowed(call.peer, name)
         if not method.streaming:
             raise InvalidArgumentError(f"{name} is not a generator function: call it")
-        args, named = method.checked(given, asked.peer.name)
-        streams = self._of.get(asked.peer, {})
+        args, named = method.checked(arguments, call.peer.name)
+        streams = self._by_peer.get(call.peer, {})
         if number in streams:
             raise InvalidArgumentError(f"stream number {number} is in use")
         if len(streams) >= STREAMS_OF_PEER_MAX:
             raise ResourceExhaustedError(f"{STREAMS_OF_PEER_MAX} streams of this client are open: close some")
         if len(self._running) >= STREAMS_MAX:
             raise ResourceExhaustedError(f"{STREAMS_MAX} streams run at this server")
-        stream = _Stream(self, self._service, number, method, asked)
+        stream = _Stream(self, self._service, number, method, call)
         stream.start(args, named)
-        self._of.setdefault(asked.peer, {})[number] = stream
+        self._by_peer.setdefault(call.peer, {})[number] = stream
         self._running.add(stream)
 
-    def _next(self, asked: Asked, number: Any) -> None:
-        stream = self._find(asked.peer, number)
+    def _next(self, call: Asked, number: Any) -> None:
+        stream = self._find(call.peer, number)
         if stream is None:
             raise UnavailableError("this stream is not known here: its connection went, or it was closed")
-        stream.ask(asked)
-        self._tidy(stream)
+        stream.request_items(call)
+        self._forget_if_over(stream)
 
-    def _close(self, asked: Asked, number: Any) -> None:
-        stream = self._find(asked.peer, number)
+    def _close(self, call: Asked, number: Any) -> None:
+        stream = self._find(call.peer, number)
         if stream is not None:
             stream.close(errors.CANCELLED, "the stream was closed by its caller")
-            self._tidy(stream)
-        asked.answer(None)
+            self._forget_if_over(stream)
+        call.answer(None)
 
     def _find(self, peer: Peer, number: Any) -> _Stream | None:
-        stream = self._of.get(peer, {}).get(number) if type(number) is int else None
+        stream = self._by_peer.get(peer, {}).get(number) if type(number) is int else None
         return None if stream is None or stream.over else stream
 
-    def _tidy(self, stream: _Stream) -> None:
+    def _forget_if_over(self, stream: _Stream) -> None:
         """Forget it, when nobody will ask for it any more and its generator has ended."""
         if stream in self._running or not stream.over:
             return
-        streams = self._of.get(stream.peer, {})
+        streams = self._by_peer.get(stream.peer, {})
         if streams.get(stream.number) is stream:
             del streams[stream.number]
             if not streams:
-                del self._of[stream.peer]
+                del self._by_peer[stream.peer]
 
 
 class _Stream:
@@ -128,16 +128,16 @@ class _Stream:
       over: it was closed, or its last items have been given away.
     """
 
-    def __init__(self, owner: Generators, service: AnsweringService, number: int, method: Method, asked: Asked) -> None:
-        self.peer = asked.peer
+    def __init__(self, owner: Generators, service: AnsweringService, number: int, method: Method, call: Asked) -> None:
+        self.peer = call.peer
         self.number = number
         self.over = False
         self._owner = owner
         self._service = service
         self._method = method
-        self._due = asked.due
-        self._turn = threading.Condition()
-        self._asked: Asked | None = asked
+        self._due = call.due
+        self._condition = threading.Condition()
+        self._pending: Asked | None = call
         self._bodies: list[bytes] = []
         self._sources: list[Any] = []
         self._bytes = 0
@@ -151,41 +151,41 @@ class _Stream:
 
     # -- in the loop ------------------------------------------------------------------------------------------------------
 
-    def ask(self, asked: Asked) -> None:
+    def request_items(self, call: Asked) -> None:
         """Raises InvalidArgumentError: the last one was not answered yet."""
-        with self._turn:
-            if self._asked is not None and self._asked.wanted():
+        with self._condition:
+            if self._pending is not None and self._pending.wanted():
                 raise InvalidArgumentError("the last call for items of this stream is unanswered")
-            self._asked = asked
-            self._give()
+            self._pending = call
+            self._reply()
 
     def close(self, code: int, message: str) -> None:
         """Nobody wants more of it. Who still asks is told this."""
-        with self._turn:
+        with self._condition:
             self._bodies, self._sources, self._bytes = [], [], 0
             self._end = (code, message)
-            self._give()
+            self._reply()
             self.over = True
-            self._turn.notify()
+            self._condition.notify()
 
     # -- in its thread ----------------------------------------------------------------------------------------------------
 
     def _run(self, args: Any, named: dict[str, Any]) -> None:
         enter(lambda: self.over or time.monotonic() >= self._due)
         try:
-            end = self._make(args, named)
+            end = self._run_generator(args, named)
         except BaseException as error:
             if self.over:
                 log.warning("a generator of %s raised when it was closed: %s", self._method.name, told(error)[1])
             end = told(error)
         leave()
-        with self._turn:
+        with self._condition:
             if self._end is None:
                 self._end = end
-                self._give()
+                self._reply()
         self._service.soon(self._owner.ended, self)
 
-    def _make(self, args: Any, named: dict[str, Any]) -> tuple[int, str]:
+    def _run_generator(self, args: Any, named: dict[str, Any]) -> tuple[int, str]:
         """Run the generator; how it ended."""
         generator = self._method.fn(*args, **named)
         args = named = None  # type: ignore[assignment]
@@ -206,42 +206,44 @@ class _Stream:
 
     def _wait_for_room(self) -> bool:
         """False: nobody wants more."""
-        with self._turn:
+        with self._condition:
             while not self.over and (left_s := self._due - time.monotonic()) > 0:
                 if len(self._bodies) < STREAM_ITEMS_AHEAD and self._bytes < STREAM_BYTES_AHEAD:
                     return True
-                self._turn.wait(min(left_s, threading.TIMEOUT_MAX))
+                self._condition.wait(min(left_s, threading.TIMEOUT_MAX))
             return False
 
     def _put(self, body: bytes, sources: Any) -> None:
-        with self._turn:
+        with self._condition:
             if self.over:
                 return
             self._bodies.append(body)
             self._sources.append(sources)
             self._bytes += len(body) + sum(map(_nbytes, sources))
-            if self._asked is not None:
-                self._give()
+            if self._pending is not None:
+                self._reply()
 
     # -- with `_turn` held ------------------------------------------------------------------------------------------------
 
-    def _give(self) -> None:
+    def _reply(self) -> None:
         """Answer whoever asks, if there is something to be told."""
-        asked = self._asked
-        if asked is None or not (self._bodies or self._end is not None) or self.over:
+        call = self._pending
+        if call is None or not (self._bodies or self._end is not None) or self.over:
             return
-        self._asked = None
-        count = self._fitting()
+        self._pending = None
+        count = self._fitting_count()
         bodies, self._bodies = self._bodies[:count], self._bodies[count:]
         sources, self._sources = self._sources[:count], self._sources[count:]
         self._bytes = sum(map(len, self._bodies)) + sum(_nbytes(part) for parts in self._sources for part in parts)
         end = None if self._bodies else self._end
         self.over = end is not None
-        parts = [len(one) for one in sources] if any(sources) else []
-        asked.answer_packed(encode_items(Items(bodies, parts, end)), [part for one in sources for part in one])
-        self._turn.notify()
+        parts = [len(item_sources) for item_sources in sources] if any(sources) else []
+        call.answer_packed(
+            encode_items(Items(bodies, parts, end)), [part for item_sources in sources for part in item_sources]
+        )
+        self._condition.notify()
 
-    def _fitting(self) -> int:
+    def _fitting_count(self) -> int:
         """So many of the items travel in one message; at least one, if there is any."""
         byte_count = parts = 0
         for count, (body, sources) in enumerate(zip(self._bodies, self._sources, strict=True)):

@@ -32,10 +32,10 @@ def failed(id: int, error: BaseException) -> Reply:
     return Reply(id, *told(error), b"")
 
 
-def no_room(id: int, why: str) -> Reply:
+def no_room(id: int, reason: str) -> Reply:
     """The answer to call `id` whose arguments exceed a bound."""
-    told = f"{why}: send fewer at a time, or wait for answers; the call was not carried out"
-    return Reply(id, errors.RESOURCE_EXHAUSTED, told, b"")
+    message = f"{reason}: send fewer at a time, or wait for answers; the call was not carried out"
+    return Reply(id, errors.RESOURCE_EXHAUSTED, message, b"")
 
 
 def stopping() -> UnavailableError:

@@ -105,20 +105,20 @@ class Pool:
         """As `Turns.dropped`."""
         with self._lock:
             waited = self._turns.dropped(owner, key)
-            self._look_idle()
+            self._notify_if_idle()
             return waited
 
     def gone(self, owner: Hashable) -> None:
         """Nothing waits for this owner any more."""
         with self._lock:
             self._turns.gone(owner)
-            self._look_idle()
+            self._notify_if_idle()
 
     def cut_off(self, ready: bool) -> list[tuple[Any, Any, Any]]:
         """As `Turns.cut_off`."""
         with self._lock:
             calls = self._turns.cut_off(ready)
-            self._look_idle()
+            self._notify_if_idle()
             return calls
 
     def stop(self) -> None:
@@ -159,7 +159,7 @@ class Pool:
         with self._lock:
             return self._quiet.wait_for(lambda: self.unfinished == 0, timeout_s)
 
-    def _look_idle(self) -> None:
+    def _notify_if_idle(self) -> None:
         if not self._turns.count and not self._busy:
             self._quiet.notify_all()
 
@@ -177,7 +177,7 @@ class Pool:
                     self._busy += 1
                 else:
                     self._idle += 1
-                    self._look_idle()
+                    self._notify_if_idle()
             if work is None:
                 if not self._wake.get():
                     return

@@ -17,7 +17,7 @@ from zmqdist.errors import UnavailableError
 from zmqdist.rpc import payload
 from zmqdist.rpc.client import ZmqClient, channel_of
 from zmqdist.rpc.future import StatusOrResult, as_returned
-from zmqdist.rpc.output_array import Into
+from zmqdist.rpc.output_array import OutputArray
 from zmqdist.rpc.server_info import ABOUT
 from zmqdist.rpc.snapshots import snapshot
 from zmqdist.transport.calls_machine import ClientCall
@@ -88,8 +88,8 @@ def start_packed(
     call.bounded = False
     read = as_returned
     if out is not None:
-        into = Into(out)
-        call.room, read = into.room, into.read
+        output = OutputArray(out)
+        call.room, read = output.room, output.read
     channel = channel_of(client)
     channel.call(call)
     return StatusOrResult(channel, call, read)

@@ -51,27 +51,37 @@ class MethodInfo:
             output = f"stream of {output}" if output else "stream"
         return f"{self.name}({', '.join(inputs)}){f' -> {output}' if output else ''}"
 
-    def told(self) -> list[Any]:
+    def to_wire(self) -> list[Any]:
         """As it travels. New items go to the end."""
-        given = None
+        parameters = None
         if self.signature is not None:
-            given = [
+            parameters = [
                 [p.name, int(p.kind), None if p.default is p.empty else _default(p.default)]
                 for p in self.signature.parameters.values()
             ]
-        return [self.name, self.input_signature, self.output_signature, given, self.streaming, self.batch, self.doc]
+        return [
+            self.name,
+            self.input_signature,
+            self.output_signature,
+            parameters,
+            self.streaming,
+            self.batch,
+            self.doc,
+        ]
 
 
-def heard(listing: Any, peer: str) -> dict[str, MethodInfo]:
+def decode_methods(listing: Any, peer: str) -> dict[str, MethodInfo]:
     """The methods that a server told, by name. Raises WireError: this is no listing."""
     try:
-        found = [_heard(*item[:7]) for item in listing]
+        found = [_decode_method(*item[:7]) for item in listing]
     except (TypeError, ValueError, LookupError, AttributeError) as error:
         raise WireError(peer, f"what should list its methods does not: {error}") from None
     return {info.name: info for info in found}
 
 
-def _heard(name: str, inputs: Any, outputs: Any, given: Any, streaming: bool, batch: bool, doc: str) -> MethodInfo:
+def _decode_method(
+    name: str, inputs: Any, outputs: Any, parameters: Any, streaming: bool, batch: bool, doc: str
+) -> MethodInfo:
     for signature in (inputs, outputs):
         if signature is not None and not all(isinstance(spec, TensorSpec) for spec in nest.flatten(signature)):
             raise TypeError(f"the signature of {name!r} holds something else than specs")
@@ -83,7 +93,7 @@ def _heard(name: str, inputs: Any, outputs: Any, given: Any, streaming: bool, ba
     ):
         raise TypeError("neither names nor signatures")
     signature = None
-    if given is not None:
+    if parameters is not None:
         signature = inspect.Signature(
             [
                 inspect.Parameter(
@@ -91,7 +101,7 @@ def _heard(name: str, inputs: Any, outputs: Any, given: Any, streaming: bool, ba
                     PARAMETER_KIND(kind),
                     default=inspect.Parameter.empty if default is None else Default(str(default)),
                 )
-                for parameter, kind, default in given
+                for parameter, kind, default in parameters
             ]
         )
     return MethodInfo(name, signature, inputs, outputs, bool(streaming), bool(batch), doc)

@@ -62,14 +62,18 @@ class Method:
 
     def run(self, body: bytes, frames: Any, peer: str) -> Any:
         """Call the function with the arguments in a body and `frames`, a list that is emptied."""
-        given = payload.unpack(body, frames, peer)
+        arguments = payload.unpack(body, frames, peer)
         if frames:
             frames.clear()  # only the handler has its arguments now: what it returns of them is not copied
-        if type(given) is tuple and self.input_signature is None and self._parameters.problem(len(given)) is None:
-            value = self.fn(*given)  # the usual: nothing more to look at
+        if (
+            type(arguments) is tuple
+            and self.input_signature is None
+            and self._parameters.problem(len(arguments)) is None
+        ):
+            value = self.fn(*arguments)  # the usual: nothing more to look at
         else:
-            args, named = self.checked(given, peer)
-            del given
+            args, named = self.checked(arguments, peer)
+            del arguments
             value = self.fn(*args, **named)
         return value if self.output_signature is None else self.result(value)
 
@@ -84,35 +88,35 @@ class Method:
 
     def arguments(self, body: bytes, frames: Any, peer: str) -> tuple[Sequence[Any], dict[str, Any]]:
         """What a body and `frames` bring for the function; raises InvalidArgumentError where it takes something else."""
-        given = payload.unpack(body, frames, peer)
+        arguments = payload.unpack(body, frames, peer)
         if frames:
             frames.clear()
-        return self.checked(given, peer)
+        return self.checked(arguments, peer)
 
-    def checked(self, given: Any, peer: str) -> tuple[Sequence[Any], dict[str, Any]]:
+    def checked(self, arguments: Any, peer: str) -> tuple[Sequence[Any], dict[str, Any]]:
         """The same for a body that was unpacked: positional arguments, and those by name."""
         specs = self.input_signature
         named = _NONE
         try:
-            kind = type(given)
+            kind = type(arguments)
             if kind is dict:
-                given, named = _split(given, peer)
+                arguments, named = _split(arguments, peer)
             elif kind is list and specs is not None:
-                return convert_leaves(specs, given, self._parameters.optional), _NONE
+                return convert_leaves(specs, arguments, self._parameters.optional), _NONE
             elif kind is not tuple and kind is not list:
                 raise WireError(peer, "the arguments are neither a tuple, a list nor a dict")
             if specs is None:
                 if named:
                     if self._parameters.signature is not None:
-                        self._parameters.signature.bind(*given, **named)
+                        self._parameters.signature.bind(*arguments, **named)
                 else:
-                    problem = self._parameters.problem(len(given))
+                    problem = self._parameters.problem(len(arguments))
                     if problem is not None:
                         raise ValueError(problem)
-                return list(given), named
-            if not named and len(given) == len(specs):
-                return convert_args(specs, given), _NONE
-            return self._parameters.fit(specs, given, named, convert)
+                return list(arguments), named
+            if not named and len(arguments) == len(specs):
+                return convert_args(specs, arguments), _NONE
+            return self._parameters.fit(specs, arguments, named, convert)
         except (TypeError, ValueError, OpError) as error:
             raise InvalidArgumentError(f"{self.name}: {error}") from None
 
@@ -129,11 +133,11 @@ class Method:
         )
 
 
-def _split(given: dict[Any, Any], peer: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    args = given.pop("", None)
-    if type(args) is not tuple or not all(type(name) is str for name in given):
+def _split(arguments: dict[Any, Any], peer: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    args = arguments.pop("", None)
+    if type(args) is not tuple or not all(type(name) is str for name in arguments):
         raise WireError(peer, "arguments by name without a tuple of the others")
-    return args, given
+    return args, arguments
 
 
 def method_for(
@@ -147,9 +151,9 @@ def method_for(
     """A method for `fn`, if it can be one; the errors are those of `RpcService.register`."""
     if not callable(fn):
         raise TypeError(f"{name}: a method is a callable, not {type(fn).__name__}")
-    own = fn.__func__ if isinstance(fn, MethodType) else fn
-    given = own if isinstance(own, Function) else None
-    plain = fn if given is None else given.__wrapped__
+    function_of_method = fn.__func__ if isinstance(fn, MethodType) else fn
+    declared = function_of_method if isinstance(function_of_method, Function) else None
+    plain = fn if declared is None else declared.__wrapped__
     runs: Any = plain
     if not (inspect.isroutine(plain) or isinstance(plain, (type, partial))):
         runs = type(plain).__call__
@@ -158,11 +162,11 @@ def method_for(
     streaming = inspect.isgeneratorfunction(runs)
     if streaming and inline:
         raise ValueError(f"{name}: a generator function has a thread of its own, it cannot be inline")
-    if given is not None:
-        input_signature = given.input_signature if input_signature is None else input_signature
-        output_signature = given.output_signature if output_signature is None else output_signature
+    if declared is not None:
+        input_signature = declared.input_signature if input_signature is None else input_signature
+        output_signature = declared.output_signature if output_signature is None else output_signature
     parameters = Parameters(signature_of(fn))
-    if given is not None and input_signature is None:
+    if declared is not None and input_signature is None:
         if parameters.most != 0:
             raise ValueError(
                 f"Input signature not specified for {name}: write @zmqdist.function(input_signature=[...]) above it, "

@@ -15,7 +15,7 @@ from zmqdist.wire.arrays import is_fortran
 from zmqdist.wire.safe import array_alone
 
 
-class Into:
+class OutputArray:
     """The caller's array, as the room of a call (transport/calls_machine.py) and as the reader of its answer.
 
     Chunks go straight into it, anything else is copied there once. It is not touched before the answer is known to be one array of its
@@ -39,10 +39,10 @@ class Into:
 
     def room(self, body: bytes, sizes: list[int]) -> list[Any]:
         """The room for an answer with this body. Raises InvalidArgumentError when it does not fit."""
-        told = array_alone(body, "server")
-        if told is None:
+        header = array_alone(body, "server")
+        if header is None:
             raise InvalidArgumentError("the answer is not one array, as `out` needs")
-        dtype, shape, fortran = told
+        dtype, shape, fortran = header
         self._check(dtype, shape)
         if sizes != [self._out.nbytes] or fortran != is_fortran(self._out):
             return fresh(sizes)

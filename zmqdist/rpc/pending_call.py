@@ -66,8 +66,8 @@ class Asked:
 
     def answer_packed(self, body: bytes, sources: Sequence[Source]) -> None:
         """The same for what was packed before."""
-        self._service.answer_later(self._served, self.peer, Reply(self._served.id, errors.OK, "", body), sources)
+        self._service.reply_later(self._served, self.peer, Reply(self._served.id, errors.OK, "", body), sources)
 
     def fail(self, error: BaseException) -> None:
         """The call has this error, as if its method had raised it."""
-        self._service.answer_later(self._served, self.peer, failed(self._served.id, error), ())
+        self._service.reply_later(self._served, self.peer, failed(self._served.id, error), ())

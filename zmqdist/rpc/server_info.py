@@ -42,10 +42,10 @@ def about_us(kind: str, incarnation: int) -> list[Any]:
     return [kind, __version__, *PROTOCOL, *sys.version_info[:2], os.getpid(), incarnation, time.time()]
 
 
-def heard(told: Any, peer: str) -> About:
+def heard(reply: Any, peer: str) -> About:
     """What a server told. Raises WireError: that is something else."""
     try:
-        kind, version, major, minor, python_major, python_minor, pid, incarnation, time_s = told[:9]
+        kind, version, major, minor, python_major, python_minor, pid, incarnation, time_s = reply[:9]
         return About(
             str(kind),
             str(version),

@@ -33,7 +33,7 @@ from zmqdist.errors import FailedPreconditionError, InvalidArgumentError, OpErro
 from zmqdist.limits import BATCH_BYTES_MAX, BATCH_ITEMS_MAX, HANDLER_THREADS_MAX
 from zmqdist.messages import Call, Calls, CancelCall, Goodbye, LetIn, Replies, Reply
 from zmqdist.rpc.batching import Batched
-from zmqdist.rpc.blocked_handlers_log import JamLog
+from zmqdist.rpc.blocked_handlers_log import BlockedHandlersLog
 from zmqdist.rpc.generators import Generators
 from zmqdist.rpc.handler_errors import failed, no_room, stopping
 from zmqdist.rpc.handler_pool import Pool
@@ -78,7 +78,7 @@ class RpcService:
         self._methods: dict[str, Method] = {}
         self._name = name
         self._pool = Pool(f"zmqdist-{name}-handler", threads_max, lambda: self.soon(self._let_in))
-        self._jam = JamLog(self._pool)
+        self._blocked_log = BlockedHandlersLog(self._pool)
         self._swept_at: dict[Peer, float] = {}
         self._replies: dict[Peer, list[Reply]] = {}
         self._reply_bytes = 0
@@ -148,7 +148,7 @@ class RpcService:
                     f"{max_batch!r} and {max_delay_ms!r}"
                 )
             batched = Batched(self, method, max_batch, float(max_delay_ms) / 1000)
-            method.fn, method.later, method.batch, method.pooled = batched.asked, True, True, False
+            method.fn, method.later, method.batch, method.pooled = batched.called, True, True, False
             self._batched.append(batched)
         self._add(method)
 
@@ -171,12 +171,12 @@ class RpcService:
         self._incarnation = incarnation
         self._calls = ServerCalls(incarnation)
         router.on(Call, self._called)
-        router.on(Calls, self._called_together)
+        router.on(Calls, self._called_many)
         router.on(CancelCall, lambda peer, message, frames: self._cancelled(peer, message.id))
         router.on_gone.append(self._peer_gone)
         loop.at_end_of_turn(self._send_replies)
 
-    def say_goodbye(self, told: str) -> None:
+    def say_goodbye(self, reason: str) -> None:
         """In the loop: tell all clients that this server ends. What was answered before leaves before. No new clients are taken.
 
         Who hears of the end first takes what it waits for here as lost.
@@ -184,7 +184,7 @@ class RpcService:
         self._send_replies()
         self._router.leaving = True
         for peer in self._router.peers:
-            self._router.send(peer, Goodbye(told))
+            self._router.send(peer, Goodbye(reason))
 
     def stop(self, grace_s: float) -> bool:
         """Refuse new calls and wait until the present ones are answered; from any thread but the loop's.
@@ -218,12 +218,12 @@ class RpcService:
 
     def _wait_sent(self, until: float) -> bool:
         """Wait until the large answers are where they belong; not for those whom nobody reads, which move no more."""
-        left, moved_at = self._loop.run(self._left), time.monotonic()
-        while left and (now := time.monotonic()) < min(until, moved_at + UNREAD_S):
+        unsent, moved_at = self._loop.run(self._unsent_bytes), time.monotonic()
+        while unsent and (now := time.monotonic()) < min(until, moved_at + UNREAD_S):
             time.sleep(0.002)
-            before, left = left, self._loop.run(self._left)
-            moved_at = now if left != before else moved_at
-        return not left or time.monotonic() < until
+            before, unsent = unsent, self._loop.run(self._unsent_bytes)
+            moved_at = now if unsent != before else moved_at
+        return not unsent or time.monotonic() < until
 
     def snapshot(self) -> ServerSnapshot:
         """Figures of now; zeros before `attach`, and after the loop has ended what there was at its end. From any thread.
@@ -255,7 +255,7 @@ class RpcService:
             bytes_waiting=self._pool.held(),
             streams=len(self._generators),
             transfers=sum(len(each.tracked) for each in lanes),
-            bytes_unsent=self._left(),
+            bytes_unsent=self._unsent_bytes(),
             bytes_unacknowledged=sum(each.unacknowledged for each in lanes),
             messages_received=router.received,
             messages_dropped=dict(router.dropped),
@@ -266,22 +266,22 @@ class RpcService:
         )
 
     def _called(self, peer: Peer, call: Call, frames: list[Any]) -> None:
-        answer = self._take(peer, call, frames)
-        if answer is not None:
-            reply, sources = answer
+        result = self._take(peer, call, frames)
+        if result is not None:
+            reply, sources = result
             if sources:
                 self._router.lanes(peer).send(reply, sources)
             else:
                 self._router.send(peer, reply)
 
-    def _called_together(self, peer: Peer, calls: Calls, frames: list[memoryview]) -> None:
+    def _called_many(self, peer: Peer, calls: Calls, frames: list[memoryview]) -> None:
         if frames:
             raise WireError(peer.name, "several calls in one message with payload frames")
         self._router.worked(len(calls.items))
         for call in calls.items:
-            answer = self._take(peer, call, frames)
-            if answer is not None:
-                self._gather(peer, *answer)
+            result = self._take(peer, call, frames)
+            if result is not None:
+                self._gather(peer, *result)
 
     def _take(self, peer: Peer, call: Call, frames: list[Any]) -> tuple[Reply, Sequence[Source]] | None:
         """Run a method, or have the pool do it; the answer, if there is one already."""
@@ -295,7 +295,7 @@ class RpcService:
             except OpError as error:
                 return failed(call.id, error), ()
         if method.inline and not call.parts:
-            return _answer(method, call.id, call.body, frames, peer)
+            return _run_method(method, call.id, call.body, frames, peer)
         served = self._calls.called(peer, call, time.monotonic())
         if isinstance(served, Reply):
             return served, ()
@@ -357,8 +357,8 @@ class RpcService:
             refused = self._pool.ready(peer, served, work, nbytes)
         if refused:
             self._finished(served, peer, no_room(served.id, refused), ())
-        elif self._pool.full and self._jam.deadline is None:
-            self._look_jam()
+        elif self._pool.full and self._blocked_log.deadline is None:
+            self._check_blocked()
 
     def _drop_unwanted(self, peer: Peer) -> bool:
         """Forget the calls of a client that wait for a thread, and whose time is up, unless that was just done; whether there were any."""
@@ -420,11 +420,11 @@ class RpcService:
             problem = InvalidArgumentError(f"{method.name} is a stream: client.stream, or client.{method.name}")
             self._finished(served, peer, failed(served.id, problem), ())
         elif served.wanted(time.monotonic()):
-            self._finished(served, peer, *_answer(method, served.id, body, frames, peer))
+            self._finished(served, peer, *_run_method(method, served.id, body, frames, peer))
         else:
             self._finished(served, peer, None, ())
 
-    def answer_later(self, served: ServedCall, peer: Peer, reply: Reply | None, sources: Sequence[Source]) -> None:
+    def reply_later(self, served: ServedCall, peer: Peer, reply: Reply | None, sources: Sequence[Source]) -> None:
         """Send the answer, if the call still wants one; from any thread."""
         self.soon(self._finished, served, peer, reply, sources)
 
@@ -465,9 +465,9 @@ class RpcService:
             elif key.refuse is not None:
                 key.refuse(stopping())
 
-    def _look_jam(self) -> None:
-        deadline = self._jam.look(self._loop.now(), self.where)
-        self._loop.set_timer(self._jam, deadline, self._look_jam)
+    def _check_blocked(self) -> None:
+        deadline = self._blocked_log.look(self._loop.now(), self.where)
+        self._loop.set_timer(self._blocked_log, deadline, self._check_blocked)
 
     def _peer_gone(self, peer: Peer) -> None:
         self._pool.gone(peer)
@@ -494,14 +494,14 @@ class RpcService:
     @property
     def unsent(self) -> int:
         """Bytes of large answers that are not where they belong. In the loop."""
-        return self._left()
+        return self._unsent_bytes()
 
     @property
     def idle(self) -> bool:
         """Whether every call is answered, and every large answer is where it belongs. In the loop."""
-        return not len(self._calls) and not self._left()
+        return not len(self._calls) and not self._unsent_bytes()
 
-    def _left(self) -> int:
+    def _unsent_bytes(self) -> int:
         return sum(peer.lanes.left for peer in self._router.peers if peer.lanes is not None)
 
     def allowed(self, peer: Peer, name: str) -> Method:
@@ -522,7 +522,7 @@ class RpcService:
 
     def _list(self) -> list[Any]:
         methods = [method for name, method in self._methods.items() if not name.startswith("zmqdist.")]
-        return [method.info().told() for method in methods]
+        return [method.info().to_wire() for method in methods]
 
     def _add(self, method: Method) -> None:
         self._methods[method.name] = method
@@ -534,7 +534,7 @@ class RpcService:
         sources: Sequence[Source] = ()
         if served.wanted(time.monotonic()):
             enter(partial(_unwanted, served))
-            reply, sources = _answer(method, served.id, body, frames, peer)
+            reply, sources = _run_method(method, served.id, body, frames, peer)
             leave()
         try:  # as `answer_later`, without two calls on the way
             self._loop.call_soon(self._finished, served, peer, reply, sources)
@@ -546,7 +546,7 @@ def _unwanted(served: ServedCall) -> bool:
     return not served.wanted(time.monotonic())
 
 
-def _answer(method: Method, id: int, body: bytes, frames: list[Any], peer: Peer) -> tuple[Reply, Sequence[Source]]:
+def _run_method(method: Method, id: int, body: bytes, frames: list[Any], peer: Peer) -> tuple[Reply, Sequence[Source]]:
     """Run a method. Never raises: whatever happens is in the reply. The handler may go on using what it returned."""
     try:
         box = [method.run(body, frames, peer.name)]

@@ -129,21 +129,21 @@ class Parameters:
         Raises:
           TypeError, ValueError: they have another structure, or it is not these that can or must be given.
         """
-        given = dict(enumerate(args))
+        by_place = dict(enumerate(args))
         for name, value in named.items():
             place = self._places.get(name, len(specs))
             if place >= len(specs):
                 raise _unexpected(name)
-            if place in given:
+            if place in by_place:
                 raise _twice(name)
-            given[place] = value
+            by_place[place] = value
         needed = set(range(len(specs))) - self.optional
-        if len(args) > len(specs) or not (named or needed <= given.keys()):
-            raise ValueError(_wanted(len(needed), len(specs), len(given)))
-        missing = needed - given.keys()
+        if len(args) > len(specs) or not (named or needed <= by_place.keys()):
+            raise ValueError(_wanted(len(needed), len(specs), len(by_place)))
+        missing = needed - by_place.keys()
         if missing:
             raise ValueError(f"argument {min(missing)} is missing")
-        fitted = {place: fit(specs[place], value, at_spec, f"argument {place}") for place, value in given.items()}
+        fitted = {place: fit(specs[place], value, at_spec, f"argument {place}") for place, value in by_place.items()}
         leading = next(place for place in range(len(specs) + 1) if place not in fitted)
         by_name = {name: fitted[place] for name, place in self._places.items() if leading < place and place in fitted}
         return [fitted[place] for place in range(leading)], by_name

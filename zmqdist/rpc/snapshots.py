@@ -138,9 +138,9 @@ _ONE = 2
 def _works_here() -> bool:
     """Interpreters count references differently: what must be told apart is tried once."""
     size = CHUNK_BYTES + 1
-    kept = np.empty(size, np.uint8)
+    referenced = np.empty(size, np.uint8)
     view = np.empty(size, np.uint8)
-    seen = view[1:]
+    slice_of_view = view[1:]
     held = [np.empty(size, np.uint8)]
     received = memory_for(2**20)
     temporary = [
@@ -150,9 +150,9 @@ def _works_here() -> bool:
         [(np.empty(size, np.uint8), 1)],
         [{"a": np.empty(size, np.uint8)}],
     ]
-    others: list[list[Any]] = [[kept], [view], [held], [[kept]], [{"a": kept}]]
-    others += [[np.ndarray((size,), np.uint8, kept)], [np.ndarray((2**20,), np.uint8, received)], [received[1:]]]
-    return all(map(is_temporary, temporary)) and not any(map(is_temporary, others)) and seen is not None
+    others: list[list[Any]] = [[referenced], [view], [held], [[referenced]], [{"a": referenced}]]
+    others += [[np.ndarray((size,), np.uint8, referenced)], [np.ndarray((2**20,), np.uint8, received)], [received[1:]]]
+    return all(map(is_temporary, temporary)) and not any(map(is_temporary, others)) and slice_of_view is not None
 
 
 if not _works_here():

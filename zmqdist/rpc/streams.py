@@ -45,7 +45,7 @@ class Stream:
     its end closes it, leaves a `with`, or drops it: then the generator is closed at the server, too.
     """
 
-    def __init__(self, channel: Channel, method: str, given: Any, due: float) -> None:
+    def __init__(self, channel: Channel, method: str, arguments: Any, due: float) -> None:
         """Begins; waits for nothing. Raises InvalidArgumentError: something in the arguments cannot travel."""
         self._channel = channel
         self._method = method
@@ -54,7 +54,7 @@ class Stream:
         self._ready: deque[tuple[bytes, Sequence[Any]]] = deque()
         self._failure: OpError | None = None
         self._call: ClientCall | None = None
-        body, parts = payload.pack((self._number, method, given))
+        body, parts = payload.pack((self._number, method, arguments))
         call = ClientCall(OPEN, body, snapshot(parts, lends=channel.lends, still=False) if parts else (), due)
         call.bounded = False
         channel.call(call)
@@ -142,23 +142,23 @@ class Stream:
             parts = itertools.repeat(())
         self._ready.extend(zip(items.bodies, parts, strict=False))
         if items.end is None:
-            self._call = call = _told(NEXT, self._number, self._due)
+            self._call = call = _control_call(NEXT, self._number, self._due)
             self._channel.call(call)
         elif items.end[0]:
             self._failure = from_code(*items.end)
 
 
 def _close(channel: Channel, call: ClientCall, number: int) -> None:
-    told = _told(CLOSE, number, inf)
+    close_call = _control_call(CLOSE, number, inf)
     try:
-        channel.call(told)
-        if told.code != errors.FAILED_PRECONDITION:  # else the channel was closed, and has ended the call
+        channel.call(close_call)
+        if close_call.code != errors.FAILED_PRECONDITION:  # else the channel was closed, and has ended the call
             channel.cancel(call)
     except FailedPreconditionError:  # in a forked child: the stream is the parent's
         pass
 
 
-def _told(method: str, number: int, due: float) -> ClientCall:
+def _control_call(method: str, number: int, due: float) -> ClientCall:
     call = ClientCall(method, payload.pack((number,))[0], (), due)
     call.waits_for_server = False  # another one does not know this stream
     return call

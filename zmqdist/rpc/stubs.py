@@ -14,7 +14,7 @@ from zmqdist.errors import InvalidArgumentError
 from zmqdist.rpc import payload
 from zmqdist.rpc.future import StatusOrResult, as_returned, outcome
 from zmqdist.rpc.method_list import MethodInfo
-from zmqdist.rpc.output_array import Into
+from zmqdist.rpc.output_array import OutputArray
 from zmqdist.rpc.signatures import Parameters, is_flat
 from zmqdist.rpc.snapshots import snapshot
 from zmqdist.rpc.streams import Stream
@@ -35,8 +35,8 @@ def due_after(timeout_in_ms: float, default_in_ms: float) -> float:
             due = monotonic() + float(timeout_in_ms) / 1000  # with a float32 the sum is one: too coarse for a clock
             return due if due < FAR_S else inf
     except (TypeError, ValueError):  # the latter of an array
-        told = f"timeout_in_ms is a number of milliseconds, 0 for none, not {type(timeout_in_ms).__name__}"
-        raise TypeError(told) from None
+        text = f"timeout_in_ms is a number of milliseconds, 0 for none, not {type(timeout_in_ms).__name__}"
+        raise TypeError(text) from None
     except OverflowError:  # an int beyond any float
         return inf
     if timeout_in_ms != timeout_in_ms:
@@ -55,7 +55,7 @@ def check_name(name: str) -> None:
             raise InvalidArgumentError(f"{name!r} is no method's name: it is no text in UTF-8") from None
 
 
-def given(args: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
+def packed_arguments(args: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
     """Arguments as they travel (methods.py)."""
     return {**named, "": args} if named else args
 
@@ -81,36 +81,36 @@ def _count(info: MethodInfo) -> int | None:
 
 def stubs(channel: Channel, info: MethodInfo, default_in_ms: float) -> tuple[Callable[..., Any], ...]:
     """`client.m`, and `client.m_blocking` where the method gives one value."""
-    made = (_stream(channel, info, default_in_ms),) if info.streaming else _calls(channel, info, default_in_ms)
-    for function, name in zip(made, (info.name, f"{info.name}_blocking"), strict=False):
+    functions = (_stream(channel, info, default_in_ms),) if info.streaming else _calls(channel, info, default_in_ms)
+    for function, name in zip(functions, (info.name, f"{info.name}_blocking"), strict=False):
         function.__name__ = function.__qualname__ = name
         function.__doc__ = f"RPC Call for {info.name} method to server {channel.address}"
-    return made
+    return functions
 
 
 def _calls(channel: Channel, info: MethodInfo, default_in_ms: float) -> tuple[Callable[..., Any], ...]:
     name, check, count = info.name, _check(info), _count(info)
 
-    def asked(args: tuple[Any, ...], named: dict[str, Any], timeout_in_ms: int, still: bool) -> ClientCall:
+    def prepare(args: tuple[Any, ...], named: dict[str, Any], timeout_in_ms: int, still: bool) -> ClientCall:
         due = due_after(timeout_in_ms, default_in_ms)
         if named or (count is not None and len(args) != count):
             check(args, named)
-        body, parts = payload.pack(given(args, named) if named else args)
+        body, parts = payload.pack(packed_arguments(args, named) if named else args)
         return ClientCall(name, body, snapshot(parts, lends=channel.lends, still=still) if parts else (), due)
 
     def start(*args: Any, timeout_in_ms: int = 0, out: Any = None, **named: Any) -> StatusOrResult:
-        read = as_returned if out is None else (into := Into(out)).read
-        call = asked(args, named, timeout_in_ms, False)
+        read = as_returned if out is None else (output := OutputArray(out)).read
+        call = prepare(args, named, timeout_in_ms, False)
         if out is not None:
-            call.room = into.room
+            call.room = output.room
         channel.call(call)
         return StatusOrResult(channel, call, read)
 
     def wait(*args: Any, timeout_in_ms: int = 0, out: Any = None, **named: Any) -> Any:
-        read = as_returned if out is None else (into := Into(out)).read
-        call = asked(args, named, timeout_in_ms, True)
+        read = as_returned if out is None else (output := OutputArray(out)).read
+        call = prepare(args, named, timeout_in_ms, True)
         if out is not None:
-            call.room = into.room
+            call.room = output.room
         try:
             channel.ask(call)
         except BaseException:  # Ctrl-C, or a signal handler of the user: the arrays are the caller's again
@@ -126,6 +126,6 @@ def _stream(channel: Channel, info: MethodInfo, default_in_ms: float) -> Callabl
 
     def begin(*args: Any, timeout_in_ms: int = 0, **named: Any) -> Stream:
         check(args, named)
-        return Stream(channel, name, given(args, named), due_after(timeout_in_ms, default_in_ms))
+        return Stream(channel, name, packed_arguments(args, named), due_after(timeout_in_ms, default_in_ms))
 
     return begin

@@ -11,7 +11,7 @@ from zmqdist.errors import InvalidArgumentError
 from zmqdist.specs import TensorSpec, convert
 
 
-def cast(value: Any, dtype: np.dtype[Any], what: str) -> NDArray[Any]:
+def cast(value: Any, dtype: np.dtype[Any], subject: str) -> NDArray[Any]:
     """A value as an array of this dtype, of any shape.
 
     Python's numbers, and lists of them, take the dtype if they survive; arrays are cast as NumPy's "same_kind" says, but that text is
@@ -27,14 +27,14 @@ def cast(value: Any, dtype: np.dtype[Any], what: str) -> NDArray[Any]:
         if not hasattr(value, "dtype"):
             return convert(value if not hasattr(value, "__array__") else np.asarray(value), TensorSpec(None, dtype))
         array = np.asarray(value)
-        made: NDArray[Any] = array.astype(dtype, casting="same_kind", copy=False)
+        converted: NDArray[Any] = array.astype(dtype, casting="same_kind", copy=False)
     except (TypeError, ValueError, InvalidArgumentError):
         try:
-            given = np.asarray(value)
-            shown = f"{given.dtype} of shape {given.shape}"
+            array_given = np.asarray(value)
+            shown = f"{array_given.dtype} of shape {array_given.shape}"
         except ValueError:
             shown = "lists of unequal lengths"
-        raise InvalidArgumentError(f"{what} is of {dtype}, and {shown} does not fit that") from None
-    if dtype.kind in "SU" and made.itemsize < array.itemsize and not np.array_equal(made, array):
-        raise InvalidArgumentError(f"{what} is of {dtype}: longer text, of {array.dtype}, would be cut off")
-    return made
+        raise InvalidArgumentError(f"{subject} is of {dtype}, and {shown} does not fit that") from None
+    if dtype.kind in "SU" and converted.itemsize < array.itemsize and not np.array_equal(converted, array):
+        raise InvalidArgumentError(f"{subject} is of {dtype}: longer text, of {array.dtype}, would be cut off")
+    return converted

@@ -43,7 +43,7 @@ from zmqdist.specs import TensorSpec
 from zmqdist.transport.credentials import Credentials
 from zmqdist.variables.casts import cast
 from zmqdist.variables.functions import PackedFunction, UpdateFunctions
-from zmqdist.variables.ids import Ids
+from zmqdist.variables.ids import UpdateIds
 from zmqdist.variables.variable_host import PREFIX
 from zmqdist.wire import trusted
 
@@ -133,11 +133,11 @@ def scatter(ref: Ref, op: str, slices: IndexedSlices) -> Change:
 
 def swap(ref: Ref, value: Any, *, version: int | None = None, expected: Any = None) -> Change:
     """The value, if its version is this one, and it equals `expected`. None: whatever it is."""
-    wanted = None if expected is None else ref.fit(expected)
-    return ("swap", -1 if version is None else version, wanted, ref.fit(value))
+    expected_value = None if expected is None else ref.fit(expected)
+    return ("swap", -1 if version is None else version, expected_value, ref.fit(value))
 
 
-def apply(ref: Ref, how: Optimizer | Callable[..., Any], gradient: Any) -> Change:
+def apply(ref: Ref, rule: Optimizer | Callable[..., Any], gradient: Any) -> Change:
     """A step of an optimizer, or of a function `fn(value, gradient, slots, step)` that runs at the ps.
 
     Args:
@@ -145,14 +145,16 @@ def apply(ref: Ref, how: Optimizer | Callable[..., Any], gradient: Any) -> Chang
         variable. It is pickled when it is used for the first time.
       gradient: an array, or IndexedSlices.
     """
-    if isinstance(how, type) or (not callable(how) and not isinstance(how, Optimizer)):
-        wanted = "an optimizer, as SGD(0.1), or a function"
-        raise InvalidArgumentError(f"{ref}: apply() takes {wanted}, not {how!r}")
-    sparse = isinstance(gradient, IndexedSlices)
-    told: Any = (rows_of(ref, gradient.indices), ref.cast(gradient.values)) if sparse else ref.fit(gradient)
-    if isinstance(how, Optimizer):
-        return ("apply", *how.told(), told)
-    return ("call", _functions.packed(how), told)
+    if isinstance(rule, type) or (not callable(rule) and not isinstance(rule, Optimizer)):
+        expected = "an optimizer, as SGD(0.1), or a function"
+        raise InvalidArgumentError(f"{ref}: apply() takes {expected}, not {rule!r}")
+    is_sparse = isinstance(gradient, IndexedSlices)
+    gradient_on_wire: Any = (
+        (rows_of(ref, gradient.indices), ref.cast(gradient.values)) if is_sparse else ref.fit(gradient)
+    )
+    if isinstance(rule, Optimizer):
+        return ("apply", *rule.to_wire(), gradient_on_wire)
+    return ("call", _functions.packed(rule), gradient_on_wire)
 
 
 def restore(ref: Ref, value: Any, slots: dict[str, Any]) -> Change:
@@ -166,8 +168,8 @@ def rows_of(ref: Ref, indices: Any) -> NDArray[Any]:
     if array.size == 0 and array.ndim == 1:
         return array.astype(np.int64)
     if array.ndim != 1 or array.dtype.kind not in "iu":
-        told = f"{ref}: indices are whole numbers in one dimension, not {array.dtype} of shape {array.shape}"
-        raise InvalidArgumentError(told)
+        text = f"{ref}: indices are whole numbers in one dimension, not {array.dtype} of shape {array.shape}"
+        raise InvalidArgumentError(text)
     return array
 
 
@@ -185,18 +187,20 @@ _functions: Final = UpdateFunctions()
 class Started:
     """A question that is on its way. Waiting for it asks again where that is needed; from any thread, as often as one likes."""
 
-    def __init__(self, client: PsClient, question: _Question) -> None:
+    def __init__(self, client: PsClient, request: _Request) -> None:
         self._client = client
-        self._question = question
+        self._request = request
         self._lock = threading.Lock()
         self._outcome: tuple[Any, Exception | None] | None = None
         self._call: StatusOrResult | None = None
-        self._trouble: UnavailableError | None = None
+        self._unreachable: UnavailableError | None = None
         self._connect()
 
     def done(self) -> bool:
         """Whether waiting would be over at once, unless it must be asked again. Never waits."""
-        return self._outcome is not None or self._trouble is not None or (self._call is not None and self._call.done())
+        return (
+            self._outcome is not None or self._unreachable is not None or (self._call is not None and self._call.done())
+        )
 
     def when_done(self, fn: Callable[[], object]) -> None:
         """Call `fn()` once as soon as `done()`: now, or in a thread that must not wait."""
@@ -218,10 +222,10 @@ class Started:
         with self._lock:
             if self._outcome is None:
                 try:
-                    self._outcome = self._question.read(self._wait()), None
+                    self._outcome = self._request.read(self._wait()), None
                 except Exception as error:
                     self._outcome = None, error
-                self._client.settled(self._question, None)
+                self._client.settled(self._request, None)
         value, raised = self._outcome
         if raised is not None:
             raise raised
@@ -230,44 +234,44 @@ class Started:
     def _wait(self) -> Any:
         recovery, losses, sent_again = inf, 0, False
         while True:
-            if self._trouble is not None:
-                recovery = self._recover(recovery, self._trouble)
+            if self._unreachable is not None:
+                recovery = self._recover(recovery, self._unreachable)
                 self._connect()
                 continue
             assert self._call is not None
             try:
                 return self._call.get_value()
             except FailedPreconditionError:
-                if not self._question.functions or sent_again:
+                if not self._request.functions or sent_again:
                     raise
                 sent_again = True  # the ps has forgotten a function that was not used for long
-                self._client.forget_sent(self._question.functions)
+                self._client.forget_sent(self._request.functions)
                 self._connect()
             except AbortedError as error:  # it has lost the variable: nothing else is ABORTED
-                self._trouble = UnavailableError(f"{self._question.what} is lost: {error.message}")
+                self._unreachable = UnavailableError(f"{self._request.subject} is lost: {error.message}")
             except (UnavailableError, CancelledError) as error:
                 losses += 1
                 self._client.reached = False
                 if losses <= PS_LOSSES_MAX:
                     self._connect()
                 else:
-                    self._trouble = UnavailableError(f"{self._question.what}: {error.message}")
+                    self._unreachable = UnavailableError(f"{self._request.subject}: {error.message}")
 
     def _connect(self) -> None:
         """Have a connection and ask over it; else there is `_trouble`."""
         try:
-            self._client.reach(min(self._question.due, time.monotonic() + PS_PATIENCE_S))
-            self._call = self._client.ask(self._question)
-            self._trouble = None
+            self._client.reach(min(self._request.due, time.monotonic() + PS_PATIENCE_S))
+            self._call = self._client.ask(self._request)
+            self._unreachable = None
         except (UnavailableError, CancelledError) as error:
-            self._trouble = UnavailableError(f"{self._question.what} cannot be reached: {error.message}")
+            self._unreachable = UnavailableError(f"{self._request.subject} cannot be reached: {error.message}")
 
     def _recover(self, until: float, lost: UnavailableError) -> float:
         """Wait a little, if there is to be recovery; else raise. Up to when it is waited for."""
         now = time.monotonic()
-        if now >= self._question.due:
+        if now >= self._request.due:
             raise DeadlineExceededError(lost.message)
-        until = min(until, now + self._question.recovery_s)
+        until = min(until, now + self._request.recovery_s)
         if now >= until:
             raise PSUnavailableError(lost, self._client.address)
         time.sleep(min(AGAIN_S, until - now))
@@ -275,11 +279,11 @@ class Started:
 
     def __del__(self) -> None:
         if "_outcome" in self.__dict__ and self._outcome is None:
-            self._client.settled(self._question, self._call)
+            self._client.settled(self._request, self._call)
 
 
 @dataclass(frozen=True)
-class _Question:
+class _Request:
     """What is asked, as it travels, so that it can be asked again.
 
     Attributes:
@@ -288,7 +292,7 @@ class _Question:
       sequence: of an update, else 0.
     """
 
-    what: str
+    subject: str
     method: str
     body: bytes
     sources: Sequence[Any]
@@ -311,7 +315,7 @@ class PsClient:
         self.credentials = credentials
         self.reached = False
         self._rpc = ZmqClient(address, security=credentials.client(address, role))
-        self._ids = Ids()
+        self._ids = UpdateIds()
         self._reaching = threading.Lock()
         self._sent: set[bytes] = set()
 
@@ -351,25 +355,25 @@ class PsClient:
 
     def drop(self, refs: Sequence[Ref]) -> Started:
         """Forget variables of one session."""
-        return self._start(_what(refs), "drop", refs[0].session, [ref.number for ref in refs])
+        return self._start(_subject(refs), "drop", refs[0].session, [ref.number for ref in refs])
 
     # -- values ---------------------------------------------------------------------------------------------------------
 
     def read(self, refs: Sequence[Ref], due: float = inf) -> Started:
         """Value: (version, array) of each. Large arrays are read-only, and cost nothing on the host of the ps."""
         args = refs[0].session, [ref.number for ref in refs]
-        return self._start(_what(refs), "read", *args, recovery_s=refs[0].recovery_s, due=due)
+        return self._start(_subject(refs), "read", *args, recovery_s=refs[0].recovery_s, due=due)
 
     def rows(self, wanted: Sequence[tuple[Ref, Any]], due: float = inf) -> Started:
         """Rows at indices, in their order, or of a range that ascends, of several variables. Value: a list of arrays."""
         refs = [ref for ref, _ in wanted]
         args = refs[0].session, [(ref.number, rows_wanted(ref, rows)) for ref, rows in wanted]
-        return self._start(_what(refs), "rows", *args, recovery_s=refs[0].recovery_s, due=due)
+        return self._start(_subject(refs), "rows", *args, recovery_s=refs[0].recovery_s, due=due)
 
     def saved(self, refs: Sequence[Ref], due: float = inf) -> Started:
         """Value: (version, array, slots, updates) of each, all of one moment: what `create` needs to make it anew."""
         args = refs[0].session, [ref.number for ref in refs]
-        return self._start(_what(refs), "saved", *args, recovery_s=refs[0].recovery_s, due=due)
+        return self._start(_subject(refs), "saved", *args, recovery_s=refs[0].recovery_s, due=due)
 
     def update(
         self,
@@ -398,18 +402,23 @@ class PsClient:
         refs = [ref for ref, _ in changes]
         functions = tuple(change[1] for _, change in changes if change[0] == "call")  # the ps is told their digests
         id = self._ids.next()
-        told = [
+        changes_on_wire = [
             (ref.number, "call", change[1].digest, change[2]) if change[0] == "call" else (ref.number, *change)
             for ref, change in changes
         ]
         key = key or task_context.key_of(refs[0].number)
-        args = refs[0].session, *id, want, key, step, workers_per_step, *told
-        more: dict[str, Any] = {
-            "read": _outcomes_with_values if want else _outcomes,
-            "functions": functions,
-            "sequence": id[1],
-        }
-        return self._start(_what(refs), "update", *args, recovery_s=refs[0].recovery_s, due=due, still=still, **more)
+        args = refs[0].session, *id, want, key, step, workers_per_step, *changes_on_wire
+        return self._start(
+            _subject(refs),
+            "update",
+            *args,
+            recovery_s=refs[0].recovery_s,
+            due=due,
+            still=still,
+            read=_outcomes_with_values if want else _outcomes,
+            functions=functions,
+            sequence=id[1],
+        )
 
     def about(self) -> Started:
         """Value: what the ps has: a dict, as variable_host.py makes it."""
@@ -426,7 +435,7 @@ class PsClient:
 
     def _start(
         self,
-        what: str,
+        subject: str,
         method: str,
         *args: Any,
         recovery_s: float = 0.0,
@@ -443,20 +452,23 @@ class PsClient:
             raise
         if sources and not still:  # it may be asked again when the caller has changed them
             sources = [bytes(each) if isinstance(each, memoryview) else each for each in sources]
-        given = (PREFIX + method, body, sources, due, recovery_s, read, functions, sequence)
-        return Started(self, _Question(what, *given))
+        request = _Request(
+            subject, PREFIX + method, body, sources, due, recovery_s, read, functions=functions, sequence=sequence
+        )
+        return Started(self, request)
 
-    def ask(self, question: _Question) -> StatusOrResult:
+    def ask(self, request: _Request) -> StatusOrResult:
         """Ask over the present connection. Raises UnavailableError where that has gone."""
-        for fn in question.functions:
+        for fn in request.functions:
             if fn.digest not in self._sent:
-                told = (PREFIX + "function", fn.digest, fn.blob)
-                internal_client.start(self._rpc, *told, waits_for_server=False).get_value()
+                send = internal_client.start(self._rpc, PREFIX + "function", fn.digest, fn.blob, waits_for_server=False)
+                send.get_value()
                 if len(self._sent) >= PS_FUNCTIONS_MAX:  # as many as the ps has
                     self._sent.clear()
                 self._sent.add(fn.digest)
-        how: dict[str, Any] = {"due": question.due, "waits_for_server": False}
-        return internal_client.start_packed(self._rpc, question.method, question.body, question.sources, **how)
+        return internal_client.start_packed(
+            self._rpc, request.method, request.body, request.sources, due=request.due, waits_for_server=False
+        )
 
     def reach(self, until: float) -> None:
         """Have a connection; by one thread at a time, the others wait for it.
@@ -471,8 +483,8 @@ class PsClient:
             try:
                 internal_client.reach(self._rpc, until)
             except DeadlineExceededError:
-                told = f"no answer from {self.address} for {time.monotonic() - began:.1f} s"
-                raise UnavailableError(told) from None
+                text = f"no answer from {self.address} for {time.monotonic() - began:.1f} s"
+                raise UnavailableError(text) from None
             self._sent.clear()
             self.reached = True
 
@@ -480,20 +492,20 @@ class PsClient:
         """The ps may not have these any more."""
         self._sent.difference_update(fn.digest for fn in functions)
 
-    def settled(self, question: _Question, call: StatusOrResult | None) -> None:
+    def settled(self, request: _Request, call: StatusOrResult | None) -> None:
         """As `Ids.settled`."""
-        self._ids.settled(question.sequence, call)
+        self._ids.settled(request.sequence, call)
 
 
-def _outcomes(told: Any) -> list[UpdateOutcome] | None:
-    return None if told is None else list(map(UpdateOutcome, told[::2], told[1::2]))
+def _outcomes(reply: Any) -> list[UpdateOutcome] | None:
+    return None if reply is None else list(map(UpdateOutcome, reply[::2], reply[1::2]))
 
 
-def _outcomes_with_values(told: Any) -> list[UpdateOutcome] | None:
-    return None if told is None else list(map(UpdateOutcome, told[::3], told[1::3], told[2::3]))
+def _outcomes_with_values(reply: Any) -> list[UpdateOutcome] | None:
+    return None if reply is None else list(map(UpdateOutcome, reply[::3], reply[1::3], reply[2::3]))
 
 
-def _what(refs: Sequence[Ref]) -> str:
+def _subject(refs: Sequence[Ref]) -> str:
     more = f" and {len(refs) - 1} more" if len(refs) > 1 else ""
     return f"{refs[0]}{more}"
 

@@ -23,21 +23,21 @@ class UpdateFunctions:
     """Functions of users, pickled once: what one captures is as it was when it was used first. A pickle lives as long as its function."""
 
     def __init__(self) -> None:
-        self._known: weakref.WeakKeyDictionary[Any, PackedFunction] = weakref.WeakKeyDictionary()
+        self._packed: weakref.WeakKeyDictionary[Any, PackedFunction] = weakref.WeakKeyDictionary()
 
     def __len__(self) -> int:
-        return len(self._known)
+        return len(self._packed)
 
     def packed(self, fn: Any) -> PackedFunction:
         """Raises InvalidArgumentError: it cannot be pickled, or called."""
         if not callable(fn):
             raise InvalidArgumentError(f"an update is an optimizer or a function, not {fn!r}")
         try:
-            known = self._known.get(fn)
+            known = self._packed.get(fn)
         except TypeError:  # it cannot be hashed, or referred to weakly
             return _packed(fn)
         if known is None:
-            known = self._known[fn] = _packed(fn)
+            known = self._packed[fn] = _packed(fn)
         return known
 
 

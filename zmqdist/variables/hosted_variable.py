@@ -97,11 +97,11 @@ class HostedVariable:
 
     def saved(self) -> dict[str, Array]:
         """Slots and numbers of steps, as "Adam/m" and "Adam/step"; as `read`."""
-        told = {}
+        arrays = {}
         for kind, slots in self.slots.items():
-            told.update({f"{kind}/{name}": slot for name, slot in slots.items()})
-            told[f"{kind}/{STEP}"] = np.array(self.taken.get(kind, 0), np.int64)
-        return told
+            arrays.update({f"{kind}/{name}": slot for name, slot in slots.items()})
+            arrays[f"{kind}/{STEP}"] = np.array(self.taken.get(kind, 0), np.int64)
+        return arrays
 
     def resume(self, version: int, saved: dict[str, Array]) -> None:
         """Go on from where another life of this variable was: its version, and what its `saved` has told. For a new one."""
@@ -120,15 +120,15 @@ class HostedVariable:
           InvalidArgumentError: it does not fit; the text names the variable.
           UnknownError: a function of the user has raised.
         """
-        kind, *given = change
-        preparing = _PREPARING.get(kind)
-        if preparing is None:
+        kind, *arguments = change
+        prepare_kind = _PREPARE.get(kind)
+        if prepare_kind is None:
             raise self.wrong(f"there is no update {kind!r}")
         try:
             if kind == "call":
-                digest, gradient = given
-                given = [*function(digest), gradient]
-            return preparing(self, *given)
+                digest, gradient = arguments
+                arguments = [*function(digest), gradient]
+            return prepare_kind(self, *arguments)
         except OpError:
             raise
         except (TypeError, ValueError) as error:
@@ -190,7 +190,7 @@ class HostedVariable:
         return self._assign(array) if fits else _nothing
 
     def _apply(self, name: Any, fields: Any, gradient: Any) -> Commit:
-        optimizer = Optimizer.made(name, fields)
+        optimizer = Optimizer.from_wire(name, fields)
         self._check_floats(name)
         checked = self.gradient(gradient)
         slots = self.slots.get(name)
@@ -212,33 +212,35 @@ class HostedVariable:
 
     def _call(self, name: str, fn: Any, gradient: Any) -> Commit:
         checked = self.gradient(gradient)
-        given = IndexedSlices(checked[1], checked[0], self.storage.shape) if isinstance(checked, tuple) else checked
+        gradient_given = (
+            IndexedSlices(checked[1], checked[0], self.storage.shape) if isinstance(checked, tuple) else checked
+        )
         value = self.storage.value.copy()
         slots = {slot: array.copy() for slot, array in self.slots.get(name, {}).items()}
         step = self.taken.get(name, 0) + 1
         try:
-            returned = fn(value, given, slots, step)
+            returned = fn(value, gradient_given, slots, step)
         except Exception as error:
-            told = f"{self.label}: update function {name} raised {type(error).__name__}: {error}"
-            raise UnknownError(told) from error
-        made = value if returned is None else self._made(name, returned)
-        kept = {str(slot): np.array(array) for slot, array in slots.items()}
-        if any(array.dtype.hasobject for array in kept.values()):
+            text = f"{self.label}: update function {name} raised {type(error).__name__}: {error}"
+            raise UnknownError(text) from error
+        new_value = value if returned is None else self._checked_result(name, returned)
+        new_slots = {str(slot): np.array(array) for slot, array in slots.items()}
+        if any(array.dtype.hasobject for array in new_slots.values()):
             raise self.wrong(f"update function {name} left a slot that is no array of numbers or text")
 
         def commit() -> bool:
-            self.storage.value = made
+            self.storage.value = new_value
             self.storage.changed()
-            self.slots[name], self.taken[name] = kept, step
+            self.slots[name], self.taken[name] = new_slots, step
             return True
 
         return commit
 
-    def _made(self, name: str, returned: Any) -> Array:
+    def _checked_result(self, name: str, returned: Any) -> Array:
         array = np.asarray(returned)
         if array.shape != self.storage.shape or not np.can_cast(array.dtype, self.storage.dtype, "same_kind"):
-            told = f"update function {name} returned {array.dtype} of shape {array.shape}, wanted {self._spec()}"
-            raise self.wrong(told)
+            text = f"update function {name} returned {array.dtype} of shape {array.shape}, wanted {self._spec()}"
+            raise self.wrong(text)
         return np.array(array, self.storage.dtype, order="C")  # its own: the function may have kept the other one
 
     def _restore(self, value: Any, saved: Any) -> Commit:
@@ -258,26 +260,26 @@ class HostedVariable:
         """An error that names the variable."""
         return InvalidArgumentError(f"{self.label}: {problem}")
 
-    def gradient(self, given: Any) -> Gradient:
+    def gradient(self, value: Any) -> Gradient:
         """A gradient that fits. Raises InvalidArgumentError."""
-        if isinstance(given, (tuple, list)):
-            if len(given) != 2:
+        if isinstance(value, (tuple, list)):
+            if len(value) != 2:
                 raise self.wrong("a sparse gradient is indices and rows")
-            return self._rows(*given)
-        return self._value(given)
+            return self._rows(*value)
+        return self._value(value)
 
     def _spec(self) -> str:
         return f"{self.storage.dtype} of shape {self.storage.shape}"
 
-    def _value(self, given: Any) -> Array:
-        array = np.asarray(given)
+    def _value(self, value: Any) -> Array:
+        array = np.asarray(value)
         if array.shape != self.storage.shape or array.dtype != self.storage.dtype:
             raise self.wrong(f"wanted {self._spec()}, given {array.dtype} of shape {array.shape}")
         self.bytes_in += array.nbytes
         return array
 
-    def _indices(self, given: Any) -> Array:
-        indices = np.asarray(given)
+    def _indices(self, value: Any) -> Array:
+        indices = np.asarray(value)
         if not self.storage.shape:
             raise self.wrong("it is a scalar and has no rows")
         if indices.ndim != 1 or (indices.size and indices.dtype.kind not in "iu"):
@@ -301,8 +303,8 @@ class HostedVariable:
         checked, array = self._indices(indices), np.asarray(rows)
         wanted = (len(checked), *self.storage.shape[1:])
         if array.dtype != self.storage.dtype or array.shape not in (wanted, wanted[1:], ()):
-            told = f"{len(checked)} rows are {self.storage.dtype} of shape {wanted}, not {array.dtype} of {array.shape}"
-            raise self.wrong(told)
+            text = f"{len(checked)} rows are {self.storage.dtype} of shape {wanted}, not {array.dtype} of {array.shape}"
+            raise self.wrong(text)
         self.bytes_in += array.nbytes + checked.nbytes
         return checked, np.broadcast_to(array, wanted)
 
@@ -333,7 +335,7 @@ def _nothing() -> bool:
     return False
 
 
-_PREPARING: Final[dict[str, Callable[..., Commit]]] = {
+_PREPARE: Final[dict[str, Callable[..., Commit]]] = {
     "assign": HostedVariable._assign,
     "add": HostedVariable._add,
     "sub": HostedVariable._sub,

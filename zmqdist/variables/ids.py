@@ -9,7 +9,7 @@ from zmqdist.rpc import StatusOrResult
 from zmqdist.rpc.client import new_incarnation
 
 
-class Ids:
+class UpdateIds:
     """Numbers of updates, and up to which of them nobody will ask again."""
 
     def __init__(self) -> None:

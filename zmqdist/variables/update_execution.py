@@ -11,7 +11,7 @@ from zmqdist.errors import InvalidArgumentError, OpError, UnknownError
 from zmqdist.limits import INLINE_BYTES_MAX
 from zmqdist.specs import TensorSpec
 from zmqdist.variables.hosted_variable import HostedVariable
-from zmqdist.variables.update_keys import Had
+from zmqdist.variables.update_keys import AppliedUpdate
 from zmqdist.wire import trusted
 
 Changes = Sequence[tuple[Any, ...]]
@@ -27,33 +27,35 @@ def is_small(variables: Sequence[HostedVariable], changes: Changes) -> bool:
     return True
 
 
-def carried_out(
+def apply_changes(
     variables: Sequence[HostedVariable], changes: Changes, function: Callable[[bytes], tuple[str, Any]]
 ) -> tuple[Any, ...]:
     """Make changes, under the locks: version of each variable, and whether it was changed. Raises as `HostedVariable.prepare`."""
     commits = [each.prepare(change[1:], function) for each, change in zip(variables, changes, strict=True)]
-    kept: list[Any] = []
+    outcomes: list[Any] = []
     for each, commit in zip(variables, commits, strict=True):
         changed = each.commit(commit)
-        kept += (each.version, changed)
-    return tuple(kept)
+        outcomes += (each.version, changed)
+    return tuple(outcomes)
 
 
-def carried_out_but(
-    had: Mapping[int, Had],
+def apply_missing(
+    applied: Mapping[int, AppliedUpdate],
     variables: Sequence[HostedVariable],
     changes: Changes,
     function: Callable[[bytes], tuple[str, Any]],
 ) -> tuple[Any, ...]:
     """The same, but for those variables that have the update already: for them what they had by it."""
-    left = [index for index, change in enumerate(changes) if change[0] not in had]
-    made = iter(carried_out([variables[index] for index in left], [changes[index] for index in left], function))
-    return tuple(item for change in changes for item in had.get(change[0]) or (next(made), next(made)))
+    missing = [index for index, change in enumerate(changes) if change[0] not in applied]
+    outcomes = iter(
+        apply_changes([variables[index] for index in missing], [changes[index] for index in missing], function)
+    )
+    return tuple(item for change in changes for item in applied.get(change[0]) or (next(outcomes), next(outcomes)))
 
 
-def with_values(kept: Sequence[Any], variables: Sequence[HostedVariable]) -> tuple[Any, ...]:
+def with_values(results: Sequence[Any], variables: Sequence[HostedVariable]) -> tuple[Any, ...]:
     """The same with the present values, under the locks."""
-    outcomes = zip(kept[::2], kept[1::2], variables, strict=True)
+    outcomes = zip(results[::2], results[1::2], variables, strict=True)
     return tuple(item for version, changed, each in outcomes for item in (version, changed, each.read()))
 
 
@@ -72,6 +74,6 @@ def initial_value(label: str, initial: Any) -> Any:
     except Exception as error:
         raise UnknownError(f"the initializer of {label} raised {type(error).__name__}: {error}") from error
     if array.shape != tuple(spec.shape) or not np.can_cast(array.dtype, spec.dtype, "same_kind"):
-        told = f"the initializer of {label} made {array.dtype} of {array.shape}, wanted {spec.dtype} of {spec.shape}"
-        raise InvalidArgumentError(told)
+        text = f"the initializer of {label} made {array.dtype} of {array.shape}, wanted {spec.dtype} of {spec.shape}"
+        raise InvalidArgumentError(text)
     return np.array(array, spec.dtype, order="C")

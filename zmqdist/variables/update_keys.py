@@ -21,7 +21,7 @@ import msgspec
 from zmqdist.errors import InvalidArgumentError
 from zmqdist.limits import PS_ONCE_MAX
 
-Had: TypeAlias = "tuple[int, bool]"
+AppliedUpdate: TypeAlias = "tuple[int, bool]"
 """What was answered: the variable's version, and whether the update had changed it."""
 
 
@@ -44,7 +44,7 @@ class Once:
         self._lock = threading.Lock()
         self._updates: OrderedDict[str, tuple[tuple[int, int, bool], ...]] = OrderedDict()
 
-    def of(self, key: str) -> dict[int, Had]:
+    def of(self, key: str) -> dict[int, AppliedUpdate]:
         """The variables that have this update, by their numbers."""
         with self._lock:
             return {number: (version, changed) for number, version, changed in self._updates.get(key, ())}

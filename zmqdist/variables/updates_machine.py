@@ -132,7 +132,7 @@ class UpdateKeys:
             return DONE, answer
         self._answers[key] = _RUNNING
         if len(self._answers) > self._keys_max:
-            oldest = next((each for each, told in self._answers.items() if told is not _RUNNING), None)
+            oldest = next((name for name, outcome in self._answers.items() if outcome is not _RUNNING), None)
             if oldest is not None:
                 del self._answers[oldest]
         return NEW, None
@@ -275,30 +275,30 @@ class Steps:
     def check(self, step: int, wanted: int) -> None:
         """Raises InvalidArgumentError, ResourceExhaustedError where `push` cannot take that."""
         if step < 0 or wanted < 1:
-            told = f"a step is a number from 0 and takes 1 gradient or more, not step {step} of {wanted}"
-            raise InvalidArgumentError(told)
-        at_work = self._open.get(step)
-        if at_work is not None and at_work.wanted != wanted:
-            told = f"step {step} waits for {at_work.wanted} gradients, and this one says {wanted}"
-            raise InvalidArgumentError(told)
-        if at_work is None and step > self.applied and len(self._open) >= self._open_max:
-            told = f"steps {sorted(self._open)} wait for gradients already, so step {step} must wait"
-            raise ResourceExhaustedError(told)
+            text = f"a step is a number from 0 and takes 1 gradient or more, not step {step} of {wanted}"
+            raise InvalidArgumentError(text)
+        open_step = self._open.get(step)
+        if open_step is not None and open_step.wanted != wanted:
+            text = f"step {step} waits for {open_step.wanted} gradients, and this one says {wanted}"
+            raise InvalidArgumentError(text)
+        if open_step is None and step > self.applied and len(self._open) >= self._open_max:
+            text = f"steps {sorted(self._open)} wait for gradients already, so step {step} must wait"
+            raise ResourceExhaustedError(text)
 
     def push(self, step: int, ticket: Hashable, wanted: int) -> Pushed:
         """A gradient has come. Raises as `check`."""
         self.check(step, wanted)
         if step <= self.applied:
             return Pushed(LATE)
-        at_work = self._open.setdefault(step, _Step(wanted))
-        at_work.tickets.append(ticket)
-        if len(at_work.tickets) < wanted:
+        open_step = self._open.setdefault(step, _Step(wanted))
+        open_step.tickets.append(ticket)
+        if len(open_step.tickets) < wanted:
             return Pushed("")
         self.applied = step
         del self._open[step]
         dropped = tuple(sorted(number for number in self._open if number < step))
         late = tuple(ticket for number in dropped for ticket in self._open.pop(number).tickets)
-        return Pushed(APPLIED, tuple(at_work.tickets), late, dropped)
+        return Pushed(APPLIED, tuple(open_step.tickets), late, dropped)
 
     def waiting(self) -> list[Hashable]:
         """Who waits, of all steps: the variable goes, and they are told so."""
@@ -341,10 +341,10 @@ class KeptSessions:
         Returns:
           Sessions of others that are dropped.
         """
-        there = {*present, holder}
+        connected = {*present, holder}
         dropped = []
         for number, each in list(self._sessions.items()):
-            if each.program == program or each.holder in there:
+            if each.program == program or each.holder in connected:
                 each.gone_at = None
             elif each.gone_at is None:
                 each.gone_at = now

@@ -33,7 +33,7 @@ from zmqdist.specs import TensorSpec
 from zmqdist.transport.loop import Loop
 from zmqdist.transport.router import Peer, Router
 from zmqdist.variables.hosted_variable import HostedVariable, Sum
-from zmqdist.variables.update_execution import carried_out, carried_out_but, initial_value, is_small, with_values
+from zmqdist.variables.update_execution import apply_changes, apply_missing, initial_value, is_small, with_values
 from zmqdist.variables.update_keys import Once
 from zmqdist.variables.updates_machine import APPLIED, LATE, KeptSessions, Repeated, Update, UpdateKeys, Updates
 from zmqdist.wire import trusted
@@ -57,15 +57,15 @@ class _Session:
 
 
 @dataclass(frozen=True, slots=True)
-class _Question:
+class _Request:
     """A question for an update: what it is about, and whether it wants values."""
 
-    asked: Asked
+    call: Asked
     variables: list[HostedVariable]
     want: bool
 
 
-class _Work:
+class _PendingUpdate:
     """One update that is not carried out at once.
 
     Attributes:
@@ -113,28 +113,28 @@ class VariableHost:
 
     # -- sessions -------------------------------------------------------------------------------------------------------
 
-    def _open(self, asked: Asked, program: int, session: int) -> None:
+    def _open(self, call: Asked, program: int, session: int) -> None:
         """Answers incarnation, name, and whether the session was there already."""
         present = [_holder(peer) for peer in self._router.peers]
         was_there = session in self._known
-        holder = _holder(asked.peer)
+        holder = _holder(call.peer)
         for each in self._known.open(program, session, holder, present, time.monotonic()):
             self._end(each, "was dropped: its program had gone")
         self._sessions.setdefault(session, _Session())
-        asked.answer((self._incarnation, self._name, was_there))
+        call.answer((self._incarnation, self._name, was_there))
 
-    def _watch(self, asked: Asked, session: int) -> None:
+    def _watch(self, call: Asked, session: int) -> None:
         """Answered when the session is closed: whoever asks sees by the call's end that this process has gone."""
         watching = self._session(session).watching
-        watching.add(asked)
-        asked.on_dropped(lambda: watching.discard(asked))
+        watching.add(call)
+        call.on_dropped(lambda: watching.discard(call))
 
-    def _close(self, asked: Asked, session: int) -> None:
+    def _close(self, call: Asked, session: int) -> None:
         self._known.close(session)
         for watcher in self._sessions[session].watching if session in self._sessions else ():
             watcher.answer(None)
         self._end(session, "was closed")
-        asked.answer(None)
+        call.answer(None)
 
     def _gone(self, peer: Peer) -> None:
         self._known.gone(_holder(peer), time.monotonic())
@@ -153,14 +153,14 @@ class VariableHost:
         with variable.lock:
             variable.gone = why
             waiting: list[Any] = variable.steps.waiting()
-        for work, _ in waiting:
-            self._service.soon(self._fail, work, AbortedError(f"{variable.label} {why}"))
+        for pending, _ in waiting:
+            self._service.soon(self._fail, pending, AbortedError(f"{variable.label} {why}"))
 
     def _session(self, session: int) -> _Session:
         found = self._sessions.get(session)
         if found is None:
-            told = f"{self._name} does not know session {session}: it was started again, or the strategy was closed"
-            raise AbortedError(told)
+            text = f"{self._name} does not know session {session}: it was started again, or the strategy was closed"
+            raise AbortedError(text)
         return found
 
     def _variables(self, session: int, numbers: Sequence[int]) -> list[HostedVariable]:
@@ -168,12 +168,12 @@ class VariableHost:
         try:
             return [variables[number] for number in numbers]
         except KeyError as error:
-            told = f"{self._name} has no variable {error.args[0]} in this session: it was dropped, or not made"
-            raise AbortedError(told) from None
+            text = f"{self._name} has no variable {error.args[0]} in this session: it was dropped, or not made"
+            raise AbortedError(text) from None
 
     # -- variables ------------------------------------------------------------------------------------------------------
 
-    def _create(self, asked: Asked, session: int, number: int, name: str, initial: Any, earlier: Any = None) -> None:
+    def _create(self, call: Asked, session: int, number: int, name: str, initial: Any, earlier: Any = None) -> None:
         """Make a variable, unless it is there.
 
         `initial`: an array; a TensorSpec, for zeros; or a pickled function, the spec of what it makes, and its keyword arguments.
@@ -183,42 +183,42 @@ class VariableHost:
         """
         found = self._session(session)
         if number in found.variables:
-            asked.answer(_spec(found.variables[number]))
+            call.answer(_spec(found.variables[number]))
         else:
-            self._service.submit(self._make, asked, found, number, name, initial, earlier, refuse=asked.fail)
+            self._service.submit(self._make, call, found, number, name, initial, earlier, refuse=call.fail)
 
-    def _make(self, asked: Asked, session: _Session, number: int, name: str, initial: Any, earlier: Any) -> None:
+    def _make(self, call: Asked, session: _Session, number: int, name: str, initial: Any, earlier: Any) -> None:
         label = f"variable {name!r} on {self._name}"
         try:
             made = HostedVariable(label, name, initial_value(label, initial))
             if earlier is not None:
-                version, slots, had = earlier
+                version, slots, updates = earlier
                 made.resume(version, slots)
-                made.steps.applied = session.once.restore(number, had)
+                made.steps.applied = session.once.restore(number, updates)
         except BaseException as error:
-            asked.fail(error)
+            call.fail(error)
         else:
-            self._service.soon(self._made, asked, session, number, made)
+            self._service.soon(self._made, call, session, number, made)
 
-    def _made(self, asked: Asked, session: _Session, number: int, made: HostedVariable) -> None:
-        asked.answer(_spec(session.variables.setdefault(number, made)))
+    def _made(self, call: Asked, session: _Session, number: int, made: HostedVariable) -> None:
+        call.answer(_spec(session.variables.setdefault(number, made)))
 
-    def _drop(self, asked: Asked, session: int, numbers: list[int]) -> None:
+    def _drop(self, call: Asked, session: int, numbers: list[int]) -> None:
         variables = self._session(session).variables
         for number in numbers:
             dropped = variables.pop(number, None)
             if dropped is not None:
                 self._service.submit(self._abandon, dropped, "was dropped")
-        asked.answer(None)
+        call.answer(None)
 
-    def _function(self, asked: Asked, digest: bytes, blob: bytes) -> None:
+    def _function(self, call: Asked, digest: bytes, blob: bytes) -> None:
         """A function of the user's, for updates that name it by its digest."""
         if digest not in self._functions:
             fn = trusted.unpack(blob)
             self._functions[digest] = trusted.describe(fn), fn
             if len(self._functions) > PS_FUNCTIONS_MAX:
                 self._functions.popitem(last=False)
-        asked.answer(None)
+        call.answer(None)
 
     def _function_of(self, digest: bytes) -> tuple[str, Callable[..., Any]]:
         found = self._functions.get(digest)
@@ -228,12 +228,12 @@ class VariableHost:
 
     # -- reading --------------------------------------------------------------------------------------------------------
 
-    def _read(self, asked: Asked, session: int, numbers: list[int]) -> None:
+    def _read(self, call: Asked, session: int, numbers: list[int]) -> None:
         """Answers version and value of each."""
         variables = self._variables(session, numbers)
-        self._under_locks(asked, variables, 0, lambda: [(each.version, each.read()) for each in variables])
+        self._under_locks(call, variables, 0, lambda: [(each.version, each.read()) for each in variables])
 
-    def _rows(self, asked: Asked, session: int, wanted: list[Any]) -> None:
+    def _rows(self, call: Asked, session: int, wanted: list[Any]) -> None:
         """Rows of several variables; `wanted` has (number, indices or a range) of each. Answers a list of arrays."""
         variables = self._variables(session, [number for number, _ in wanted])
         nbytes = sum(
@@ -245,9 +245,9 @@ class VariableHost:
         def read() -> Any:
             return [each.rows(indices) for each, (_, indices) in zip(variables, wanted, strict=True)]
 
-        self._under_locks(asked, variables, nbytes, read, sizes=False)
+        self._under_locks(call, variables, nbytes, read, sizes=False)
 
-    def _saved(self, asked: Asked, session: int, numbers: list[int]) -> None:
+    def _saved(self, call: Asked, session: int, numbers: list[int]) -> None:
         """Answers version, value, slots and steps of each, and which updates it has (update_keys.py), all of one moment."""
         variables = self._variables(session, numbers)
         once = self._sessions[session].once
@@ -258,14 +258,14 @@ class VariableHost:
                 for number, each in zip(numbers, variables, strict=True)
             ]
 
-        self._under_locks(asked, variables, 0, saved, here=False)
+        self._under_locks(call, variables, 0, saved, here=False)
 
-    def _about(self, asked: Asked) -> None:
+    def _about(self, call: Asked) -> None:
         """Answers what `status` shows."""
-        told = []
+        variables = []
         for session, found in self._sessions.items():
             for number, each in found.variables.items():
-                told.append(
+                variables.append(
                     {
                         "session": session,
                         "number": number,
@@ -279,18 +279,18 @@ class VariableHost:
                         "bytes_out": each.bytes_out,
                     }
                 )
-        asked.answer(
+        call.answer(
             {
                 "task": self._name,
                 "sessions": len(self._sessions),
                 "answers": len(self._updates),  # kept until the clients have them
-                "variables": told,
+                "variables": variables,
             }
         )
 
     def _under_locks(
         self,
-        asked: Asked,
+        call: Asked,
         variables: Sequence[HostedVariable],
         nbytes: int,
         fn: Callable[[], Any],
@@ -309,27 +309,27 @@ class VariableHost:
             taken = [each for each in variables if each.lock.acquire(blocking=False)]
             try:
                 if len(taken) == len(variables):
-                    asked.answer(fn())
+                    call.answer(fn())
                     return
             finally:
                 for each in taken:
                     each.lock.release()
-        self._service.submit(self._answer_under_locks, asked, variables, fn, refuse=asked.fail)
+        self._service.submit(self._answer_under_locks, call, variables, fn, refuse=call.fail)
 
-    def _answer_under_locks(self, asked: Asked, variables: Sequence[HostedVariable], fn: Callable[[], Any]) -> None:
+    def _answer_under_locks(self, call: Asked, variables: Sequence[HostedVariable], fn: Callable[[], Any]) -> None:
         try:
             with ExitStack() as stack:
                 for each in sorted(set(variables), key=id):
                     stack.enter_context(each.lock)
-                asked.answer(fn())  # which copies what it must: the next one may write
+                call.answer(fn())  # which copies what it must: the next one may write
         except BaseException as error:
-            asked.fail(error)
+            call.fail(error)
 
     # -- updates --------------------------------------------------------------------------------------------------------
 
     def _update(
         self,
-        asked: Asked,
+        call: Asked,
         session: int,
         client: int,
         sequence: int,
@@ -355,24 +355,24 @@ class VariableHost:
         if len(changes) > 1 and len(set(variables)) < len(changes):
             raise InvalidArgumentError("an update changes a variable once")
         found = self._sessions[session]
-        question = _Question(asked, variables, want)
-        update = self._updates.asked(question, client, sequence, settled, key, found.keys)
+        request = _Request(call, variables, want)
+        update = self._updates.asked(request, client, sequence, settled, key, found.keys)
         if isinstance(update, Repeated):
-            self._answer_again(question, update.answer)
-        elif update is not None and not (step < 0 and not key and self._at_once(update, question, changes)):
-            self._begin(_Work(update, found, variables, changes), step, wanted)
+            self._answer_again(request, update.answer)
+        elif update is not None and not (step < 0 and not key and self._at_once(update, request, changes)):
+            self._begin(_PendingUpdate(update, found, variables, changes), step, wanted)
 
-    def _at_once(self, update: Update, question: _Question, changes: Sequence[tuple[Any, ...]]) -> bool:
+    def _at_once(self, update: Update, request: _Request, changes: Sequence[tuple[Any, ...]]) -> bool:
         """Carry out a small update that nobody is in the way of, without more ado; whether that was one."""
-        variables = question.variables
+        variables = request.variables
         if not is_small(variables, changes):
             return False
         taken = [each for each in variables if each.lock.acquire(blocking=False)]
         try:
             if len(taken) < len(variables):
                 return False
-            kept = carried_out(variables, changes, self._function_of)
-            question.asked.answer(with_values(kept, variables) if question.want else kept)
+            kept = apply_changes(variables, changes, self._function_of)
+            request.call.answer(with_values(kept, variables) if request.want else kept)
         except BaseException:
             self._updates.failed(update)
             raise
@@ -382,11 +382,11 @@ class VariableHost:
         self._updates.ended(update, kept)
         return True
 
-    def _begin(self, work: _Work, step: int, wanted: int) -> None:
-        if step >= 0 and is_small(work.variables, work.changes):
-            taken = [each for each in work.variables if each.lock.acquire(blocking=False)]
+    def _begin(self, pending: _PendingUpdate, step: int, wanted: int) -> None:
+        if step >= 0 and is_small(pending.variables, pending.changes):
+            taken = [each for each in pending.variables if each.lock.acquire(blocking=False)]
             try:
-                effects = self._carry_out(work, step, wanted) if len(taken) == len(work.variables) else None
+                effects = self._carry_out(pending, step, wanted) if len(taken) == len(pending.variables) else None
             finally:
                 for each in taken:
                     each.lock.release()
@@ -394,64 +394,64 @@ class VariableHost:
                 for effect in effects:
                     effect()
                 return
-        self._service.submit(self._carry_out_in_thread, work, step, wanted, refuse=partial(self._fail, work))
+        self._service.submit(self._carry_out_in_thread, pending, step, wanted, refuse=partial(self._fail, pending))
 
-    def _carry_out_in_thread(self, work: _Work, step: int, wanted: int) -> None:
+    def _carry_out_in_thread(self, pending: _PendingUpdate, step: int, wanted: int) -> None:
         with ExitStack() as stack:
-            for each in sorted(work.variables, key=id):
+            for each in sorted(pending.variables, key=id):
                 stack.enter_context(each.lock)
-            effects = self._carry_out(work, step, wanted)
+            effects = self._carry_out(pending, step, wanted)
         for effect in effects:
             self._service.soon(effect)
 
-    def _carry_out(self, work: _Work, step: int, wanted: int) -> list[_Effect]:
+    def _carry_out(self, pending: _PendingUpdate, step: int, wanted: int) -> list[_Effect]:
         """Under the locks; in the loop or in a thread. What the loop must do next."""
         try:
             if step >= 0:
-                return self._push(work, step, wanted)
-            kept = self._carry_out_once(work)
+                return self._push(pending, step, wanted)
+            kept = self._carry_out_once(pending)
         except BaseException as error:
-            return [partial(self._fail, work, error)]
-        first: _Question = work.update.tickets[0]
-        first.asked.answer(with_values(kept, work.variables) if first.want else kept)
-        return [partial(self._finish, work, kept, 1)]
+            return [partial(self._fail, pending, error)]
+        first: _Request = pending.update.tickets[0]
+        first.call.answer(with_values(kept, pending.variables) if first.want else kept)
+        return [partial(self._finish, pending, kept, 1)]
 
-    def _carry_out_once(self, work: _Work) -> tuple[Any, ...]:
+    def _carry_out_once(self, pending: _PendingUpdate) -> tuple[Any, ...]:
         """Under the locks."""
-        key = work.update.key
+        key = pending.update.key
         if not key:
-            return carried_out(work.variables, work.changes, self._function_of)
-        once = work.session.once
-        had = once.of(key)
-        kept = carried_out_but(had, work.variables, work.changes, self._function_of)
-        outcomes = zip(work.changes, kept[::2], kept[1::2], strict=True)
-        once.note(key, [(change[0], *outcome) for change, *outcome in outcomes if change[0] not in had])
+            return apply_changes(pending.variables, pending.changes, self._function_of)
+        once = pending.session.once
+        applied = once.of(key)
+        kept = apply_missing(applied, pending.variables, pending.changes, self._function_of)
+        outcomes = zip(pending.changes, kept[::2], kept[1::2], strict=True)
+        once.note(key, [(change[0], *outcome) for change, *outcome in outcomes if change[0] not in applied])
         return kept
 
-    def _finish(self, work: _Work, kept: tuple[Any, ...], answered: int = 0) -> None:
+    def _finish(self, pending: _PendingUpdate, kept: tuple[Any, ...], answered: int = 0) -> None:
         """In the loop: it was carried out; so many of its questions were answered."""
-        self._updates.ended(work.update, kept)
-        for question in work.update.tickets[answered:]:
-            self._answer_again(question, kept)
+        self._updates.ended(pending.update, kept)
+        for request in pending.update.tickets[answered:]:
+            self._answer_again(request, kept)
 
-    def _fail(self, work: _Work, error: BaseException) -> None:
-        if self._updates.failed(work.update):
-            for question in work.update.tickets:
-                question.asked.fail(error)
+    def _fail(self, pending: _PendingUpdate, error: BaseException) -> None:
+        if self._updates.failed(pending.update):
+            for request in pending.update.tickets:
+                request.call.fail(error)
 
-    def _answer_again(self, question: _Question, kept: Any) -> None:
+    def _answer_again(self, request: _Request, kept: Any) -> None:
         """What was answered before; with the present values, where the new ones were wanted."""
-        if kept is None or not question.want:
-            question.asked.answer(kept)
+        if kept is None or not request.want:
+            request.call.answer(kept)
         else:
-            self._under_locks(question.asked, question.variables, 0, lambda: with_values(kept, question.variables))
+            self._under_locks(request.call, request.variables, 0, lambda: with_values(kept, request.variables))
 
     # -- synchronous steps ----------------------------------------------------------------------------------------------
 
-    def _push(self, work: _Work, step: int, wanted: int) -> list[_Effect]:
+    def _push(self, pending: _PendingUpdate, step: int, wanted: int) -> list[_Effect]:
         """Under the locks. All of it is checked before any of it is done."""
         gradients = []
-        for each, change in zip(work.variables, work.changes, strict=True):
+        for each, change in zip(pending.variables, pending.changes, strict=True):
             gradient = each.gradient(change[-1])
             if change[1] == "call":  # which is only called with the mean
                 self._function_of(change[2])
@@ -467,16 +467,16 @@ class VariableHost:
             gradients.append(gradient)
         effects: list[_Effect] = []
         for index, gradient in enumerate(gradients):
-            effects += self._push_one(work, index, gradient, step, wanted)
+            effects += self._push_one(pending, index, gradient, step, wanted)
         return effects
 
-    def _push_one(self, work: _Work, index: int, gradient: Any, step: int, wanted: int) -> list[_Effect]:
-        variable, change, key = work.variables[index], work.changes[index], work.update.key
-        if key and (had := work.session.once.of(key).get(change[0])) is not None:
-            return [partial(self._settle, [(work, index)], had, None)]
-        pushed = variable.steps.push(step, (work, index), wanted)
+    def _push_one(self, pending: _PendingUpdate, index: int, gradient: Any, step: int, wanted: int) -> list[_Effect]:
+        variable, change, key = pending.variables[index], pending.changes[index], pending.update.key
+        if key and (applied := pending.session.once.of(key).get(change[0])) is not None:
+            return [partial(self._settle, [(pending, index)], applied, None)]
+        pushed = variable.steps.push(step, (pending, index), wanted)
         if pushed.verdict == LATE:
-            return [partial(self._settle, [(work, index)], (variable.version, False), None)]
+            return [partial(self._settle, [(pending, index)], (variable.version, False), None)]
         total = variable.sums.setdefault(step, Sum())
         total.add(gradient)
         if pushed.verdict != APPLIED:
@@ -500,13 +500,15 @@ class VariableHost:
 
     def _settle(self, tickets: Sequence[Any], outcome: tuple[int, bool], error: BaseException | None) -> None:
         """In the loop: the step of these updates has ended for one variable."""
-        for work, index in tickets:
+        for pending, index in tickets:
             if error is not None:
-                self._fail(work, error)
+                self._fail(pending, error)
                 continue
-            work.outcomes[index] = outcome
-            if len(work.outcomes) == len(work.variables) and not work.update.over:
-                self._finish(work, tuple(item for place in range(len(work.variables)) for item in work.outcomes[place]))
+            pending.outcomes[index] = outcome
+            if len(pending.outcomes) == len(pending.variables) and not pending.update.over:
+                self._finish(
+                    pending, tuple(item for place in range(len(pending.variables)) for item in pending.outcomes[place])
+                )
 
 
 def _holder(peer: Peer) -> int:
