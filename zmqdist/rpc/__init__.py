@@ -1,14 +1,14 @@
-"""Questions with answers between processes.
+"""Calls between processes: a server registers functions, a client calls them and gets their values.
 
     server = Server.create("zmq", "127.0.0.1:0")
     server.register("multiply", lambda a, b: a * b)
     server.start()
     client = Client.create("zmq", server.address)
     client.multiply_blocking(2, 3)      # 6
-    client.multiply(2, 3).get_value()   # the same, and other things can be done before get_value
+    client.multiply(2, 3).get_value()   # the same; the caller can do other work before get_value
 
-What else there is - arguments by name, await, streams, batches, large arrays - is in docs/rpc.md.
-Not here: work that may run on any of several workers (coordinator), and anything that sends code: values only.
+docs/rpc.md describes the rest: arguments by name, await, streams, batches, large arrays.
+Not here: functions that may run on any of several workers (coordinator), and anything that sends code: only values travel.
 """
 
 from zmqdist.rpc.client import RpcClient as Client

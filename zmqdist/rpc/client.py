@@ -1,11 +1,11 @@
 """The client of an RPC server.
 
 Rules
-    `client.m(...)` and `call` never wait for the answer, `client.m_blocking(...)` does. Any number of threads may use one client.
-    A call made while the server is away waits for it, up to its deadline, and is sent when it is there. A call that was in
-    flight when the connection went ends with UNAVAILABLE and is never sent again.
-    A mistake that can be seen here - another structure of the arguments, a value that cannot travel - is raised by the call
-    itself; all else is the outcome of the call.
+    `client.m(...)` and `call` never wait for the reply; `client.m_blocking(...)` does. Any number of threads may share a client.
+    A call made while the server is away waits for it, up to the call's deadline, and is sent when the server is back. A call that
+    was in flight when the connection ended fails with UNAVAILABLE and is never sent again, because it may have run.
+    An error that the client itself can see (arguments of another structure, a value that cannot travel) is raised by the call;
+    every other error is the outcome of the call.
 
 Not here: threads and the socket (transport/channel.py).
 """
@@ -37,28 +37,31 @@ LAYER: Final = "zmq"
 
 
 def check_layer(rpc_layer: str) -> None:
-    """Raises ValueError for anything but "zmq"."""
+    """Raise ValueError unless `rpc_layer` is "zmq"."""
     if rpc_layer != LAYER:
         raise ValueError(f'Only the "{LAYER}" backend is supported at the moment, given {rpc_layer!r}')
 
 
 def new_incarnation() -> int:
-    """A random number for one life of a client or server, 1 to 2**63 - 1."""
+    """Return a random number from 1 to 2**63 - 1 for one incarnation of a client or server."""
     return int.from_bytes(os.urandom(8), "big") >> 1 or 1
 
 
 class RpcClient:
-    """What `Client.create` gives. Close it, use it in a with-statement, or drop it: pending calls then end with CANCELLED.
+    """The client that `Client.create` returns.
 
-    Each method that the server had when the client was made, or at the last `refresh`, is an attribute: `m(*args, **kwargs)` gives
-    a StatusOrResult, `m_blocking(*args, **kwargs)` the value, or raises; of a generator function, `m(*args, **kwargs)` gives a
-    Stream. `timeout_in_ms` and `out` (as in `call`) belong to the client: a parameter of that name is given by position.
-    Arguments that cannot be right are a TypeError or ValueError here: a keyword that the function does not have, another
-    structure than its signature's. A method whose name is taken by this class, or is no identifier, is reached by `call`.
+    Close it with `close` or a with-statement. `close`, and garbage collection, end pending calls with CANCELLED.
+
+    Each method that the server had when the client was made, or at the last `refresh`, is an attribute: `m(*args, **kwargs)`
+    returns a StatusOrResult, `m_blocking(*args, **kwargs)` waits and returns the value or raises. For a generator function
+    `m(*args, **kwargs)` returns a Stream. The keywords `timeout_in_ms` and `out` (as in `call`) belong to the client: give a
+    parameter of that name by position. Arguments that cannot be right (an unknown keyword, a structure other than the
+    signature's) raise TypeError or ValueError before anything is sent. Use `call` for a method whose name is not an identifier or
+    is an attribute of this class.
 
     Attributes:
       address: "host:port" of the server.
-      name: for people; need not be unique.
+      name: shown in logs; need not be unique.
     """
 
     address: str
@@ -74,21 +77,25 @@ class RpcClient:
         keys_dir: str | os.PathLike[str] | None = None,
         token_file: str | os.PathLike[str] | None = None,
     ) -> ZmqClient:
-        """Connect and ask for the list of methods: waits until the server is up.
+        """Connect to a server and fetch its list of methods. Blocks until the server replies.
 
         Args:
           rpc_layer: "zmq".
-          address: "host:port"; "zmq://host:port" is fine too.
-          timeout_in_ms: default deadline of each call, of this one too; 0 or less for none: then it waits for ever, and
-            logs whom it waits for.
+          address: "host:port" or "zmq://host:port".
+          name: shown in logs; need not be unique.
+          timeout_in_ms: default deadline in milliseconds of each call, and of `create` itself. 0 or less means none: `create`
+            then waits without end and logs the server that it waits for.
           keys_dir, token_file: as in `zmqdist.transport.security`; by default the user's token, or ZMQDIST_KEYS_DIR.
 
+        Returns:
+          A ZmqClient. The caller owns it and closes it.
+
         Raises:
-          ValueError: another layer.
-          InvalidArgumentError: not an address.
-          DeadlineExceededError: no server within the time.
-          UnauthenticatedError: it refused the key or token, or is not who it should be.
-          FailedPreconditionError: it speaks another protocol or security.
+          ValueError: `rpc_layer` is not "zmq".
+          InvalidArgumentError: `address` is not a valid address.
+          DeadlineExceededError: no server replied in time.
+          UnauthenticatedError: the server refused the key or token, or failed to prove its own identity.
+          FailedPreconditionError: the server speaks another version of the protocol, or uses another kind of security.
         """
         check_layer(rpc_layer)
         return ZmqClient(address, name, True, timeout_in_ms, keys_dir=keys_dir, token_file=token_file)
@@ -96,16 +103,19 @@ class RpcClient:
     def call(
         self, method_name: str, args: Any = None, output_specs: Any = None, timeout_in_ms: int = 0, *, out: Any = None
     ) -> StatusOrResult:
-        """Call any method by its name; see ZmqClient."""
+        """Call a method by its name; see ZmqClient."""
         raise NotImplementedError("made by Client.create")
 
     def snapshot(self) -> ClientSnapshot:
-        """Figures of now; see ZmqClient."""
+        """Return the current figures; see ZmqClient."""
         raise NotImplementedError("made by Client.create")
 
 
 class ZmqClient(RpcClient):
-    """The class form of `Client.create`; without the list of methods it returns at once, server or not."""
+    """The concrete class that `Client.create` returns.
+
+    Made directly, without `list_registered_methods`, it does not wait for the server.
+    """
 
     def __init__(
         self,
@@ -118,9 +128,9 @@ class ZmqClient(RpcClient):
         token_file: str | os.PathLike[str] | None = None,
         security: ClientSecurity | None = None,
     ) -> None:
-        """See `Client.create`; with `list_registered_methods` it waits and raises as that does.
+        """Connect; the arguments are those of `Client.create`. With `list_registered_methods` it blocks and raises as that does.
 
-        `security` stands above `keys_dir` and `token_file`: for another role than "client".
+        `security` overrides `keys_dir` and `token_file`; it is for roles other than "client".
         """
         due_after(timeout_in_ms, 0)
         self.address = plain(address)
@@ -141,21 +151,25 @@ class ZmqClient(RpcClient):
     def call(
         self, method_name: str, args: Any = None, output_specs: Any = None, timeout_in_ms: int = 0, *, out: Any = None
     ) -> StatusOrResult:
-        """Ask; does not wait.
+        """Call a method by its name. Does not wait for the reply.
 
         Args:
-          args: None, one value, or any structure of them; only its leaves count, from left to right.
-          output_specs: a structure of TensorSpec that the value is packed into, as arrays. None: the value is the flat list
-            of what the function returned, None when that was nothing.
-          timeout_in_ms: deadline of this call; 0 or less: the client's default.
-          out: a writable, contiguous array: the value is `out` itself, with the answer in it, which must be one array of the
-            same shape and dtype. Large ones are received straight into it. Leave it alone until the call has ended. When the
-            answer does not fit (InvalidArgumentError) it is untouched; after any other error its content is undefined.
+          method_name: as it was registered, dots included.
+          args: None, one value, or any structure of values. Only the leaves are sent, from left to right.
+          output_specs: a structure of TensorSpec: the value is packed into it, as arrays. None: the value is the flat list of the
+            leaves that the function returned, or None if it returned nothing.
+          timeout_in_ms: deadline of this call in milliseconds; 0 or less: the client's default.
+          out: a writable, contiguous array that receives the reply, which must be one array of the same shape and dtype; the
+            value is then `out` itself. Large replies are received without a copy. Do not touch `out` until the call has ended. If
+            the reply does not fit (InvalidArgumentError), `out` is unchanged; after any other error its content is undefined.
+
+        Returns:
+          A StatusOrResult for the outcome.
 
         Raises:
-          InvalidArgumentError: something in `args` or the name cannot travel, nothing can be received into `out`, or `out`
-            and `output_specs` were both given.
-          TypeError, ValueError: `method_name` is not a str, or `timeout_in_ms` no number.
+          InvalidArgumentError: a value in `args`, or the name, cannot travel; `out` cannot receive an array; or both `out` and
+            `output_specs` were given.
+          TypeError, ValueError: `method_name` is not a str, or `timeout_in_ms` not a number.
         """
         check_name(method_name)
         if out is not None and output_specs is not None:
@@ -171,25 +185,25 @@ class ZmqClient(RpcClient):
         return StatusOrResult(self._channel, call, read)
 
     def stream(self, method_name: str, *args: Any, timeout_in_ms: int = 0) -> Stream:
-        """Call a generator function by its name, listed or not.
+        """Call a generator function by its name, whether or not it was listed. Does not wait.
 
         Args:
-          timeout_in_ms: for the whole stream; 0 or less: the client's default.
+          timeout_in_ms: deadline of the whole stream in milliseconds; 0 or less: the client's default.
 
         Raises:
-          InvalidArgumentError: something in `args` or the name cannot travel.
-          TypeError, ValueError: `method_name` is not a str, or `timeout_in_ms` no number.
+          InvalidArgumentError: a value in `args`, or the name, cannot travel.
+          TypeError, ValueError: `method_name` is not a str, or `timeout_in_ms` not a number.
         """
         check_name(method_name)
         return Stream(self._channel, method_name, args, due_after(timeout_in_ms, self._timeout_in_ms))
 
     def methods(self) -> dict[str, MethodInfo]:
-        """Ask the server for its methods, and wait: what it has now, by name.
+        """Fetch the methods that the server has now, by name. Blocks, at most for the client's default deadline.
 
-        Where the connection goes meanwhile it asks once more, since a server that was started anew may be there.
+        If the connection ends meanwhile, it asks a second time, because a restarted server may be at the address.
 
         Raises:
-          OpError: what the call ended with.
+          OpError: the error with which the call ended.
         """
         due = due_after(0, self._timeout_in_ms)
         try:
@@ -204,7 +218,7 @@ class ZmqClient(RpcClient):
         return decode_methods(outcome(call, self.address, as_returned), self.address)
 
     def refresh(self) -> None:
-        """Ask for the methods again, and have attributes for those that the server has now. Waits and raises as `methods`."""
+        """Fetch the list of methods again and update this client's attributes to match. Blocks and raises as `methods`."""
         methods = self.methods()
         offered: dict[str, Callable[..., Any]] = {}
         for name, info in methods.items():
@@ -216,19 +230,20 @@ class ZmqClient(RpcClient):
                 if not reserved and (attribute == name or attribute not in methods):
                     offered[attribute] = function
         before, self._offered = self._offered, set(offered)
-        for attribute, function in offered.items():  # at no moment without one that stays: others are calling it
+        # Set before delete: other threads may be calling a method that stays, so it must never be missing.
+        for attribute, function in offered.items():
             setattr(self, attribute, function)
         for attribute in before - offered.keys():
             delattr(self, attribute)
 
     def stubs(self, info: MethodInfo) -> tuple[Callable[..., Any], ...]:
-        """`m`, and `m_blocking` unless it streams, of a method that `methods` told of: also where its name is no attribute."""
+        """Return `m`, and `m_blocking` unless `m` is a stream, for a method listed by `methods`, whatever its name."""
         return stubs(self._channel, info, self._timeout_in_ms)
 
     def snapshot(self) -> ClientSnapshot:
-        """Figures of now, for those who operate it: calls, threads that wait, large arrays on the way, messages.
+        """Return the client's current figures: calls, waiting threads, large arrays in flight, messages.
 
-        Cheap, and from any thread.
+        Cheap; may be called from any thread.
 
         Raises:
           FailedPreconditionError: the client was made before a fork.
@@ -254,5 +269,5 @@ def _path(path: str | os.PathLike[str] | None) -> str | None:
 
 
 def channel_of(client: ZmqClient) -> Channel:
-    """Its channel. No attribute: those are for methods of its server."""
+    """Return the channel of a client. It is not a public attribute, because attributes are for methods of the server."""
     return client._channel

@@ -1,4 +1,4 @@
-"""What a call that was not waited for gives: its outcome, now or later."""
+"""The outcome of a call that its caller did not wait for."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from zmqdist.transport.channel import Channel
 
 
 class StatusOrResult:
-    """The outcome of one call. From any thread, in any order, again and again; the answers stay the same.
+    """The outcome of one call. Its methods may be called from any thread, in any order and repeatedly; the outcome never changes.
 
-    What waits has the call's own deadline; without one it waits until the server answers or its connection goes, or for a
-    server to appear. It may be dropped unread: the remote function runs all the same. It is true, whatever the outcome.
+    Methods that wait use the call's own deadline. Without a deadline they wait until the server replies, its connection ends, or,
+    if there is no server yet, one appears. An outcome that is dropped unread does not cancel the call: the remote function still
+    runs. `bool` of it is True even for an error.
     """
 
     __slots__ = ("__weakref__", "_call", "_channel", "_read", "_value")
@@ -29,20 +30,20 @@ class StatusOrResult:
         self._value: tuple[Any] | None = None
 
     def is_ok(self) -> bool:
-        """Wait for the end; whether the call gave a value."""
+        """Wait for the end of the call; return whether it gave a value."""
         self._channel.wait(self._call)
         return self._call.code == 0
 
     def get_error(self) -> tuple[int, str]:
-        """Wait for the end; (code, message), (0, "") for a value."""
+        """Wait for the end of the call; return (code, message), which is (0, "") for a value."""
         self._channel.wait(self._call)
         return self._call.code, self._call.message
 
     def get_value(self) -> Any:
-        """Wait for the end; the value, the same object each time.
+        """Wait for the end of the call and return its value: the same object each time.
 
         Raises:
-          OpError: the class of the call's code, with its message.
+          OpError: the call ended with an error; the class is the one of its code.
           InvalidArgumentError: the value does not fit the `output_specs` of the call.
         """
         value = self._value
@@ -54,22 +55,22 @@ class StatusOrResult:
         return value[0]
 
     def done(self) -> bool:
-        """Whether the call has ended. Never waits."""
+        """Return whether the call has ended. Never waits."""
         return self._channel.poll(self._call)
 
     def cancel(self) -> bool:
-        """End the call with CANCELLED, and have the server not start it if it has not yet; False: it had ended before."""
+        """End the call with CANCELLED; the server does not start it if it has not yet. Return False if it had ended before."""
         return self._channel.cancel(self._call)
 
     def add_done_callback(self, fn: Callable[[StatusOrResult], object]) -> None:
-        """Have `fn(self)` called when the call has ended: in a thread of the client, or here when it has already.
+        """Have `fn(self)` called once the call has ended: in a thread of the client, or at once in this one if it has ended already.
 
-        What it raises in the client's thread is logged. The client stays alive until then.
+        An exception that `fn` raises in the client's thread is logged. The client is kept alive until then.
         """
         self._channel.add_done_callback(self._call, lambda call: fn(self))
 
     def __await__(self) -> Generator[Any, None, Any]:
-        """The value, as `get_value`; from any asyncio loop. When the waiting task is cancelled, so is the call."""
+        """Return the value, as `get_value`, in any asyncio loop. Cancelling the task that awaits cancels the call."""
         if self._value is None and not self._call.ended:
             yield from ended(self._channel, self._call).__await__()
         return self.get_value()
@@ -81,18 +82,18 @@ class StatusOrResult:
 
 
 def is_sent(result: StatusOrResult) -> bool:
-    """Whether its call has left. As `Channel.is_sent`."""
+    """Return whether the call of `result` has been sent. As `Channel.is_sent`."""
     return result._channel.is_sent(result._call)
 
 
 def read_as(result: StatusOrResult, read: Callable[[ClientCall, str], Any]) -> StatusOrResult:
-    """The outcome of the same call, whose value is what `read` makes of the answer."""
+    """Return another outcome of the same call, whose value is `read(call, address)`."""
     return StatusOrResult(result._channel, result._call, read)
 
 
 async def ended(channel: Channel, call: ClientCall) -> None:
-    """Wait in an asyncio loop until the call has ended; it is cancelled with the task that waits."""
-    import asyncio  # only for those who use it
+    """Wait in an asyncio loop until the call has ended. Cancelling the waiting task cancels the call."""
+    import asyncio  # here, so that programs without asyncio do not load it
 
     loop = asyncio.get_running_loop()
     future: asyncio.Future[None] = loop.create_future()
@@ -101,13 +102,13 @@ async def ended(channel: Channel, call: ClientCall) -> None:
         if not future.done():
             future.set_result(None)
 
-    def tell(_: ClientCall) -> None:
+    def notify(_: ClientCall) -> None:
         try:
             loop.call_soon_threadsafe(resolve)
-        except RuntimeError:  # the event loop has been closed: nobody waits
+        except RuntimeError:  # the event loop has been closed, so no task waits any more
             pass
 
-    channel.add_done_callback(call, tell)
+    channel.add_done_callback(call, notify)
     try:
         await future
     except asyncio.CancelledError:
@@ -116,25 +117,25 @@ async def ended(channel: Channel, call: ClientCall) -> None:
 
 
 def outcome(call: ClientCall, address: str, read: Callable[[ClientCall, str], Any]) -> Any:
-    """The value of a call that has ended, or its error raised."""
+    """Return the value of a call that has ended, or raise its error."""
     if call.code:
         raise from_code(call.code, call.message)
     return read(call, address)
 
 
 def as_returned(call: ClientCall, address: str) -> Any:
-    """The value as the function returned it."""
+    """Return the value as the function returned it."""
     return payload.unpack(call.body, call.frames, address)
 
 
 def as_leaves(call: ClientCall, address: str) -> list[Any] | None:
-    """The flat list of its leaves; None when the function returned nothing."""
+    """Return the flat list of the value's leaves; None if the function returned nothing."""
     value = as_returned(call, address)
     return None if value is None else nest.flatten(value)
 
 
 def as_specified(specs: Any) -> Callable[[ClientCall, str], Any]:
-    """The leaves as arrays, in the structure of `specs`."""
+    """Return a reader that gives the leaves as arrays in the structure of `specs`."""
     wanted = nest.flatten(specs)
 
     def read(call: ClientCall, address: str) -> Any:

@@ -1,4 +1,4 @@
-"""An RPC server of its own: a loop, a router and the methods behind it."""
+"""An RPC server that stands alone: it owns its event loop and its router, and serves the methods that were registered."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ from zmqdist.wire.hello import our_hello
 
 
 class RpcServer:
-    """What `Server.create` gives. Stop it, use it in a with-statement, or drop it: that stops it in the background."""
+    """The server that `Server.create` returns.
+
+    Stop it with `stop` or a with-statement. A server that is garbage-collected without `stop` is stopped in the background.
+    """
 
     @staticmethod
     def create(
@@ -31,25 +34,29 @@ class RpcServer:
         token_file: str | os.PathLike[str] | None = None,
         threads_max: int = HANDLER_THREADS_MAX,
     ) -> ZmqServer:
-        """A server that will listen on `address`. Opens no port and waits for nothing.
+        """Return a server for `address` that does not listen yet: `start` opens the port. Does not block.
 
         Args:
           rpc_layer: "zmq".
-          address: "host:port"; port 0 takes a free one at `start`.
+          address: "host:port"; with port 0, `start` picks a free port.
           keys_dir, token_file: as in `zmqdist.transport.security`; by default the user's token on loopback, and ZMQDIST_KEYS_DIR.
-          threads_max: calls that run at a time, besides those of inline methods and streams; the others wait, and their clients have
-            turns. Threads are made as they are needed. Handlers that wait for other calls of this server need as many more.
+          threads_max: how many calls run at a time, not counting inline methods and streams. Further calls wait, and the server
+            takes them from their clients in turn. Threads are created when they are needed. A handler that waits for another call
+            of this server occupies a thread meanwhile, so add one thread for each such handler.
+
+        Returns:
+          A ZmqServer. The caller owns it.
 
         Raises:
-          ValueError: another layer, or `threads_max` is less than 1.
-          TypeError: `threads_max` is no int.
-          InvalidArgumentError: not an address.
+          ValueError: `rpc_layer` is not "zmq", or `threads_max` is less than 1.
+          TypeError: `threads_max` is not an int.
+          InvalidArgumentError: `address` is not a valid address.
         """
         check_layer(rpc_layer)
         return ZmqServer(address, keys_dir=keys_dir, token_file=token_file, threads_max=threads_max)
 
     def register(self, name: str, fn: Callable[..., Any]) -> None:
-        """Offer a function; see ZmqServer."""
+        """Register a function as a method; see ZmqServer."""
         raise NotImplementedError("made by Server.create")
 
     def start(self) -> None:
@@ -57,12 +64,12 @@ class RpcServer:
         raise NotImplementedError("made by Server.create")
 
     def snapshot(self) -> ServerSnapshot:
-        """Figures of now; see ZmqServer."""
+        """Return the current figures; see ZmqServer."""
         raise NotImplementedError("made by Server.create")
 
 
 class ZmqServer(RpcServer):
-    """The class form of `Server.create`."""
+    """The concrete class that `Server.create` returns."""
 
     def __init__(
         self,
@@ -72,7 +79,7 @@ class ZmqServer(RpcServer):
         token_file: str | os.PathLike[str] | None = None,
         threads_max: int = HANDLER_THREADS_MAX,
     ) -> None:
-        """See `Server.create`."""
+        """Create a server that does not listen yet; the arguments are those of `Server.create`."""
         if type(threads_max) is not int:
             raise TypeError(f"threads_max is a number of threads, an int, not {type(threads_max).__name__}")
         if threads_max < 1:
@@ -88,7 +95,7 @@ class ZmqServer(RpcServer):
 
     @property
     def address(self) -> str:
-        """ "host:port", after `start` with the real port."""
+        """ "host:port"; after `start` with the port that was bound."""
         return self._address
 
     def register(
@@ -103,9 +110,10 @@ class ZmqServer(RpcServer):
         max_batch: int = 64,
         max_delay_ms: float = 1,
     ) -> None:
-        """Offer a function under a name, to everybody who is let in. Arguments and errors: `RpcService.register`.
+        """Register `fn` as a method that every authenticated client may call. Call it before `start`.
 
-        It runs here, in threads, many calls at a time, and what it captures is shared by all callers: guard its state.
+        The arguments and errors are those of `RpcService.register`. The function runs in this process, in several threads at a
+        time, and all callers share the state that it captures, so guard that state with a lock.
         """
         self._service.register(
             name,
@@ -119,11 +127,11 @@ class ZmqServer(RpcServer):
         )
 
     def start(self) -> None:
-        """Listen, and serve in the background. A second start does nothing.
+        """Listen on the address and serve in the background. Calling it again does nothing.
 
         Raises:
           UnknownError: the address could not be bound, for instance because the port is in use.
-          FailedPreconditionError: the address needs keys, or the server was stopped before.
+          FailedPreconditionError: the address needs keys that are missing, or the server was stopped before.
         """
         if self._stopped:
             raise FailedPreconditionError("this server was stopped: make a new one")
@@ -145,10 +153,11 @@ class ZmqServer(RpcServer):
         self._loop, self._address = loop, address
 
     def stop(self, grace_s: float = GRACE_S) -> None:
-        """Refuse new calls, wait for those that run (at most `grace_s` seconds), answer them, free the port. Idempotent.
+        """Refuse new calls, wait at most `grace_s` seconds for the running ones, send their replies and free the port. Idempotent.
 
-        A handler that runs longer cannot be cut off: its callers get UNAVAILABLE, its thread ends when it does. Not to be
-        called by a handler. In a forked child, which has none of its threads, it does nothing.
+        A handler that runs longer is not interrupted: its callers get UNAVAILABLE, and its thread ends when the handler returns.
+        Do not call `stop` from a handler, because it would wait for itself. In a forked child it does nothing: the server's
+        threads are the parent's.
         """
         loop, self._loop = self._loop, None
         self._stopped = True
@@ -156,14 +165,14 @@ class ZmqServer(RpcServer):
             _stop(self._service, loop, grace_s, self._address)
 
     def snapshot(self) -> ServerSnapshot:
-        """Figures of now, for those who operate it: clients, calls, threads, streams, large arrays on the way, messages.
+        """Return the server's current figures: clients, calls, threads, streams, large arrays in flight, messages.
 
-        From any thread. Cheap: microseconds in the server's loop, and less than one for each client. Zeros before `start`; after `stop`
-        what there was at the end.
+        May be called from any thread. It takes some microseconds of the server's loop and less than one for each client. All
+        figures are zero before `start`; after `stop` they are those of the end.
 
         Raises:
-          DeadlineExceededError: the loop did not answer within seconds: an inline method keeps it.
-          FailedPreconditionError: in a forked child, which has none of the server's threads.
+          DeadlineExceededError: the loop did not reply within seconds, because an inline method blocks it.
+          FailedPreconditionError: this is a forked child, which has none of the server's threads.
         """
         if not self._pid:
             return ServerSnapshot()
@@ -187,7 +196,8 @@ class ZmqServer(RpcServer):
 
 
 def _stop(service: RpcService, loop: Loop, grace_s: float, address: str) -> None:
-    loop.run(service.say_goodbye, "the server stops")  # their new calls wait for the next server instead of failing
+    # After a Goodbye clients keep new calls for the next server at this address, instead of failing them.
+    loop.run(service.say_goodbye, "the server stops")
     if not service.stop(grace_s):
         log.warning("rpc server %s stops although handlers still run after %.1f s", address, grace_s)
     loop.stop()

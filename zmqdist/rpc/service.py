@@ -1,19 +1,21 @@
-"""Methods behind a router: the server's end of questions and answers.
+"""The server's side of calls: it serves registered methods to the peers of a router.
 
 Rules
-    A handler runs in the loop when it is registered inline (microseconds of work, or everybody waits), else in a pool of
-    threads. There is no order between calls, not even of one client.
-    Whatever a handler raises becomes the call's error and nothing else: an OpError keeps its code and its text, anything
-    else gets a code by its class, and a text with class and traceback.
+    A handler runs in the loop if it was registered inline (microseconds of work, since every peer waits meanwhile), else in a
+    thread of the pool. Calls have no order among each other, not even those of one client.
+    An exception of a handler becomes the error of its call and has no other effect: an OpError keeps its code and its text; any
+    other exception gets a code by its class, and a text with class and traceback.
     Values travel by the safe codec: nothing is unpickled here.
-    A handler can ask `zmqdist.cancelled()`: its caller cancelled or has gone, or its time is up. (Inline ones are over too soon.)
-    Calls that wait for a thread have their turns by client, and their arguments a bound in bytes (admission_machine.py). Of an inline
-    method, and of one that answers later, they begin at once. What a client holds back is let in when there is room for it.
-    The answer to a call that came alone leaves at once. The others, if they have no frames, gather for a turn of the loop and
-    leave as one message to each peer.
+    A handler can check `zmqdist.cancelled()`: it is true when the caller has cancelled or disconnected, or when the deadline has
+      passed. Inline handlers are too short for that.
+    Calls that wait for a thread are taken from their clients in turn, and the bytes of their arguments are bounded
+    (admission_machine.py). Calls of an inline method, and of a method that replies later, begin at once. Arguments that a client
+    holds back are sent for as soon as there is room for them.
+    The reply to a call that came alone leaves at once. Other replies without payload frames are collected during one turn of the
+    loop and leave as one message to each peer.
 
-Not here: what may be registered and how arguments are checked (methods.py), streams (generators.py), batches (batching.py), when a call is
-taken, dropped or answered (transport/calls_machine.py), sockets (net).
+Not here: what may be registered and how arguments are checked (methods.py), streams (generators.py), batches (batching.py), when
+a call is accepted, dropped or replied to (transport/calls_machine.py), sockets (transport).
 """
 
 from __future__ import annotations
@@ -51,17 +53,17 @@ from zmqdist.transport.transfers import Source, fresh, nbytes_told
 log = logging.getLogger("zmqdist.rpc")
 
 METHODS: Final = "zmqdist.methods"
-"""The reserved method that lists the others, as method_list.py has them."""
+"""The reserved method that lists all others, in the form that method_list.py decodes."""
 
 UNREAD_S: Final = 0.5
-"""A server that stops does not wait longer for a client that has stopped reading."""
+"""Seconds: a server that stops waits no longer than this for a client that has stopped reading its replies."""
 
 SWEEP_S: Final = 0.1
-"""So often at most it is looked whether a client that is about to be refused has calls whose time is up: there may be 65,536."""
+"""Seconds between two searches of one client's queue for calls whose deadline has passed, because the queue may hold 65,536 calls."""
 
 
 class _Submitted:
-    """The key of work in the pool that is no call."""
+    """Key in the pool for work that is not a call, such as a batch."""
 
     __slots__ = ("refuse",)
 
@@ -70,11 +72,11 @@ class _Submitted:
 
 
 class RpcService:
-    """Methods that are answered on a router, after `attach`. One service may share its router with other conversations."""
+    """The methods of one server, served on a router after `attach`. Other services may use the same router."""
 
     def __init__(self, name: str = "rpc", threads_max: int = HANDLER_THREADS_MAX) -> None:
         self.where = f"the {name} server of process {os.getpid()}"
-        """For people."""
+        """Names this server in log lines."""
         self._methods: dict[str, Method] = {}
         self._name = name
         self._pool = Pool(f"zmqdist-{name}-handler", threads_max, lambda: self.soon(self._let_in))
@@ -102,26 +104,27 @@ class RpcService:
         max_delay_ms: float = 1,
         roles: frozenset[str] | None = None,
     ) -> None:
-        """Offer a function under a name.
+        """Register a function as a method.
 
         Args:
-          name: an identifier, or several with dots between (those are reached by `Client.call` only).
-          fn: made by `zmqdist.function`, or any callable. A generator function is a stream: clients iterate over what it yields.
-            Its parameters `timeout_in_ms` and `out`, if it has such, are reached by position: as keywords they are the client's.
-          input_signature: a structure of TensorSpec for each of its first parameters; stands above the one of `fn`. Without one,
-            arguments arrive as they were given; with one, as arrays.
-          output_signature: the same for the result; of a generator function, for each item.
-          inline: run it in the loop, not in a thread: for functions that take microseconds and never wait.
-          batch: calls that come together, of any clients, are joined along axis 0 and run as one call (batching.py); each gets its
+          name: an identifier, or several joined by dots (`Client.call` reaches those, attributes of a client do not).
+          fn: made by `zmqdist.function`, or any callable. A generator function becomes a stream: clients iterate over what it
+            yields. Its parameters `timeout_in_ms` and `out`, if it has such, can be given by position only, because the client
+            itself takes the keywords.
+          input_signature: a structure of TensorSpec for each of the first parameters; overrides the signature of `fn`. With a
+            signature arguments arrive as arrays, without one as they were sent.
+          output_signature: the same for the result, or for each item of a generator function.
+          inline: run `fn` in the loop instead of a thread. Only for functions that take microseconds and never block.
+          batch: join concurrent calls of all clients along axis 0 and run them as one call (batching.py); each caller gets its
             rows of the result. One batch runs at a time.
-          max_batch: rows of a batch; a full one does not wait. A call of more rows runs alone.
-          max_delay_ms: so long a call waits for others.
-          roles: who may call it, besides `admin`; None: everybody.
+          max_batch: rows of a batch; a full batch runs without delay. A call with more rows runs alone.
+          max_delay_ms: milliseconds that a call waits for others to join it.
+          roles: roles that may call it, besides `admin`; None: every authenticated peer.
 
         Raises:
           FailedPreconditionError: the server has started.
-          InvalidArgumentError: not a name, or registered already.
-          ValueError: made by `function`, takes arguments, and has no input signature; or these options do not go together.
+          InvalidArgumentError: `name` is not a valid name, or is registered already.
+          ValueError: `fn` is made by `function`, takes arguments and has no input signature; or the options exclude each other.
           TypeError: `name` is not a str, or `fn` not callable.
         """
         if not isinstance(name, str):
@@ -153,14 +156,15 @@ class RpcService:
         self._add(method)
 
     def register_later(self, name: str, fn: Callable[..., None], *, roles: frozenset[str] | None = None) -> None:
-        """Offer a method that answers when it likes, without a thread that waits: `fn(asked, *args)` is called in the loop.
+        """Register a method that replies when it is ready, without occupying a thread: the loop calls `fn(call, *args)`.
 
-        What `fn` raises becomes the error of the call. `zmqdist.*` names are allowed: those are hidden from the listing.
+        `call` is a PendingCall (pending_call.py). An exception of `fn` becomes the error of the call. Names under `zmqdist.` are
+        allowed here; the list of methods leaves them out.
         """
         self._add(Method(name, fn, roles=roles, later=True))
 
     def attach(self, router: Router, loop: Loop, incarnation: int) -> None:
-        """Answer calls on a router from now on. Before its loop starts, or in its thread.
+        """Serve calls from a router. Call it before the router's loop starts, or in the loop's thread.
 
         Args:
           incarnation: the one in the router's hello.
@@ -177,9 +181,10 @@ class RpcService:
         loop.at_end_of_turn(self._send_replies)
 
     def say_goodbye(self, reason: str) -> None:
-        """In the loop: tell all clients that this server ends. What was answered before leaves before. No new clients are taken.
+        """Announce to all clients that this server ends, and accept no new clients. Runs in the loop.
 
-        Who hears of the end first takes what it waits for here as lost.
+        Replies that are ready leave before the announcement, because a client that reads the Goodbye counts its pending calls as
+        lost.
         """
         self._send_replies()
         self._router.leaving = True
@@ -187,12 +192,14 @@ class RpcService:
             self._router.send(peer, Goodbye(reason))
 
     def stop(self, grace_s: float) -> bool:
-        """Refuse new calls and wait until the present ones are answered; from any thread but the loop's.
+        """Refuse new calls and wait until the current ones are replied to. Call it from any thread but the loop's.
 
-        Calls whose arguments are not all here are refused at once, and after `grace_s` those that still wait for a thread.
+        Calls whose arguments have not all arrived are refused at once; calls that still wait for a thread are refused after
+        `grace_s` seconds.
 
         Returns:
-          False: some were still running or on their way after `grace_s`. Handlers cannot be cut off.
+          False: after `grace_s` some handlers were still running, or some replies were still being sent. Handlers cannot be
+            interrupted.
         """
         self._stopping = True
         if not self._attached:
@@ -211,13 +218,15 @@ class RpcService:
         return self._wait_sent(until) and idle and not any(thread.is_alive() for thread in streaming)
 
     def close(self) -> None:
-        """Refuse new calls, and wait for nothing: for the loop itself, when it ends."""
+        """Refuse new calls and wait for nothing. The loop calls this when it ends by itself."""
         self._stopping = True
         self._generators.stop()
         self._pool.stop()
 
     def _wait_sent(self, until: float) -> bool:
-        """Wait until the large answers are where they belong; not for those whom nobody reads, which move no more."""
+        """Wait until large replies have been received, but not for a client that has stopped reading (UNREAD_S); return whether all
+        were.
+        """
         unsent, moved_at = self._loop.run(self._unsent_bytes), time.monotonic()
         while unsent and (now := time.monotonic()) < min(until, moved_at + UNREAD_S):
             time.sleep(0.002)
@@ -226,16 +235,16 @@ class RpcService:
         return not unsent or time.monotonic() < until
 
     def snapshot(self) -> ServerSnapshot:
-        """Figures of now; zeros before `attach`, and after the loop has ended what there was at its end. From any thread.
+        """Return the current figures: zeros before `attach`, those of the end after the loop has ended. From any thread.
 
         Raises:
-          DeadlineExceededError: the loop did not answer within seconds: an inline method keeps it.
+          DeadlineExceededError: the loop did not reply within seconds, because an inline method blocks it.
         """
         if not self._attached:
             return ServerSnapshot()
         try:
             return self._loop.run(self._snapshot)
-        except FailedPreconditionError:  # it has ended: nothing changes any more
+        except FailedPreconditionError:  # the loop has ended, so that this thread may read its state
             return self._snapshot()
 
     # -- in the loop ------------------------------------------------------------------------------------------------------
@@ -284,8 +293,9 @@ class RpcService:
                 self._gather(peer, *result)
 
     def _take(self, peer: Peer, call: Call, frames: list[Any]) -> tuple[Reply, Sequence[Source]] | None:
-        """Run a method, or have the pool do it; the answer, if there is one already."""
+        """Run an inline method, or begin the call; return the reply if there is one already."""
         method = self._methods.get(call.method)
+        # One test on the fast path; which of the reasons holds is decided below.
         if method is None or method.roles is not None or self._stopping or call.incarnation != self._incarnation:
             reply = self._calls.stale(call)
             if reply is not None:
@@ -321,7 +331,7 @@ class RpcService:
                 self._router.send(peer, replies[0] if len(replies) == 1 else Replies(replies))
 
     def _begin(self, served: ServedCall, peer: Peer, method: Method, call: Call, frames: list[Any]) -> None:
-        """Run the method when all its arguments are here, and it has its turn."""
+        """Run the method once all its arguments are here and it is the client's turn."""
         if not call.parts:
             if method.pooled:
                 self._submit(served, peer, method, call.body, frames, counted(call.body, frames))
@@ -331,15 +341,16 @@ class RpcService:
                 self._run(served, peer, method, call.body, frames)
         elif not (method.pooled or method.batch):
             self._receive(served, peer, method, call)
-        elif call.held:
+        elif call.held:  # the client keeps the parts until LetIn
             self._pool.announced(peer, served, len(call.body) + nbytes_told(call.parts), (served, peer, method, call))
             self._let_in()
         elif self._count(served, peer, call, len(call.body) + nbytes_told(call.parts)):
             self._receive(served, peer, method, call)
 
     def _count(self, served: ServedCall, peer: Peer, call: Call, nbytes: int) -> bool:
-        """Whether there is room for a call that has come unasked; else it is answered here."""
+        """Reserve bytes for the arguments of a call that were sent with it; return False after refusing the call for lack of room."""
         refused = self._pool.arrived(peer, served, nbytes)
+        # Calls past their deadline must not keep a live one out.
         if refused and self._drop_unwanted(peer):
             refused = self._pool.arrived(peer, served, nbytes)
         if refused:
@@ -350,7 +361,7 @@ class RpcService:
     def _submit(
         self, served: ServedCall, peer: Peer, method: Method, body: bytes, frames: list[Any], nbytes: int = 0
     ) -> None:
-        """Have a thread serve the call; `nbytes` are those of its arguments, if they were not counted before."""
+        """Queue the call for a thread; `nbytes` counts the arguments that have not been counted before."""
         work = (self._serve, (served, peer, method, body, frames))
         refused = self._pool.ready(peer, served, work, nbytes)
         if refused and self._drop_unwanted(peer):
@@ -361,7 +372,9 @@ class RpcService:
             self._check_blocked()
 
     def _drop_unwanted(self, peer: Peer) -> bool:
-        """Forget the calls of a client that wait for a thread, and whose time is up, unless that was just done; whether there were any."""
+        """Drop the calls of a client that wait for a thread past their deadline, at most once in SWEEP_S; return whether there were
+        any.
+        """
         now = time.monotonic()
         if now < self._swept_at.get(peer, -inf) + SWEEP_S:
             return False
@@ -373,7 +386,7 @@ class RpcService:
         return bool(unwanted)
 
     def _let_in(self) -> None:
-        """Have the arguments come that clients hold back, as far as there is room."""
+        """Ask clients for the arguments that they hold back, as far as there is room."""
         while not self._stopping and (item := self._pool.let_in()) is not None:
             served, peer, method, call = item
             if served.wanted(time.monotonic()):
@@ -384,7 +397,7 @@ class RpcService:
                 self._finished(served, peer, None, ())
 
     def _receive(self, served: ServedCall, peer: Peer, method: Method, call: Call) -> None:
-        """Take the large parts of a call, which may be here already."""
+        """Receive the large parts of a call; they may be here already, in shared memory for instance."""
         arrived = partial(self._arrived, served, peer, method, call.body)
         try:
             frames = self._router.lanes(peer).receive(call.id, call.parts, fresh, arrived)
@@ -425,18 +438,18 @@ class RpcService:
             self._finished(served, peer, None, ())
 
     def reply_later(self, served: ServedCall, peer: Peer, reply: Reply | None, sources: Sequence[Source]) -> None:
-        """Send the answer, if the call still wants one; from any thread."""
+        """Send a reply if the call still wants one. From any thread."""
         self.soon(self._finished, served, peer, reply, sources)
 
     def soon(self, fn: Callable[..., object], *args: Any) -> None:
-        """Have the loop call this, if it still runs; from any thread."""
+        """Have the loop call `fn(*args)`, unless it has ended. From any thread."""
         try:
             self._loop.call_soon(fn, *args)
-        except FailedPreconditionError:  # the server was stopped, and did not wait
+        except FailedPreconditionError:  # the server has stopped without waiting for this call
             pass
 
     def submit(self, fn: Callable[..., None], *args: Any, refuse: Callable[[OpError], object] | None = None) -> None:
-        """Have a thread of the pool call this, or the loop call `refuse` where the server stops before. The loop's, as `set_timer`."""
+        """Have a thread of the pool call `fn(*args)`, or the loop call `refuse` if the server stops first. Call it in the loop."""
         self._pool.ready(None, _Submitted(refuse), (fn, args))
 
     def set_timer(self, key: Hashable, at: float | None, fn: Callable[[], object]) -> None:
@@ -444,17 +457,19 @@ class RpcService:
         self._loop.set_timer(key, at, fn)
 
     def drop(self, served: ServedCall) -> None:
-        """Nobody will answer this call."""
+        """Forget a call that will get no reply."""
         self.begun(served)
         self._calls.finished(served)
 
     def begun(self, served: ServedCall) -> None:
-        """The arguments of a call do not count among those that wait any more. The loop's."""
+        """Count the arguments of a call no longer among those that wait, because it has begun or ended. Call it in the loop."""
         self._pool.dropped(served.peer, served)
         self._let_in()
 
     def _refuse(self, ready: bool) -> None:
-        """The server stops: answer calls that have not begun, and will not, also those that are ready. Their clients know then."""
+        """Reply UNAVAILABLE to calls that have not begun, because the server stops; with `ready` also to those that only wait for a
+        thread.
+        """
         for peer, key, item in self._pool.cut_off(ready):
             if isinstance(key, ServedCall):
                 if not ready and item is not None:
@@ -493,19 +508,21 @@ class RpcService:
 
     @property
     def unsent(self) -> int:
-        """Bytes of large answers that are not where they belong. In the loop."""
+        """Bytes of large replies that their callers have not received yet. Read it in the loop."""
         return self._unsent_bytes()
 
     @property
     def idle(self) -> bool:
-        """Whether every call is answered, and every large answer is where it belongs. In the loop."""
+        """Whether every call has its reply and every large reply has been received. Read it in the loop."""
         return not len(self._calls) and not self._unsent_bytes()
 
     def _unsent_bytes(self) -> int:
         return sum(peer.lanes.left for peer in self._router.peers if peer.lanes is not None)
 
     def allowed(self, peer: Peer, name: str) -> Method:
-        """The method of this name, for a peer. Raises InvalidArgumentError, PermissionDeniedError, UnavailableError."""
+        """Return the method of this name if a peer may call it. Raises InvalidArgumentError, PermissionDeniedError,
+        UnavailableError.
+        """
         method = self._methods.get(name)
         if method is None:
             raise InvalidArgumentError(f"{name} is not registered.")
@@ -536,7 +553,7 @@ class RpcService:
             enter(partial(_unwanted, served))
             reply, sources = _run_method(method, served.id, body, frames, peer)
             leave()
-        try:  # as `answer_later`, without two calls on the way
+        try:  # `reply_later` inlined, which saves two function calls on the hot path
             self._loop.call_soon(self._finished, served, peer, reply, sources)
         except FailedPreconditionError:
             pass
@@ -547,7 +564,9 @@ def _unwanted(served: ServedCall) -> bool:
 
 
 def _run_method(method: Method, id: int, body: bytes, frames: list[Any], peer: Peer) -> tuple[Reply, Sequence[Source]]:
-    """Run a method. Never raises: whatever happens is in the reply. The handler may go on using what it returned."""
+    """Run a method and return its reply. Never raises: an exception becomes the reply. The handler may keep and change what it
+    returned.
+    """
     try:
         box = [method.run(body, frames, peer.name)]
         body, sources = pack_result(box, lends=peer.lanes is not None and peer.lanes.lends)
