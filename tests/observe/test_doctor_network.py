@@ -310,7 +310,7 @@ ODD: list[tuple[dict[int, Any], str, str, str]] = [
     ({4: 3, 5: 7}, "warning", r"Python 3\.7 there, .*: scheduled functions will not run", "the same Python"),
     ({8: 0.0}, "warning", r"its clock is \d+\.\d s behind this machine's", "NTP"),
     ({8: 1e10}, "warning", r"its clock is \d+\.\d s ahead of this machine's", "NTP"),
-    ({8: "x"}, "warning", "what should say who it is does not", "the same zmqdist"),
+    ({8: "x"}, "warning", "its report about itself cannot be read", "the same zmqdist"),
     ({1: "\x1b[2J\nok"}, "warning", "zmqdist .*2J.*ok there", "install the same version"),
 ]
 

@@ -116,7 +116,7 @@ def test_an_answer_that_does_not_fit_leaves_the_array_untouched(remote: ZmqClien
     out = np.full(size, 7, np.uint8)
     value: Any = np.ones(size, np.uint8)
     value = {"shape": value.reshape(-1, 2), "dtype": value.view(np.int8), "a list": [value], "nothing": None}[wrong]
-    with pytest.raises(errors.InvalidArgumentError, match=r"answer is an array of|not one array"):
+    with pytest.raises(errors.InvalidArgumentError, match=r"reply is an array of|not one array"):
         remote.echo_blocking(value, out=out)
     assert out.min() == out.max() == 7
     assert remote.echo_blocking(out).nbytes == size

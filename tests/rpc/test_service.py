@@ -121,7 +121,7 @@ def test_a_declared_result_comes_as_arrays_and_an_undeclared_one_type_for_type(s
     plain = client.plain_blocking()
     assert plain == {"n": 1, "ok": True, "t": (1.5, "x")}
     assert [type(value) for value in plain.values()] == [int, bool, tuple]
-    with pytest.raises(errors.UnknownError, match="wrong returned something else than its output_signature says"):
+    with pytest.raises(errors.UnknownError, match="wrong returned a value that does not fit its output_signature"):
         client.wrong_blocking()
 
 

@@ -175,7 +175,7 @@ def test_a_killed_ps_is_told_at_once_with_variable_and_task(mortal: zd.local_clu
     mortal.kill_ps(0)
     began = time.monotonic()
     for started in (pending, client.read([ref]), client.update([(ref, c.add(ref, [1, 1]))])):
-        with pytest.raises(PSUnavailableError, match=r"variable 'w/part_1' on ps:0 .*nobody listens at") as caught:
+        with pytest.raises(PSUnavailableError, match=r"variable 'w/part_1' on ps:0 .*no process listens at") as caught:
             started.get_value()
         assert isinstance(caught.value.original_exception, UnavailableError)
     assert time.monotonic() - began < limits.PS_PATIENCE_S
@@ -245,6 +245,6 @@ def test_a_watch_ends_with_its_session_and_fails_with_its_ps(mortal: zd.local_cl
     variable(mortal)
     watched = client.watch("ps:0", SESSION, 0.0)
     mortal.kill_ps(0)
-    with pytest.raises(PSUnavailableError, match=rf"ps:0 \({mortal.ps[0]}\) .*nobody listens at") as caught:
+    with pytest.raises(PSUnavailableError, match=rf"ps:0 \({mortal.ps[0]}\) .*no process listens at") as caught:
         watched.get_value()
     assert caught.value.address == mortal.ps[0]

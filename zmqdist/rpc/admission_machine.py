@@ -1,26 +1,26 @@
-"""Which call a server begins next, and which large arguments it lets come: clients in turn, within bounds in bytes.
+"""Which call a server begins next, and which large arguments it fetches: fair among clients, within bounds in bytes.
 
-Rule: the owner calls a method when something has happened, under a lock of its own; nothing here waits or reads a clock.
+Rule: the owner reports events by calling a method, under a lock of its own; nothing here waits or reads a clock.
 
 Theory of operation
-    The arguments of a call are in the server's memory from their arrival to the end of the call. Those of calls that run are
-    bounded by the number of threads; here are those of calls that have not begun. There are two ways for them to come:
-        unasked   the client has sent them with the call. Clients do so up to a window (transport/calls_machine.py).
-        pulled    the call came without its large parts, which its client keeps until they are let in here.
-    So a client that sends more than the server works off is held back at its own end, and nobody else is. Each way has bounds of its
-    own: what one client has pulled never stands in the way of another one's small calls.
+    The arguments of a call are in the server's memory from their arrival until the call ends. The number of threads bounds the
+    arguments of calls that run; this machine bounds those of calls that have not begun. Arguments arrive in one of two ways:
+        unasked   the client sent them with the call. A client does so up to a window (transport/calls_machine.py).
+        pulled    the call came without its large parts; the client keeps them until this machine lets them in.
+    A client that sends faster than the server works is therefore held back at its own end, and no other client is. Each way has
+    bounds of its own, so that the arguments pulled from one client never block small calls of another.
 
 Promises, checked by tests/machines/test_admission.py and in simulation (tests/sim/test_rpc.py)
     P1  a call begins at most once, when all its arguments are here, and never after it was dropped
-    P2  between two calls of a client every other client whose calls are ready has its turn; those of one client begin in their order
-    P3  calls that have not begun hold at most `client_bytes_max` pulled bytes of a client and `all_bytes_max` of all clients; a larger
-        call is let in when it is the only one that counts
-    P4  clients are let in by turns, the calls of one in their order, and as many as fit
-    P5  unasked bytes of calls that have not begun are at most `client_unasked_max` of a client, or one call, and `all_unasked_max` of
-        all clients; the next call is refused with the bound that it would break
-    P6  nothing is left of a call that has begun or was dropped, or of a client that has gone
+    P2  between two calls of a client every other client with ready calls begins one; the calls of one client begin in their order
+    P3  calls that have not begun hold at most `client_bytes_max` pulled bytes of one client and `all_bytes_max` of all clients; a
+        larger call is let in when no other call counts against the same bound
+    P4  clients are let in in turn, the calls of one client in their order, and as many as fit
+    P5  calls that have not begun hold at most `client_unasked_max` unasked bytes of one client, or one call, and
+        `all_unasked_max` of all clients; the next call is refused, and the refusal names the bound
+    P6  nothing is kept of a call that has begun or was dropped, or of a client that has disconnected
 
-Not here: threads and locks (handler_pool.py), what a call is and how its parts come (service.py, transport/transfers.py).
+Not here: threads and locks (handler_pool.py), what a call is and how its parts arrive (service.py, transport/transfers.py).
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from collections.abc import Hashable
 from typing import Any, Final
 
 STALL_S: Final = 10.0
-"""Threads that are all busy for so long without one of them ending a call, while others wait, are worth a line in the log."""
+"""Seconds for which all threads must be busy, with calls waiting and none ending, before a warning is logged."""
 
 
 class _Backlog:
     """The calls of one client that have not begun.
 
     Attributes:
-      unasked, pulled: their bytes, by the way they came.
-      held: bytes of each call that holds some; those of pulled ones are negative.
-      outside: calls that are to be pulled, as (bytes, item).
+      unasked, pulled: bytes of their arguments, by the way they arrived.
+      held: bytes counted for each call; negative for pulled ones.
+      outside: calls whose arguments are still with the client, as (bytes, item).
       ready: calls that only wait for a thread, each with its item.
     """
 
@@ -54,13 +54,13 @@ class _Backlog:
 
 
 class Turns:
-    """See the module's docstring. A call is told by its client and a key; `item` is whatever its owner wants back. A client is known
-    from its first call to its end.
+    """See the module's docstring. A call is identified by its client and a key; `item` is an object of the owner's that is given
+    back. A client is known from its first call until it disconnects.
 
     Attributes:
       count: calls that are ready.
       unasked, pulled: bytes of the calls of all clients that have not begun.
-      outside: clients that have calls which are to be pulled, in the order of their turns; empty most of the time.
+      outside: clients with calls whose arguments are still with them, in the order of their turns; empty most of the time.
     """
 
     def __init__(
@@ -78,16 +78,16 @@ class Turns:
         self._turns: OrderedDict[Hashable, _Backlog] = OrderedDict()
 
     def __len__(self) -> int:
-        """Calls that have not begun, wherever their arguments are."""
+        """Return the number of calls that have not begun, wherever their arguments are."""
         return sum(len({*backlog.held, *backlog.outside, *backlog.ready}) for backlog in self._clients.values())
 
     # -- how arguments come -----------------------------------------------------------------------------------------------
 
     def arrived(self, client: Hashable, key: Hashable, nbytes: int) -> str:
-        """A call whose arguments its client has sent unasked. Why it is refused (P5); empty when it was taken.
+        """Count a call whose client has sent the arguments with it. Return why it is refused (P5); empty if it was accepted.
 
         Args:
-          nbytes: of its arguments, which are here, or about to be.
+          nbytes: size of the arguments, which are here or about to arrive.
         """
         backlog = self._clients.get(client)
         if backlog is None:
@@ -102,19 +102,19 @@ class Turns:
         return ""
 
     def announced(self, client: Hashable, key: Hashable, nbytes: int, item: Any) -> None:
-        """A call whose client keeps its arguments until they are let in."""
+        """Note a call whose client keeps the arguments until they are let in."""
         backlog = self._clients.setdefault(client, _Backlog())
         backlog.outside[key] = (nbytes, item)
         self.outside.setdefault(client, backlog)
 
     def let_in(self) -> Any | None:
-        """The item of the next call whose arguments may come, which count from now on; None: nobody's may (P3, P4)."""
+        """Return the item of the next call whose arguments may arrive, and count them from now on; None if no call may (P3, P4)."""
         for client, backlog in self.outside.items():
             key, (nbytes, item) = next(iter(backlog.outside.items()))
             if backlog.pulled and backlog.pulled + nbytes > self._client_bytes_max:
                 continue
             if self.pulled and self.pulled + nbytes > self._all_bytes_max:
-                return None  # smaller ones of others would be let in before it for ever
+                return None  # else smaller calls of other clients would overtake it for ever
             del backlog.outside[key]
             backlog.held[key] = -nbytes
             backlog.pulled += nbytes
@@ -128,7 +128,7 @@ class Turns:
     # -- how calls begin ----------------------------------------------------------------------------------------------------
 
     def ready(self, client: Hashable, key: Hashable, item: Any) -> None:
-        """All arguments of a call are here, it waits for a thread. One that has next to none need not have been told of before."""
+        """Queue a call for a thread: all its arguments are here. A call with hardly any arguments need not have been counted before."""
         backlog = self._clients.get(client)
         if backlog is None:
             backlog = self._clients[client] = _Backlog()
@@ -138,7 +138,7 @@ class Turns:
         self.count += 1
 
     def next(self) -> Any | None:
-        """The item of the call that begins now; None when none is ready (P2)."""
+        """Return the item of the call that begins now; None if no call is ready (P2)."""
         if not self._turns:
             return None
         client, backlog = self._turns.popitem(last=False)
@@ -153,7 +153,9 @@ class Turns:
     # -- how they end otherwise -----------------------------------------------------------------------------------------------
 
     def dropped(self, client: Hashable, key: Hashable) -> bool:
-        """A call will not begin here, or has begun elsewhere (in a batch); whether it has waited for a thread, or to be let in."""
+        """Forget a call that will not begin here, or has begun in a batch. Return whether it was waiting for a thread or to be let
+        in.
+        """
         backlog = self._clients.get(client)
         if backlog is None:
             return False
@@ -170,7 +172,7 @@ class Turns:
         return was_ready or was_outside
 
     def gone(self, client: Hashable) -> None:
-        """The connection of a client has ended."""
+        """Forget all calls of a client whose connection has ended."""
         backlog = self._clients.pop(client, None)
         if backlog is not None:
             self._turns.pop(client, None)
@@ -180,8 +182,11 @@ class Turns:
             self.pulled -= backlog.pulled
 
     def cut_off(self, ready: bool) -> list[tuple[Any, Any, Any]]:
-        """No call whose arguments are not all here will begin, nor, if so, one that is ready: they are dropped, each as (client, key,
-        item), without an item while its arguments come."""
+        """Drop every call whose arguments are not all here, and with `ready` also those that wait for a thread.
+
+        Returns:
+          Each dropped call as (client, key, item); item is None while its arguments are arriving.
+        """
         calls: list[tuple[Any, Any, Any]] = []
         for client, backlog in self._clients.items():
             calls += [(client, key, item) for key, (_, item) in backlog.outside.items()]
@@ -193,7 +198,7 @@ class Turns:
         return calls
 
     def waiting(self, client: Hashable) -> list[Any]:
-        """The items of a client's calls that are ready."""
+        """Return the items of a client's calls that are ready."""
         backlog = self._clients.get(client)
         return [] if backlog is None else list(backlog.ready.values())
 
@@ -208,10 +213,10 @@ class Turns:
 
 
 class StallDetector:
-    """Tells once each time that all threads are busy and nothing moves, while calls wait.
+    """Reports once each time that all threads are busy and none ends a call while further calls wait.
 
     Attributes:
-      deadline: when to `look` again; None: there is no need.
+      deadline: when to call `look` again; None: not needed.
     """
 
     def __init__(self, limit_s: float = STALL_S) -> None:
@@ -222,11 +227,11 @@ class StallDetector:
         self._reported = False
 
     def look(self, stuck: bool, ended: int, now: float) -> bool:
-        """Whether to say so now.
+        """Return whether to log a warning now.
 
         Args:
           stuck: every thread is busy, and calls wait.
-          ended: calls that have ended since the beginning.
+          ended: number of calls that have ended since the start.
         """
         if not stuck:
             self.deadline, self._ended, self._reported = None, -1, False

@@ -1,13 +1,14 @@
-"""Methods whose concurrent calls run as one: arguments joined along axis 0, results cut apart again.
+"""Methods whose concurrent calls run as one: arguments are joined along axis 0, and the result is split again.
 
 Rules
-    Every argument is an array, or a structure of arrays, and a call's arrays have the same number of rows (their axis 0).
-    Calls are joined leaf by leaf where structures, dtypes and the shapes of a row are the same; others are another batch.
-    The function runs once for a batch, and one batch of it runs at a time. It returns arrays (in any structure) with as many rows as it was
-    given; anything else is UNKNOWN for all calls of that batch, and so is what it raises its error.
-    A call that nobody waits for any more is left out.
+    Every argument is an array, or a structure of arrays, and all arrays of a call have the same number of rows (their axis 0).
+    Calls are joined leaf by leaf if their structures, dtypes and row shapes are equal; other calls form another batch.
+    The function runs once for each batch, and one batch of a method runs at a time. It must return arrays, in any structure, with
+    as many rows as it received. Anything else is UNKNOWN for every call of the batch; an exception becomes the error of every
+    call.
+    A call whose caller no longer waits is left out.
 
-Not here: what goes together, and when (batching_machine.py).
+Not here: which calls are joined, and when (batching_machine.py).
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from zmqdist.task_context import enter, leave
 
 
 class _WaitingCall:
-    """A call: its arguments as (tuple, dict), and its rows."""
+    """One call with its arguments as (tuple, dict), and its number of rows."""
 
     __slots__ = ("arguments", "call", "rows")
 
@@ -42,7 +43,7 @@ class _WaitingCall:
 
 
 class Batched:
-    """The calls of one method. `asked` and `close` are the loop's."""
+    """The calls of one batched method. `called` and `close` run in the loop."""
 
     def __init__(self, service: AnsweringService, method: Method, rows_max: int, delay_s: float) -> None:
         self.name = method.name
@@ -54,7 +55,7 @@ class Batched:
         self._one_at_a_time = threading.Lock()
 
     def called(self, call: Asked, *args: Any, **named: Any) -> None:
-        """A call; raises InvalidArgumentError: its arguments cannot be joined with others."""
+        """Queue a call. Raises InvalidArgumentError if its arguments cannot be joined with those of other calls."""
         arguments = (args, named)
         rows: set[int] = set()
         kind = _kind(arguments, rows)
@@ -69,11 +70,11 @@ class Batched:
         self._run_next()
 
     def __len__(self) -> int:
-        """Calls that wait, for company or for the batch before theirs. In the loop."""
+        """Return the number of calls that wait for others to join them, or for the batch before. Runs in the loop."""
         return len(self._batches)
 
     def close(self) -> None:
-        """The server stops: what waits is run without waiting for company."""
+        """Run all waiting calls at once, because the server stops."""
         for batch in self._batches.all():
             for waiting in batch:
                 waiting.call.begun()
@@ -118,7 +119,7 @@ class Batched:
             self._service.soon(self._ran)
 
     def _parts(self, result: Any, rows: list[int]) -> Iterator[Any]:
-        """The result of each call: views of the joined one."""
+        """Yield each call's part of the joined result, as views."""
         total = sum(rows)
         leaves = nest.flatten(result)
         for leaf in leaves:
@@ -149,7 +150,7 @@ def _joined(calls: list[Any]) -> Any:
 
 
 def _kind(value: Any, rows: set[int]) -> Hashable:
-    """What two calls must have in common; the numbers of rows are put into `rows`."""
+    """Return what two calls must have in common to be joined; add the row counts of all arrays to `rows`."""
     if isinstance(value, np.ndarray) and value.ndim:
         rows.add(len(value))
         return value.dtype, value.shape[1:]

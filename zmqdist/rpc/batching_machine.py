@@ -1,18 +1,18 @@
 """Which calls of a method run together, and when: the decision, without arrays, clock or threads.
 
 Theory of operation
-    Calls of one kind (what can be joined: the shell says) gather in a batch. It is closed when it has `rows_max` rows or the next
-    call does not fit any more; a call of more rows than that is a batch of its own. A batch may run when it is closed, or when
-    its first call has waited for `delay_s`. While none can run - one is running - those that are open go on gathering.
+    Calls of one kind (calls whose arguments can be joined; the runtime decides that) collect in a batch. A batch is closed when
+    it has `rows_max` rows, or when the next call does not fit; a call with more rows is a batch by itself. A batch may run once
+    it is closed, or once its first call has waited for `delay_s`. While another batch runs, open batches go on collecting.
 
 Promises, checked by tests/machines/test_batching.py and in simulation (tests/sim/test_rpc.py)
     P1  each call is in exactly one batch, with calls of its kind only, in the order of arrival
     P2  a batch has at most `rows_max` rows, or one call
-    P3  no batch waits longer than `delay_s` for company, nor at all once it is closed
-    P4  of those that may run, the one whose first call came first is next, also where that was dropped since
+    P3  an open batch waits at most `delay_s` for further calls; a closed batch does not wait for any
+    P4  of the batches that may run, the next is the one whose first call arrived first, even if that call was dropped since
     P5  nothing is kept of a call that was dropped before it ran
 
-Not here: what a kind is, how arguments are joined and results cut (batching.py).
+Not here: what a kind is, how arguments are joined and results split (batching.py).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class CallBatch(Generic[T]):
-    """Calls that run together; what is in it is this file's."""
+    """Calls that run together. Its content is private to this file."""
 
     __slots__ = ("calls", "kind", "rows", "since")
 
@@ -35,7 +35,7 @@ class CallBatch(Generic[T]):
         self.kind = kind
         self.since = since
         self.rows = 0
-        self.calls: dict[T, int] = {}  # with their rows, in the order of arrival
+        self.calls: dict[T, int] = {}  # rows of each call, in the order of arrival
 
 
 class Batches(Generic[T]):
@@ -47,15 +47,15 @@ class Batches(Generic[T]):
         self._open: dict[Hashable, CallBatch[T]] = {}  # in the order of their first calls
         self._closed: list[
             tuple[float, int, CallBatch[T]]
-        ] = []  # a heap by their first calls; those that are empty are none
+        ] = []  # a heap by the arrival of the first call; empty batches are skipped
         self._numbers = itertools.count()
 
     def __len__(self) -> int:
-        """Calls that wait."""
+        """Return the number of waiting calls."""
         return sum(map(len, self._present()))
 
     def arrived(self, call: T, kind: Hashable, rows: int, now: float) -> CallBatch[T]:
-        """A call of so many rows waits. Returns what `dropped` wants to know."""
+        """Add a call with `rows` rows; return its batch, which `dropped` needs."""
         batch = self._open.get(kind)
         if batch is not None and batch.rows + rows > self._rows_max:
             self._close(kind)
@@ -73,7 +73,7 @@ class Batches(Generic[T]):
         heapq.heappush(self._closed, (batch.since, next(self._numbers), batch))
 
     def dropped(self, call: T, batch: CallBatch[T]) -> None:
-        """Nobody waits for this call any more. One whose batch has been given out is fine."""
+        """Forget a call that is no longer wanted. Does nothing if `ready` has returned its batch already."""
         batch.rows -= batch.calls.pop(call, 0)
         if not batch.calls:
             if self._open.get(batch.kind) is batch:
@@ -81,7 +81,7 @@ class Batches(Generic[T]):
             self._drop_empty()
 
     def ready(self, now: float) -> list[T]:
-        """The calls of the batch that runs next; none when none may run yet."""
+        """Return the calls of the batch that runs next; an empty list if none may run yet."""
         kind, oldest = next(iter(self._open.items()), (None, None))
         if oldest is not None and now < oldest.since + self._delay_s:
             oldest = None
@@ -96,25 +96,25 @@ class Batches(Generic[T]):
 
     @property
     def deadline(self) -> float:
-        """When `ready` has something; `inf`: nothing waits."""
+        """When `ready` next has a batch; `inf` if no call waits."""
         if self._closed:
             return -inf
         oldest = next(iter(self._open.values()), None)
         return inf if oldest is None else oldest.since + self._delay_s
 
     def all(self) -> list[list[T]]:
-        """Every batch, closed or not: nothing waits any more."""
+        """Return every batch, closed or not, and forget them."""
         batches = self._present()
         self._closed.clear()
         self._open.clear()
         return batches
 
     def _present(self) -> list[list[T]]:
-        """The calls of each batch that has some."""
+        """Return the calls of each batch that is not empty."""
         batches = [*(batch for *_, batch in sorted(self._closed)), *self._open.values()]
         return [list(batch.calls) for batch in batches if batch.calls]
 
     def _drop_empty(self) -> None:
-        """The first closed batch has calls."""
+        """Remove empty batches from the front of the closed ones. Invariant: the first closed batch has calls."""
         while self._closed and not self._closed[0][2].calls:
             heapq.heappop(self._closed)

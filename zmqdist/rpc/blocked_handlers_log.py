@@ -1,6 +1,6 @@
-"""A line in the log when all handler threads wait for what never comes, as those of handlers do that call their own server.
+"""A warning when all handler threads are blocked, as they are when handlers call their own server and wait for a free thread.
 
-Not here: when that is said (admission_machine.py).
+Not here: when the warning is due (admission_machine.py).
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ log = logging.getLogger("zmqdist.rpc")
 
 
 class BlockedHandlersLog:
-    """Looks at one pool.
+    """Logs the warning for one pool.
 
     Attributes:
-      deadline: when to `look` again; None: when the pool is full again.
+      deadline: when to call `look` again; None: not before the pool is full again.
     """
 
     def __init__(self, pool: Pool) -> None:
@@ -30,22 +30,22 @@ class BlockedHandlersLog:
         self._detector = StallDetector()
 
     def look(self, now: float, where: str) -> float | None:
-        """Say so, if it is time to.
+        """Log the warning if it is due.
 
         Args:
-          where: the server, for people.
+          where: names the server in the log line.
 
         Returns:
-          The deadline.
+          The new `deadline`.
         """
         stuck, ended, running = self._pool.progress()
         if self._detector.look(stuck, ended, now):
             methods = Counter(_name_of(*work) for work in running).most_common(10)
             log.warning(
                 "%s: all %d handler threads have been busy for %.0f s, none of their calls has ended, and further calls wait. "
-                "Running: %s. Handlers that call their own server, straight or through others, wait for a thread that they keep "
-                "busy themselves: call the function instead, register it with inline=True, or give the server more threads "
-                "(threads_max). Handlers that are only slow need more threads, or fewer callers",
+                "Running: %s. A handler that calls its own server, directly or through another, waits for a thread that it occupies "
+                "itself: call the function instead, register it with inline=True, or give the server more threads "
+                "(threads_max). If the handlers are only slow, add threads or reduce the number of callers",
                 where,
                 len(running),
                 STALL_S,
@@ -56,6 +56,6 @@ class BlockedHandlersLog:
 
 
 def _name_of(fn: Callable[..., None], args: tuple[Any, ...]) -> str:
-    """The method that work of a pool is for: a batch, or a call."""
+    """Return the name of the method that a pool's work belongs to: a batch, or a call."""
     batched = getattr(fn, "__self__", None)
     return batched.name if isinstance(batched, Batched) else str(args[2].name)

@@ -1,15 +1,16 @@
-"""The server's end of streams: generators, each with a thread of its own, and the calls that ask for their items.
+"""The server's side of streams: generators, each in a thread of its own, and the calls that fetch their items.
 
 Rules
-    A generator runs in one thread from its first line to its last, `finally` included.
-    What it yields is packed at once: it may change it afterwards. Packed items wait until they are asked for; the generator goes on
-    meanwhile, up to STREAM_ITEMS_AHEAD items and STREAM_BYTES_AHEAD bytes.
-    A call that asks is answered as soon as there is an item, with all that there are, up to the bounds of one message.
-    A stream whose client closes it or goes, whose time is up, or whose server stops, closes its generator when that yields next.
-    `zmqdist.cancelled()` tells a generator that would not yield for long.
-    A client has at most STREAMS_OF_PEER_MAX streams, a generator that does not end counted until it does.
+    One thread runs a generator from its first line to its last, `finally` included.
+    Each item is packed as soon as it is yielded, so that the generator may change it afterwards. Packed items wait for the next
+    call of the client; meanwhile the generator runs on, up to STREAM_ITEMS_AHEAD items and STREAM_BYTES_AHEAD bytes.
+    A call for items gets its reply as soon as there is one item, with all items there are, up to the bounds of one message.
+    The generator is closed at its next yield when the client closes the stream or disconnects, when the deadline passes, or when
+    the server stops.
+    A generator that rarely yields can check `zmqdist.cancelled()`.
+    A client has at most STREAMS_OF_PEER_MAX streams; a closed stream counts until its generator has ended.
 
-Not here: the client's end, and how the two talk (streams.py).
+Not here: the client's side, and the calls that both sides use (streams.py).
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ log = logging.getLogger("zmqdist.rpc")
 
 
 class Generators:
-    """All streams of one service. Its methods are the loop's, but `join`."""
+    """All streams of one service. Every method runs in the loop."""
 
     def __init__(self, service: AnsweringService) -> None:
         self._service = service
@@ -54,22 +55,22 @@ class Generators:
         service.register_later(CLOSE, self._close)
 
     def __len__(self) -> int:
-        """Streams that a client has, or whose generator still runs."""
+        """Return the number of streams that a client has open, or whose generator still runs."""
         return len(self._running.union(*(streams.values() for streams in self._by_peer.values())))
 
     def peer_gone(self, peer: Peer) -> None:
-        """Nobody takes anything from its streams any more."""
+        """Close the streams of a client that has disconnected."""
         for stream in self._by_peer.pop(peer, {}).values():
             stream.close(errors.UNAVAILABLE, "its client has gone")
 
     def stop(self) -> list[threading.Thread]:
-        """End all streams: their callers get UNAVAILABLE. The threads whose generators have yet to take note."""
+        """Close all streams: their callers get UNAVAILABLE. Return the threads whose generators have not ended yet."""
         for stream in self._running:
             stream.close(errors.UNAVAILABLE, "the server has stopped")
         return [stream.thread for stream in self._running]
 
     def ended(self, stream: _Stream) -> None:
-        """Its thread is over."""
+        """Note that the generator of a stream, and its thread, have ended."""
         self._running.discard(stream)
         self._forget_if_over(stream)
 
@@ -111,7 +112,7 @@ class Generators:
         return None if stream is None or stream.over else stream
 
     def _forget_if_over(self, stream: _Stream) -> None:
-        """Forget it, when nobody will ask for it any more and its generator has ended."""
+        """Forget a stream once its client can fetch nothing more and its generator has ended."""
         if stream in self._running or not stream.over:
             return
         streams = self._by_peer.get(stream.peer, {})
@@ -122,10 +123,10 @@ class Generators:
 
 
 class _Stream:
-    """One generator. `_turn` guards what its thread and the loop both have.
+    """One generator. `_condition` guards the state that its thread and the loop share.
 
     Attributes:
-      over: it was closed, or its last items have been given away.
+      over: the stream was closed, or its last items have been sent.
     """
 
     def __init__(self, owner: Generators, service: AnsweringService, number: int, method: Method, call: Asked) -> None:
@@ -152,7 +153,7 @@ class _Stream:
     # -- in the loop ------------------------------------------------------------------------------------------------------
 
     def request_items(self, call: Asked) -> None:
-        """Raises InvalidArgumentError: the last one was not answered yet."""
+        """Reply to `call` as soon as there are items. Raises InvalidArgumentError if the previous call has no reply yet."""
         with self._condition:
             if self._pending is not None and self._pending.wanted():
                 raise InvalidArgumentError("the last call for items of this stream is unanswered")
@@ -160,7 +161,7 @@ class _Stream:
             self._reply()
 
     def close(self, code: int, message: str) -> None:
-        """Nobody wants more of it. Who still asks is told this."""
+        """Drop all items, and end a pending call with this error."""
         with self._condition:
             self._bodies, self._sources, self._bytes = [], [], 0
             self._end = (code, message)
@@ -186,9 +187,9 @@ class _Stream:
         self._service.soon(self._owner.ended, self)
 
     def _run_generator(self, args: Any, named: dict[str, Any]) -> tuple[int, str]:
-        """Run the generator; how it ended."""
+        """Run the generator to its end; return (code, message) of that end."""
         generator = self._method.fn(*args, **named)
-        args = named = None  # type: ignore[assignment]
+        args = named = None  # type: ignore[assignment]  # only the generator keeps its arguments alive
         try:
             while self._wait_for_room():
                 try:
@@ -205,7 +206,7 @@ class _Stream:
         return errors.DEADLINE_EXCEEDED, f"deadline passed while {self._method.name!r} streamed"
 
     def _wait_for_room(self) -> bool:
-        """False: nobody wants more."""
+        """Wait until another item may be produced; return False if none is wanted any more."""
         with self._condition:
             while not self.over and (left_s := self._due - time.monotonic()) > 0:
                 if len(self._bodies) < STREAM_ITEMS_AHEAD and self._bytes < STREAM_BYTES_AHEAD:
@@ -226,7 +227,7 @@ class _Stream:
     # -- with `_turn` held ------------------------------------------------------------------------------------------------
 
     def _reply(self) -> None:
-        """Answer whoever asks, if there is something to be told."""
+        """Reply to the pending call if there are items or the stream has ended."""
         call = self._pending
         if call is None or not (self._bodies or self._end is not None) or self.over:
             return
@@ -244,7 +245,7 @@ class _Stream:
         self._condition.notify()
 
     def _fitting_count(self) -> int:
-        """So many of the items travel in one message; at least one, if there is any."""
+        """Return how many of the items fit into one message: at least one, if there is any."""
         byte_count = parts = 0
         for count, (body, sources) in enumerate(zip(self._bodies, self._sources, strict=True)):
             byte_count += len(body)
@@ -255,5 +256,5 @@ class _Stream:
 
 
 def _nbytes(source: Any) -> int:
-    """Of a large part: bytes, an array or a block of shared memory."""
+    """Return the size in bytes of a large part: bytes, an array or a block of shared memory."""
     return len(source) if isinstance(source, bytes) else int(source.nbytes)

@@ -1,7 +1,7 @@
-"""What a handler raised, as the error of its call.
+"""An exception of a handler as the error of its call.
 
-Nothing here raises: an exception is its author's code (a `__str__` that raises, a constructor that leaves out the attributes of
-OpError), and a call whose error cannot be made would never end.
+No function here raises. An exception is code of its author (its `__str__` may raise, its constructor may leave out the attributes
+of OpError), and a call whose error could not be built would never get a reply.
 """
 
 from __future__ import annotations
@@ -22,59 +22,63 @@ _CODES: Final = (
     (StopIteration, errors.OUT_OF_RANGE),
 )
 TRACEBACK: Final = "\n\nTraceback at the server:\n"
-"""Between class and text of an error, and where it was raised."""
+"""Separates class and text of an error from the traceback."""
 
 _HERE: Final = os.path.dirname(__file__)
 
 
 def failed(id: int, error: BaseException) -> Reply:
-    """The answer to call `id`: an OpError keeps its code and text, anything else has a code by its class, and class and traceback."""
+    """Return the error reply to call `id`. An OpError keeps its code and text; others get a code by class, and class and traceback
+    as text.
+    """
     return Reply(id, *told(error), b"")
 
 
 def no_room(id: int, reason: str) -> Reply:
-    """The answer to call `id` whose arguments exceed a bound."""
+    """Return the error reply to call `id`, whose arguments exceed a bound; `reason` names the bound."""
     message = f"{reason}: send fewer at a time, or wait for answers; the call was not carried out"
     return Reply(id, errors.RESOURCE_EXHAUSTED, message, b"")
 
 
 def stopping() -> UnavailableError:
-    """The error of a call that a server will not begin any more."""
+    """Return the error of a call that a stopping server does not begin."""
     return UnavailableError("the server is stopping; the call was not carried out")
 
 
 def told(error: BaseException) -> tuple[int, str]:
-    """Code and message of an error, for a Reply. The code is one of an error, and a message above ERROR_CHARS_MAX says what it lacks.
+    """Return code and message of an error, for a Reply. The code is never OK; a message above ERROR_CHARS_MAX is shortened and says
+    so.
 
-    Never raises. To be called in a thread of ours: it takes a KeyboardInterrupt for the exception's own.
+    Never raises. Call it in a thread of zmqdist's own, because it treats a KeyboardInterrupt as one that the exception's code has
+    raised.
     """
     try:
         if isinstance(error, OpError):
             return _code(error), _encodable(_cut(_message(error), ERROR_CHARS_MAX))
         code = next((code for kinds, code in _CODES if isinstance(error, kinds)), errors.UNKNOWN)
         return code, _encodable(_text(error))
-    except BaseException:  # attributes that raise, text that is none
+    except BaseException:  # an attribute raised, or a text is not a str
         return errors.UNKNOWN, f"{_encodable(type(error).__name__)} (its text could not be made)"
 
 
 def _code(error: OpError) -> int:
-    """UNKNOWN for what is no code of an error: OK, too, which would make a value of it."""
+    """Return the error's code; UNKNOWN if it has none, or OK, which would turn the error into a value."""
     code = getattr(error, "error_code", getattr(error, "code", None))
     return int(code) if isinstance(code, int) and errors.OK < code <= errors.UNAUTHENTICATED else errors.UNKNOWN
 
 
 def _message(error: OpError) -> str:
-    message = getattr(error, "message", None)  # none where the constructor of a subclass does not call ours
+    message = getattr(error, "message", None)  # missing if a subclass does not call OpError's constructor
     return f"{type(error).__name__}: {', '.join(map(str, error.args))}" if message is None else str(message)
 
 
 def _encodable(text: str) -> str:
-    """A text that may have the name of a file in it, whose bytes need not be UTF-8: with those written out."""
+    """Return `text` with undecodable bytes written as escapes. File names in a message need not be UTF-8."""
     return str.encode(text, "utf-8", "backslashreplace").decode()
 
 
 def _cut(text: str, most: int) -> str:
-    """A long text without its middle."""
+    """Return `text` with its middle left out if it is longer than `most` characters."""
     lacks = len(text) - most
     if lacks <= 0:
         return text
@@ -82,7 +86,7 @@ def _cut(text: str, most: int) -> str:
 
 
 def _text(error: BaseException) -> str:
-    """Class, text and traceback, without the frames of this package."""
+    """Return class, text and traceback of an error, without the leading frames of this package."""
     try:
         head = f"{type(error).__name__}: {error}"
     except BaseException:  # a __str__ that raises, SystemExit for instance

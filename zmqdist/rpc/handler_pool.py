@@ -1,9 +1,9 @@
-"""Threads for handlers: as many as are needed, up to a bound; further work waits, and its owners have their turns.
+"""Threads for handlers: created on demand up to a bound. Further work waits, and the owners of waiting work are served in turn.
 
-They are daemons: a handler that never ends must not keep the process from ending. `concurrent.futures` joins its threads at
-exit, and makes a Future for each piece of work that nobody looks at here.
+The threads are daemons, because a handler that never ends must not keep the process from ending. `concurrent.futures` is not
+used: it joins its threads at exit, and creates a Future for each call that nothing here would read.
 
-Not here: whose turn it is, and how many bytes may wait (admission_machine.py).
+Not here: which work is next, and how many bytes may wait (admission_machine.py).
 """
 
 from __future__ import annotations
@@ -21,27 +21,31 @@ from zmqdist.transport.memory_limits import usable_bytes
 log = logging.getLogger("zmqdist.rpc")
 
 SHARE: Final = 8
-"""Arguments of calls that wait, pulled or unasked, have at most this part of the usable memory each."""
+"""The arguments of waiting calls, pulled and unasked ones each, take at most 1/SHARE of the usable memory."""
 
 Work: TypeAlias = tuple[Callable[..., None], tuple[Any, ...]]
 
 
 class Pool:
-    """`submit` and `ready` are called by one thread, and by none after `stop`; the rest by any.
+    """A bounded pool of threads.
+
+    One thread calls `submit` and `ready`, and not after `stop`; any thread may call the other methods.
 
     Attributes:
-      full: when work came last, there was more than threads may be.
+      full: whether there was more work than threads when work was last added.
     """
 
     def __init__(self, name: str, threads_max: int, on_room: Callable[[], object] | None = None) -> None:
-        """Args:
-        on_room: called by a thread of the pool when work has begun while there is something to be let in.
+        """Create a pool without threads.
+
+        Args:
+          on_room: called by a thread of the pool when work has begun while a call's arguments wait to be let in.
         """
         self.full = False
         self._name = name
         self._threads_max = threads_max
         self._on_room = on_room
-        self._lock = threading.RLock()  # a Condition itself takes several times as long to enter
+        self._lock = threading.RLock()  # entering the Condition itself takes several times as long
         self._quiet = threading.Condition(self._lock)
         share = usable_bytes() // SHARE
         self._turns = Turns(share, share, min(share, CLIENT_PULLED_BYTES_MAX), min(share, CLIENT_UNASKED_BYTES_MAX))
@@ -51,20 +55,20 @@ class Pool:
         self._ended = 0
         self._wake: SimpleQueue[bool] = SimpleQueue()
 
-    # -- what comes ---------------------------------------------------------------------------------------------------------
+    # -- adding work ---------------------------------------------------------------------------------------------------------
 
     def submit(self, fn: Callable[..., None], *args: Any) -> None:
-        """Have a thread call `fn(*args)`. What is submitted so is of one owner, in order of submission."""
+        """Have a thread call `fn(*args)`. Everything submitted this way has one owner and begins in order."""
         self.ready(None, object(), (fn, args))
 
     def ready(self, owner: Hashable, key: Hashable, work: Work, nbytes: int = 0) -> str:
-        """Have a thread do this when the owner has its turn.
+        """Have a thread run `work` when it is the owner's turn.
 
         Args:
-          nbytes: bytes that it holds and that were not told of before.
+          nbytes: bytes that the work holds and that were not counted by `arrived` before.
 
         Returns:
-          Why it is refused (admission_machine.py, P5); empty when it was taken.
+          Why it is refused (admission_machine.py, P5); empty if it was accepted.
         """
         with self._lock:
             if nbytes and (refused := self._turns.arrived(owner, key, nbytes)):
@@ -78,7 +82,7 @@ class Pool:
                 return ""
             threads = len(self._running)
             if self.full or threads >= unfinished:
-                return ""  # a thread that is about to end its work, or has just begun, takes it
+                return ""  # a thread that is finishing, or has just started, takes it
             self._running.append(None)
         name = f"{self._name}-{threads + 1}"
         threading.Thread(target=self._serve, args=(threads,), name=name, daemon=True).start()
@@ -99,7 +103,7 @@ class Pool:
         with self._lock:
             return self._turns.let_in() if self._turns.outside else None
 
-    # -- what goes ----------------------------------------------------------------------------------------------------------
+    # -- removing work ----------------------------------------------------------------------------------------------------------
 
     def dropped(self, owner: Hashable, key: Hashable) -> bool:
         """As `Turns.dropped`."""
@@ -109,7 +113,7 @@ class Pool:
             return waited
 
     def gone(self, owner: Hashable) -> None:
-        """Nothing waits for this owner any more."""
+        """Drop all waiting work of this owner."""
         with self._lock:
             self._turns.gone(owner)
             self._notify_if_idle()
@@ -122,40 +126,40 @@ class Pool:
             return calls
 
     def stop(self) -> None:
-        """Let the threads end when they have nothing to do; what was submitted is still done. Nothing may be submitted after."""
+        """Let the threads end when no work is left. Waiting work still runs; no work may be added afterwards."""
         for _ in self._running:
             self._wake.put(False)
 
-    # -- what there is ------------------------------------------------------------------------------------------------------
+    # -- state ------------------------------------------------------------------------------------------------------
 
     def waiting(self, owner: Hashable) -> list[Work]:
-        """What waits for a thread, of one owner."""
+        """Return the work of one owner that waits for a thread."""
         with self._lock:
             return self._turns.waiting(owner)
 
     def counts(self) -> tuple[int, int, int, int]:
-        """What waits for a thread, what threads are busy with, threads, and their bound."""
+        """Return four counts: waiting work, busy threads, threads, and the bound on threads."""
         with self._lock:
             return self._turns.count, self._busy, len(self._running), self._threads_max
 
     def held(self) -> int:
-        """Bytes of what has not begun."""
+        """Return the bytes held by calls that have not begun."""
         with self._lock:
             return self._turns.unasked + self._turns.pulled
 
     def progress(self) -> tuple[bool, int, list[Work]]:
-        """Whether there is more work than threads may be; how much has ended since the beginning; what runs."""
+        """Return whether there is more work than threads may run, how much work has ended since the start, and what runs."""
         with self._lock:
             full = self.unfinished > self._threads_max
             return full, self._ended, [work for work in self._running if work is not None] if full else []
 
     @property
     def unfinished(self) -> int:
-        """Pieces of work that were submitted and are not done."""
+        """Pieces of work that were added and have not ended."""
         return self._turns.count + self._busy
 
     def wait_idle(self, timeout_s: float) -> bool:
-        """Wait until everything that was submitted is done; False when it is not after `timeout_s`."""
+        """Wait until all added work has ended; return False if it has not after `timeout_s` seconds."""
         with self._lock:
             return self._quiet.wait_for(lambda: self.unfinished == 0, timeout_s)
 
@@ -186,6 +190,6 @@ class Pool:
                 if turns.outside and self._on_room is not None:
                     self._on_room()
                 work[0](*work[1])
-            except BaseException:  # this thread is the pool's: what ends it here would be missed by all further work
+            except BaseException:  # a thread that died here would be missing for all further work
                 log.exception("a bug in zmqdist: the work of a handler thread raised")
             del work

@@ -1,6 +1,6 @@
-"""Calls between the parts of zmqdist themselves: by a method's name, with the structure of the arguments, up to a point in time.
+"""Calls between parts of zmqdist: by method name, with the structure of the arguments kept, and with a point in time as deadline.
 
-What users have instead: `Client.call` (which flattens the arguments) and a client's own attributes.
+Users have `Client.call` (which flattens the arguments) and the client's own attributes instead.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from zmqdist.transport.shm_pool import Block
 from zmqdist.transport.transfers import Source
 
 CONNECT_S: Final = 1.0
-"""So long the kernel of a server has to take or refuse a connection, before the first question tells."""
+"""Seconds in which a server's kernel must accept or refuse a connection; after that the first call finds out."""
 
 PROBE_AGAIN_S: Final = 0.25
-"""Between two looks at the port, while a first answer is waited for."""
+"""Seconds between two probes of the port while a first reply is awaited."""
 
 
 class NotListeningError(UnavailableError):
-    """The port of a server refuses connections: its process has ended, or has not begun."""
+    """The server's port refuses connections: its process has ended, or has not started."""
 
 
 def start(
@@ -46,17 +46,17 @@ def start(
     waits_for_server: bool = True,
     out: NDArray[Any] | None = None,
 ) -> StatusOrResult:
-    """Call a method, and do not wait. The arguments are as they are now.
+    """Call a method without waiting. The arguments are sent as they are now.
 
     Args:
       due: when the caller stops waiting, on `time.monotonic`.
-      still: nobody changes the arrays in `args` before the call has ended: they are not copied where they need not be.
-      block: shared memory that shows the one large array in `args`, which nobody changes.
-      waits_for_server: False: it ends with UNAVAILABLE where the server is not there, or leaves before the call has left.
-      out: as of `Client.call`.
+      still: promises that the arrays in `args` do not change before the call has ended, so that they need not be copied.
+      block: shared memory that holds the one large array in `args` and that does not change.
+      waits_for_server: if False, the call ends with UNAVAILABLE when the server is away, or disconnects before the call was sent.
+      out: as in `Client.call`.
 
     Raises:
-      InvalidArgumentError: something in `args` cannot travel.
+      InvalidArgumentError: a value in `args` cannot travel.
     """
     body, sources = packed(client, args, still=still, block=block)
     return start_packed(client, method, body, sources, due=due, waits_for_server=waits_for_server, out=out)
@@ -65,7 +65,7 @@ def start(
 def packed(
     client: ZmqClient, args: tuple[Any, ...], *, still: bool = False, block: Block | None = None
 ) -> tuple[bytes, Sequence[Source]]:
-    """The arguments of a call as they travel, for `start_packed`. As `start`."""
+    """Return the arguments of a call packed for `start_packed`. The arguments are those of `start`."""
     body, parts = payload.pack(args)
     if not parts:
         return body, ()
@@ -82,7 +82,7 @@ def start_packed(
     waits_for_server: bool = True,
     out: NDArray[Any] | None = None,
 ) -> StatusOrResult:
-    """As `start`, for arguments that were packed before."""
+    """Call a method with arguments that `packed` has packed. Otherwise as `start`."""
     call = ClientCall(method, body, sources, due)
     call.waits_for_server = waits_for_server
     call.bounded = False
@@ -96,17 +96,18 @@ def start_packed(
 
 
 def reach(client: ZmqClient, due: float) -> None:
-    """Wait until the server of a client answers a first small question.
+    """Wait until the server of a client replies to a first small call.
 
-    A process that is only busy has its kernel take connections; one whose port refuses them has ended, and its successor is not waited for.
+    The kernel of a busy process still accepts connections, so a port that refuses them means that the process has ended; `reach`
+    does not wait for its successor.
 
     Args:
       due: on `time.monotonic`.
 
     Raises:
-      NotListeningError: its port refuses connections, now or while the answer is waited for.
-      DeadlineExceededError: no answer up to `due`.
-      OpError: what the question ended with.
+      NotListeningError: the port refuses connections, at first or while the reply is awaited.
+      DeadlineExceededError: no reply before `due`.
+      OpError: the error with which the call ended.
     """
     _check_port(client.address, due)
     started, ended = start(client, ABOUT, due=due), threading.Event()
@@ -120,7 +121,7 @@ def reach(client: ZmqClient, due: float) -> None:
 
 
 def _check_port(address: str, due: float) -> None:
-    """Raises NotListeningError. Anything else - slow, or a name that is looked up elsewhere - the first question tells."""
+    """Raise NotListeningError if the port refuses connections. Other causes, such as a slow network, show in the first call."""
     connect_s = max(0.0, min(CONNECT_S, due - time.monotonic()))
     if isinstance(connect_failure(address, connect_s), ConnectionRefusedError):
-        raise NotListeningError(f"nobody listens at {address}: its process has ended")
+        raise NotListeningError(f"no process listens at {address}: the server has ended or has not started")

@@ -1,7 +1,7 @@
-"""Calls over a connection that a loop owns already: questions of a worker to its dispatcher, without a second connection.
+"""Calls over a connection that a loop already owns: a worker calls its dispatcher without opening a second connection.
 
-Everything here runs in the loop. A call ends once: with its answer, or with UNAVAILABLE when the connection does. Only what fits into a
-header travels: no large arrays.
+Everything here runs in the loop. A call ends once: with its reply, or with UNAVAILABLE when the connection ends. Arguments must
+fit into the header of a message: large arrays cannot be sent.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from zmqdist.rpc import payload
 from zmqdist.transport.dealer import DealerConnection
 
 Then = Callable[[Any, OpError | None], None]
-"""Gets the value, or the error."""
+"""Receives the value, or the error."""
 
 
 class LoopCalls:
-    """Calls to the server at the other end of a DealerConnection, which tells it what it hears."""
+    """Calls to the server at the other end of a DealerConnection. The owner of the connection reports its events and messages."""
 
     def __init__(self, dealer: DealerConnection) -> None:
         self._dealer = dealer
@@ -33,19 +33,19 @@ class LoopCalls:
         return self._dealer.up
 
     def up(self, incarnation: int) -> None:
-        """The connection is there, to this life of the server."""
+        """Note that the connection is up, and to which incarnation of the server."""
         self._incarnation = incarnation
 
     def down(self) -> None:
-        """The connection has gone: so have the answers."""
+        """End all waiting calls with UNAVAILABLE, because the connection has ended."""
         waiting, self._waiting = self._waiting, {}
         for then in waiting.values():
             then(None, UnavailableError(f"the connection to {self._dealer.address} ended"))
 
     def ask(self, method: str, args: tuple[Any, ...], then: Then) -> None:
-        """Call a method of the server, with no deadline."""
+        """Call a method of the server, without a deadline; `then` gets the outcome."""
         body, parts = payload.pack(args)
-        assert not parts, "what is too large for a header needs a client of its own"
+        assert not parts, "arguments that do not fit into a header need a ZmqClient"
         number = next(self._numbers)
         self._waiting[number] = then
         if not self._dealer.send(Call(number, method, self._incarnation, 0, body)):
@@ -53,7 +53,7 @@ class LoopCalls:
             then(None, UnavailableError(f"not connected to {self._dealer.address}"))
 
     def heard(self, message: Message) -> bool:
-        """Whether the message was an answer."""
+        """Handle a message if it is a reply; return whether it was."""
         if isinstance(message, Reply):
             self._ended(message)
         elif isinstance(message, Replies):

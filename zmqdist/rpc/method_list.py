@@ -1,4 +1,4 @@
-"""What a server tells of its methods, and what a user sees of it."""
+"""The description of a server's methods: as it travels, and as users see it."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ PARAMETER_KIND: Callable[[int], Any] = type(inspect.Parameter.POSITIONAL_ONLY)
 
 @dataclass(frozen=True, slots=True)
 class MethodInfo:
-    """One method of a server. `str` of it is a line for people: `scale(array, by=10) -> float32[?, 3]`.
+    """One method of a server. `str` of it is a line to read: `scale(array, by=10) -> float32[?, 3]`.
 
     Attributes:
       name: as `Client.call` takes it.
-      signature: its parameters. A default is there as the text that the server has for it, `...` where that says nothing.
-        None where Python cannot tell the parameters.
-      input_signature, output_signature: structures of TensorSpec, of each item where it streams; None where it has none.
-      streaming: it gives an iterator.
+      signature: its parameters. A default is given as the text that the server has for it, or `...` for values without a short
+        text. None if Python cannot determine the parameters.
+      input_signature, output_signature: structures of TensorSpec (for a stream: of each item); None if the method has none.
+      streaming: the method is a generator function; calling it returns an iterator.
       batch: calls of several clients are joined along axis 0 and run as one.
       doc: the first line of its docstring.
     """
@@ -52,7 +52,7 @@ class MethodInfo:
         return f"{self.name}({', '.join(inputs)}){f' -> {output}' if output else ''}"
 
     def to_wire(self) -> list[Any]:
-        """As it travels. New items go to the end."""
+        """Return the fields as they travel. New items go to the end."""
         parameters = None
         if self.signature is not None:
             parameters = [
@@ -71,11 +71,11 @@ class MethodInfo:
 
 
 def decode_methods(listing: Any, peer: str) -> dict[str, MethodInfo]:
-    """The methods that a server told, by name. Raises WireError: this is no listing."""
+    """Return the methods in a server's listing, by name. Raises WireError if `listing` is not one."""
     try:
         found = [_decode_method(*item[:7]) for item in listing]
     except (TypeError, ValueError, LookupError, AttributeError) as error:
-        raise WireError(peer, f"what should list its methods does not: {error}") from None
+        raise WireError(peer, f"its list of methods cannot be read: {error}") from None
     return {info.name: info for info in found}
 
 
@@ -84,14 +84,14 @@ def _decode_method(
 ) -> MethodInfo:
     for signature in (inputs, outputs):
         if signature is not None and not all(isinstance(spec, TensorSpec) for spec in nest.flatten(signature)):
-            raise TypeError(f"the signature of {name!r} holds something else than specs")
+            raise TypeError(f"the signature of {name!r} holds a value that is not a TensorSpec")
     if (
         not isinstance(name, str)
         or not name.encode()
         or not isinstance(doc, str)
         or not isinstance(inputs, (list, tuple, type(None)))
     ):
-        raise TypeError("neither names nor signatures")
+        raise TypeError("an item without a name or with a wrong signature")
     signature = None
     if parameters is not None:
         signature = inspect.Signature(
@@ -108,7 +108,7 @@ def _decode_method(
 
 
 class Default(str):
-    """The text of a default value that is the server's; it prints without quotes."""
+    """The text of a default value as the server gave it; `repr` of it has no quotes."""
 
     __slots__ = ()
 
@@ -117,7 +117,7 @@ class Default(str):
 
 
 def first_line(fn: Any) -> str:
-    """Of the docstring of a function; of another callable's class it would say nothing about it."""
+    """Return the first line of a function's docstring. A callable object gives "", because its class's docstring is not about it."""
     doc = inspect.getdoc(fn) if inspect.isroutine(fn) or hasattr(fn, "__wrapped__") else None
     return doc.strip().partition("\n")[0] if doc else ""
 

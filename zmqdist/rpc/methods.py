@@ -1,9 +1,9 @@
-"""Registered functions: what may be registered, and what a call's body brings for one.
+"""Registered functions: which may be registered, and how the body of a call becomes their arguments.
 
 On the wire (the body of Call)
     a tuple   the arguments, each with its structure
-    a dict    arguments by name, and under "" the tuple of the others
-    a list    the leaves of the arguments, as `Client.call` sends them: packed into the signature's structure here
+    a dict    arguments by name, and under "" the tuple of positional ones
+    a list    the leaves of the arguments, as `Client.call` sends them; they are packed into the signature's structure here
 
 Not here: when and in which thread a function runs (service.py).
 """
@@ -29,10 +29,10 @@ class Method:
     """One registered function.
 
     Attributes:
-      roles: who may call it, besides `admin`; None: everybody who was let in.
-      later: it is given an Asked before the arguments, in the loop, and answers when it likes.
-      streaming: it is a generator function: its calls are made as streams (generators.py).
-      pooled: it runs in a thread of the server's pool, a call at a time.
+      roles: roles that may call it, besides `admin`; None: every authenticated peer.
+      later: it runs in the loop, takes a PendingCall before the arguments, and replies when it is ready.
+      streaming: it is a generator function, called as a stream (generators.py).
+      pooled: it runs in a thread of the server's pool, one call at a time.
     """
 
     def __init__(
@@ -64,13 +64,13 @@ class Method:
         """Call the function with the arguments in a body and `frames`, a list that is emptied."""
         arguments = payload.unpack(body, frames, peer)
         if frames:
-            frames.clear()  # only the handler has its arguments now: what it returns of them is not copied
+            frames.clear()  # now only the handler refers to its arguments, so returning one needs no copy
         if (
             type(arguments) is tuple
             and self.input_signature is None
             and self._parameters.problem(len(arguments)) is None
         ):
-            value = self.fn(*arguments)  # the usual: nothing more to look at
+            value = self.fn(*arguments)  # the common case, without a signature to check
         else:
             args, named = self.checked(arguments, peer)
             del arguments
@@ -78,23 +78,25 @@ class Method:
         return value if self.output_signature is None else self.result(value)
 
     def result(self, value: Any) -> Any:
-        """What the function returned, in the form of its output signature, if it has one."""
+        """Return the function's result in the form of its output signature, if it has one. Raises UnknownError if it does not fit."""
         if self.output_signature is None:
             return value
         try:
             return fit(self.output_signature, value, convert, "result")
         except (TypeError, ValueError, OpError, RecursionError) as error:
-            raise UnknownError(f"{self.name} returned something else than its output_signature says: {error}") from None
+            raise UnknownError(
+                f"{self.name} returned a value that does not fit its output_signature: {error}"
+            ) from None
 
     def arguments(self, body: bytes, frames: Any, peer: str) -> tuple[Sequence[Any], dict[str, Any]]:
-        """What a body and `frames` bring for the function; raises InvalidArgumentError where it takes something else."""
+        """Return the function's arguments from a body and `frames`. Raises InvalidArgumentError if they do not fit."""
         arguments = payload.unpack(body, frames, peer)
         if frames:
             frames.clear()
         return self.checked(arguments, peer)
 
     def checked(self, arguments: Any, peer: str) -> tuple[Sequence[Any], dict[str, Any]]:
-        """The same for a body that was unpacked: positional arguments, and those by name."""
+        """Return (positional arguments, arguments by name) from an unpacked body. Raises InvalidArgumentError if they do not fit."""
         specs = self.input_signature
         named = _NONE
         try:
@@ -121,7 +123,7 @@ class Method:
             raise InvalidArgumentError(f"{self.name}: {error}") from None
 
     def info(self) -> MethodInfo:
-        """What clients are told of it."""
+        """Return the description that clients get."""
         return MethodInfo(
             self.name,
             self._parameters.signature,
@@ -136,7 +138,7 @@ class Method:
 def _split(arguments: dict[Any, Any], peer: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
     args = arguments.pop("", None)
     if type(args) is not tuple or not all(type(name) is str for name in arguments):
-        raise WireError(peer, "arguments by name without a tuple of the others")
+        raise WireError(peer, "arguments by name without a tuple of the positional ones")
     return args, arguments
 
 
@@ -148,7 +150,7 @@ def method_for(
     inline: bool,
     roles: frozenset[str] | None,
 ) -> Method:
-    """A method for `fn`, if it can be one; the errors are those of `RpcService.register`."""
+    """Return a Method for `fn`; raises as `RpcService.register`."""
     if not callable(fn):
         raise TypeError(f"{name}: a method is a callable, not {type(fn).__name__}")
     function_of_method = fn.__func__ if isinstance(fn, MethodType) else fn

@@ -1,4 +1,4 @@
-"""An answer that is received into an array of the caller's: `out=`."""
+"""A reply that is received into an array of the caller's: `out=`."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from zmqdist.wire.safe import array_alone
 
 
 class OutputArray:
-    """The caller's array, as the room of a call (transport/calls_machine.py) and as the reader of its answer.
+    """The caller's array: it provides the memory for a call's reply (transport/calls_machine.py) and reads the reply.
 
-    Chunks go straight into it, anything else is copied there once. It is not touched before the answer is known to be one array of its
-    shape and dtype.
+    Chunks are received into it directly; any other reply is copied into it once. It is not written to before the reply is known
+    to be one array of its shape and dtype.
     """
 
     def __init__(self, out: NDArray[Any]) -> None:
-        """Raises InvalidArgumentError: nothing can be received into it."""
+        """Raises InvalidArgumentError: `out` cannot receive an array."""
         if not isinstance(out, np.ndarray):
             raise InvalidArgumentError(f"out: wanted a NumPy array, given a {type(out).__name__}")
         if not out.flags.writeable:
@@ -33,15 +33,17 @@ class OutputArray:
         if out.dtype.hasobject:
             raise InvalidArgumentError(f"out: no array of dtype {out.dtype} can be received")
         self._out = out
-        # Of the base class and writable from now on, whatever the caller makes of its own object meanwhile.
+        # A view of the base class: it stays writable even if the caller changes the flags of its own object.
         self._flat = np.ndarray.view(out, np.ndarray).reshape(-1, order="A").view(np.uint8)
         self._bytes: NDArray[np.uint8] | None = None
 
     def room(self, body: bytes, sizes: list[int]) -> list[Any]:
-        """The room for an answer with this body. Raises InvalidArgumentError when it does not fit."""
+        """Return the memory for a reply with this body and parts of these sizes. Raises InvalidArgumentError if the reply does not
+        fit.
+        """
         header = array_alone(body, "server")
         if header is None:
-            raise InvalidArgumentError("the answer is not one array, as `out` needs")
+            raise InvalidArgumentError("the reply is not one array, as `out` needs")
         dtype, shape, fortran = header
         self._check(dtype, shape)
         if sizes != [self._out.nbytes] or fortran != is_fortran(self._out):
@@ -50,7 +52,7 @@ class OutputArray:
         return [self._bytes]
 
     def read(self, call: ClientCall, address: str) -> NDArray[Any]:
-        """The array with the answer in it. Raises InvalidArgumentError when that does not fit."""
+        """Return the caller's array with the reply in it. Raises InvalidArgumentError if the reply does not fit."""
         if self._bytes is not None and len(call.frames) == 1 and call.frames[0] is self._bytes:
             return self._out
         value = payload.unpack(call.body, call.frames, address)
@@ -65,5 +67,5 @@ class OutputArray:
     def _check(self, dtype: Any, shape: tuple[int, ...]) -> None:
         out = self._out
         if (dtype, tuple(shape)) != (out.dtype, out.shape):
-            text = f"the answer is an array of {dtype} and shape {tuple(shape)}, `out` has {out.dtype} and {out.shape}"
+            text = f"the reply is an array of {dtype} and shape {tuple(shape)}, `out` has {out.dtype} and {out.shape}"
             raise InvalidArgumentError(text)

@@ -1,8 +1,7 @@
-"""Values as the payload of a call or an answer: the safe codec, for anything that lends itself to an array as well.
+"""Values as the payload of a call or a reply: the safe codec, extended to objects with `__array__`, which travel as arrays.
 
-What lends itself to an array (has `__array__`) travels as one.
-
-Not here: which types travel (wire/safe.py), copies of what may change (snapshots.py), the way of large parts (transport/transfers.py).
+Not here: which types travel (wire/safe.py), copies of arrays that may change (snapshots.py), how large parts travel
+(transport/transfers.py).
 """
 
 from __future__ import annotations
@@ -19,10 +18,11 @@ from zmqdist.wire import safe
 
 
 def pack(value: Any) -> tuple[bytes, list[Any]]:
-    """A value as body and large parts. The parts may be views of the arrays in `value`: copy or send them before it changes.
+    """Return a value as body and large parts. The parts may be views of the arrays in `value`: copy or send them before those
+    change.
 
     Raises:
-      InvalidArgumentError: something in it does not travel; the message names the place and what is allowed.
+      InvalidArgumentError: a value in it cannot travel; the message names the place and the allowed types.
     """
     try:
         return safe.encode(value)
@@ -31,17 +31,17 @@ def pack(value: Any) -> tuple[bytes, list[Any]]:
             arrays = nest.map_structure(_as_array, value)
             same = all(new is old for new, old in zip(nest.flatten(arrays), nest.flatten(value), strict=True))
         except (TypeError, RecursionError):
-            raise error from None  # keys that cannot be sorted, or nested far too deeply, which `error` says
+            raise error from None  # keys that cannot be sorted, or too deep a nesting; `error` names it
         if same:
             raise
         return safe.encode(arrays)
 
 
 def leaves(value: Any) -> list[Any]:
-    """The leaves of a structure that is to travel as these.
+    """Return the leaves of a structure, to be sent as a flat list.
 
     Raises:
-      InvalidArgumentError: it contains itself, or is nested too deeply to be walked.
+      InvalidArgumentError: the structure contains itself, or is nested too deeply.
     """
     try:
         return nest.flatten(value)
@@ -50,10 +50,10 @@ def leaves(value: Any) -> list[Any]:
 
 
 def unpack(body: bytes, parts: Sequence[Any], peer: str) -> Any:
-    """The value in a body and the large parts that came with it. Its arrays are private and writable, or frozen.
+    """Return the value in a body and its large parts. Its arrays are either private and writable, or frozen.
 
     Raises:
-      WireError: the bytes are no value.
+      WireError: the bytes are not a value.
     """
     return safe.decode(body, parts, peer)
 

@@ -1,6 +1,6 @@
-"""A call that its method answers later, without a thread that waits.
+"""A call whose method replies later, without occupying a thread.
 
-Not here: how such a method is registered, and when it is called (service.py).
+Not here: how such a method is registered, and when it runs (service.py).
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from zmqdist.transport.transfers import Source
 
 
 class Asked:
-    """A call that its method answers later, from any thread. Only the first answer counts; without one its caller waits on.
+    """A call that its method replies to later, from any thread. Only the first reply counts; until there is one, the caller waits.
 
     Attributes:
-      peer: who asks; `peer.role` is what it was let in as, `peer.hello.incarnation` its life.
-      due: when its caller stops waiting, on `time.monotonic`; `inf` for never.
+      peer: the caller's connection; `peer.role` is its role, `peer.hello.incarnation` its incarnation.
+      due: when the caller stops waiting, on `time.monotonic`; `inf`: never.
     """
 
     __slots__ = ("_served", "_service", "due", "peer")
@@ -38,15 +38,15 @@ class Asked:
         served.on_dropped = partial(service.drop, served)
 
     def wanted(self) -> bool:
-        """Whether its caller still waits."""
+        """Return whether the caller still waits."""
         return self._served.wanted(time.monotonic())
 
     def begun(self) -> None:
-        """In the loop: a batched call runs now, and its arguments do not count among those that wait."""
+        """Note that a batched call runs now, so that its arguments no longer count as waiting. Runs in the loop."""
         self._service.begun(self._served)
 
     def on_dropped(self, fn: Callable[[], None]) -> None:
-        """Have `fn` called in the loop when the caller cancels, or its connection ends, before the answer. Not at its deadline."""
+        """Have the loop call `fn` if the caller cancels or disconnects before the reply. A deadline that passes does not call it."""
         service, served = self._service, self._served
 
         def dropped() -> None:
@@ -56,7 +56,7 @@ class Asked:
         served.on_dropped = dropped
 
     def answer(self, value: Any) -> None:
-        """The call has this value. An array in it is a snapshot of this moment."""
+        """Reply with a value. Arrays in it are copied or frozen as they are now."""
         try:
             body, sources = pack_result([value], lends=self.peer.lanes is not None and self.peer.lanes.lends)
         except BaseException as error:
@@ -65,9 +65,9 @@ class Asked:
             self.answer_packed(body, sources)
 
     def answer_packed(self, body: bytes, sources: Sequence[Source]) -> None:
-        """The same for what was packed before."""
+        """Reply with a value that is packed already."""
         self._service.reply_later(self._served, self.peer, Reply(self._served.id, errors.OK, "", body), sources)
 
     def fail(self, error: BaseException) -> None:
-        """The call has this error, as if its method had raised it."""
+        """Reply with an error, as if the method had raised it."""
         self._service.reply_later(self._served, self.peer, failed(self._served.id, error), ())

@@ -1,4 +1,4 @@
-"""Who answers at an address, and what its clock says: a question that every server answers, for `zmqdist doctor`."""
+"""What a server reports about itself (kind, version, clock): a method that every server has, for `zmqdist doctor`."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from zmqdist.errors import WireError
 from zmqdist.wire.hello import PROTOCOL
 
 ABOUT: Final = "zmqdist.about"
-"""The reserved method."""
+"""The name of the reserved method."""
 
 
 @dataclass(frozen=True)
 class About:
-    """What a server says of itself.
+    """The report of a server about itself.
 
     Attributes:
       kind: "dispatcher", "worker", "rpc", "server-worker:0".
-      version: of zmqdist there.
+      version: version of zmqdist.
       protocol, python: (major, minor).
-      incarnation: of this life of it.
-      time_s: its clock, in seconds since 1970, when it answered.
+      incarnation: of the server's process.
+      time_s: the server's clock when it replied, in seconds since 1970.
     """
 
     kind: str
@@ -38,12 +38,12 @@ class About:
 
 
 def about_us(kind: str, incarnation: int) -> list[Any]:
-    """As it travels: flat, because `Client.call` gives leaves. New items go to the end."""
+    """Return this process's report as it travels: flat, because `Client.call` returns leaves. New items go to the end."""
     return [kind, __version__, *PROTOCOL, *sys.version_info[:2], os.getpid(), incarnation, time.time()]
 
 
 def heard(reply: Any, peer: str) -> About:
-    """What a server told. Raises WireError: that is something else."""
+    """Decode the report of a server. Raises WireError if `reply` is not one."""
     try:
         kind, version, major, minor, python_major, python_minor, pid, incarnation, time_s = reply[:9]
         return About(
@@ -56,4 +56,4 @@ def heard(reply: Any, peer: str) -> About:
             float(time_s),
         )
     except (TypeError, ValueError, OverflowError) as error:
-        raise WireError(peer, f"what should say who it is does not: {error}") from None
+        raise WireError(peer, f"its report about itself cannot be read: {error}") from None

@@ -1,4 +1,4 @@
-"""What the parts of a service that answer calls later ask of it: streams, batches, and calls of methods that take their time."""
+"""The interface of RpcService that streams, batches and pending calls use, so that their modules need not import it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from zmqdist.transport.transfers import Source
 
 
 class AnsweringService(Protocol):
-    """RpcService (service.py), which says what each of these does."""
+    """The part of RpcService that methods need which reply later. RpcService (service.py) documents each method."""
 
     def register_later(self, name: str, fn: Callable[..., None], *, roles: frozenset[str] | None = None) -> None: ...
 

@@ -1,12 +1,12 @@
-"""Arguments and results against their specs and parameters: the same walk on both ends.
+"""Arguments and results checked against specs and parameters: both ends use the same walk.
 
 Rules
-    A signature is a structure of TensorSpecs, one item for each of the first parameters of the function. Parameters with a
-    default may be left out; those without a spec cannot be given where there is a signature.
-    A value fits when it has the same containers down to the specs; what stands at a spec is one array, however it is written
-    (a list is fine there).
-    Another container is a TypeError, another number of items or other keys a ValueError; both name the place.
-    The client checks the structure only; dtype and shape are the server's business, which has the last word.
+    A signature is a structure of TensorSpecs, one item for each of the function's first parameters. Parameters with a default may
+    be left out. If there is a signature, parameters without a spec cannot be given.
+    A value fits if it has the same containers down to the specs; at a spec there is one array, in any form (a list is fine
+    there).
+    Another container is a TypeError; another number of items or other keys are a ValueError. Both name the place.
+    The client checks the structure only. The server checks dtype and shape as well, and decides.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from zmqdist.specs import TensorSpec, convert
 
 
 def fit(spec: Any, value: Any, at_spec: Callable[[Any, TensorSpec], Any], path: str) -> Any:
-    """`value` in the form of `spec`, with `at_spec(part, spec)` for each part that stands at a TensorSpec.
+    """Return `value` in the form of `spec`, with `at_spec(part, spec)` applied to each part at a TensorSpec.
 
     Raises:
-      TypeError, ValueError: it has another structure; `path` is what the message calls it.
+      TypeError, ValueError: it has another structure; the message calls the value `path`.
     """
     if isinstance(spec, TensorSpec):
         try:
@@ -51,17 +51,19 @@ def fit(spec: Any, value: Any, at_spec: Callable[[Any, TensorSpec], Any], path: 
 
 
 def is_flat(signature: Any) -> bool:
-    """Whether each argument is one array: then there is no structure to check but the number."""
+    """Return whether each argument is one array, so that only their number needs a check."""
     return all(isinstance(spec, TensorSpec) for spec in signature)
 
 
 def convert_args(signature: Any, args: Any) -> list[Any]:
-    """The arguments of a call, as many as the signature has, as arrays. Raises TypeError, ValueError or InvalidArgumentError."""
+    """Return the arguments of a call as arrays; there must be as many as specs. Raises TypeError, ValueError or
+    InvalidArgumentError.
+    """
     return [fit(spec, arg, convert, f"argument {n}") for n, (spec, arg) in enumerate(zip(signature, args, strict=True))]
 
 
 def convert_leaves(signature: Any, leaves: list[Any], optional: Collection[int]) -> list[Any]:
-    """The same for arguments that came flattened; the last of them may be left out where their places are in `optional`."""
+    """Return arguments that came flattened as arrays. Trailing arguments may be missing if their positions are in `optional`."""
     wanted = len(nest.flatten(signature))
     while len(leaves) < wanted and len(signature) - 1 in optional:
         signature = signature[:-1]
@@ -72,7 +74,7 @@ def convert_leaves(signature: Any, leaves: list[Any], optional: Collection[int])
 
 
 def signature_of(fn: Callable[..., Any]) -> inspect.Signature | None:
-    """What Python knows of a function's parameters; None for some functions written in C."""
+    """Return the parameters of a function as Python knows them; None for some functions written in C."""
     try:
         return inspect.signature(fn)
     except (TypeError, ValueError):
@@ -80,11 +82,11 @@ def signature_of(fn: Callable[..., Any]) -> inspect.Signature | None:
 
 
 class Parameters:
-    """What a function takes, by position and by name; anything where Python cannot tell.
+    """The parameters of a function, by position and by name. Any arguments are accepted if Python cannot determine them.
 
     Attributes:
-      signature: Python's own view of them; None where there is none.
-      optional: places of the positional ones that have a default.
+      signature: Python's own description; None if there is none.
+      optional: positions of positional parameters that have a default.
       least, most: bounds on the number of positional arguments; `most` is None for a function with *args.
     """
 
@@ -108,13 +110,13 @@ class Parameters:
             self._names = {*self._places, *(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)}
 
     def problem(self, count: int) -> str | None:
-        """What is wrong with so many positional arguments and no others; None when nothing is."""
+        """Return what is wrong with `count` positional arguments and no others; None if they fit."""
         if self.least <= count and (self.most is None or count <= self.most):
             return None
         return _wanted(self.least, self.most, count)
 
     def check_names(self, count: int, named: Mapping[str, Any]) -> None:
-        """Arguments by name, beside `count` positional ones. Raises TypeError for one that cannot be given so."""
+        """Check arguments by name, given beside `count` positional ones. Raises TypeError for one that cannot be given."""
         for name in named:
             if not name or (self._names is not None and name not in self._names):  # "" has its own meaning (methods.py)
                 raise _unexpected(name)
@@ -124,10 +126,10 @@ class Parameters:
     def fit(
         self, specs: Any, args: Sequence[Any], named: Mapping[str, Any], at_spec: Callable[[Any, TensorSpec], Any]
     ) -> tuple[list[Any], dict[str, Any]]:
-        """Arguments in the form of a signature, with `at_spec` as `fit` has it.
+        """Return (positional arguments, arguments by name) in the form of a signature; `at_spec` as in `fit`.
 
         Raises:
-          TypeError, ValueError: they have another structure, or it is not these that can or must be given.
+          TypeError, ValueError: an argument has another structure, is missing, or cannot be given.
         """
         by_place = dict(enumerate(args))
         for name, value in named.items():

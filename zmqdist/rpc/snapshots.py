@@ -1,10 +1,12 @@
-"""What is sent is as it was: copies of large parts, where somebody else could change them before they have left.
+"""Arguments and results are sent as they were at the call: large parts are copied if their owner could change them before they
+leave.
 
 Rules
-    The copy of a large part is the one that it needs anyway: into shared memory where the peer can open ours. A frozen array needs none.
-    Towards other peers a copy is made only where the owner could write meanwhile. It goes into the pool of shared memory all the same,
-    whose pages are warm.
-    The caller of a call that is waited for cannot write, and of a result that nobody else refers to there is nobody who could.
+    Where possible the one copy that a large part needs anyway is the snapshot: into shared memory, if the peer can open ours. A
+    frozen array needs none.
+    For other peers a copy is made only if the owner could write to the part meanwhile. It too uses the pool of shared memory,
+    whose pages are already mapped.
+    The caller of a blocking call cannot write meanwhile. A result with no other reference cannot be written to at all.
 
 Not here: small parts, which are copied when their message is sent.
 """
@@ -28,17 +30,17 @@ from zmqdist.transport.transfers import Source, is_large
 
 _GENERATOR: Final = (
     "the method returned a generator, which does not travel: register the generator function itself (with def and yield), whose calls are "
-    "streams, and not a function or lambda that returns what it gives"
+    "streams, and not a function or lambda that calls it"
 )
 
 
 def snapshot(parts: Sequence[Any], *, lends: bool, still: bool) -> Sequence[Source]:
-    """Sources for transport/transfers.py, which nobody will change. Small ones are given back as they are.
+    """Return sources for transport/transfers.py that will not change. Small parts are returned as they are.
 
     Args:
       parts: from `payload.pack`.
-      lends: the peer can open our shared memory.
-      still: nobody writes to the parts until they have left.
+      lends: whether the peer can open our shared memory.
+      still: whether the caller promises not to write to the parts until they have been sent.
     """
     if not is_large(parts):
         return parts
@@ -68,7 +70,10 @@ def _copied(part: Any) -> Source:
 
 
 def pack_result(box: list[Any], *, lends: bool) -> tuple[bytes, Sequence[Source]]:
-    """The value in a box (a list of one, which nobody else has) as body and sources. Its owner may go on using and changing it.
+    """Return the value in `box` as body and sources. The handler may keep and change the value afterwards.
+
+    Args:
+      box: a list of one item with no other reference to it, so that a temporary value can be recognised (`is_temporary`).
 
     Raises:
       InvalidArgumentError: as `payload.pack`.
@@ -90,16 +95,17 @@ def pack_result(box: list[Any], *, lends: bool) -> tuple[bytes, Sequence[Source]
 # -- temporaries ------------------------------------------------------------------------------------------------------
 
 _ITEMS_MAX: Final = 64
-"""A container of more is not looked through: what is in it is copied."""
+"""Items of the largest container that is searched; the arrays of a larger one are always copied."""
 _ATOMS: Final = (NoneType, bool, int, float, complex, str, bytes, np.generic)
 
 
 def is_temporary(box: list[Any]) -> bool:
-    """Whether the value in a box has large arrays and nothing but the box refers to them: then nobody can write to them any more.
+    """Return whether the value in a box has large arrays and no other reference exists, so that no code can write to them any more.
 
-    Reference counts tell it, for an array or one list, tuple or dict of arrays: 1 for its holder and 1 for the question. Each object is
-    asked for through its holder, since a variable would count. An array over the memory of another (as received ones are) is fine when
-    nothing else refers to that, either. False is always safe: it means a copy. A raw pointer that C code has kept cannot be seen.
+    Reference counts decide, for an array or for one list, tuple or dict of arrays: one for the holder and one for the argument of
+    `getrefcount`. Each object is therefore reached through its holder, since a variable would count as another reference. An
+    array over the memory of another (as received ones are) counts as temporary if that other has no further reference either.
+    False is always safe: it means a copy. A raw pointer kept by C code cannot be detected.
     """
     kind = type(box[0])
     if kind is np.ndarray:
@@ -117,12 +123,12 @@ def is_temporary(box: list[Any]) -> bool:
 
 
 def _is_ours(holder: Any, key: Any) -> bool:
-    # `holder` is a second reference to a container, and none to what is in it.
+    # `holder` is a second reference to the container, but not to its items.
     if sys.getrefcount(holder[key]) != _ONE or weakref.getweakrefcount(holder[key]):
         return False
     if holder[key].base is None:
         return bool(holder[key].flags.owndata)
-    # Over the memory of another array, as received ones are.
+    # An array over the memory of another array, as received ones are.
     if type(holder[key].base) is not np.ndarray or sys.getrefcount(holder[key].base) != _ONE:
         return False
     if weakref.getweakrefcount(holder[key].base):
@@ -136,7 +142,7 @@ _ONE = 2
 
 
 def _works_here() -> bool:
-    """Interpreters count references differently: what must be told apart is tried once."""
+    """Return whether reference counts on this interpreter tell temporaries from referenced values; interpreters count differently."""
     size = CHUNK_BYTES + 1
     referenced = np.empty(size, np.uint8)
     view = np.empty(size, np.uint8)
@@ -157,4 +163,4 @@ def _works_here() -> bool:
 
 if not _works_here():
     _ONE = -1
-"""What `sys.getrefcount` says of an object with one holder; -1 where that cannot be relied on: then everything is copied."""
+"""The `sys.getrefcount` of an object with one holder; -1 if counts are not reliable here, so that everything is copied."""

@@ -1,10 +1,11 @@
-"""The client's end of a stream: an iterator over what a generator of the server yields.
+"""The client's side of a stream: an iterator over the items that a generator of the server yields.
 
 Theory of operation
-    A stream is ordinary calls. `zmqdist.open` begins it and asks for the first items, `zmqdist.next` asks for more: one of them is
-    on its way as long as the stream has not ended, since the next is sent when the answer to the last is taken. So the
-    server makes items while this side works on earlier ones, and stops at a window (limits.py) when nobody asks.
-    An answer has whatever is there: one item where they come slowly, hundreds where they come fast.
+    A stream consists of ordinary calls. `zmqdist.open` starts it and requests the first items; `zmqdist.next` requests more. One
+    of these calls is in flight until the stream ends, because the client sends the next one as soon as it takes the reply to the
+    last. So the server produces items while the client works on earlier ones, and stops at a window (limits.py) when the client
+    falls behind.
+    A reply holds all items that are ready: one if they come slowly, hundreds if they come fast.
 
 Not here: the generator (generators.py).
 """
@@ -28,25 +29,25 @@ from zmqdist.transport.channel import Channel
 from zmqdist.wire.items import decode_items
 
 OPEN: Final = "zmqdist.open"
-"""Begin a stream: (number, method, arguments). The number is the client's choice, and names it in what follows."""
+"""Start a stream: (number, method, arguments). The client chooses the number, which identifies the stream in later calls."""
 NEXT: Final = "zmqdist.next"
-"""Give me what there is: (number). Answered when there is something."""
+"""Request items: (number). The reply comes when there is at least one."""
 CLOSE: Final = "zmqdist.close"
-"""Nobody wants any more of it: (number)."""
+"""End the stream at the server: (number)."""
 
 _numbers = itertools.count(1)
 
 
 class Stream:
-    """The items of one call of a generator function: `for item in stream`, or `async for`. Of one thread at a time.
+    """The items of one call of a generator function: `for item in stream`, or `async for`. One thread at a time may use it.
 
-    It ends as the generator does: with its end, or with the error that it raised, after all items that it yielded before.
-    UnavailableError: the server has gone; DeadlineExceededError: the time for the whole stream is up. Whoever does not take it to
-    its end closes it, leaves a `with`, or drops it: then the generator is closed at the server, too.
+    It ends as the generator does: normally or with the exception that it raised, after all items yielded before.
+    UnavailableError: the connection ended. DeadlineExceededError: the deadline of the whole stream has passed. To stop early,
+    call `close`, leave a `with`, or drop the stream; each also closes the generator at the server.
     """
 
     def __init__(self, channel: Channel, method: str, arguments: Any, due: float) -> None:
-        """Begins; waits for nothing. Raises InvalidArgumentError: something in the arguments cannot travel."""
+        """Start the stream; does not wait. Raises InvalidArgumentError: a value in the arguments cannot travel."""
         self._channel = channel
         self._method = method
         self._due = due
@@ -76,7 +77,7 @@ class Stream:
         while not self._ready and self._call is not None:
             try:
                 await ended(self._channel, self._call)
-            except BaseException:  # the task was cancelled, and with it what was asked
+            except BaseException:  # the task was cancelled, and with it the call in flight
                 self.close()
                 raise
             self._take()
@@ -86,7 +87,7 @@ class Stream:
             raise StopAsyncIteration from None
 
     def close(self) -> None:
-        """End it here and at the server; what was not taken is lost. Idempotent."""
+        """End the stream here and at the server; items that were not taken are lost. Idempotent."""
         call, self._call = self._call, None
         self._ready.clear()
         self._failure = None
@@ -108,7 +109,7 @@ class Stream:
         state = "ended" if self._call is None else "open"
         return f"<Stream of {self._method!r} at {self._channel.address}: {state}>"
 
-    # -- what came --------------------------------------------------------------------------------------------------------
+    # -- received items --------------------------------------------------------------------------------------------------------
 
     def _first(self) -> Any:
         if self._ready:
@@ -120,13 +121,13 @@ class Stream:
         raise StopIteration
 
     def _take(self) -> None:
-        """The answer is here: keep its items, and ask for the next."""
+        """Keep the items of the reply, and request the next ones."""
         call = self._call
         assert call is not None
         self._call = None
         if call.code:
             self._failure = from_code(call.code, call.message.replace(repr(call.method), repr(self._method)))
-            if call.code != errors.UNAVAILABLE:  # it may go on there, and wait for questions
+            if call.code != errors.UNAVAILABLE:  # the generator may still run and wait for the next call
                 _close(self._channel, call, self._number)
             return
         try:
@@ -152,7 +153,7 @@ def _close(channel: Channel, call: ClientCall, number: int) -> None:
     close_call = _control_call(CLOSE, number, inf)
     try:
         channel.call(close_call)
-        if close_call.code != errors.FAILED_PRECONDITION:  # else the channel was closed, and has ended the call
+        if close_call.code != errors.FAILED_PRECONDITION:  # else the channel is closed and has ended `call` already
             channel.cancel(call)
     except FailedPreconditionError:  # in a forked child: the stream is the parent's
         pass
@@ -160,5 +161,5 @@ def _close(channel: Channel, call: ClientCall, number: int) -> None:
 
 def _control_call(method: str, number: int, due: float) -> ClientCall:
     call = ClientCall(method, payload.pack((number,))[0], (), due)
-    call.waits_for_server = False  # another one does not know this stream
+    call.waits_for_server = False  # another incarnation of the server does not know this stream
     return call

@@ -1,6 +1,6 @@
-"""The attributes that a client has for the methods of its server.
+"""The attributes of a client for the methods of its server.
 
-They hold the channel, not the client: no cycle keeps a dropped client alive.
+They refer to the channel, not to the client, so that no reference cycle keeps a dropped client alive.
 """
 
 from __future__ import annotations
@@ -23,18 +23,24 @@ from zmqdist.transport.channel import Channel
 
 
 def due_after(timeout_in_ms: float, default_in_ms: float) -> float:
-    """When a call is due that begins now; 0 or less stands for the default, and there for never. Numbers of NumPy will do, too.
+    """Return when a call that begins now is due, on `time.monotonic`; `inf` for never. NumPy's numbers are accepted.
+
+    Args:
+      timeout_in_ms: milliseconds; 0 or less: the default.
+      default_in_ms: milliseconds; 0 or less: never.
 
     Raises:
-      TypeError, ValueError: `timeout_in_ms` is no number.
+      TypeError, ValueError: `timeout_in_ms` is not a number.
     """
     try:
         if timeout_in_ms <= 0:
             timeout_in_ms = default_in_ms
         if timeout_in_ms > 0:
-            due = monotonic() + float(timeout_in_ms) / 1000  # with a float32 the sum is one: too coarse for a clock
+            due = (
+                monotonic() + float(timeout_in_ms) / 1000
+            )  # `float`, because a sum with a float32 is too coarse for a clock
             return due if due < FAR_S else inf
-    except (TypeError, ValueError):  # the latter of an array
+    except (TypeError, ValueError):  # ValueError comes from an array
         text = f"timeout_in_ms is a number of milliseconds, 0 for none, not {type(timeout_in_ms).__name__}"
         raise TypeError(text) from None
     except OverflowError:  # an int beyond any float
@@ -45,7 +51,7 @@ def due_after(timeout_in_ms: float, default_in_ms: float) -> float:
 
 
 def check_name(name: str) -> None:
-    """Raises TypeError or InvalidArgumentError for what no method can be called."""
+    """Raise TypeError or InvalidArgumentError if `name` cannot be the name of a method."""
     if not isinstance(name, str):
         raise TypeError(f"a method's name is a str, not {type(name).__name__}")
     if not name.isascii():
@@ -56,12 +62,12 @@ def check_name(name: str) -> None:
 
 
 def packed_arguments(args: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
-    """Arguments as they travel (methods.py)."""
+    """Return arguments in the form in which they travel (methods.py)."""
     return {**named, "": args} if named else args
 
 
 def _check(info: MethodInfo) -> Callable[[tuple[Any, ...], Mapping[str, Any]], None]:
-    """A function that raises TypeError or ValueError for arguments that this client knows to be wrong. It sends nothing."""
+    """Return a function that raises TypeError or ValueError for arguments known to be wrong before anything is sent."""
     parameters, specs = Parameters(info.signature), info.input_signature
 
     def check(args: tuple[Any, ...], named: Mapping[str, Any]) -> None:
@@ -74,13 +80,13 @@ def _check(info: MethodInfo) -> Callable[[tuple[Any, ...], Mapping[str, Any]], N
 
 
 def _count(info: MethodInfo) -> int | None:
-    """So many positional arguments, and no others, need no check; None: any number."""
+    """Return the number of positional arguments that need no check if given alone; None: any number, -1: none."""
     specs = info.input_signature
     return None if specs is None else len(specs) if is_flat(specs) else -1
 
 
 def stubs(channel: Channel, info: MethodInfo, default_in_ms: float) -> tuple[Callable[..., Any], ...]:
-    """`client.m`, and `client.m_blocking` where the method gives one value."""
+    """Return `client.m`, and `client.m_blocking` if the method returns one value."""
     functions = (_stream(channel, info, default_in_ms),) if info.streaming else _calls(channel, info, default_in_ms)
     for function, name in zip(functions, (info.name, f"{info.name}_blocking"), strict=False):
         function.__name__ = function.__qualname__ = name
@@ -113,7 +119,7 @@ def _calls(channel: Channel, info: MethodInfo, default_in_ms: float) -> tuple[Ca
             call.room = output.room
         try:
             channel.ask(call)
-        except BaseException:  # Ctrl-C, or a signal handler of the user: the arrays are the caller's again
+        except BaseException:  # Ctrl-C, or a user's signal handler: from here on the caller may change the arrays
             channel.cancel(call)
             raise
         return outcome(call, channel.address, read)
