@@ -1,6 +1,6 @@
 """TensorFlow's distribution services for plain Python and NumPy, over ZeroMQ.
 
-The names of this module load their parts on first use, so that `import zmqdist` costs little.
+Each name of this module imports its part on first use, so that `import zmqdist` is fast.
 """
 
 from __future__ import annotations

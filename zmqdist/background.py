@@ -1,8 +1,8 @@
-"""What a finalizer leaves to a thread, and the root of threads that do one thing.
+"""Threads for the blocking part of finalizers, and the entry point of threads that do one thing.
 
-The garbage collector runs finalizers in whatever thread it has borrowed, between any two lines of it and under any lock that it holds;
-and as long as one of them runs, it collects nothing else in the whole process. So a finalizer waits for nothing: for no answer, for no
-lock, and not even for the beginning of a thread, as `threading.Thread.start` does.
+The garbage collector runs a finalizer in any thread, between any two lines and under any lock that the thread holds; while one
+finalizer runs, the whole process collects nothing else. A finalizer therefore must not wait: not for a reply, not for a lock, and
+not even for a thread to start, as `threading.Thread.start` does.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ os.register_at_fork(after_in_child=_unfinished.clear)
 
 
 def in_background(name: str, fn: Callable[..., object], *args: Any) -> None:
-    """Have `fn(*args)` called in a daemon thread of this name. Waits for nothing. Does nothing when the interpreter ends."""
+    """Have a daemon thread of this name call `fn(*args)`. Does not wait. Does nothing while the interpreter shuts down."""
     if not sys.is_finalizing():
         ended = threading.Event()
         _unfinished.add(ended)
@@ -35,7 +35,9 @@ def in_background(name: str, fn: Callable[..., object], *args: Any) -> None:
 
 
 def logged(fn: Callable[..., object], *args: Any) -> None:
-    """Call `fn(*args)`, as the root of a thread of ours: nobody else would hear of what it raises, a SystemExit included."""
+    """Call `fn(*args)` as the entry point of a zmqdist thread, and log any exception, SystemExit included, which would be lost
+    otherwise.
+    """
     try:
         fn(*args)
     except BaseException:
@@ -43,17 +45,23 @@ def logged(fn: Callable[..., object], *args: Any) -> None:
 
 
 def wait_finished(within_s: float) -> bool:
-    """Wait for what finalizers have left to threads so far; whether there was anything and it has ended. Not for finalizers."""
+    """Wait at most `within_s` seconds for the threads that finalizers have started so far. Do not call it from a finalizer.
+
+    Returns:
+      Whether there was such a thread and all have ended.
+    """
     until = time.monotonic() + within_s
     unfinished = tuple(_unfinished)
     return bool(unfinished) and all(ended.wait(max(0.0, until - time.monotonic())) for ended in unfinished)
 
 
 def _begin(name: str, fn: Callable[..., object], args: tuple[Any, ...], ended: threading.Event) -> None:
-    """In a thread that `threading` does not know, and which log records and `threading.enumerate` could not name."""
+    """Start a `threading.Thread`: this raw thread is unknown to `threading`, so log records and `threading.enumerate` could not name
+    it.
+    """
     try:
         threading.Thread(target=_run, args=(fn, args, ended), name=name, daemon=True).start()
-    except RuntimeError:  # there is no room for a second thread
+    except RuntimeError:  # the system allows no second thread
         _run(fn, args, ended)
 
 

@@ -1,4 +1,4 @@
-"""Cut a list of items into messages that are neither too many nor too large."""
+"""Split a list of items into messages that hold neither too many items nor too many bytes."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ T = TypeVar("T", bound=tuple[Any, ...])
 
 
 def split(items: list[T], field: int = -1) -> Iterator[list[T]]:
-    """Parts of at most BATCH_ITEMS_MAX items and about BATCH_BYTES_MAX payload bytes, in order.
+    """Yield parts of at most BATCH_ITEMS_MAX items and about BATCH_BYTES_MAX payload bytes, in order.
 
-    The payload is one field of an item, mostly the last; an item whose payload alone is larger than the bound is a part of its own.
-    Errors, pickled functions and last log lines can be that large together, so that few items are no proof of a small message.
+    The payload is the item's field `field`, usually the last. An item whose payload alone exceeds the bound is a part by itself.
+    Bytes are checked for short lists as well, because a few errors, pickled functions or log tails can exceed the bound together.
     """
     if len(items) == 1:
         yield items

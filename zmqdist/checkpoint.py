@@ -1,4 +1,4 @@
-"""Checkpoints: variables to a folder and back, into any number of shards.
+"""Checkpoints: save variables to a folder and restore them, into any number of shards.
 
     zd.checkpoint.save("model", variables)
     zd.checkpoint.restore("model", variables)
@@ -7,7 +7,7 @@
     with zd.checkpoint.CheckpointManager(checkpoint, "checkpoints", every_s=60) as manager:
         manager.restore_or_initialize()
 
-What is on the disk is in manifest.py. How to use it is in docs/checkpoints.md.
+training/checkpoint/manifest.py describes the files on disk, docs/checkpoints.md the use.
 """
 
 from zmqdist.training.checkpoint.checkpoint_iterator import checkpoints_iterator, latest_checkpoint

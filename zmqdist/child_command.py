@@ -1,9 +1,9 @@
-"""How a module of this package is started as a process: by a command that runs nothing of the working directory before it.
+"""The command that starts a module of this package as a process, without running code from the working directory first.
 
-`python -m` puts the working directory first on the module path, so a file named like a package that zmqdist needs (`msgspec.py`) would be
-run in its place. The command here imports zmqdist from where this process has it, and nothing from the working directory; the started
-module calls `add_working_directory` when it has imported what it needs, so that the user's functions find their modules there all the
-same.
+`python -m` puts the working directory first on the module path, so that a file named like a package that zmqdist needs
+(`msgspec.py`) would be imported in its place. This command imports zmqdist from where the current process has it. The started
+module calls `add_working_directory` once it has imported what it needs, so that the user's functions still find their modules
+there.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ sys.exit(importlib.import_module({module!r}).main())
 
 
 def child_command(module: str, *arguments: str) -> list[str]:
-    """Return the command that calls `main()` of a module of this package; its exit code is what that returns.
+    """Return the command that calls `main()` of a module of this package. The exit code is the return value of `main()`.
 
     Args:
-      arguments: what `main` finds in `sys.argv[1:]`.
+      arguments: become `sys.argv[1:]` of the process.
     """
     return [sys.executable, "-c", _START.format(init=str(_PACKAGE / "__init__.py"), module=module), *arguments]
 

@@ -1,8 +1,8 @@
-"""Names and options of collectives, and the operations of TensorFlow's CrossDeviceOps on them.
+"""Names and options of collectives, and the operations of TensorFlow's CrossDeviceOps built on them.
 
-In TensorFlow a replica may have several devices, and a value is "per replica": here each task is one replica and has one value. So
-`destinations`, where results are to be, says nothing: they are at every member, in memory. Where TensorFlow takes a list with one value for
-each local device, these functions take that list too; it has one item.
+In TensorFlow a replica may have several devices, and a value is "per replica". Here each task is one replica and has one value,
+so `destinations`, TensorFlow's choice of devices for the result, has no effect: every member gets the result, in memory.
+Functions that in TensorFlow take a list with one value for each local device take such a list here too; it must have one item.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ log = logging.getLogger("zmqdist.collectives")
 
 
 class ReduceOp(enum.Enum):
-    """How values are put together. MEAN is the sum divided by the size of the group, of whole numbers as float64."""
+    """How values are combined. MEAN is the sum divided by the size of the group; the mean of integers is float64."""
 
     SUM = "sum"
     MEAN = "mean"
@@ -27,7 +27,9 @@ class ReduceOp(enum.Enum):
 
     @staticmethod
     def of(op: Any) -> ReduceOp:
-        """An op, or its name in any case; "prod" is "product". Raises ValueError: neither."""
+        """Return the ReduceOp for `op`: a ReduceOp, or a name in any case ("prod" or "product"). Raises ValueError for anything
+        else.
+        """
         if isinstance(op, ReduceOp):
             return op
         name = op.upper() if isinstance(op, str) else op
@@ -38,7 +40,7 @@ class ReduceOp(enum.Enum):
 
 
 class CommunicationImplementation(enum.Enum):
-    """What TensorFlow lets choose from. All of them mean the one way that there is here."""
+    """TensorFlow's choice of an implementation. It has no effect: zmqdist has one implementation."""
 
     AUTO = "AUTO"
     RING = "RING"
@@ -50,13 +52,13 @@ CollectiveCommunication = CommunicationImplementation
 
 @dataclass(frozen=True, init=False)
 class CommunicationOptions:
-    """How collectives are done.
+    """How collectives are executed.
 
     Attributes:
-      bytes_per_pack: neighbouring arrays of a structure are reduced together until they have so many bytes; 0 for the default. Results do
+      bytes_per_pack: neighbouring arrays of a structure are reduced together up to this many bytes; 0 for the default. Results do
         not depend on it.
       timeout_seconds: of each collective; None for the default (limits.COLLECTIVE_TIMEOUT_S).
-      implementation: of no effect.
+      implementation: no effect.
     """
 
     bytes_per_pack: int
@@ -69,7 +71,7 @@ class CommunicationOptions:
         timeout_seconds: float | None = None,
         implementation: CommunicationImplementation | str = CommunicationImplementation.AUTO,
     ) -> None:
-        """Raises ValueError: a negative size, or no such implementation."""
+        """Raises ValueError: `bytes_per_pack` is negative, or there is no such implementation."""
         if bytes_per_pack < 0:
             raise ValueError(f"bytes_per_pack must not be negative, given {bytes_per_pack}")
         if isinstance(implementation, str):
@@ -84,7 +86,7 @@ class CommunicationOptions:
         object.__setattr__(self, "implementation", implementation)
 
     def merge(self, other: CommunicationOptions | None) -> CommunicationOptions:
-        """These, but what differs from the defaults in `other` as it is there."""
+        """Return these options, overridden by those of `other` that are not the default."""
         if other is None:
             return self
         default = CommunicationImplementation.AUTO
@@ -96,13 +98,13 @@ class CommunicationOptions:
 
 
 def CollectiveHints(bytes_per_pack: int = 0, timeout_seconds: float | None = None) -> CommunicationOptions:
-    """The former name of CommunicationOptions; logs a warning."""
+    """Return CommunicationOptions; the old name in TensorFlow. Logs a warning."""
     log.warning("CollectiveHints is deprecated: use CommunicationOptions")
     return CommunicationOptions(bytes_per_pack, timeout_seconds)
 
 
 class CollectiveMember(Protocol):
-    """What these functions need of a zmqdist.Server."""
+    """The methods of a zmqdist.Server that CrossDeviceOps uses."""
 
     def all_reduce(
         self, x: Any, op: Any = "sum", group: Any = None, timeout: float | None = None, *, options: Any = None
@@ -117,18 +119,21 @@ class CollectiveMember(Protocol):
 
 
 class CrossDeviceOps:
-    """TensorFlow's operations on one value for each replica, over the tasks of a group.
+    """TensorFlow's operations on one value for each replica, among the tasks of a group.
 
-    All methods are collectives: every member of the group calls them, in the same order.
+    Every method is a collective: all members of the group must call it, in the same order. It blocks until the result is here, at
+    most for the timeout of its options.
     """
 
     def __init__(
         self, server: CollectiveMember, group: Any = None, options: CommunicationOptions | None = None
     ) -> None:
-        """Args:
-        server: the own task.
-        group: as in Server.all_reduce.
-        options: what holds where a method is given none.
+        """Bind the operations to a task and its group.
+
+        Args:
+          server: the server of this task.
+          group: as in Server.all_reduce.
+          options: defaults for methods that are called without options.
         """
         self._server = server
         self._group = group
@@ -137,19 +142,21 @@ class CrossDeviceOps:
     def reduce(
         self, reduce_op: Any, per_replica_value: Any, destinations: Any, options: CommunicationOptions | None = None
     ) -> Any:
-        """The values of all replicas reduced, at every member.
+        """Return the values of all replicas reduced, at every member.
 
         Raises:
-          ValueError: no value, no op, or no destinations.
+          ValueError: there is no value, no such op, or no destinations.
         """
         if destinations is None or (isinstance(destinations, Sequence) and not destinations):
-            raise ValueError("destinations is missing: every member gets the result, so anything will do")
+            raise ValueError("destinations is missing: every member gets the result, so give any value")
         return self._reduced(reduce_op, _own(per_replica_value), options)
 
     def batch_reduce(
         self, reduce_op: Any, value_destination_pairs: Any, options: CommunicationOptions | None = None
     ) -> list[Any]:
-        """Several values at once, in their order. Raises ValueError: not a list of pairs (value, destinations)."""
+        """Reduce several values in one collective; return them in order. Raises ValueError: not a list of pairs (value,
+        destinations).
+        """
         pairs = list(value_destination_pairs)
         if not all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):
             raise ValueError("wanted a list of pairs (value, destinations)")
@@ -157,17 +164,17 @@ class CrossDeviceOps:
         return values
 
     def broadcast(self, tensor: Any, destinations: Any = None) -> Any:
-        """The value of the group's first member, at every member."""
+        """Return the value of the group's first member, at every member."""
         return self._server.broadcast(tensor, 0, self._group, self._options.timeout_seconds)
 
     def gather(
         self, per_replica_value: Any, destinations: Any, axis: int, options: CommunicationOptions | None = None
     ) -> Any:
-        """The values of all replicas, one after the other on an axis, at every member.
+        """Return the values of all replicas concatenated along an axis, at every member.
 
         Raises:
-          ValueError: a scalar, or no such axis.
-          NotImplementedError: IndexedSlices.
+          ValueError: a value is a scalar, or has no such axis.
+          NotImplementedError: a value is IndexedSlices.
         """
         merged = self._options.merge(options)
         return self._server.all_gather(_own(per_replica_value), axis, self._group, merged.timeout_seconds)

@@ -1,4 +1,6 @@
-"""Scheduling functions on a cluster: `ClusterCoordinator`, `RemoteValue`, `PerWorkerValues`, and where a function runs."""
+"""Scheduling of functions on a cluster: `ClusterCoordinator`, `RemoteValue`, `PerWorkerValues`, and the index of the worker that
+runs a function.
+"""
 
 from zmqdist.scheduling.coordinator import metrics as metrics
 from zmqdist.scheduling.coordinator.coordinator import ClusterCoordinator

@@ -1,14 +1,14 @@
-"""Every error that zmqdist raises on purpose, in one file.
+"""Every error that zmqdist raises on purpose.
 
     OpError                     has a code (0 to 16, the numbers of TensorFlow and gRPC) and a message
-      CancelledError        1   somebody asked for the end of it
+      CancelledError        1   the operation was cancelled
       UnknownError          2   user code raised, or a port could not be bound (also a RuntimeError)
       InvalidArgumentError  3   the caller's mistake, whatever the state of the system (also a ValueError)
         WireError               bytes that are not a zmqdist message; names the peer
       DeadlineExceededError 4   the caller's own deadline passed (also a TimeoutError)
       NotFoundError         5
       AlreadyExistsError    6
-      PermissionDeniedError 7   known, but not allowed to do this
+      PermissionDeniedError 7   the peer is known, but may not do this
       ResourceExhaustedError 8  a bound of limits.py was reached
       FailedPreconditionError 9 right call, wrong moment (also a RuntimeError)
         ProtocolMismatchError   the two ends speak different major versions of the protocol
@@ -16,21 +16,21 @@
       OutOfRangeError       11
       UnimplementedError    12
       InternalError         13  (also a RuntimeError)
-      UnavailableError      14  the other side is gone or not there yet; trying again may help
-        WorkerLost              every worker that started this piece of work died with it
-        PSUnavailableError      a task that hosts variables is gone, and with it their values
+      UnavailableError      14  the peer is lost or has not started; trying again may help
+        WorkerLost              every attempt of a work item ended with a crash of its process
+        PSUnavailableError      a task that hosts variables is lost, and with it their values
       DataLossError         15  (also a RuntimeError)
-      UnauthenticatedError  16  refused key or token
-    ClosureInputError           an input of a scheduled function has no value; `original_exception` says why
-    ClosureAbortedError         a value is not there because something else failed; `original_exception` says what
+      UnauthenticatedError  16  the key or token was refused
+    ClosureInputError           an input of a scheduled function has no value; `original_exception` is the reason
+    ClosureAbortedError         a value is missing because something else failed; `original_exception` is that failure
     ConfigError                 a file that the user wrote is wrong: file, line, key, hint
 
-Those that are also an error of Python's own are what TensorFlow raises as that one, from its servers and functions.
+A class is also one of Python's own errors where TensorFlow's servers and functions raise that one.
 
-Which to catch: try again after an UnavailableError; show an UnknownError; mend the program for the rest.
+Which to catch: try again after an UnavailableError; show an UnknownError; correct the program for the rest.
 A bug in zmqdist itself is an AssertionError and is never caught here.
 
-Errors hold data and build their sentence from it; all of them survive a pickle (tests/test_errors.py).
+Errors hold data and build their text from it; all of them can be pickled (tests/test_errors.py).
 """
 
 from __future__ import annotations
@@ -60,14 +60,13 @@ UNAUTHENTICATED = 16
 class OpError(Exception):
     """An operation of zmqdist failed.
 
-    The constructor is TensorFlow's, so that code written against `tf.errors` ports by its names; classes with a fixed code
-    also take the message alone;
-    `node_def` and `op` have no meaning here and are None in every error that zmqdist raises.
+    The constructor is TensorFlow's, so that code written against `tf.errors` ports without changes. Classes with a fixed code
+    also accept the message alone. `node_def` and `op` have no meaning here and are None in every error that zmqdist raises.
 
     Attributes:
       message: what happened, as text.
       error_code: one of the constants of this module.
-      experimental_payloads: dict of what else the remote side attached; empty by default.
+      experimental_payloads: dict of further data from the remote side; empty by default.
     """
 
     def __init__(self, node_def: Any, op: Any, message: str, error_code: int, *payloads: dict[Any, Any]) -> None:
@@ -88,7 +87,7 @@ class OpError(Exception):
 
 
 def _extras(error: BaseException) -> dict[str, Any]:
-    """What the user or the framework hung on the instance: notes, remote traceback."""
+    """Return the attributes that user code or zmqdist has added to the instance: notes, remote traceback."""
     return dict(error.__dict__)
 
 
@@ -100,7 +99,7 @@ def _rebuild(cls: type[OpError], args: tuple[Any, ...], state: dict[str, Any]) -
 
 
 class _Coded(OpError):
-    """The classes with a fixed code take (node_def, op, message, *payloads), as in TensorFlow, or the message alone."""
+    """Base of the classes with a fixed code: they take (node_def, op, message, *payloads), as in TensorFlow, or the message alone."""
 
     code: int
 
@@ -117,37 +116,37 @@ class CancelledError(_Coded):
 
 
 class UnknownError(_Coded, RuntimeError):
-    """User code raised something that has no closer class, or the system gave no reason."""
+    """User code raised an exception that has no closer class, or the system gave no reason."""
 
     code = UNKNOWN
 
 
 class InvalidArgumentError(_Coded, ValueError):
-    """The caller gave something that can never work, whatever the state of the system."""
+    """The caller gave an argument that can never work, whatever the state of the system."""
 
     code = INVALID_ARGUMENT
 
 
 class DeadlineExceededError(_Coded, TimeoutError):
-    """The deadline that the caller set has passed. The operation may still have happened."""
+    """The caller's deadline has passed. The operation may still have happened."""
 
     code = DEADLINE_EXCEEDED
 
 
 class NotFoundError(_Coded):
-    """What was asked for does not exist."""
+    """The requested object does not exist."""
 
     code = NOT_FOUND
 
 
 class AlreadyExistsError(_Coded):
-    """What was to be made exists already."""
+    """The object to be created exists already."""
 
     code = ALREADY_EXISTS
 
 
 class PermissionDeniedError(_Coded):
-    """The peer is known, but its role does not allow this."""
+    """The peer is authenticated, but its role does not allow this."""
 
     code = PERMISSION_DENIED
 
@@ -159,7 +158,7 @@ class ResourceExhaustedError(_Coded):
 
 
 class FailedPreconditionError(_Coded, RuntimeError):
-    """A right call at the wrong moment."""
+    """The call is valid, but not in the current state."""
 
     code = FAILED_PRECONDITION
 
@@ -171,13 +170,13 @@ class AbortedError(_Coded):
 
 
 class OutOfRangeError(_Coded):
-    """Past the end of a sequence."""
+    """The position is past the end of a sequence."""
 
     code = OUT_OF_RANGE
 
 
 class UnimplementedError(_Coded):
-    """The other side does not offer this."""
+    """The peer does not offer this operation."""
 
     code = UNIMPLEMENTED
 
@@ -189,7 +188,7 @@ class InternalError(_Coded, RuntimeError):
 
 
 class UnavailableError(_Coded):
-    """The other side is gone or not there yet. Trying again may help."""
+    """The peer is lost or has not started. Trying again may help."""
 
     code = UNAVAILABLE
 
@@ -201,13 +200,13 @@ class DataLossError(_Coded, RuntimeError):
 
 
 class UnauthenticatedError(_Coded):
-    """The other side refused the key or token, or is not who it should be."""
+    """The peer refused the key or token, or failed to prove its own identity."""
 
     code = UNAUTHENTICATED
 
 
 class _FromData(OpError):
-    """Errors that hold data and build their sentence from it; `args` are the data, for the pickle."""
+    """Base of errors that build their text from data; `args` are the data, so that pickle keeps them."""
 
     def _set_message(self, message: str, *data: Any) -> None:
         self.message = message
@@ -218,7 +217,7 @@ class WireError(InvalidArgumentError, _FromData):
     """Bytes that are not a zmqdist message.
 
     Attributes:
-      peer: whom to blame.
+      peer: the peer that sent them.
       problem: what is wrong with the bytes.
     """
 
@@ -252,10 +251,10 @@ class ProtocolMismatchError(FailedPreconditionError, _FromData):
 
 
 class LostStart(tuple[str, int, "int | None", str]):
-    """One start of a piece of work that ended with the death of its process.
+    """One attempt of a work item that ended with a crash of its process.
 
-    A tuple (worker, attempt, exit_code, log), so that it travels in a message as it is. `exit_code` is as in
-    `subprocess`: negative for a signal, None where nobody saw the process end. `log` has its last lines.
+    A tuple (worker, attempt, exit_code, log), so that a message can carry it as it is. `exit_code` is as in `subprocess`:
+    negative for a signal, None if no process saw it. `log` has the last lines of the process's output.
     """
 
     __slots__ = ()
@@ -284,7 +283,7 @@ class LostStart(tuple[str, int, "int | None", str]):
 
 
 def describe_exit(code: int) -> str:
-    """`-11` as "killed by SIGSEGV", `3` as "exit code 3"."""
+    """Return an exit code as text: "killed by SIGSEGV" for -11, "exit code 3" for 3."""
     if code >= 0:
         return f"exit code {code}"
     import signal
@@ -296,7 +295,7 @@ def describe_exit(code: int) -> str:
 
 
 class WorkerLost(UnavailableError, _FromData):
-    """Every process that started this piece of work died with it: probably the work kills them.
+    """Every process that started this work item crashed: probably the function crashes them.
 
     Attributes:
       what: the function, as `module.name`.
@@ -311,7 +310,10 @@ class WorkerLost(UnavailableError, _FromData):
             map(str, self.starts)
         )
         if any(start.exit_code == -9 for start in self.starts):
-            text += ". SIGKILL that nobody sent is the kernel's, because memory ran out: `dmesg` tells, and a control group's memory.events"
+            text += (
+                ". A SIGKILL that no process sent comes from the kernel, because memory ran out: see `dmesg`, and memory.events of "
+                "the control group"
+            )
         log = next((start.log for start in reversed(self.starts) if start.log), "")
         if log:
             text += f"\nlast lines of the last one that wrote any:\n{log}"
@@ -319,26 +321,28 @@ class WorkerLost(UnavailableError, _FromData):
 
 
 class PSUnavailableError(UnavailableError):
-    """A task that hosts variables is gone, and with it their values.
+    """A task that hosts variables is lost, and with it their values.
 
     Attributes:
-      original_exception: what was met, an UnavailableError.
-      address: of the task; "" where it is not known.
+      original_exception: the UnavailableError that led to this one.
+      address: of the task; "" if unknown.
     """
 
     def __init__(self, original_exception: UnavailableError, address: str = "") -> None:
         if not isinstance(original_exception, UnavailableError):
-            raise AssertionError(f"made from a {type(original_exception).__name__}, wants an UnavailableError")
+            raise AssertionError(
+                f"original_exception must be an UnavailableError, not a {type(original_exception).__name__}"
+            )
         super().__init__(original_exception.node_def, original_exception.op, original_exception.message)
         self.original_exception = original_exception
         self.address = address
 
 
 class _Derived(Exception):
-    """What follows from another error. Of a chain the innermost is told, because that one says what to mend.
+    """An error that follows from another one. Of a chain it keeps the innermost, because that is the one to correct.
 
     Attributes:
-      original_exception: that error; it is the `__cause__`, too.
+      original_exception: that error; also the `__cause__`.
     """
 
     what: str
@@ -363,7 +367,7 @@ class ClosureInputError(_Derived):
 
 
 class ClosureAbortedError(_Derived):
-    """A value is not available, because another function, or the worker that had the value, failed."""
+    """A value is not available, because another function failed, or the worker that held the value did."""
 
     what = "Another function failed, so that this value is not available"
 
@@ -373,7 +377,7 @@ class ConfigError(Exception):
 
     Attributes:
       path, line: where (line counts from 1).
-      key: dotted path of the key, `(file)` for the file as a whole.
+      key: dotted path of the key; `(file)` for the file as a whole.
       problem: what is wrong.
       hint: what to do, without parentheses; may be empty.
     """
@@ -415,17 +419,17 @@ _BY_CODE: dict[int, type[_Coded]] = {
 
 
 def name_of(error_code: int) -> str:
-    """A code as people write it: "INVALID_ARGUMENT"; its number where it is none of ours."""
+    """Return the name of a code, such as "INVALID_ARGUMENT"; its number if it has no name."""
     return next((name for name, code in globals().items() if name.isupper() and code == error_code), str(error_code))
 
 
 def exception_type_from_error_code(error_code: int) -> type[OpError]:
-    """The class for a code. Raises KeyError for one that does not exist."""
+    """Return the class of a code. Raises KeyError if there is no such code."""
     return _BY_CODE[error_code]
 
 
 def error_code_from_exception_type(cls: type[BaseException]) -> int:
-    """The code for a class; UNKNOWN, with a warning, for a class that has none."""
+    """Return the code of a class; for a class without one UNKNOWN, with a warning."""
     code = getattr(cls, "code", None)
     if isinstance(cls, type) and issubclass(cls, OpError) and isinstance(code, int):
         return code
@@ -434,7 +438,7 @@ def error_code_from_exception_type(cls: type[BaseException]) -> int:
 
 
 def from_code(error_code: int, message: str) -> OpError:
-    """The error for a code that came in a reply; UnknownError, with a warning, for an unknown one."""
+    """Return the error for the code and message of a reply; for an unknown code an UnknownError, with a warning."""
     cls = _BY_CODE.get(error_code)
     if cls is None:
         warnings.warn(f"unknown error code {error_code}", stacklevel=2)

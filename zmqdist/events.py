@@ -1,8 +1,8 @@
-"""What goes into the machines and comes out of them, where several machines share it.
+"""Events and effects that several machines share.
 
-A machine is `handle(event, now) -> list[Effect]`: events are in the past tense, effects in the imperative, both are frozen. A
-message from a peer is an event as it is (`Heard`), a message to a peer is an effect as it is (`Send`). Peers are opaque: the
-shells use connections, the simulation uses names. An effect that could not be carried out comes back as an event.
+A machine is `handle(event, now) -> list[Effect]`. Events are named in the past tense, effects in the imperative; both are frozen.
+A message from a peer is the event `Heard`, a message to a peer is the effect `Send`. Peers are opaque: the runtimes use
+connections, the simulation uses names. An effect that failed comes back as an event.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ class Heard:
 
 @dataclass(frozen=True, slots=True)
 class PeerGone:
-    """A connection has ended, or something could not be sent to it. Nothing more comes from it and nothing more reaches it."""
+    """A connection has ended, or a message could not be sent over it. No message arrives from it or reaches it any more."""
 
     peer: Peer
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessExited:
-    """Somebody who knows saw a worker's process end: its parent, or the kernel on the same host.
+    """A worker's process was seen to end, by its parent or by the kernel of its host.
 
-    `peer` or (job, index) names it; `pid` guards against taking its successor for it. Its slots have died with it.
+    `peer` or (job, index) names the worker; `pid` guards against taking its successor for it. Its slots have ended with it.
     """
 
     pid: int
@@ -49,7 +49,7 @@ class ProcessExited:
 
 @dataclass(frozen=True, slots=True)
 class Ticked:
-    """The machine's `deadline` has come."""
+    """The machine's `deadline` has passed."""
 
 
 @dataclass(frozen=True, slots=True)

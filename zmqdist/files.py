@@ -1,7 +1,8 @@
-"""Files that a user names: opened so that nothing at that name can hold the reader up.
+"""Open files that a user names, without ever blocking on one.
 
-A named pipe blocks whoever opens it until another process writes, and a device may never end. So what is no regular file is refused. Only
-what the user has opened for this process is read whatever it is: `/dev/stdin`, and `/dev/fd/63` as a shell writes it for `<(command)`.
+Opening a named pipe blocks until another process writes to it, and a device may never end. Files that are not regular are
+therefore refused. Exception: descriptors that the user has opened for this process, such as `/dev/stdin`, and `/dev/fd/63` for
+the shell's `<(command)`.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ _HANDED_OVER: Final = ("/dev/stdin", "/dev/fd/", "/proc/self/fd/")
 
 
 def open_regular(path: str | os.PathLike[str]) -> IO[bytes]:
-    """Open a file to read it.
+    """Open a file for reading.
 
-    Raises OSError: it cannot be opened, or is neither a regular file nor handed over by the user.
+    Raises OSError: it cannot be opened, or is neither a regular file nor a descriptor that the user has opened.
     """
     name = os.fspath(path)
     if name.startswith(_HANDED_OVER):
@@ -33,6 +34,6 @@ def open_regular(path: str | os.PathLike[str]) -> IO[bytes]:
 
 
 def read_regular(path: str | os.PathLike[str], bytes_max: int = -1) -> bytes:
-    """The content of a file, at most `bytes_max` bytes of it. Raises as `open_regular`, and what reading raises."""
+    """Return the content of a file, at most `bytes_max` bytes. Raises OSError as `open_regular`, or from reading."""
     with open_regular(path) as file:
         return file.read(bytes_max)

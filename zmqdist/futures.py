@@ -1,4 +1,4 @@
-"""Values to come: `get_value()` waits for one, and raises what went wrong. So several can be asked for first, and waited for afterwards."""
+"""Futures: `get_value()` waits for a value or raises the error. A caller can start several operations and then wait for all of them."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any, Protocol
 
 
 class Future(Protocol):
-    """A value to come."""
+    """A value that may not be ready yet."""
 
     def get_value(self) -> Any:
-        """Wait for it; the same each time."""
+        """Wait for the value and return it: the same one each time. Raises the error of the operation."""
 
 
 class ReadyValue:
-    """A value that is here already."""
+    """A future whose value is ready."""
 
     __slots__ = ("_value",)
 
@@ -26,7 +26,7 @@ class ReadyValue:
 
 
 class Then:
-    """What `fn` makes of the value of another future, once."""
+    """The future of `fn(value)`, for the value of another future. `fn` is called once."""
 
     __slots__ = ("_fn", "_future", "_value")
 
@@ -43,14 +43,14 @@ class Then:
 
 
 class Gathered:
-    """Several futures that were begun together, and what is made of their values."""
+    """The future of several futures that were started together."""
 
     def __init__(self, futures: Iterable[Future], combine: Callable[[list[Any]], Any] | None = None) -> None:
-        """Begin all. When one cannot begin, those before it have ended before its error is raised.
+        """Start all futures. If one cannot start, wait until the started ones have ended, then raise its error.
 
         Args:
-          futures: begins the next one with each step.
-          combine: makes the value of those of all; None where there is none.
+          futures: each step of the iteration starts the next future.
+          combine: makes the value from the list of all values; None: the value is None.
         """
         self._futures: list[Future] = []
         self._combine = combine
@@ -62,13 +62,13 @@ class Gathered:
             raise
 
     def get_value(self) -> Any:
-        """Wait for all. Raises the error of the first that failed, once all have ended."""
+        """Wait for all futures. Raises the error of the first one that failed, after all have ended."""
         values = all_values(self._futures)
         return None if self._combine is None else self._combine(values)
 
 
 def all_values(futures: Iterable[Future]) -> list[Any]:
-    """Wait for all of them, also when one has failed; then the first error is raised."""
+    """Wait for all futures, even after one has failed; return their values or raise the first error."""
     values, failed = _outcomes(list(futures))
     if failed is not None:
         raise failed

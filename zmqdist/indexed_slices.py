@@ -1,4 +1,4 @@
-"""Rows of an array that has many more: gradients of an embedding, say."""
+"""Some rows of a larger array, such as the gradient of an embedding."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True, eq=False)
 class IndexedSlices:
-    """Some rows of a larger array: `values[i]` belongs to row `indices[i]`. A row that is named twice counts twice.
+    """Some rows of a larger array: `values[i]` belongs to row `indices[i]`. Rows with the same index add up.
 
     Attributes:
-      values: the rows.
-      indices: whole numbers, one for each row.
-      dense_shape: of the larger array; None where nobody needs to know.
+      values: the rows, shape (n, ...).
+      indices: n integers.
+      dense_shape: shape of the larger array; None if it is not needed.
     """
 
     values: NDArray[Any]
@@ -24,7 +24,7 @@ class IndexedSlices:
     dense_shape: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
-        """Raises ValueError: there are not as many indices as rows, or an index is no whole number."""
+        """Raises ValueError: the number of indices differs from the number of rows, or an index is not an integer."""
         values, indices = np.asarray(self.values), np.asarray(self.indices)
         if values.ndim < 1 or indices.shape != values.shape[:1] or (indices.dtype.kind not in "iu" and indices.size):
             raise ValueError(f"values of shape {values.shape} need {values.shape[:1]} whole numbers, not {indices!r}")
@@ -34,7 +34,7 @@ class IndexedSlices:
             object.__setattr__(self, "dense_shape", tuple(int(size) for size in self.dense_shape))
 
     def to_dense(self) -> NDArray[Any]:
-        """The larger array: the sum of the rows that are named for each of its own. Raises ValueError without a dense_shape."""
+        """Return the larger array as a new one; rows with the same index are summed. Raises ValueError if there is no dense_shape."""
         if self.dense_shape is None:
             raise ValueError("a dense_shape is needed to make the whole array")
         dense = np.zeros(self.dense_shape, self.values.dtype)

@@ -1,15 +1,17 @@
-"""Every message of the protocol. docs/protocol.md has the same list as a table, made from this file.
+"""Every message of the protocol. docs/protocol.md has the same list as a table, generated from this file.
 
 Rules
-    A message is a header frame, which is one of these structs in MessagePack, and the payload frames after it, which
-    only the two ends read. The first message of each side is a hello (wire/hello.py), which is readable across
-    versions; the rest is one tagged union. Fields are told by position: new ones go to the end, with a default.
-    A class says in `SENT` who sends it to whom; its docstring's first line says what it means.
+    A message is a header frame, which is one of these structs in MessagePack, followed by payload frames, whose content only the
+    two ends interpret. The first message of each side is a hello (wire/hello.py), which every version can read; all others form
+    one tagged union. Fields are identified by position, so a new field goes to the end and has a default.
+    `SENT` of a class names the sender and the receiver. The first line of its docstring is its meaning.
 
 Words
-    work, a number that its coordinator gives; lease, a number that the dispatcher gives to one handing-out of a piece of
-    work to one worker: two leases never share a number in one life of a dispatcher, which is what fences late results.
-    generation, the span between two errors raised by a coordinator. fn, a number that the coordinator gives to a function.
+    work: a work item, by a number that its coordinator chooses. lease: a number that the dispatcher chooses for one attempt of a
+      work item at one worker. One incarnation of a dispatcher never uses a lease number twice, so late results of an earlier
+      attempt are recognised (fencing).
+    generation: the number of a coordinator's round, which ends when the coordinator raises an error. fn: a number that the
+      coordinator chooses for a function.
 """
 
 from __future__ import annotations
@@ -21,52 +23,57 @@ import msgspec
 from zmqdist.limits import BATCH_ITEMS_MAX
 
 Item: TypeAlias = tuple[int, int, int, int, bytes]
-"""One piece of work as submitted: (work, attempt, lost, fn, payload).
+"""A work item as submitted: (work, attempt, lost, fn, payload).
 
-`attempt` is the number of the first handing-out; `lost` counts the starts that were lost before this submission.
+`attempt` is the number of its first attempt; `lost` counts the attempts that were lost before this submission.
 """
 Leased: TypeAlias = tuple[int, int, int, int, bytes]
-"""One piece of work as handed out: (lease, coordinator, attempt, fn, payload)."""
+"""A work item as sent to a worker: (lease, coordinator, attempt, fn, payload)."""
 Outcome: TypeAlias = tuple[int, int, bytes]
-"""How one lease ended: (lease, kind, payload); kind is one of the constants below."""
+"""How a lease ended: (lease, kind, payload); kind is one of the constants below."""
 Result: TypeAlias = tuple[int, int, int, bytes]
-"""How one piece of work ended: (work, attempt, kind, payload)."""
+"""How a work item ended: (work, attempt, kind, payload)."""
 
 Part: TypeAlias = tuple[int, ...]
-"""Where one large part of a payload is: (bytes,) follows in chunks; eight numbers are a handle of shared memory (transport/shm_pool.py)."""
+"""Where one large part of a payload is: (bytes,) follows in chunks; eight numbers are a handle of shared memory.
+
+See transport/shm_pool.py for the handle.
+"""
 
 VALUE = 0
 """The payload is the value."""
 ERROR = 1
-"""The function raised: the payload is the exception with its traceback."""
+"""The function raised an exception: the payload is that exception with its traceback."""
 BULK = 2
-"""The payload is a reference: the value is held by the worker until the coordinator has it."""
+"""The payload is a reference: the worker keeps the value until the coordinator has fetched it."""
 CANCELLED = 3
-"""It was withdrawn before it ended; the payload is empty."""
+"""The work item was cancelled before it ended; the payload is empty."""
 KEPT = 4
-"""As BULK, for a value that stays with its worker. Only inside a process and between a slot and its worker: messages say BULK."""
+"""As BULK, for a value that stays with its worker. Only inside a process, and between a slot and its worker: messages say BULK."""
 INPUT_LOST = 5
-"""It was not run: one of its inputs is not where it was kept. The payload is from `encode_loss` of scheduling/worker/remote_results.py."""
+"""The function did not run, because an input is no longer where it was kept. The payload is from `encode_loss`
+(scheduling/worker/remote_results.py).
+"""
 
 
 ALL_NUMBERS = -1
-"""In a Forget that goes everywhere: all numbers of that coordinator."""
+"""In a Forget that goes to all workers: every number of that coordinator."""
 
 
 class Message(msgspec.Struct, array_like=True, gc=False):
-    """What all messages share: an array in MessagePack that starts with the tag. Nobody changes one after making it."""
+    """The base of all messages: an array in MessagePack that starts with the tag. A message is never changed after it was made."""
 
     SENT: ClassVar[str] = ""
 
 
-# -- questions with answers -----------------------------------------------------------------------------------------
+# -- calls and replies -----------------------------------------------------------------------------------------
 
 
 class Call(Message, tag=1):
-    """Run a method and answer with Reply; payload frames are large arrays of the arguments, unless `parts` says where they are.
+    """Run a method and send a Reply. Payload frames are large arrays of the arguments, unless `parts` says where those are.
 
-    `incarnation` is the life of the server that is meant: another one refuses with UNAVAILABLE. `left_ms` is the time that
-    the caller will still wait, 0 for ever. `held`: the chunks of `parts` are sent after LetIn.
+    `incarnation` is that of the server for which the call is meant: another incarnation replies UNAVAILABLE. `left_ms` is the
+    time for which the caller will still wait, 0 for no limit. `held`: the chunks of `parts` are sent only after LetIn.
     """
 
     SENT = "client -> server"
@@ -80,7 +87,7 @@ class Call(Message, tag=1):
 
 
 class Reply(Message, tag=2):
-    """The answer to Call `id`: code 0 and a value, or an error's code and message. Large arrays travel as those of Call."""
+    """The reply to Call `id`: code 0 and a value, or the code and message of an error. Large arrays travel as those of Call."""
 
     SENT = "server -> client"
     id: int
@@ -91,27 +98,30 @@ class Reply(Message, tag=2):
 
 
 class CancelCall(Message, tag=3):
-    """Nobody waits for Call `id` any more: a function that asks `zmqdist.cancelled()` may end early, and no more chunks are sent."""
+    """Call `id` is no longer wanted: its handler may return early, and its chunks stop.
+
+    The handler sees this by `zmqdist.cancelled()`.
+    """
 
     SENT = "client -> server"
     id: int
 
 
 class Ping(Message, tag=4):
-    """Nothing: sent to find out whether the peer is still there. Never answered."""
+    """No content: sent to find out whether the connection still works. It gets no reply."""
 
     SENT = "any -> any"
 
 
 class Goodbye(Message, tag=5):
-    """I am leaving in good order: do not wait for me."""
+    """The sender stops in good order: do not wait for it."""
 
     SENT = "any -> any"
     reason: str = ""
 
 
 class Refused(Message, tag=6):
-    """What you sent is not allowed; nothing was changed. `final`: nor will it be, whatever its code."""
+    """The last message is not allowed and had no effect. `final`: repeating it will not help, whatever the code."""
 
     SENT = "server -> any"
     code: int
@@ -120,21 +130,21 @@ class Refused(Message, tag=6):
 
 
 class Calls(Message, tag=10):
-    """Several Calls without payload frames, which were asked while an earlier one was in flight. Each has its own answer."""
+    """Several Calls without payload frames, made while an earlier call was in flight. Each gets its own reply."""
 
     SENT = "client -> server"
     items: Annotated[list[Call], msgspec.Meta(max_length=BATCH_ITEMS_MAX)]
 
 
 class Replies(Message, tag=11):
-    """Several Replies without payload frames, to whichever Calls."""
+    """Several Replies without payload frames, in any order."""
 
     SENT = "server -> client"
     items: list[Reply]
 
 
 class Chunk(Message, tag=12):
-    """The bytes of part `part` of Call `id`, or of the answer to it, from `offset` on: one frame. In order, each byte once."""
+    """Bytes of part `part` of Call `id` or of its reply, from `offset` on, as one frame. They are sent in order, each byte once."""
 
     SENT = "client -> server, server -> client"
     id: int
@@ -143,14 +153,14 @@ class Chunk(Message, tag=12):
 
 
 class Credit(Message, tag=13):
-    """So many bytes of chunks, of whichever call, have been taken out of the queue: as many may follow."""
+    """The receiver has taken `nbytes` bytes of chunks, of any call, from its queue: as many more may be sent."""
 
     SENT = "client -> server, server -> client"
     nbytes: int
 
 
 class Shares(Message, tag=14):
-    """I have opened the shared memory that your hello offers, and read this number in it: lend me yours."""
+    """The client has mapped the shared memory of the server's hello and read this nonce in it: the server may lend it memory."""
 
     SENT = "client -> server"
     nonce: int
@@ -167,10 +177,10 @@ class LetIn(Message, tag=15):
 
 
 class Enlist(Message, tag=20):
-    """I am a coordinator. Repeated on each new connection, with the same id.
+    """Register as a coordinator. Repeated on each new connection, with the same id.
 
-    `former` says that work of the current generation was given to an earlier life of the dispatcher; `watch` asks for Members,
-    `starts` for Begun.
+    `former`: an earlier incarnation of the dispatcher was sent work of the current round. `watch` subscribes to Members, `starts`
+    to Begun.
     """
 
     SENT = "coordinator -> dispatcher"
@@ -183,7 +193,7 @@ class Enlist(Message, tag=20):
 
 
 class Enlisted(Message, tag=21):
-    """The dispatcher has a place for you and has dropped what an earlier connection of yours had submitted: submit again."""
+    """The coordinator is registered. What it submitted over an earlier connection is dropped: submit it again."""
 
     SENT = "dispatcher -> coordinator"
     attempts_max: int
@@ -191,17 +201,17 @@ class Enlisted(Message, tag=21):
 
 
 class Define(Message, tag=22):
-    """Pickled functions, by the coordinator's own numbers; sent before the first work that uses them."""
+    """Pickled functions under the coordinator's numbers, sent before the first work item that uses them."""
 
     SENT = "coordinator -> dispatcher"
     functions: list[tuple[int, bytes]]
 
 
 class Forget(Message, tag=23):
-    """These functions are used by no unfinished work and will not be used again under these numbers.
+    """No unfinished work item uses these functions, and none will use them again under these numbers.
 
-    `everywhere`: all workers tell all their slots, whether or not they are known to have them, ALL_NUMBERS included. What stands under
-    a number there may be something that a function has made.
+    `everywhere`: every worker passes this on to all its slots, whether or not they are known to have the functions, also for
+    ALL_NUMBERS. Such a number may stand for an object that a function has made.
     """
 
     SENT = "coordinator -> dispatcher, dispatcher -> worker"
@@ -211,10 +221,11 @@ class Forget(Message, tag=23):
 
 
 class Submit(Message, tag=24):
-    """Work to be queued, oldest first.
+    """Work items to be queued, oldest first.
 
-    `worker`: only that one runs it, "worker:1", and it waits until that one is there; empty for any. A higher `priority` is handed out
-    first, of what waits for the same. `apart` work is of no generation and does not count in the queue: EndGeneration leaves it alone.
+    `worker`: only this worker ("worker:1") may run them, and they wait until it is registered; empty for any worker. Of the items
+    that wait for the same worker, or for any, those with a higher `priority` start first. `apart` items belong to no round and do
+    not count against the queue's bound; EndGeneration does not cancel them.
     """
 
     SENT = "coordinator -> dispatcher"
@@ -226,9 +237,10 @@ class Submit(Message, tag=24):
 
 
 class Withdraw(Message, tag=25):
-    """Take these back: drop what waits, cut off after `grace_s` what runs. Each ends with a Result (CANCELLED at the latest).
+    """Cancel these work items: drop waiting ones, kill running ones after `grace_s`. Each ends with a Result.
 
-    `unbegun`, from a coordinator that asked for Begun: what has begun goes on. Each is answered by CANCELLED, by Begun or by its Result.
+    The Result is CANCELLED unless the item ended otherwise before. `unbegun`, from a coordinator that subscribed to Begun: items
+    that have begun continue, and each item gets CANCELLED, Begun or its Result.
     """
 
     SENT = "coordinator -> dispatcher"
@@ -238,7 +250,7 @@ class Withdraw(Message, tag=25):
 
 
 class EndGeneration(Message, tag=26):
-    """Withdraw all work up to this generation; answered by GenerationEnded when none of it can be executing."""
+    """Cancel all work up to this round. The reply is GenerationEnded, once none of it can be executing."""
 
     SENT = "coordinator -> dispatcher"
     generation: int
@@ -246,9 +258,9 @@ class EndGeneration(Message, tag=26):
 
 
 class Taken(Message, tag=27):
-    """The bulk results of these (work, attempt) are here: the work is finished, tell its worker to let go.
+    """The coordinator has the bulk results of these (work, attempt): the items are finished, and the worker may free the results.
 
-    With `keep` its worker is to go on holding them, until they are named again without.
+    With `keep`, the worker keeps the results until they are named again without it.
     """
 
     SENT = "coordinator -> dispatcher"
@@ -257,16 +269,16 @@ class Taken(Message, tag=27):
 
 
 class Results(Message, tag=28):
-    """Work that has ended."""
+    """These work items have ended."""
 
     SENT = "dispatcher -> coordinator"
     items: list[Result]
 
 
 class StartsLost(Message, tag=29):
-    """Starts that ended with the death of their process: (work, attempt, worker, exit code, last log lines, final).
+    """Attempts whose process crashed: (work, attempt, worker, exit code, last log lines, final).
 
-    `final`: the bound on lost starts is reached, the work will not run again. Else it waits for its next start.
+    `final`: the bound on lost attempts is reached, and the item will not run again. Otherwise it waits for its next attempt.
     """
 
     SENT = "dispatcher -> coordinator"
@@ -274,28 +286,28 @@ class StartsLost(Message, tag=29):
 
 
 class GenerationEnded(Message, tag=30):
-    """Nothing of this or an earlier generation can be executing any more."""
+    """No work item of this or an earlier round can be executing any more."""
 
     SENT = "dispatcher -> coordinator"
     generation: int
 
 
 class Progress(Message, tag=31):
-    """So many pieces of work of yours have left the queue since you enlisted; sent when the queue was full."""
+    """How many of the coordinator's work items have left the queue since it registered. Sent after the queue was full."""
 
     SENT = "dispatcher -> coordinator"
     left_queue: int
 
 
 class Workers(Message, tag=32):
-    """How many workers there are; sent when it changes between none and some."""
+    """The number of workers. Sent when it changes from or to zero."""
 
     SENT = "dispatcher -> coordinator"
     count: int
 
 
 class Members(Message, tag=33):
-    """Which workers have come and which are lost; to those that watch, after Enlisted (all that are there) and at each change.
+    """Workers that have joined or are lost. For coordinators that watch: after Enlisted (all present workers) and at each change.
 
     `joined`: (name, incarnation, pid, host); `left`: (name, incarnation, reason). Another incarnation is another process.
     """
@@ -306,7 +318,10 @@ class Members(Message, tag=33):
 
 
 class Begun(Message, tag=34):
-    """A worker has begun these, as far as is known. To those that asked for it; work that ended quickly may never be in one."""
+    """A worker has begun these items, as far as the dispatcher knows. Sent to coordinators that subscribed (`starts`).
+
+    An item that ends quickly may never be in one.
+    """
 
     SENT = "dispatcher -> coordinator"
     works: list[int]
@@ -316,11 +331,12 @@ class Begun(Message, tag=34):
 
 
 class Register(Message, tag=40):
-    """I am a worker. Repeated on each new connection; `held` are the leases of this dispatcher that it still has.
+    """Register as a worker. Repeated on each new connection. `held` are the leases of this dispatcher that the worker still has.
 
-    `index` -1 asks for the lowest free one; `index_given`: a dispatcher gave it, so it is not this worker's own. `leftover` are
-    functions of an earlier dispatcher that run in threads and so could not be stopped: (lease, coordinator); each is Returned when
-    it ends. `address` is where others find its own server. `serial` counts the registrations of this connection.
+    `index` -1 requests the lowest free index. `index_given`: a dispatcher chose the index, so another worker may get it later.
+    `leftover` are functions of an earlier dispatcher that run in threads and could not be stopped, as (lease, coordinator); each
+    is Returned when it ends. `address` is where peers reach the worker's own server. `serial` counts the registrations over this
+    connection.
     """
 
     SENT = "worker -> dispatcher"
@@ -339,12 +355,15 @@ class Register(Message, tag=40):
 
     @property
     def named(self) -> bool:
-        """Whether the index is the worker's own, so that another life of it comes under the same one."""
+        """Whether the index belongs to this worker, so that its next incarnation registers under the same one."""
         return self.index >= 0 and not self.index_given
 
 
 class Registered(Message, tag=41):
-    """Welcome: your index, how often to say something, and when you are taken for lost. `serial` is that of the registration."""
+    """The worker is registered: its index, the interval of its heartbeats, its lease and its grace.
+
+    `serial` is that of the Register.
+    """
 
     SENT = "dispatcher -> worker"
     index: int
@@ -355,16 +374,16 @@ class Registered(Message, tag=41):
 
 
 class Beat(Message, tag=42):
-    """I am alive. Any other message says the same."""
+    """Heartbeat. Any other message counts as one."""
 
     SENT = "worker -> dispatcher, dispatcher -> worker"
 
 
 class Assign(Message, tag=43):
-    """Work to be run, oldest first, and the functions that this worker has not seen: (coordinator, fn, pickled).
+    """Work items to run, oldest first, and the functions among them that are new to this worker: (coordinator, fn, pickled).
 
-    `careful` work was with a worker that died, and nobody knows whether it had begun: report each start before it happens.
-    `workers` is how many there are. `first`: it was scheduled for this worker, and goes before what waits there for any.
+    `careful` items were with a worker that crashed, and may have begun there: report each start before it happens. `workers` is
+    the number of workers. `first`: the items were scheduled for this worker, and run before items that any worker may run.
     """
 
     SENT = "dispatcher -> worker"
@@ -376,14 +395,14 @@ class Assign(Message, tag=43):
 
 
 class Recall(Message, tag=44):
-    """Give back what has not been started of these leases: somebody else is idle."""
+    """Give back those of these leases that have not started, because another worker is idle."""
 
     SENT = "dispatcher -> worker"
     leases: list[int]
 
 
 class CutOff(Message, tag=45):
-    """End these leases: give back what has not been started, cut off what runs after `grace_s`."""
+    """End these leases: give back those that have not started, kill running ones after `grace_s`."""
 
     SENT = "dispatcher -> worker"
     leases: list[int]
@@ -391,16 +410,16 @@ class CutOff(Message, tag=45):
 
 
 class Release(Message, tag=46):
-    """The bulk results of these leases were taken, or are no longer wanted."""
+    """The coordinator has the bulk results of these leases, or does not want them: free them."""
 
     SENT = "dispatcher -> worker"
     leases: list[int]
 
 
 class Leave(Message, tag=47):
-    """End yourself in good order: give back what has not been started, finish what runs (at most `grace_s`), say Goodbye.
+    """Stop in good order: give back leases that have not started, finish running ones (at most `grace_s`), then say Goodbye.
 
-    From a worker: I am doing so, send nothing more.
+    From a worker: it is doing so, send it nothing more.
     """
 
     SENT = "dispatcher -> worker, worker -> dispatcher"
@@ -408,9 +427,10 @@ class Leave(Message, tag=47):
 
 
 class Done(Message, tag=48):
-    """Leases that have ended, and leases that have begun since the last message.
+    """Leases that have ended, and leases that have started since the last message.
 
-    busy_us: so long the worker has had work since its last message. trip_us: the round trip between the two; 0 while it is not known.
+    busy_us: microseconds for which the worker has had work since its last message. trip_us: round-trip time between worker and
+    dispatcher, 0 while unknown.
     """
 
     SENT = "worker -> dispatcher"
@@ -421,14 +441,14 @@ class Done(Message, tag=48):
 
 
 class Returned(Message, tag=49):
-    """Leases that were not started here and will not be."""
+    """These leases were not started at the worker and will not be."""
 
     SENT = "worker -> dispatcher"
     leases: list[int]
 
 
 class SlotsLost(Message, tag=50):
-    """Slot processes that died with a started lease: (lease, exit code, last log lines)."""
+    """Slot processes that crashed during a lease: (lease, exit code, last log lines)."""
 
     SENT = "worker -> dispatcher"
     items: list[tuple[int, int | None, str]]
@@ -438,7 +458,7 @@ class SlotsLost(Message, tag=50):
 
 
 class Read(Message, tag=60):
-    """Send me a piece of a payload that you hold: somebody wants it who cannot reach you."""
+    """Send a range of a payload that the receiver holds, for a process that cannot connect to the receiver."""
 
     SENT = "dispatcher -> coordinator, dispatcher -> worker"
     ask: int
@@ -448,7 +468,7 @@ class Read(Message, tag=60):
 
 
 class ReadDone(Message, tag=61):
-    """The answer to Read `ask`: code 0 and one payload frame, or an error's code and message."""
+    """The reply to Read `ask`: code 0 and one payload frame, or the code and message of an error."""
 
     SENT = "coordinator -> dispatcher, worker -> dispatcher"
     ask: int

@@ -166,7 +166,7 @@ def test_a_function_that_runs_out_of_memory_ends_with_its_memory_error(coordinat
 def test_a_killed_slot_is_told_with_what_probably_killed_it(coordinator: ClusterCoordinator) -> None:
     error = coordinator.schedule(signal.raise_signal, (signal.SIGKILL,)).exception(60)
     assert isinstance(error, errors.WorkerLost)
-    assert "SIGKILL that nobody sent is the kernel's, because memory ran out" in str(error)
+    assert "A SIGKILL that no process sent comes from the kernel, because memory ran out" in str(error)
 
 
 @pytest.fixture
