@@ -187,5 +187,5 @@ def test_the_loss_of_variables_is_made_from_an_unavailable_error_alone() -> None
     reason = errors.UnavailableError(None, None, "ps:0 is gone")
     error = errors.PSUnavailableError(reason)
     assert (error.original_exception, error.message, error.error_code) == (reason, "ps:0 is gone", errors.UNAVAILABLE)
-    with pytest.raises(AssertionError, match="made from a ValueError, wants an UnavailableError"):
+    with pytest.raises(AssertionError, match="original_exception must be an UnavailableError, not a ValueError"):
         errors.PSUnavailableError(ValueError("x"))  # type: ignore[arg-type]

@@ -1,12 +1,12 @@
 """Structures made of list, tuple, namedtuple and dict, as in `tf.nest`.
 
 Rules
-    Anything else is a leaf, also an array, a str and None. Dicts are walked in the order of their sorted keys, so that two
-    dicts with the same keys flatten alike however they were filled. Subclasses of the four are structures too, and
+    Every other object is a leaf, including arrays, str and None. Dicts are walked in the order of their sorted keys, so that two
+    dicts with the same keys flatten alike whatever the order of insertion. Subclasses of the four are structures as well, and
     `pack_sequence_as` keeps their class.
 
-Errors are TensorFlow's: TypeError for another kind of container, ValueError for other counts and other keys. They name the
-place as it would be written after the variable: `['a'][0].x`.
+Errors are TensorFlow's: TypeError for another kind of container, ValueError for other counts or other keys. They name the place
+as it would be written after the variable: `['a'][0].x`.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 Structure: TypeAlias = Any
-"""Containers of containers ... of leaves, or one leaf alone."""
+"""Nested containers of leaves, or a single leaf."""
 
 
 def is_nested(structure: Structure) -> bool:
-    """Whether `structure` is one of the four containers; an empty one is."""
+    """Return whether `structure` is one of the four containers, empty ones included."""
     return isinstance(structure, (list, tuple, dict))
 
 
 def flatten(structure: Structure, expand_composites: bool = False) -> list[Any]:
-    """The leaves, from left to right; a leaf alone gives a list of one.
+    """Return the leaves from left to right; for a single leaf a list of one.
 
     Args:
-      expand_composites: a leaf that is made of several things of one kind, such as a ShardedVariable of its shards, gives those instead.
+      expand_composites: replace a leaf that consists of several values of one kind (a ShardedVariable of its shards) by those.
 
     Raises:
       TypeError: a dict has keys that cannot be sorted.
@@ -47,7 +47,7 @@ def flatten(structure: Structure, expand_composites: bool = False) -> list[Any]:
 
 
 def pack_sequence_as(structure: Structure, flat_sequence: Sequence[Any]) -> Structure:
-    """The inverse of `flatten`: `flat_sequence` in the form of `structure`, whose own leaves do not matter.
+    """Return `flat_sequence` in the form of `structure`: the inverse of `flatten`. The leaves of `structure` do not matter.
 
     Raises:
       TypeError: `flat_sequence` is a leaf.
@@ -62,10 +62,10 @@ def pack_sequence_as(structure: Structure, flat_sequence: Sequence[Any]) -> Stru
 
 
 def map_structure(func: Callable[..., Any], *structures: Structure, check_types: bool = True) -> Structure:
-    """`func` applied to the leaves that stand in the same place; the result has the form of the first structure.
+    """Return the structure of `func` applied to the leaves at the same place in all structures, in the form of the first one.
 
     Raises:
-      TypeError, ValueError: as `assert_same_structure`, or no structure is given, or `func` is not callable.
+      TypeError, ValueError: as `assert_same_structure`; or no structure is given, or `func` is not callable.
     """
     if not callable(func):
         raise TypeError(f"func must be callable, not {type(func).__name__}")
@@ -78,15 +78,15 @@ def map_structure(func: Callable[..., Any], *structures: Structure, check_types:
 
 
 def assert_same_structure(nest1: Structure, nest2: Structure, check_types: bool = True) -> None:
-    """Check that two structures differ in their leaves only.
+    """Check that two structures differ only in their leaves.
 
     Args:
-      check_types: whether a list in place of a tuple is a difference. Two namedtuple classes with the same name and fields
-        are the same, and so are two kinds of dict.
+      check_types: whether a list in place of a tuple counts as a difference. Two namedtuple classes with the same name and fields
+        count as equal, and so do two kinds of dict.
 
     Raises:
-      TypeError: another kind of container somewhere, with `check_types`.
-      ValueError: another number of items, other keys, or a container where the other has a leaf.
+      TypeError: a container of another kind, with `check_types`.
+      ValueError: another number of items, other keys, or a container where the other structure has a leaf.
     """
     _compare(nest1, nest2, check_types, "")
 
@@ -116,7 +116,7 @@ def _sorted_keys(structure: dict[Any, Any], path: str) -> list[Any]:
 
 
 def _fields(structure: Structure) -> tuple[str, ...]:
-    """The field names of a namedtuple; empty for anything else."""
+    """Return the field names of a namedtuple; empty for any other object."""
     return getattr(structure, "_fields", ()) if isinstance(structure, tuple) else ()
 
 
@@ -125,7 +125,7 @@ def _pack(structure: Structure, leaves: Iterator[Any]) -> Structure:
         return next(leaves)
     if isinstance(structure, dict):
         packed = {key: _pack(structure[key], leaves) for key in sorted(structure)}
-        # A copy keeps the class, the order of the keys and what else the dict has (a default_factory).
+        # A copy keeps the class, the order of the keys and other attributes (a default_factory).
         result = copy.copy(structure)
         for key in structure:
             result[key] = packed[key]

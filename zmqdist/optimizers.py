@@ -1,11 +1,13 @@
-"""Optimizers as update functions: what becomes of a variable, given a gradient. Plain NumPy, for any process.
+"""Optimizers as update functions: the new value of a variable, given a gradient. Plain NumPy, usable in any process.
 
-An optimizer is a frozen dataclass of numbers. It keeps nothing: what it remembers of a variable are that one's *slots*, arrays of its
-shape, which live beside it (at its parameter server). A step reads and writes an element of each at the same place only, so it may be
-done in pieces, which stay in the cache, and of a sparse gradient (IndexedSlices) with the rows that it names; rows that it names twice
-count with the sum. Other rows stay as they are, also their slots (as "lazy" variants elsewhere).
+An optimizer is a frozen dataclass of numbers and keeps no state. What it remembers of a variable are the variable's *slots*:
+arrays of its shape, which are stored beside it (at its parameter server). A step reads and writes each element only together with
+the slot elements at the same place. It may therefore run in pieces that stay in the cache, and for a sparse gradient
+(IndexedSlices) on the named rows only. Rows named twice count with their sum; all other rows and their slots do not change (the
+"lazy" variants of other libraries).
 
-Formulas and defaults are those of Keras. Not here: where variables live and who calls this (variables/hosted_variable.py).
+Formulas and defaults are those of Keras. Not here: where variables are stored, and who applies an optimizer
+(variables/hosted_variable.py).
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from numpy.typing import NDArray
 from zmqdist.indexed_slices import IndexedSlices
 
 PIECE: Final = 16_384
-"""Elements that are computed at a time: with slots and temporaries they fit into the second cache of a core."""
+"""Elements that are computed at a time: with slots and temporaries they fit into the level-2 cache of a core."""
 
 Array = NDArray[Any]
 
@@ -30,12 +32,16 @@ __all__ = ["SGD", "Adagrad", "Adam", "Momentum", "Optimizer"]
 
 @dataclass(frozen=True)
 class Optimizer:
-    """What all have. Subclasses are frozen dataclasses with `_step`, and `slot_values` if they need slots."""
+    """The base of all optimizers. A subclass is a frozen dataclass with `_step`, and with `slot_values` if it needs slots.
+
+    Attributes:
+      learning_rate: a number of 0 or more.
+    """
 
     learning_rate: float = 0.01
 
     def __post_init__(self) -> None:
-        """Raises ValueError: a field is no finite number, or outside of what the formula can do."""
+        """Raises ValueError: a field is not a finite number, or outside the range of the formula."""
         for each in fields(self):
             value = getattr(self, each.name)
             if isinstance(each.default, bool):
@@ -50,25 +56,25 @@ class Optimizer:
 
     @property
     def slot_values(self) -> dict[str, float]:
-        """Name of each slot, and what it is filled with at the beginning."""
+        """The name of each slot and its initial value."""
         return {}
 
     def to_wire(self) -> tuple[str, dict[str, Any]]:
-        """Name and fields, from which `made` makes an equal one elsewhere. Raises ValueError: it is none of this module."""
+        """Return name and fields, for `from_wire`. Raises ValueError if the class is not one of this module."""
         if KINDS.get(type(self).__name__) is not type(self):
             raise ValueError(f"{self!r} is none of {', '.join(KINDS)}: write a function for another rule")
         return type(self).__name__, {each.name: getattr(self, each.name) for each in fields(self)}
 
     @staticmethod
     def from_wire(name: str, values: Mapping[str, Any]) -> Optimizer:
-        """The optimizer that `told` has told of. Raises ValueError: there is no such one."""
+        """Return the optimizer that `to_wire` described. Raises ValueError if there is none of this name with these fields."""
         kind = KINDS.get(name)
         if kind is None or values.keys() - {each.name for each in fields(kind)}:
             raise ValueError(f"no optimizer {name!r} with {sorted(values)}; there are {', '.join(KINDS)}")
         return kind(**values)
 
     def slots(self, like: Array) -> dict[str, Array]:
-        """New slots for a variable."""
+        """Return new slots for a variable with the shape and dtype of `like`."""
         return {name: np.full(like.shape, value, like.dtype) for name, value in self.slot_values.items()}
 
     def update(
@@ -79,14 +85,14 @@ class Optimizer:
         step: int,
         out: Array | None = None,
     ) -> None:
-        """One step, in place.
+        """Apply one step in place.
 
         Args:
-          value: the variable: of floats, contiguous; changed, unless `out` is given.
-          grad: of the same shape; or some of its rows, whose indices must be right.
-          slots: as `slots` made them; changed.
+          value: the variable: contiguous floats; changed, unless `out` is given.
+          grad: an array of the same shape; or some of its rows, with valid indices.
+          slots: from `slots`; changed.
           step: number of this step for this variable, from 1.
-          out: where the new value goes in place of `value`, of the same shape; for a dense gradient.
+          out: receives the new value in place of `value`; same shape, only for a dense gradient.
         """
         if isinstance(grad, IndexedSlices):
             self.update_rows(value, *summed(grad), slots, step)
@@ -99,23 +105,23 @@ class Optimizer:
             self._step(old, slope, dict(zip(slots, rest, strict=True)), coefficients, new)
 
     def update_rows(self, value: Array, indices: Array, rows: Array, slots: Mapping[str, Array], step: int) -> None:
-        """One step for some rows of `value`, in place. No index may be there twice."""
+        """Apply one step to some rows of `value`, in place. `indices` must be unique."""
         by, count = self._coefficients(step), max(1, PIECE // max(1, value[:1].size))
         for begin in range(0, len(indices), count):
             some = indices[begin : begin + count]
             touched = {name: slot.take(some, 0, mode="clip") for name, slot in slots.items()}
-            new = value.take(some, 0, mode="clip")  # all fit, and "clip" needs no buffer
+            new = value.take(some, 0, mode="clip")  # indices are valid; "clip" avoids a buffer
             self._step(new, rows[begin : begin + count], touched, by, new)
             value[some] = new
             for name, slot in slots.items():
                 slot[some] = touched[name]
 
     def _coefficients(self, step: int) -> tuple[float, ...]:
-        """What depends on the step alone."""
+        """Return the numbers of the formula that depend only on the step."""
         return (self.learning_rate,)
 
     def _step(self, value: Array, grad: Array, slots: dict[str, Array], by: tuple[float, ...], out: Array) -> None:
-        """`out` from `value`, which may be the same; slots in place."""
+        """Compute `out` from `value`, which may be the same array; change the slots in place."""
         raise NotImplementedError
 
 
@@ -215,16 +221,16 @@ class Adam(Optimizer):
 
 
 KINDS: Final[dict[str, type[Optimizer]]] = {"SGD": SGD, "Momentum": Momentum, "Adagrad": Adagrad, "Adam": Adam}
-"""All of them, by name: those that every ps has."""
+"""All optimizers, by name. Every ps knows these."""
 
 
 def summed(grad: IndexedSlices) -> tuple[Array, Array]:
-    """Indices and rows of a sparse gradient with each index once: rows of the same index are added up."""
+    """Return indices and rows of a sparse gradient with unique indices: rows of the same index are added up."""
     return summed_rows(np.asarray(grad.indices), np.asarray(grad.values))
 
 
 def summed_rows(indices: Array, rows: Array) -> tuple[Array, Array]:
-    """The same for indices and rows."""
+    """Return unique indices and the summed rows of each. As `summed`, for indices and rows."""
     order = np.argsort(indices, kind="stable")
     ordered = indices[order]
     new = np.ones(len(ordered), bool)

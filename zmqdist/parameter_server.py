@@ -1,4 +1,4 @@
-"""Training with parameter servers: a strategy, variables on servers, and what a step does in its replicas."""
+"""Training with parameter servers: a strategy, variables on servers, and the replica context of a step."""
 
 from __future__ import annotations
 

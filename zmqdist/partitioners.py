@@ -1,11 +1,11 @@
-"""Into how many shards a variable is cut: `partitioner(shape, dtype)` gives a list with one number for each axis.
+"""The number of shards of a variable: `partitioner(shape, dtype)` returns a list with one number for each axis.
 
 Rules
-    Only axis 0 is ever cut, so all numbers but the first are 1: [2, 1] is a matrix in two shards. A scalar gives [].
-    There are never more shards than rows, and there is always one: also of a variable without rows.
-    A strategy accepts any callable with this signature; it calls it by `shape=` and `dtype=`.
+    Only axis 0 is split, so all numbers but the first are 1: [2, 1] is a matrix in two shards. A scalar gives [].
+    There are never more shards than rows, and always at least one, even for a variable without rows.
+    A strategy accepts any callable with this signature, and calls it with `shape=` and `dtype=`.
 
-Not here: which rows a shard has, and what a strategy says of a bad answer (training/partition.py).
+Not here: which rows a shard has, and how a strategy checks the list (training/partition.py).
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 SHARD_BYTES_MIN = 256 << 10
-"""Bytes: a smaller shard costs more by its message than it saves by being elsewhere."""
+"""Bytes: a smaller shard costs more by its message than it saves by being on another server."""
 
 
 class Partitioner:
-    """What all of them are: a strategy calls one for each variable that is made in its scope."""
+    """The base of all partitioners. A strategy calls its partitioner for each variable that is created in its scope."""
 
     def __call__(self, shape: Sequence[int], dtype: DTypeLike, axis: int = 0) -> list[int]:
-        """How many shards along each axis.
+        """Return the number of shards along each axis.
 
         Args:
           shape: of the whole variable.
           dtype: of its elements.
-          axis: the one that is cut; there are only shards along axis 0.
+          axis: the axis to split; only 0 is supported.
 
         Raises:
           NotImplementedError: this is the base class.
-          ValueError: another axis than 0.
+          ValueError: `axis` is not 0.
         """
         raise NotImplementedError
 
 
 class FixedShardsPartitioner(Partitioner):
-    """Always the same number of shards."""
+    """Splits every variable into the same number of shards, or one for each row if it has fewer rows."""
 
     def __init__(self, num_shards: int) -> None:
         """Raises ValueError: `num_shards` is not positive."""
@@ -51,18 +51,18 @@ class FixedShardsPartitioner(Partitioner):
 
 
 class MinSizePartitioner(Partitioner):
-    """As many shards as can be of `min_shard_bytes`, at most `max_shards`.
+    """Splits into as many shards of at least about `min_shard_bytes` as possible, and at most `max_shards`.
 
-    Sizes are rounded to whole rows in favour of more shards, so a shard can be a little smaller than that.
+    Sizes are rounded to whole rows in favour of more shards, so a shard can be a little smaller than `min_shard_bytes`.
     """
 
     def __init__(self, min_shard_bytes: int = SHARD_BYTES_MIN, max_shards: int = 1, bytes_per_string: int = 16) -> None:
-        """What a shard should have.
+        """Set the bounds on shards.
 
         Args:
-          min_shard_bytes: of one shard.
-          max_shards: of one variable; usually the number of parameter servers.
-          bytes_per_string: what an element counts whose dtype does not say its size.
+          min_shard_bytes: bytes of one shard.
+          max_shards: shards of one variable; usually the number of parameter servers.
+          bytes_per_string: bytes to assume for an element whose dtype has no size.
 
         Raises:
           ValueError: one of them is not positive.
@@ -77,15 +77,15 @@ class MinSizePartitioner(Partitioner):
 
 
 class MaxSizePartitioner(Partitioner):
-    """As few shards as there can be with at most `max_shard_bytes` each. A row is never cut, however large it is."""
+    """Splits into as few shards of at most `max_shard_bytes` as possible. A row is never split, however large it is."""
 
     def __init__(self, max_shard_bytes: int, max_shards: int | None = None, bytes_per_string: int = 16) -> None:
-        """What a shard may have.
+        """Set the bounds on shards.
 
         Args:
-          max_shard_bytes: of one shard.
-          max_shards: of one variable, also where its shards become larger by that; None for any number.
-          bytes_per_string: what an element counts whose dtype does not say its size.
+          max_shard_bytes: bytes of one shard.
+          max_shards: shards of one variable, even if they become larger than `max_shard_bytes`; None: no bound.
+          bytes_per_string: bytes to assume for an element whose dtype has no size.
 
         Raises:
           ValueError: one of them is not positive.
@@ -110,7 +110,7 @@ def _along_axis_0(shape: Sequence[int], axis: int, shards: int) -> list[int]:
 
 
 def _element_bytes(dtype: DTypeLike, bytes_per_string: int) -> int:
-    """Objects (text of any length) and text without a length have no size of their own."""
+    """Return the bytes of an element. Objects (text of any length) and text without a length have no size of their own."""
     kind = np.dtype(dtype)
     return bytes_per_string if kind.hasobject or not kind.itemsize else kind.itemsize
 

@@ -1,6 +1,6 @@
-"""The seed of this process, from which everything random takes its own where it was given none.
+"""The seed of this process, from which every random operation without a seed of its own derives one.
 
-Not here: how an operation makes its numbers from it (data/seeds.py).
+Not here: how an operation draws numbers from it (data/seeds.py).
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from random import SystemRandom
 __all__ = ["set_seed"]
 
 chance = SystemRandom()
-"""For pauses and the order of questions. Not the state of the module `random`, which belongs to the program, and to its seeds."""
+"""For pauses and for the order of requests. It does not use the state of the module `random`, which belongs to the program and its
+seeds.
+"""
 
 _lock = threading.Lock()
 _seed: int | None = None
@@ -21,9 +23,10 @@ _operations: Iterator[int] = itertools.count()
 
 
 def set_seed(seed: int | None) -> None:
-    """Make everything random that is defined from here on repeat itself, in the order in which it is defined.
+    """Make random operations that are defined from now on repeatable, in the order of their definition.
 
-    The same seed before the same program gives the same numbers, in every process. None: fresh numbers each time, as from the start.
+    The same program with the same seed gets the same numbers, in every process. None restores the initial state: fresh numbers
+    each time.
     """
     global _seed, _operations
     with _lock:
@@ -32,13 +35,13 @@ def set_seed(seed: int | None) -> None:
 
 
 def is_seeded() -> bool:
-    """Whether what is defined now takes its numbers from a seed of this process."""
+    """Return whether an operation that is defined now takes its numbers from the seed of this process."""
     with _lock:
         return _seed is not None
 
 
 def operation_seed(seed: int | None) -> tuple[int, int] | None:
-    """The two numbers that an operation defined now draws from, given its own seed; None where nobody set any."""
+    """Return the two numbers that seed an operation defined now, given its own seed; None if neither it nor the process has a seed."""
     with _lock:
         if seed is not None:
             return (0 if _seed is None else _seed), int(seed)

@@ -1,7 +1,7 @@
-"""Where a program finds its cluster: in its arguments, in variables of its environment, at Slurm, at Kubernetes.
+"""How a program finds its cluster: from arguments, from environment variables, from Slurm, from Kubernetes.
 
-One file a resolver. Each answers the same questions (`base.py`), so that a program that takes a resolver runs anywhere, and one of
-your own is a class with two methods; `zmqdist.testing.check_resolver` tells whether it keeps the rules.
+Each resolver has a file of its own. All have the same interface (`base.py`), so a program that takes a resolver runs anywhere. A
+resolver of your own is a class with two methods; `zmqdist.testing.check_resolver` checks it.
 """
 
 from zmqdist.cluster.resolvers.base import ClusterResolver

@@ -1,11 +1,11 @@
-"""What an array is expected to look like, and functions that say what they take and give.
+"""The expected shape and dtype of an array, and functions that declare what they take and return.
 
 Rules
-    A `TensorSpec` never changes. `function` attaches specs to a callable and does nothing else: no tracing, no checks when
-    it is called. Whoever sends or receives the arguments checks them (`convert`, `TensorSpec.problem`).
+    A `TensorSpec` never changes. `function` attaches specs to a callable and does nothing else: no tracing, and no checks when it
+    is called. The code that sends or receives the arguments checks them (`convert`, `TensorSpec.problem`).
 
-    Python's numbers are weak: they have no dtype of their own and take the spec's, where their value survives. What has a
-    dtype is never cast.
+    Python's numbers are weak: they have no dtype of their own and take that of the spec, if their value survives. Values with a
+      dtype are never cast.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from zmqdist.errors import InvalidArgumentError
 
 @dataclass(frozen=True, slots=True, init=False)
 class TensorSpec:
-    """Shape, dtype and name that an array shall have.
+    """Shape, dtype and name that an array must have.
 
     Attributes:
-      shape: tuple of sizes, with None where any size will do; None where any number of dimensions will do.
+      shape: tuple of sizes, with None for any size; None for any number of dimensions.
       dtype: a numpy dtype. `str` and `bytes` mean strings of any length.
-      name: for error messages; None where it has none.
+      name: for error messages; None if it has none.
     """
 
     shape: tuple[int | None, ...] | None
@@ -41,7 +41,7 @@ class TensorSpec:
     name: str | None
 
     def __init__(self, shape: Any, dtype: DTypeLike = np.float32, name: str | None = None) -> None:
-        """Raises ValueError for a negative size or an object dtype, TypeError for what is no shape or dtype at all."""
+        """Raises ValueError for a negative size or an object dtype, TypeError for an argument that is no shape or dtype."""
         kept = np.dtype(dtype)
         if kept.hasobject:
             raise ValueError(f"dtype {kept} holds Python objects, which do not travel as arrays")
@@ -53,11 +53,11 @@ class TensorSpec:
         return f"TensorSpec(shape={self.shape}, dtype={self.dtype}, name={self.name!r})"
 
     def is_compatible_with(self, array: NDArray[Any] | np.generic) -> bool:
-        """Whether `array` has this dtype, and a shape that fits."""
+        """Return whether `array` has this dtype, and a shape that fits."""
         return self.problem(array) is None
 
     def problem(self, array: NDArray[Any] | np.generic) -> str | None:
-        """What is wrong with `array`: "expected int32 of shape (2, None), given ..."; None when it fits."""
+        """Return what is wrong with `array`: "expected int32 of shape (2, None), given ..."; None if it fits."""
         if self._fits_dtype(array.dtype) and self._fits_shape(array.shape):
             return None
         where = "" if self.shape is None else f" of shape {self.shape}"
@@ -91,10 +91,10 @@ class Function:
     """A callable with the specs of its arguments and of its result; made by `function`.
 
     Attributes:
-      input_signature: structure of `TensorSpec`, one item for each argument; None where it was not given.
-      output_signature: structure of `TensorSpec` in the form of the result; None where it was not given.
+      input_signature: structure of `TensorSpec`, one item for each argument; None if not given.
+      output_signature: structure of `TensorSpec` in the form of the result; None if not given.
 
-    Both are copies that nobody changes. It pickles by name where its module has it under its name, else with the function.
+    Both are private copies. It is pickled by name if its module has it under its name, else together with the function.
     """
 
     __name__: str
@@ -115,7 +115,7 @@ class Function:
         return f"<zmqdist.function {getattr(self, '__qualname__', self.__wrapped__)}>"
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[Any, ...]:
-        # The name belongs to this object, not to the wrapped function: by name is right only where it leads here.
+        # `wraps` copied the name of the wrapped function: pickle by name only if that name refers to this object.
         module = getattr(self, "__module__", None)
         name = getattr(self, "__qualname__", None)
         if name is not None and module not in (None, "__main__", "__mp_main__"):
@@ -130,15 +130,18 @@ class Function:
 def function(
     func: Callable[..., Any] | None = None, input_signature: Any = None, output_signature: Any = None
 ) -> Any:  # Function, or the decorator that makes one
-    """Say what a function takes and gives: `@function(input_signature=[TensorSpec((), np.int32)])`.
+    """Declare what a function takes and returns: `@function(input_signature=[TensorSpec((), np.int32)])`.
 
     Args:
-      func: the function; without it the result is a decorator.
+      func: the function; without it, `function` returns a decorator.
       input_signature: list or tuple with a structure of `TensorSpec` for each argument.
       output_signature: structure of `TensorSpec` in the form of the result.
 
+    Returns:
+      A Function that calls `func`; the declaration is not checked at the call.
+
     Raises:
-      TypeError: something in a signature is not a TensorSpec, or `func` is not callable.
+      TypeError: a signature holds a value that is not a TensorSpec, or `func` is not callable.
     """
     if func is None:
         return lambda func: function(func, input_signature, output_signature)
@@ -161,21 +164,21 @@ def _signature(name: str, signature: Any) -> Any:
 
 
 def convert(value: Any, spec: TensorSpec) -> NDArray[Any]:
-    """`value` as the array that `spec` describes.
+    """Return `value` as the array that `spec` describes.
 
-    Python's bool, int, float, complex, str and bytes, alone or in nested lists and tuples, take the spec's dtype where
-    their value survives: an int that fits, a float that does not overflow (it is rounded), never a float for an int.
-    Everything else keeps the dtype that `np.asarray` finds in it.
+    Python's bool, int, float, complex, str and bytes, alone or in nested lists and tuples, take the spec's dtype if their value
+    survives: an int that fits, a float that does not overflow (it is rounded), never a float for an int. All other values keep
+    the dtype that `np.asarray` finds.
 
     Returns:
       An array that may share memory with `value`.
 
     Raises:
-      InvalidArgumentError: it does not fit; the message names what was expected and what was given.
+      InvalidArgumentError: `value` does not fit; the message names what was expected and what was given.
     """
     array: NDArray[Any] | None
     if type(value) in (int, float) and (spec.shape is None or spec.shape == ()):
-        array = _weak_number(value, spec)  # what small calls are made of: a tenth of the general way's time
+        array = _weak_number(value, spec)  # the usual argument of small calls: a tenth of the general path's time
         if array is not None:
             return array
     if not isinstance(value, (np.ndarray, np.generic)) and _is_weak(value):
@@ -196,7 +199,7 @@ _DTYPE_RANKS = {"b": 0, "i": 1, "u": 1, "f": 2, "c": 3}
 
 
 def _weak_number(value: float, spec: TensorSpec) -> NDArray[Any] | None:
-    """The easy cases: an int for an int dtype, a float of ordinary size for a float dtype; None for all others."""
+    """Convert the common cases: an int for an int dtype, a float of ordinary size for a float dtype. Return None for all others."""
     dtype = spec.dtype
     if type(value) is int:
         low, high = _int_bounds(dtype)
@@ -208,7 +211,7 @@ def _weak_number(value: float, spec: TensorSpec) -> NDArray[Any] | None:
 
 @functools.lru_cache(maxsize=64)
 def _int_bounds(dtype: np.dtype[Any]) -> tuple[int, int]:
-    """The smallest and the largest int that an integer dtype holds; for all others an empty range."""
+    """Return the smallest and the largest int of an integer dtype; for other dtypes an empty range."""
     if dtype.kind not in "iu":
         return 1, 0
     bounds = np.iinfo(dtype)
@@ -222,7 +225,7 @@ def _is_weak(value: Any) -> bool:
 
 
 def _weak_array(value: Any, spec: TensorSpec) -> NDArray[Any]:
-    """Every leaf is compared with what became of it: numpy wraps, cuts off and rounds without a word."""
+    """Convert Python's values, and compare every leaf with its result, because NumPy wraps, truncates and rounds silently."""
     name = f"{spec.name}: " if spec.name else ""
     low, high = _int_bounds(spec.dtype)
     for leaf in _leaves(value):
@@ -250,7 +253,7 @@ def _leaves(value: Any) -> list[Any]:
 def _show(leaf: Any) -> str:
     try:
         return f"{type(leaf).__name__} {reprlib.repr(leaf)}"
-    except ValueError:  # an int of more digits than Python likes to print
+    except ValueError:  # an int of more digits than Python converts to text
         return f"{type(leaf).__name__} of {leaf.bit_length()} bits"
 
 
@@ -258,7 +261,7 @@ def _keeps_kind(leaf: Any, dtype: np.dtype[Any]) -> bool:
     if isinstance(leaf, (str, bytes)):
         return dtype.kind == ("U" if isinstance(leaf, str) else "S")
     rank = _DTYPE_RANKS.get(dtype.kind)
-    if rank is None and dtype.isbuiltin == 2:  # added by another package: bfloat16 knows halves, int4 does not
+    if rank is None and dtype.isbuiltin == 2:  # registered by another package: bfloat16 can hold 0.5, int4 cannot
         rank = 2 if dtype.type(0.5) == 0.5 else 1
     return rank is not None and _WEAK_RANKS[type(leaf)] <= rank
 
@@ -266,10 +269,10 @@ def _keeps_kind(leaf: Any, dtype: np.dtype[Any]) -> bool:
 def _survived(original: Any, stored: Any) -> bool:
     if isinstance(original, (float, complex)):
         return bool(np.isfinite(stored)) or not np.isfinite(original)
-    if isinstance(original, int):  # compared as Python's ints: numpy would round `given` first
+    if isinstance(original, int):  # compared as Python's ints, because NumPy would round `original` first
         part = stored.real if isinstance(stored, np.complexfloating) else stored
         try:
             return int(part) == original
-        except OverflowError:  # it became infinite
+        except OverflowError:  # the stored value is infinite
             return False
     return bool(original == stored)

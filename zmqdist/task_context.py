@@ -1,6 +1,7 @@
-"""What a running function can ask about itself: `zmqdist.cancelled()`, on which worker it is, and what its updates are to be known as.
+"""What a running function can find out about itself: `zmqdist.cancelled()`, the worker it runs on, and the key of its next update.
 
-Whoever runs a function says so here for its thread, or for its process. A worker is known by its index and by how many there are.
+The code that runs a function sets this state, for its thread or for its process. A worker is described by its index and the
+number of workers.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from contextlib import contextmanager
 from typing import TypeAlias
 
 Worker: TypeAlias = "Callable[[], tuple[int, int]]"
-"""Tells the index of a worker, and how many there are."""
+"""Returns the index of a worker, and the number of workers."""
 
 _of_thread = threading.local()
 _cancelled_of_process: Callable[[], bool] | None = None
@@ -22,36 +23,40 @@ _once_of_process: _Once | None = None
 
 
 def enter(cancelled: Callable[[], bool], worker: Worker | None = None) -> None:
-    """The present thread begins to run a function.
+    """Note that this thread begins to run a function.
 
     Args:
-      cancelled: tells whether it should end.
-      worker: where it runs, if a coordinator has scheduled it.
+      cancelled: returns whether the function should end.
+      worker: the worker, if a coordinator has scheduled the function.
     """
     _of_thread.cancelled = cancelled
     _of_thread.worker = worker
 
 
 def leave() -> None:
-    """The present thread runs nothing any more."""
+    """Note that this thread runs no function any more."""
     _of_thread.cancelled = None
     _of_thread.worker = None
 
 
 def enter_process(cancelled: Callable[[], bool], worker: Worker) -> None:
-    """In a slot process one scheduled function runs at a time: threads that it starts may ask, too."""
+    """Set the state for the whole slot process, which runs one scheduled function at a time, so that threads of the function see it
+    as well.
+    """
     global _cancelled_of_process, _worker_of_process
     _cancelled_of_process = cancelled
     _worker_of_process = worker
 
 
 def cancelled() -> bool:
-    """Whether somebody wants the running function to end: its RemoteValue was cancelled, or its round has ended.
+    """Return whether the running function should end: its RemoteValue was cancelled, or its round has ended.
 
-    In a method of an RPC server: nobody waits for its answer any more - cancelled, gone, or out of time.
+    In a handler of an RPC server: the reply is no longer wanted, because the caller cancelled or disconnected, or the deadline
+    has passed.
 
-    A function that runs for long may look now and then and return early; what it returns is dropped. In a slot process
-    it is otherwise cut off after `cancel_grace_s`; in a thread nobody can end it, so there the others wait for it.
+    A function that runs for long may check this now and then and return early; its result is dropped. A function in a slot
+    process that does not return is killed after `cancel_grace_s`. A function in a thread cannot be killed, so later work waits
+    for it.
 
     Returns:
       False outside a function that zmqdist runs.
@@ -61,27 +66,28 @@ def cancelled() -> bool:
 
 
 def scheduled() -> bool:
-    """Whether the present thread runs a function that a coordinator has scheduled."""
+    """Return whether this thread runs a function that a coordinator has scheduled."""
     return _worker() is not None
 
 
 def get_current_worker_index() -> int:
-    """The index of the worker that runs this: of "worker:3" it is 3, also after that was started again.
+    """Return the index of the worker that runs this function: 3 for "worker:3", also after that worker was restarted.
 
-    In a scheduled function, and in one that makes a per-worker dataset or resource; also in the threads that they start where slots are
-    processes.
+    Call it in a scheduled function, or in one that creates a per-worker dataset or resource. If slots are processes, threads of
+    such a function may call it as well.
 
     Raises:
-      RuntimeError: this does not run on a worker.
+      RuntimeError: this thread does not run on a worker.
     """
     return _worker_position("get_current_worker_index")[0]
 
 
 def get_num_workers() -> int:
-    """How many workers there were when the running function was handed to this one. Indices may be higher where some have left.
+    """Return the number of workers at the time when the running function was sent to this worker. Indices may be higher after
+    workers have left.
 
     Raises:
-      RuntimeError: this does not run on a worker.
+      RuntimeError: this thread does not run on a worker.
     """
     return _worker_position("get_num_workers")[1]
 
@@ -99,7 +105,7 @@ def _worker_position(function: str) -> tuple[int, int]:
 
 @contextmanager
 def building(kind: str) -> Iterator[None]:
-    """In the present thread something is built that belongs to its worker: "resource" or "dataset"."""
+    """Mark, for this thread, that an object of the worker is being created: "resource" or "dataset"."""
     before, _of_thread.building = being_built(), kind
     try:
         yield
@@ -108,12 +114,12 @@ def building(kind: str) -> Iterator[None]:
 
 
 def being_built() -> str | None:
-    """What is being built in the present thread, as `building` was told; None for nothing."""
+    """Return what this thread is creating, as given to `building`; None if nothing."""
     return getattr(_of_thread, "building", None)
 
 
 class _Once:
-    """A function whose effects elsewhere are to count once, however often it is run."""
+    """A function whose updates count once, however often the function runs."""
 
     def __init__(self, key: str) -> None:
         self.key = key
@@ -122,7 +128,7 @@ class _Once:
 
 @contextmanager
 def once(key: str) -> Iterator[None]:
-    """What the present thread runs is known as `key`, the same each time it is run; so are, in a slot process, the threads it starts."""
+    """Give the function in this thread the key `key`, the same in each attempt. In a slot process, threads of the function share it."""
     global _once_of_process
     once = _of_thread.once = _Once(key)
     if _worker_of_process is not None:
@@ -134,12 +140,12 @@ def once(key: str) -> Iterator[None]:
 
 
 def key_of(subject: Hashable) -> str:
-    """A key for the next update of something: the same for the n-th update of it each time this function is run; "" outside of `once`."""
+    """Return a key for the next update of `subject`: the n-th update has the same key in each attempt; "" outside of `once`."""
     once = getattr(_of_thread, "once", None) or _once_of_process
     return "" if once is None else f"{once.key}/{subject}.{next(once.numbers[subject])}"
 
 
 def inherit() -> Callable[[], None]:
-    """For threads that a function starts: called in one of them, what this function may ask is true there, too."""
+    """Return a function that gives a new thread the state of this one. Call it in the new thread."""
     state = dict(_of_thread.__dict__)
     return lambda: _of_thread.__dict__.update(state)
