@@ -274,8 +274,8 @@ HEARTBEAT_TIMEOUT_S: Final = 2.0
 """Seconds without an answer to a PING after which libzmq closes the connection. No frame may take longer to transmit."""
 
 HEARTBEAT_SERVER_S: Final = 4.0
-"""Seconds between PINGs of the side that was connected to, and for the answer. This side sends them as well, because a peer that
-stops before its own first PING has announced a time-out would never be noticed otherwise.
+"""Seconds between PINGs of the side that was connected to, and for the answer. This side sends them as well, because a peer that is
+suspended before its own first PING has announced a time-out would otherwise never be noticed.
 """
 
 WAIT_LOG_S: Final = 10.0

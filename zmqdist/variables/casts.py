@@ -1,4 +1,4 @@
-"""Values that users give, as arrays of a variable's dtype."""
+"""Conversion of users' values to arrays of a variable's dtype."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from zmqdist.specs import TensorSpec, convert
 
 
 def cast(value: Any, dtype: np.dtype[Any], subject: str) -> NDArray[Any]:
-    """A value as an array of this dtype, of any shape.
+    """Return a value as an array of this dtype, of any shape.
 
-    Python's numbers, and lists of them, take the dtype if they survive; arrays are cast as NumPy's "same_kind" says, but that text is
-    never cut off.
+    Python's numbers, and lists of them, take the dtype if their value survives. Arrays are cast by NumPy's "same_kind" rule, but
+    text is never truncated.
 
     Args:
-      what: it is for, as errors call it.
+      subject: what the value is for, as error messages name it.
 
     Raises:
-      InvalidArgumentError: it does not fit.
+      InvalidArgumentError: the value does not fit.
     """
     try:
         if not hasattr(value, "dtype"):

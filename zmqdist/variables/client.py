@@ -1,15 +1,16 @@
-"""The end of whoever uses variables of parameter servers: one client for each ps in a process, whatever it asks for.
+"""The user's side of variables on parameter servers: one client for each ps in a process, for all requests to it.
 
 Rules
-    What is started is asked again, with the same id, as long as somebody waits for it: after a connection that went, for
-    PS_PATIENCE_S, if the process may still be there. An update is applied once all the same (updates_machine.py).
-    A ps that is gone, or that was started again and knows the variables no more, is PSUnavailableError: at once where the kernel
-    refuses the connection or another life of it answers, else after that time. With `recovery_s` in the handle, it is
-    waited for that long until the variables are there again.
-    What fits a variable is seen here, before anything is sent: InvalidArgumentError, which names the variable.
-    Started calls to several ps are on their way at the same time: start all, then wait.
+    A started request is repeated, with the same id, as long as a caller waits for it: after its connection ended, for
+    PS_PATIENCE_S, while the ps's process may still exist. An update is applied only once nevertheless (updates_machine.py).
+    PSUnavailableError means that the ps is lost, or was restarted and no longer knows the variables. It is raised at once if the
+    kernel refuses the connection or another incarnation replies, else after PS_PATIENCE_S. With `recovery_s` in the handle, the
+    caller waits that long for the variables to be recovered.
+    A value that does not fit its variable is detected here, before anything is sent: InvalidArgumentError, which names the
+    variable.
+    Requests to several ps are in flight at the same time: start all, then wait.
 
-Not here: what users have (parameter_server), what happens at the ps (variable_host.py).
+Not here: the public API (training), execution at the ps (variable_host.py).
 """
 
 from __future__ import annotations
@@ -48,18 +49,18 @@ from zmqdist.variables.variable_host import PREFIX
 from zmqdist.wire import trusted
 
 AGAIN_S: Final = 0.05
-"""Between two looks whether a lost ps is back; where that is waited for at all."""
+"""Seconds between two checks whether a lost ps is back, if the caller waits for that."""
 
 
 @dataclass(frozen=True)
 class Ref:
-    """Where a variable is, and what it is. It may be pickled, and holds no connection.
+    """The location and the spec of a variable. It can be pickled, and holds no connection.
 
     Attributes:
-      task: "ps:1", for errors.
-      address: of that one.
-      session, number: under which it is known there.
-      recovery_s: seconds to wait for it where the ps has lost it; 0: none.
+      task: "ps:1", for error messages.
+      address: of that task.
+      session, number: identify the variable at the task.
+      recovery_s: seconds to wait for the variable if the ps has lost it; 0: do not wait.
     """
 
     name: str
@@ -75,9 +76,9 @@ class Ref:
         return f"variable {self.name!r} on {self.task} ({self.address})"
 
     def fit(self, value: Any) -> NDArray[Any]:
-        """A value as an array of this shape and dtype.
+        """Return a value as an array of this shape and dtype.
 
-        Python's numbers, and lists of them, take the dtype if they survive; arrays are cast as NumPy's "same_kind" says.
+        Python's numbers, and lists of them, take the dtype if their value survives; arrays are cast by NumPy's "same_kind" rule.
 
         Raises:
           InvalidArgumentError: it does not fit; the text names the variable.
@@ -88,17 +89,17 @@ class Ref:
         return array
 
     def cast(self, value: Any) -> NDArray[Any]:
-        """A value as an array of this dtype, of any shape. Raises as `fit`."""
+        """Return a value as an array of this dtype, of any shape. Raises as `fit`."""
         return cast(value, self.dtype, str(self))
 
 
 class UpdateOutcome(NamedTuple):
-    """What came of an update for one variable.
+    """The outcome of an update for one variable.
 
     Attributes:
-      version: the variable's, after it.
-      applied: False: nothing was changed, because it was not what a swap expected, or because the step is over.
-      value: the new one, where that was wanted.
+      version: the variable's version after the update.
+      applied: False if nothing was changed, because a swap's expectation did not hold or the step is over.
+      value: the new value, if it was requested.
     """
 
     version: int
@@ -112,7 +113,7 @@ Change = tuple[Any, ...]
 
 
 def assign(ref: Ref, value: Any) -> Change:
-    """The value. All of these raise InvalidArgumentError for what does not fit."""
+    """Set the value. Like all functions below, raises InvalidArgumentError for an argument that does not fit."""
     return ("assign", ref.fit(value))
 
 
@@ -127,22 +128,22 @@ def sub(ref: Ref, value: Any) -> Change:
 
 
 def scatter(ref: Ref, op: str, slices: IndexedSlices) -> Change:
-    """Update rows: `op` is "add", "sub", "mul", "div", "min", "max" or "update"; each row counts, also one that is named twice."""
+    """Update rows: `op` is "add", "sub", "mul", "div", "min", "max" or "update". A row that is named twice is updated twice."""
     return ("scatter", op, rows_of(ref, slices.indices), ref.cast(slices.values))
 
 
 def swap(ref: Ref, value: Any, *, version: int | None = None, expected: Any = None) -> Change:
-    """The value, if its version is this one, and it equals `expected`. None: whatever it is."""
+    """Set the value if the version is this one and the value equals `expected`. None for either: no condition."""
     expected_value = None if expected is None else ref.fit(expected)
     return ("swap", -1 if version is None else version, expected_value, ref.fit(value))
 
 
 def apply(ref: Ref, rule: Optimizer | Callable[..., Any], gradient: Any) -> Change:
-    """A step of an optimizer, or of a function `fn(value, gradient, slots, step)` that runs at the ps.
+    """Apply a step of an optimizer, or of a function `fn(value, gradient, slots, step)` that runs at the ps.
 
     Args:
-      how: a function changes `value` in place, or returns the new one; `slots`, a dict of arrays by name, is what it remembers of the
-        variable. It is pickled when it is used for the first time.
+      rule: an Optimizer, or a function that changes `value` in place or returns the new one. `slots`, a dict of arrays by name,
+        is the function's memory of the variable. A function is pickled at its first use.
       gradient: an array, or IndexedSlices.
     """
     if isinstance(rule, type) or (not callable(rule) and not isinstance(rule, Optimizer)):
@@ -158,12 +159,14 @@ def apply(ref: Ref, rule: Optimizer | Callable[..., Any], gradient: Any) -> Chan
 
 
 def restore(ref: Ref, value: Any, slots: dict[str, Any]) -> Change:
-    """Value and slots that `PsClient.saved` gave."""
+    """Set value and slots to the results of `PsClient.saved`."""
     return ("restore", ref.fit(value), slots)
 
 
 def rows_of(ref: Ref, indices: Any) -> NDArray[Any]:
-    """Indices of rows. Raises InvalidArgumentError for what is not one dimension of whole numbers; the ps knows their bounds, too."""
+    """Return indices of rows as an array. Raises InvalidArgumentError unless they are integers in one dimension; the ps checks their
+    bounds.
+    """
     array = np.asarray(indices)
     if array.size == 0 and array.ndim == 1:
         return array.astype(np.int64)
@@ -174,18 +177,18 @@ def rows_of(ref: Ref, indices: Any) -> NDArray[Any]:
 
 
 def rows_wanted(ref: Ref, rows: Any) -> Any:
-    """Rows as they travel, a range by its bounds: its numbers would weigh more than narrow rows do. Raises as `rows_of`."""
+    """Return rows as they travel: a range by its bounds, since its numbers may be larger than narrow rows. Raises as `rows_of`."""
     return (rows.start, rows.stop, rows.step) if isinstance(rows, range) else rows_of(ref, rows)
 
 
 _functions: Final = UpdateFunctions()
 
 
-# -- what was started -------------------------------------------------------------------------------------------------
+# -- requests in flight -------------------------------------------------------------------------------------------------
 
 
 class Started:
-    """A question that is on its way. Waiting for it asks again where that is needed; from any thread, as often as one likes."""
+    """A request in flight. Waiting for it repeats it if needed. May be used from any thread, repeatedly."""
 
     def __init__(self, client: PsClient, request: _Request) -> None:
         self._client = client
@@ -197,13 +200,13 @@ class Started:
         self._connect()
 
     def done(self) -> bool:
-        """Whether waiting would be over at once, unless it must be asked again. Never waits."""
+        """Return whether waiting would end at once, unless the request must be repeated. Never waits."""
         return (
             self._outcome is not None or self._unreachable is not None or (self._call is not None and self._call.done())
         )
 
     def when_done(self, fn: Callable[[], object]) -> None:
-        """Call `fn()` once as soon as `done()`: now, or in a thread that must not wait."""
+        """Call `fn()` once as soon as `done()` is true: now, or in a thread of the client, so `fn` must not block."""
         call = self._call
         if self.done() or call is None:
             fn()
@@ -211,12 +214,12 @@ class Started:
             call.add_done_callback(lambda _: fn())
 
     def get_value(self) -> Any:
-        """Wait for the answer.
+        """Wait for the reply and return its value.
 
         Raises:
-          PSUnavailableError: the ps is gone, or has lost the variables.
-          DeadlineExceededError: it did not answer in the time that the question has.
-          InvalidArgumentError: the ps refuses it: it does not fit the variable.
+          PSUnavailableError: the ps is lost, or has lost the variables.
+          DeadlineExceededError: the ps did not reply before the request's deadline.
+          InvalidArgumentError: the ps refused the request, because it does not fit the variable.
           UnknownError: an update function has raised.
         """
         with self._lock:
@@ -244,10 +247,10 @@ class Started:
             except FailedPreconditionError:
                 if not self._request.functions or sent_again:
                     raise
-                sent_again = True  # the ps has forgotten a function that was not used for long
+                sent_again = True  # the ps has dropped an update function that was not used for long
                 self._client.forget_sent(self._request.functions)
                 self._connect()
-            except AbortedError as error:  # it has lost the variable: nothing else is ABORTED
+            except AbortedError as error:  # the ps has lost the variable; it uses ABORTED for nothing else
                 self._unreachable = UnavailableError(f"{self._request.subject} is lost: {error.message}")
             except (UnavailableError, CancelledError) as error:
                 losses += 1
@@ -258,7 +261,7 @@ class Started:
                     self._unreachable = UnavailableError(f"{self._request.subject}: {error.message}")
 
     def _connect(self) -> None:
-        """Have a connection and ask over it; else there is `_trouble`."""
+        """Connect and send the request; else set `_unreachable`."""
         try:
             self._client.reach(min(self._request.due, time.monotonic() + PS_PATIENCE_S))
             self._call = self._client.ask(self._request)
@@ -267,7 +270,7 @@ class Started:
             self._unreachable = UnavailableError(f"{self._request.subject} cannot be reached: {error.message}")
 
     def _recover(self, until: float, lost: UnavailableError) -> float:
-        """Wait a little, if there is to be recovery; else raise. Up to when it is waited for."""
+        """Wait a little for the recovery of the ps, or raise if the time for that is over; return when it is over."""
         now = time.monotonic()
         if now >= self._request.due:
             raise DeadlineExceededError(lost.message)
@@ -284,12 +287,12 @@ class Started:
 
 @dataclass(frozen=True)
 class _Request:
-    """What is asked, as it travels, so that it can be asked again.
+    """A request as it travels, so that it can be repeated.
 
     Attributes:
-      what: it is about, for errors.
-      functions: those that it needs at the ps.
-      sequence: of an update, else 0.
+      subject: what the request is for, as error messages name it.
+      functions: update functions that the ps needs for it.
+      sequence: number of an update; 0 for other requests.
     """
 
     subject: str
@@ -308,7 +311,7 @@ def _as_it_is(value: Any) -> Any:
 
 
 class PsClient:
-    """One ps, from this process. From any thread. Made by `client_of`; waits for nothing."""
+    """One ps, as seen from this process. May be used from any thread. Made by `client_of`, without waiting."""
 
     def __init__(self, address: str, credentials: Credentials, role: str = "submit") -> None:
         self.address = address
@@ -322,7 +325,7 @@ class PsClient:
     # -- sessions and variables -----------------------------------------------------------------------------------------
 
     def open(self, program: int, session: int) -> tuple[int, str, bool]:
-        """Have a session, whose variables are kept as long as this process is connected.
+        """Open a session, whose variables are kept as long as this process is connected.
 
         Args:
           program: a random number of this process.
@@ -334,44 +337,56 @@ class PsClient:
         return incarnation, task, was_there
 
     def close_session(self, session: int) -> Started:
-        """Drop its variables."""
+        """Drop a session with its variables."""
         return self._start(f"the ps at {self.address}", "close", session)
 
     def watch(self, task: str, session: int, recovery_s: float) -> Started:
-        """Its value comes when the session is closed; that the ps has lost it, or is gone, is its error."""
+        """Return a request that ends when the session is closed, or with an error when the ps is lost or has lost the session."""
         return self._start(f"{task} ({self.address})", "watch", session, recovery_s=recovery_s)
 
     def create(self, ref: Ref, initial: Any, earlier: tuple[int, dict[str, Any], bytes] | None = None) -> Started:
-        """Make a variable, unless it is there.
+        """Create a variable, unless it exists.
 
         Args:
-          initial: an array; a TensorSpec, for zeros; or what `initializer` gave.
-          earlier: a version, and slots and updates as `saved` gave them, of one that was lost and is to go on from there.
+          initial: an array; a TensorSpec, for zeros; or the result of `initializer`.
+          earlier: of a lost variable that continues: its version, and slots and updates from `saved`.
 
         Returns:
-          What its value is the TensorSpec of.
+          A Started whose value is the variable's TensorSpec.
         """
         return self._start(str(ref), "create", ref.session, ref.number, ref.name, initial, earlier)
 
     def drop(self, refs: Sequence[Ref]) -> Started:
-        """Forget variables of one session."""
+        """Drop variables of one session."""
         return self._start(_subject(refs), "drop", refs[0].session, [ref.number for ref in refs])
 
     # -- values ---------------------------------------------------------------------------------------------------------
 
     def read(self, refs: Sequence[Ref], due: float = inf) -> Started:
-        """Value: (version, array) of each. Large arrays are read-only, and cost nothing on the host of the ps."""
+        """Read variables of one session.
+
+        Returns:
+          A Started whose value is (version, array) of each. Large arrays are read-only, and are not copied on the host of the ps.
+        """
         args = refs[0].session, [ref.number for ref in refs]
         return self._start(_subject(refs), "read", *args, recovery_s=refs[0].recovery_s, due=due)
 
     def rows(self, wanted: Sequence[tuple[Ref, Any]], due: float = inf) -> Started:
-        """Rows at indices, in their order, or of a range that ascends, of several variables. Value: a list of arrays."""
+        """Read rows of several variables: at indices, in their order, or of an ascending range.
+
+        Returns:
+          A Started whose value is a list of arrays.
+        """
         refs = [ref for ref, _ in wanted]
         args = refs[0].session, [(ref.number, rows_wanted(ref, rows)) for ref, rows in wanted]
         return self._start(_subject(refs), "rows", *args, recovery_s=refs[0].recovery_s, due=due)
 
     def saved(self, refs: Sequence[Ref], due: float = inf) -> Started:
-        """Value: (version, array, slots, updates) of each, all of one moment: what `create` needs to make it anew."""
+        """Read the full state of variables, all of the same moment, which `create` accepts as `earlier`.
+
+        Returns:
+          A Started whose value is (version, array, slots, updates) of each.
+        """
         args = refs[0].session, [ref.number for ref in refs]
         return self._start(_subject(refs), "saved", *args, recovery_s=refs[0].recovery_s, due=due)
 
@@ -389,18 +404,21 @@ class PsClient:
         """Change variables of one session, all or none, each at most once.
 
         Args:
-          want: give the new values, too.
-          key: of this update in its session: a second one with the same key, of any process, changes nothing. "": as the running function
-            was scheduled (task_context.py).
-          step: of synchronous training, from 0: gradients wait for those of `workers_per_step` such updates, and their mean is applied.
-          due: when the caller stops waiting, on `time.monotonic`. The update may be made all the same.
-          still: nobody changes the arrays in `changes` before the answer is here.
+          want: return the new values as well.
+          key: identifies this update in its session: another update with the same key, from any process, changes nothing. "": the
+            key of the running scheduled function, if there is one (task_context.py).
+          step: number of a synchronous step, from 0: the gradients of `workers_per_step` such updates are collected, and their
+            mean is applied. -1: apply at once.
+          due: when the caller stops waiting, on `time.monotonic`. The update may be applied nevertheless.
+          still: promises that the arrays in `changes` do not change before the reply.
 
         Returns:
-          Whose value is a list of UpdateOutcome.
+          A Started whose value is a list of UpdateOutcome.
         """
         refs = [ref for ref, _ in changes]
-        functions = tuple(change[1] for _, change in changes if change[0] == "call")  # the ps is told their digests
+        functions = tuple(
+            change[1] for _, change in changes if change[0] == "call"
+        )  # `changes_on_wire` has their digests
         id = self._ids.next()
         changes_on_wire = [
             (ref.number, "call", change[1].digest, change[2]) if change[0] == "call" else (ref.number, *change)
@@ -421,17 +439,17 @@ class PsClient:
         )
 
     def about(self) -> Started:
-        """Value: what the ps has: a dict, as variable_host.py makes it."""
+        """Return a request for the figures of the ps: a dict, as variable_host.py builds it."""
         return self._start(f"the ps at {self.address}", "about")
 
     def close(self) -> None:
-        """End the connection, and whatever waits for something. The next `client_of` makes a new one."""
+        """End the connection and all pending requests. The next `client_of` makes a new client."""
         with _lock:
             if _clients.get(self.address) is self:
                 del _clients[self.address]
         self._rpc.close()
 
-    # -- asking ---------------------------------------------------------------------------------------------------------
+    # -- requests ---------------------------------------------------------------------------------------------------------
 
     def _start(
         self,
@@ -450,7 +468,7 @@ class PsClient:
         except BaseException:
             self._ids.settled(sequence, None)
             raise
-        if sources and not still:  # it may be asked again when the caller has changed them
+        if sources and not still:  # the request may be repeated after the caller has changed the arrays
             sources = [bytes(each) if isinstance(each, memoryview) else each for each in sources]
         request = _Request(
             subject, PREFIX + method, body, sources, due, recovery_s, read, functions=functions, sequence=sequence
@@ -458,7 +476,7 @@ class PsClient:
         return Started(self, request)
 
     def ask(self, request: _Request) -> StatusOrResult:
-        """Ask over the present connection. Raises UnavailableError where that has gone."""
+        """Send a request over the current connection. Raises UnavailableError if that has ended."""
         for fn in request.functions:
             if fn.digest not in self._sent:
                 send = internal_client.start(self._rpc, PREFIX + "function", fn.digest, fn.blob, waits_for_server=False)
@@ -471,29 +489,29 @@ class PsClient:
         )
 
     def reach(self, until: float) -> None:
-        """Have a connection; by one thread at a time, the others wait for it.
+        """Make sure that there is a connection. One thread does it; others wait for that thread.
 
         Raises:
-          UnavailableError: nobody listens there, or nobody answers up to `until`.
+          UnavailableError: no process listens there, or none replies before `until`.
         """
-        began = time.monotonic()  # the time that others wait for the same answer counts
+        began = time.monotonic()  # before the lock: waiting for another thread's attempt counts as waiting for the ps
         with self._reaching:
             if self.reached:
                 return
             try:
                 internal_client.reach(self._rpc, until)
             except DeadlineExceededError:
-                text = f"no answer from {self.address} for {time.monotonic() - began:.1f} s"
+                text = f"no reply from {self.address} for {time.monotonic() - began:.1f} s"
                 raise UnavailableError(text) from None
             self._sent.clear()
             self.reached = True
 
     def forget_sent(self, functions: Sequence[PackedFunction]) -> None:
-        """The ps may not have these any more."""
+        """Send these functions again before their next use, because the ps may have dropped them."""
         self._sent.difference_update(fn.digest for fn in functions)
 
     def settled(self, request: _Request, call: StatusOrResult | None) -> None:
-        """As `Ids.settled`."""
+        """As `UpdateIds.settled`."""
         self._ids.settled(request.sequence, call)
 
 
@@ -511,7 +529,7 @@ def _subject(refs: Sequence[Ref]) -> str:
 
 
 def initializer(fn: Callable[..., Any], spec: TensorSpec, **named: Any) -> tuple[Any, ...]:
-    """A first value that is made at the ps: what `fn(**named)` returns, of this shape and dtype."""
+    """Return an initial value that the ps computes: `fn(**named)`, which must have this shape and dtype."""
     return trusted.pack_function(fn), spec, named
 
 
@@ -519,15 +537,15 @@ def initializer(fn: Callable[..., Any], spec: TensorSpec, **named: Any) -> tuple
 
 _clients: dict[str, PsClient] = {}
 _credentials: dict[str, Credentials] = {}
-"""As they were given last."""
+"""The credentials last given for each address."""
 _lock = threading.Lock()
 
 
 def client_of(address: str, credentials: Credentials | None = None) -> PsClient:
-    """The client of this process for a ps.
+    """Return this process's client for a ps.
 
     Args:
-      credentials: where the secrets are; None: as they were given before, or those of the environment, as in a slot's process.
+      credentials: where the secrets are; None: as given last for this address, or those of the environment, as in a slot process.
     """
     client = _clients.get(address)
     if client is None or (credentials is not None and credentials != client.credentials):
@@ -535,7 +553,7 @@ def client_of(address: str, credentials: Credentials | None = None) -> PsClient:
             client = _clients.get(address)
             if client is None or (credentials is not None and credentials != client.credentials):
                 known = credentials or _credentials.get(address)
-                if known is None:  # a handle has come here with a function
+                if known is None:  # a handle arrived here with a pickled function
                     role = "worker" if task_context.scheduled() else "submit"
                     client = _clients[address] = PsClient(address, Credentials.of_environment(), role)
                 else:
@@ -545,7 +563,7 @@ def client_of(address: str, credentials: Credentials | None = None) -> PsClient:
 
 
 def let_go(address: str) -> None:
-    """Close the client of a ps, if there is one; who asks for it later gets a new one."""
+    """Close the client of a ps, if there is one. The next `client_of` makes a new one."""
     with _lock:
         client = _clients.pop(address, None)
     if client is not None:
@@ -553,7 +571,7 @@ def let_go(address: str) -> None:
 
 
 def _forked() -> None:
-    """A child has none of its parent's connections."""
+    """Forget the clients in a forked child, which has none of its parent's connections."""
     global _lock
     _lock = threading.Lock()
     _clients.clear()

@@ -1,4 +1,4 @@
-"""Update functions of users, pickled once for all parameter servers, which know them by a digest."""
+"""Users' update functions, pickled once for all parameter servers, which identify them by a digest."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from zmqdist.wire import trusted
 
 @dataclass(frozen=True)
 class PackedFunction:
-    """A function as it travels."""
+    """A pickled function and its digest."""
 
     digest: bytes
     blob: bytes = field(repr=False)
 
 
 class UpdateFunctions:
-    """Functions of users, pickled once: what one captures is as it was when it was used first. A pickle lives as long as its function."""
+    """Cache of pickled functions: a function keeps the captured values of its first use. A pickle is dropped with its function."""
 
     def __init__(self) -> None:
         self._packed: weakref.WeakKeyDictionary[Any, PackedFunction] = weakref.WeakKeyDictionary()
@@ -29,12 +29,12 @@ class UpdateFunctions:
         return len(self._packed)
 
     def packed(self, fn: Any) -> PackedFunction:
-        """Raises InvalidArgumentError: it cannot be pickled, or called."""
+        """Return the pickled function. Raises InvalidArgumentError if `fn` is not callable or cannot be pickled."""
         if not callable(fn):
             raise InvalidArgumentError(f"an update is an optimizer or a function, not {fn!r}")
         try:
             known = self._packed.get(fn)
-        except TypeError:  # it cannot be hashed, or referred to weakly
+        except TypeError:  # `fn` has no hash, or no weak references, so that it cannot be cached
             return _packed(fn)
         if known is None:
             known = self._packed[fn] = _packed(fn)

@@ -1,21 +1,22 @@
-"""One variable at its ps: its value, its version, the slots of its optimizers, the gradients of steps that wait for more.
+"""One variable at its ps: its value, its version, the slots of its optimizers, the gradients of incomplete steps.
 
 Rules
-    A change is first prepared, which checks everything and runs what may raise, and then committed, which cannot be refused:
-    what is refused has changed nothing, and the changes of one update of several variables are made together or not at all.
-    Each commit that changes the value adds 1 to the version, which begins at 1.
-    A function of a user works on copies. What it made is taken when it has returned.
-    Everything is called under the variable's lock.
+    A change is first prepared, which checks everything and runs all code that may raise, and then committed, which cannot fail. A
+    refused change has therefore changed nothing, and an update of several variables changes all of them or none.
+    Each commit that changes the value adds 1 to the version, which starts at 1.
+    A user's update function works on copies. Its results are taken over only after it has returned.
+    Every method is called under the variable's lock.
 
 Changes, as they travel: (kind, ...)
     ("assign" | "add" | "sub", value)           of the variable's shape and dtype
     ("scatter", op, indices, rows)              op is one of storage.SCATTERS
-    ("swap", version, expected, value)          assign if the version is this one (-1: any) and the value equals `expected` (None: any)
+    ("swap", version, expected, value)          assign if the version is this one (-1: any) and the value equals `expected` (None:
+    any)
     ("apply", name, fields, gradient)           a step of an optimizer (optimizers.py)
-    ("call", digest, gradient)                  a step of a function of the user's, which was sent before
-    ("restore", value, slots)                   what `saved` gave; or () for slots: then those that there are begin anew
+    ("call", digest, gradient)                  a step of a user's update function, which was sent before
+    ("restore", value, slots)                   value and slots from `saved`; with () for slots, the existing slots start anew
 
-Gradients are arrays, or tuples of indices and rows.
+A gradient is an array, or a tuple of indices and rows.
 """
 
 from __future__ import annotations
@@ -37,28 +38,28 @@ from zmqdist.variables.updates_machine import Steps
 Array: TypeAlias = NDArray[Any]
 Gradient: TypeAlias = "Array | tuple[Array, Array]"
 Commit: TypeAlias = Callable[[], bool]
-"""Makes a prepared change; whether the value has changed."""
+"""Executes a prepared change; returns whether the value has changed."""
 
 STEP: Final = "step"
-"""The name under which the number of steps stands beside an optimizer's slots where they are saved."""
+"""The name under which an optimizer's number of steps is saved beside its slots."""
 
 
 class HostedVariable:
     """See the module's docstring.
 
     Attributes:
-      label: "variable 'w/part_1' on ps:1", for errors.
-      lock: of everything in it.
+      label: "variable 'w/part_1' on ps:1", for error messages.
+      lock: guards all state of the variable.
       version: of the value.
-      slots: by optimizer, by name.
-      taken: steps, by optimizer.
-      steps: synchronous ones; `sums` are their gradients so far.
-      gone: why it is not there any more; "" while it is.
+      slots: arrays by optimizer, then by name.
+      taken: number of steps, by optimizer.
+      steps: synchronous steps; `sums` are their gradients so far.
+      gone: why the variable was dropped; "" while it exists.
       updates, bytes_in, bytes_out: figures.
     """
 
     def __init__(self, label: str, name: str, value: Array) -> None:
-        """Args: value: nobody else has it, or it is frozen."""
+        """Take over `value`, to which no other reference may exist unless it is frozen."""
         self.label = label
         self.name = name
         self.lock = threading.Lock()
@@ -75,19 +76,19 @@ class HostedVariable:
 
     @property
     def nbytes(self) -> int:
-        """Of the value, the slots, and the gradients that wait."""
+        """Bytes of the value, the slots, and the gradients of incomplete steps."""
         slots = sum(slot.nbytes for slots in list(self.slots.values()) for slot in slots.values())
         return self.storage.nbytes + slots + sum(each.nbytes for each in list(self.sums.values()))
 
     # -- reading --------------------------------------------------------------------------------------------------------
 
     def read(self) -> Array:
-        """The value, to be sent before the lock is let go."""
+        """Return the value, to be sent before the lock is released."""
         self.bytes_out += self.storage.nbytes
         return self.storage.read()
 
     def rows(self, indices: Any) -> Array:
-        """Some rows, the caller's own: at indices, or of a range as (start, stop, step). Raises InvalidArgumentError."""
+        """Return some rows as a new array: at indices, or of a range as (start, stop, step). Raises InvalidArgumentError."""
         if isinstance(indices, (tuple, list)):
             found = self.storage.run(self._range(*indices))
         else:
@@ -96,7 +97,7 @@ class HostedVariable:
         return found
 
     def saved(self) -> dict[str, Array]:
-        """Slots and numbers of steps, as "Adam/m" and "Adam/step"; as `read`."""
+        """Return slots and numbers of steps, as "Adam/m" and "Adam/step"; to be sent before the lock is released."""
         arrays = {}
         for kind, slots in self.slots.items():
             arrays.update({f"{kind}/{name}": slot for name, slot in slots.items()})
@@ -104,21 +105,23 @@ class HostedVariable:
         return arrays
 
     def resume(self, version: int, saved: dict[str, Array]) -> None:
-        """Go on from where another life of this variable was: its version, and what its `saved` has told. For a new one."""
+        """Continue from an earlier incarnation of this variable: its version, and the result of its `saved`. For a new variable
+        only.
+        """
         self.slots, self.taken = _read_saved(saved)
         self.version = int(version)
 
     # -- changing -------------------------------------------------------------------------------------------------------
 
     def prepare(self, change: tuple[Any, ...], function: Callable[[bytes], tuple[str, Any]]) -> Commit:
-        """Check a change, and do of it what may fail.
+        """Check a change, and do the part of it that may fail.
 
         Args:
-          function: name and function of a digest.
+          function: returns the name and the function of a digest.
 
         Raises:
-          InvalidArgumentError: it does not fit; the text names the variable.
-          UnknownError: a function of the user has raised.
+          InvalidArgumentError: the change does not fit; the text names the variable.
+          UnknownError: a user's function has raised.
         """
         kind, *arguments = change
         prepare_kind = _PREPARE.get(kind)
@@ -135,7 +138,7 @@ class HostedVariable:
             raise self.wrong(f"update {kind!r}: {error}") from None
 
     def commit(self, commit: Commit) -> bool:
-        """Make a prepared change; whether the value has changed."""
+        """Execute a prepared change; return whether the value has changed."""
         changed = commit()
         if changed:
             self.version += 1
@@ -226,7 +229,7 @@ class HostedVariable:
         new_value = value if returned is None else self._checked_result(name, returned)
         new_slots = {str(slot): np.array(array) for slot, array in slots.items()}
         if any(array.dtype.hasobject for array in new_slots.values()):
-            raise self.wrong(f"update function {name} left a slot that is no array of numbers or text")
+            raise self.wrong(f"update function {name} left a slot that is not an array of numbers or text")
 
         def commit() -> bool:
             self.storage.value = new_value
@@ -241,7 +244,7 @@ class HostedVariable:
         if array.shape != self.storage.shape or not np.can_cast(array.dtype, self.storage.dtype, "same_kind"):
             text = f"update function {name} returned {array.dtype} of shape {array.shape}, wanted {self._spec()}"
             raise self.wrong(text)
-        return np.array(array, self.storage.dtype, order="C")  # its own: the function may have kept the other one
+        return np.array(array, self.storage.dtype, order="C")  # a copy, because the function may have kept `returned`
 
     def _restore(self, value: Any, saved: Any) -> Commit:
         array = self._value(value)
@@ -254,14 +257,14 @@ class HostedVariable:
 
         return commit
 
-    # -- what fits ------------------------------------------------------------------------------------------------------
+    # -- checks ------------------------------------------------------------------------------------------------------
 
     def wrong(self, problem: str) -> InvalidArgumentError:
-        """An error that names the variable."""
+        """Return an error that names the variable."""
         return InvalidArgumentError(f"{self.label}: {problem}")
 
     def gradient(self, value: Any) -> Gradient:
-        """A gradient that fits. Raises InvalidArgumentError."""
+        """Return `value` as a gradient for this variable. Raises InvalidArgumentError if it does not fit."""
         if isinstance(value, (tuple, list)):
             if len(value) != 2:
                 raise self.wrong("a sparse gradient is indices and rows")
@@ -310,15 +313,15 @@ class HostedVariable:
 
     def _check_numbers(self) -> None:
         if self.storage.dtype.kind in "USbmM" or self.storage.dtype.names is not None:
-            raise self.wrong(f"{self.storage.dtype} cannot be reckoned with: assign it")
+            raise self.wrong(f"{self.storage.dtype} has no arithmetic: assign a value instead")
 
     def _check_floats(self, name: str) -> None:
         if self.storage.dtype.kind not in "fV" or self.storage.dtype.names is not None:  # "V": bfloat16, say
-            raise self.wrong(f"{name} wants a variable of floats, and this is {self.storage.dtype}")
+            raise self.wrong(f"{name} needs a variable of floats, and this one is {self.storage.dtype}")
 
 
 def _read_saved(saved: Any) -> tuple[dict[str, dict[str, Array]], dict[str, int]]:
-    """What `HostedVariable.saved` has told: slots, in memory of their own, and numbers of steps."""
+    """Return slots, in memory of their own, and numbers of steps from the result of `HostedVariable.saved`."""
     slots: dict[str, dict[str, Array]] = {}
     taken: dict[str, int] = {}
     for path, slot in dict(saved).items():
@@ -348,7 +351,7 @@ _PREPARE: Final[dict[str, Callable[..., Commit]]] = {
 
 
 class Sum:
-    """The gradients of one step so far: the mean counts a row that somebody did not name as zeros."""
+    """The gradients of one step so far. A row that a sparse gradient does not name counts as zeros in the mean."""
 
     def __init__(self) -> None:
         self._dense: Array | None = None
@@ -361,11 +364,11 @@ class Sum:
         return dense + sum(indices.nbytes + rows.nbytes for indices, rows in self._sparse)
 
     def fits(self, gradient: Gradient) -> bool:
-        """Whether it is dense where those before were, and sparse where they were."""
+        """Return whether `gradient` is of the same kind, dense or sparse, as those before."""
         return self._dense is None if isinstance(gradient, tuple) else not self._sparse
 
     def add(self, gradient: Gradient) -> None:
-        """One more. It is kept, and not written to: it may be memory that its sender needs to ask again."""
+        """Add a gradient. The array is kept but never written to, because its sender may need the memory to repeat the request."""
         if isinstance(gradient, tuple):
             self._sparse.append(gradient)
         elif self._dense is None:
@@ -375,7 +378,7 @@ class Sum:
             self._ours = True
 
     def mean(self, count: int) -> Gradient:
-        """Of so many; the sum is used up."""
+        """Return the mean over `count` gradients. The sum is used up."""
         if self._dense is not None:
             return mean_of(self._dense, count, self._room(self._dense))
         indices = np.concatenate([indices for indices, _ in self._sparse])

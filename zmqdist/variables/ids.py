@@ -1,4 +1,4 @@
-"""Numbers of a client's updates, by which a ps knows one that it is asked for again (updates_machine.py)."""
+"""Sequence numbers of a client's updates, by which a ps recognises a repeated one (updates_machine.py)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from zmqdist.rpc.client import new_incarnation
 
 
 class UpdateIds:
-    """Numbers of updates, and up to which of them nobody will ask again."""
+    """Hands out sequence numbers, and knows up to which number all updates are settled: none of those will be sent again."""
 
     def __init__(self) -> None:
         self.client = new_incarnation()
@@ -19,10 +19,10 @@ class UpdateIds:
         self._open: dict[int, None] = {}
         self._loose: dict[int, StatusOrResult] = {}
         self._settled: deque[tuple[int, StatusOrResult | None]] = deque()
-        """What `settled` was told, and `next` has not seen: a finalizer, too, may append to it at any moment."""
+        """Reports to `settled` that `next` has not processed yet. A finalizer may append at any moment."""
 
     def next(self) -> tuple[int, int, int]:
-        """Client, number, and up to which number all is settled."""
+        """Return (client, sequence number, settled): every number up to `settled` is settled."""
         with self._lock:
             self._last += 1
             while self._settled:
@@ -38,6 +38,10 @@ class UpdateIds:
             return self.client, self._last, next(iter(self._open)) - 1
 
     def settled(self, number: int, call: StatusOrResult | None) -> None:
-        """Nobody waits for this one any more. One that is still on its way (`call`) is settled when it has ended. Takes no lock."""
+        """Note that the result of this update is no longer wanted. If its call is still in flight (`call`), it is settled when that
+        ends.
+
+        Takes no lock, because finalizers call it.
+        """
         if number:
             self._settled.append((number, call))

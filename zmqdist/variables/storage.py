@@ -1,12 +1,12 @@
-"""The memory of a hosted value.
+"""The memory of a hosted variable's value.
 
 Rules
-    It is written in place, always: its pages are warm, and an update of a large value needs no second one. So whoever reads it whole
-    sends or copies it before the lock is let go.
-    A large value that is read again and again without a change gets a frozen copy, which costs its readers nothing.
-    One thread at a time: the owner has a lock.
+    The value is always written in place: its pages are mapped already, and the update of a large value needs no second array. A
+      reader of the whole value therefore sends or copies it before the lock is released.
+    A large value that is read repeatedly without a change gets a frozen copy, which costs its readers nothing.
+    One thread at a time uses it: the owner has a lock.
 
-Not here: versions, what updates mean, whether their arguments are right (hosted_variable.py).
+Not here: versions, the meaning of updates, checks of their arguments (hosted_variable.py).
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ SCATTERS: Final = {
     "max": np.maximum,
     "update": None,
 }
-"""Sparse updates by name. A row that is named twice is updated twice, in order; the last one wins for "update"."""
+"""Sparse updates by name. A row that is named twice is updated twice, in order; for "update" the last one wins."""
 
 
 FROZEN_FROM: Final = 3
-"""The read without a change before it that freezes a large value: new memory costs as much as some copies into warm memory."""
+"""The number of consecutive reads at which a large value is frozen: new memory costs as much as a few copies into mapped memory."""
 
 
 class Storage:
     """One array in memory of its own.
 
     Attributes:
-      value: the array, for the owner; `changed` is called after writing to it.
+      value: the array, for the owner, who calls `changed` after writing to it.
       shape, dtype, nbytes: of the array; they never change.
-      row_bytes: of one row; of the whole for a scalar.
+      row_bytes: bytes of one row; of a scalar, of the whole.
     """
 
     __slots__ = ("_frozen", "_marks", "_reads", "dtype", "nbytes", "row_bytes", "shape", "value")
 
     def __init__(self, value: Array) -> None:
-        """Args: value: writable, contiguous, and nobody else has it."""
+        """Take over `value`, which must be writable and contiguous, and to which no other reference may exist."""
         self.shape = value.shape
         self.dtype = value.dtype
         self.nbytes = value.nbytes
@@ -61,7 +61,7 @@ class Storage:
         self._marks: NDArray[np.int32] | None = None
 
     def read(self) -> Array:
-        """The present value, to be sent or copied before anything is written. It may be frozen, and sending it cost nothing."""
+        """Return the current value, frozen or not. Send or copy it before the next write; sending a frozen one copies nothing."""
         if self._frozen is not None:
             return self._frozen
         if self.nbytes >= ARENA_DESCRIPTOR_BYTES_MIN:
@@ -72,30 +72,30 @@ class Storage:
         return self.value
 
     def changed(self) -> None:
-        """The value is about to be written to, or was."""
+        """Note that the value is about to be written, or was."""
         self._reads = 0
         self._frozen = None
 
     def assign(self, value: Array) -> None:
-        """A copy of another array. A frozen one is also what is read from now on."""
+        """Copy another array into the value. If it is frozen, readers get that array itself from now on."""
         np.copyto(self.value, value)
         self.changed()
         if self.nbytes >= ARENA_DESCRIPTOR_BYTES_MIN and is_frozen(value) and value.flags.c_contiguous:
             self._frozen = value
 
     def gather(self, indices: Array) -> Array:
-        """Rows, in an array that the caller has alone."""
+        """Return the rows at `indices` as a new array."""
         out = np.empty((len(indices), *self.shape[1:]), self.dtype)
-        np.take(self.value, indices, axis=0, out=out, mode="clip")  # they are known to fit: so "clip" needs no buffer
+        np.take(self.value, indices, axis=0, out=out, mode="clip")  # indices are valid; "clip" avoids a buffer
         return out
 
     def run(self, rows: range) -> Array:
-        """Rows that ascend, in an array that the caller has alone."""
+        """Return an ascending range of rows as a new array."""
         found: Array = self.value[rows.start : rows.stop : rows.step].copy()
         return found
 
     def scatter(self, op: str, indices: Array, rows: Array) -> None:
-        """Update some rows; indices are right, and `rows` has the dtype and shape that belong to them."""
+        """Apply a sparse update. `indices` are valid, and `rows` has the dtype and shape of the rows there."""
         self.changed()
         target = self.value
         ufunc = SCATTERS[op]
@@ -112,7 +112,7 @@ class Storage:
         target[indices] = touched
 
     def summed(self, indices: Array, rows: Array) -> tuple[Array, Array]:
-        """The same update with each row named once: what belongs to the same one is added up."""
+        """Return the same update with unique indices: rows of the same index are added up."""
         owners, unique = self._owned(indices)
         if unique:
             return indices, rows
@@ -122,9 +122,10 @@ class Storage:
         return indices[is_owner], total[is_owner]
 
     def _owned(self, indices: Array) -> tuple[Array, bool]:
-        """For each index the last place in `indices` with the same one, and whether each has its own place.
+        """Return, for each index, its last position in `indices`, and whether all indices are unique.
 
-        By marks at the rows, which need not be cleared: only those that were just written are read.
+        Writes each position into a mark at its row and reads the marks back. Old marks need no clearing, because only marks just
+        written are read.
         """
         if self._marks is None:
             self._marks = np.empty(self.shape[0], np.int32)
@@ -135,7 +136,7 @@ class Storage:
 
 
 def mean_of(total: Array, count: int, out: Array | None = None) -> Array:
-    """A sum divided by how many it is of, in its own dtype: of whole numbers towards zero, as TensorFlow's mean of them is."""
+    """Return `total` divided by `count`, in its own dtype. Integers are divided towards zero, as TensorFlow's mean does."""
     out = total.copy() if out is None else out
     if out is not total:
         np.copyto(out, total)
@@ -144,9 +145,9 @@ def mean_of(total: Array, count: int, out: Array | None = None) -> Array:
 
 
 def _into(ufunc: Any, target: Array, rows: Array) -> None:
-    """target = ufunc(target, rows); whole numbers are divided towards zero, as they are in TensorFlow."""
+    """Compute target = ufunc(target, rows). Integers are divided towards zero, as in TensorFlow."""
     if ufunc is np.divide and target.dtype.kind in "iu":
-        quotient = np.floor_divide(target, rows)  # not by floats, which have no room for 64 bits
+        quotient = np.floor_divide(target, rows)  # not in floats, which cannot hold all 64-bit integers
         quotient += ((target < 0) != (rows < 0)) & (quotient * rows != target)
         np.copyto(target, quotient)
     else:

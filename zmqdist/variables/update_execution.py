@@ -1,4 +1,4 @@
-"""What an update of several variables does, under the locks of all of them; and how a first value is made."""
+"""The execution of an update of several variables, under the locks of all of them; and the creation of initial values."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Changes = Sequence[tuple[Any, ...]]
 
 
 def is_small(variables: Sequence[HostedVariable], changes: Changes) -> bool:
-    """Whether an update takes microseconds."""
+    """Return whether an update takes only microseconds, so that the loop may execute it."""
     nbytes = 0
     for each, change in zip(variables, changes, strict=True):
         nbytes += each.storage.nbytes
@@ -30,7 +30,11 @@ def is_small(variables: Sequence[HostedVariable], changes: Changes) -> bool:
 def apply_changes(
     variables: Sequence[HostedVariable], changes: Changes, function: Callable[[bytes], tuple[str, Any]]
 ) -> tuple[Any, ...]:
-    """Make changes, under the locks: version of each variable, and whether it was changed. Raises as `HostedVariable.prepare`."""
+    """Execute changes under the locks. Raises as `HostedVariable.prepare`; then no variable has changed.
+
+    Returns:
+      For each variable its version, then whether it was changed: (version, changed, version, changed, ...).
+    """
     commits = [each.prepare(change[1:], function) for each, change in zip(variables, changes, strict=True)]
     outcomes: list[Any] = []
     for each, commit in zip(variables, commits, strict=True):
@@ -45,7 +49,7 @@ def apply_missing(
     changes: Changes,
     function: Callable[[bytes], tuple[str, Any]],
 ) -> tuple[Any, ...]:
-    """The same, but for those variables that have the update already: for them what they had by it."""
+    """As `apply_changes`, but skip the variables in `applied`, which have the update already, and return their earlier outcome."""
     missing = [index for index, change in enumerate(changes) if change[0] not in applied]
     outcomes = iter(
         apply_changes([variables[index] for index in missing], [changes[index] for index in missing], function)
@@ -54,13 +58,13 @@ def apply_missing(
 
 
 def with_values(results: Sequence[Any], variables: Sequence[HostedVariable]) -> tuple[Any, ...]:
-    """The same with the present values, under the locks."""
+    """Return (version, changed, value) of each variable in one tuple, from the result of `apply_changes`. Call it under the locks."""
     outcomes = zip(results[::2], results[1::2], variables, strict=True)
     return tuple(item for version, changed, each in outcomes for item in (version, changed, each.read()))
 
 
 def initial_value(label: str, initial: Any) -> Any:
-    """The first value, which nobody else has. Raises InvalidArgumentError, UnknownError."""
+    """Return an initial value as a new array. Raises InvalidArgumentError, UnknownError."""
     if isinstance(initial, TensorSpec):
         return np.zeros(initial.shape, initial.dtype)
     if not isinstance(initial, tuple):

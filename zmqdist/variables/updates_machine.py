@@ -1,26 +1,29 @@
-"""What a parameter server must remember besides values: which updates it has applied, whose sessions it keeps, who waits in which step.
+"""What a parameter server remembers besides values: applied updates, the sessions that it keeps, and the updates that wait in each
+step.
 
-An update comes with an id: the number of its client and a sequence number of that client, and with it the greatest number up to which the
-client has all its answers (`settled`): what it will never ask for again. So the log of a client has as many entries as it has updates on
-the way, and a question that comes again, because its answer was lost, finds the answer.
+An update has an id: the number of its client and a sequence number of that client. With it comes `settled`, the number up to
+which the client has all replies and will repeat no request. The log of a client therefore has as many entries as the client has
+updates in flight, and a repeated request, whose reply was lost, finds its result there.
 
-A *key* names an update of a session for whoever repeats it: a function that is run again by another process says with it that this is
-the same update.
+A *key* identifies an update within a session for any process that repeats it: a function that runs again in another process gives
+the same key, so that the update counts once.
 
-In a *synchronous step* each variable waits for the gradients of `k` updates. The one that is the k-th ends the step: their mean is
-applied once, and all of them are answered.
+In a *synchronous step* each variable waits for the gradients of `k` updates. The k-th one ends the step: their mean is applied
+once, and all of them get their replies.
 
 Promises, checked by tests/machines/test_updates.py and tests/sim/test_variables.py
-    U1  An update is carried out at most once by its id, and by its key within its session, whatever was lost, repeated or came late.
-    U2  A question that comes again while its update is carried out has that one's outcome; after it, the answer that it gave.
-    U3  What failed has changed nothing, and may be asked again.
-    U4  A client has no more entries than updates that are not settled; there are no more than `clients_max` clients and `keys_max` keys. Of
-        those that are carried out none is forgotten.
-    U5  The mean of a step is of exactly `k` updates, the first that came; a step is applied once, and none after a later one.
-    U6  Whoever takes part in a step has one verdict: APPLIED, or LATE where a step with this number or a later one was applied before.
-    U7  A session is dropped when it is closed, or at another program's open when its own has had no connection for `gone_s`.
+    U1  An update is executed at most once by its id, and by its key within its session, whatever was lost, repeated or late.
+    U2  A request repeated while its update is being executed gets that execution's outcome; repeated later, it gets the same
+        result again.
+    U3  An update that failed has changed nothing, and may be requested again.
+    U4  A client has no more entries than updates that are not settled; there are at most `clients_max` clients and `keys_max`
+        keys. An update that is being executed is never forgotten.
+    U5  The mean of a step is over exactly `k` updates, the first to arrive; a step is applied once, and never after a later one.
+    U6  Every update of a step gets one verdict: APPLIED, or LATE if this step or a later one was applied before.
+    U7  A session is dropped when it is closed, or at another program's `open` once its own program has had no connection for
+        `gone_s`.
 
-Not here: values, locks, messages (variable_host.py). No clock: times are given.
+Not here: values, locks, messages (variable_host.py). No clock: times are arguments.
 """
 
 from __future__ import annotations
@@ -33,13 +36,13 @@ from typing import Any, Final, TypeAlias
 from zmqdist.errors import InvalidArgumentError, ResourceExhaustedError
 
 NEW: Final = "new"
-"""Carry it out."""
+"""Execute it."""
 RUNNING: Final = "running"
-"""It is being carried out: its outcome is this question's, too."""
+"""It is being executed: this request shares the outcome."""
 DONE: Final = "done"
-"""It was carried out, and gave this answer."""
+"""It was executed, with this result."""
 SETTLED: Final = "settled"
-"""It was carried out, and its client has the answer: nobody waits."""
+"""It was executed, and its client has the reply and waits no more."""
 
 APPLIED: Final = "applied"
 LATE: Final = "late"
@@ -47,11 +50,11 @@ LATE: Final = "late"
 _RUNNING: Final = object()
 
 Ticket: TypeAlias = Any
-"""One question; the host's own."""
+"""One request; an object of the host's that is not interpreted here."""
 
 
 class _Client:
-    """Of one client: up to which number all is settled, and what came of the rest."""
+    """The updates of one client: all up to `settled` are settled; `answers` has the results of the others."""
 
     __slots__ = ("answers", "settled")
 
@@ -61,7 +64,7 @@ class _Client:
 
 
 class UpdateLog:
-    """Which updates were carried out (U1 to U4)."""
+    """Which updates were executed, by id (U1 to U4)."""
 
     def __init__(self, clients_max: int) -> None:
         self._clients_max = clients_max
@@ -72,11 +75,11 @@ class UpdateLog:
 
     @property
     def clients(self) -> int:
-        """How many are remembered."""
+        """The number of clients that are remembered."""
         return len(self._clients)
 
     def begin(self, client: int, sequence: int, settled: int) -> tuple[str, Any]:
-        """An update was asked for: what to do about it, and for DONE its answer."""
+        """Decide about a request for an update: NEW, RUNNING, DONE or SETTLED, and for DONE its result."""
         known = self._clients.get(client)
         if known is None:
             known = self._clients[client] = _Client()
@@ -99,11 +102,11 @@ class UpdateLog:
         return NEW, None
 
     def end(self, client: int, sequence: int, answer: Any) -> None:
-        """What `begin` called NEW was carried out."""
+        """Note the result of an update for which `begin` returned NEW."""
         self._clients[client].answers[sequence] = answer
 
     def fail(self, client: int, sequence: int) -> None:
-        """The same was refused, or raised: it has changed nothing."""
+        """Note that such an update was refused or raised, and has changed nothing."""
         self._clients[client].answers.pop(sequence, None)
 
     def _forget_one(self, but: int) -> None:
@@ -114,7 +117,7 @@ class UpdateLog:
 
 
 class UpdateKeys:
-    """Updates of one session that carry a key (U1 to U4)."""
+    """Which updates of one session were executed, by key (U1 to U4)."""
 
     def __init__(self, keys_max: int) -> None:
         self._keys_max = keys_max
@@ -151,12 +154,12 @@ class UpdateKeys:
 
 @dataclass(slots=True, eq=False)
 class Update:
-    """One update, from its first question to its outcome.
+    """One update, from its first request to its outcome.
 
     Attributes:
       id: client and sequence number.
-      key: "", or what names it in its session, whose keys are `keys`.
-      tickets: the questions whose answer is its outcome, the first one first.
+      key: identifies it in its session, whose keys are `keys`; "" if it has none.
+      tickets: the requests that get its outcome, the first one first.
       over: it has ended.
     """
 
@@ -169,26 +172,31 @@ class Update:
 
 @dataclass(frozen=True, slots=True)
 class Repeated:
-    """It was carried out before: answer the question with this. None: its client waits no more."""
+    """The update was executed before: reply with `answer`. None: its client no longer waits."""
 
     answer: Any
 
 
 class Updates:
-    """What is to be done about each question for an update (U1 to U4)."""
+    """Decides about each request for an update (U1 to U4)."""
 
     def __init__(self, clients_max: int) -> None:
         self._log = UpdateLog(clients_max)
         self._running: dict[tuple[int, int] | tuple[UpdateKeys, str], Update] = {}
 
     def __len__(self) -> int:
-        """Answers that are kept."""
+        """Return the number of results that are kept."""
         return len(self._log)
 
     def asked(
         self, ticket: Ticket, client: int, sequence: int, settled: int, key: str, keys: UpdateKeys
     ) -> Update | Repeated | None:
-        """A question has come: carry out this Update, answer it as a Repeated; or None: it waits for one that is carried out."""
+        """Decide about a request for an update.
+
+        Returns:
+          An Update, which the host must execute; a Repeated, with which it replies; or None if the request waits for an update
+          that is being executed.
+        """
         id = client, sequence
         found, answer = self._log.begin(client, sequence, settled)
         if found == RUNNING:
@@ -201,7 +209,7 @@ class Updates:
             if found == DONE:
                 self._log.end(*id, answer)
                 return Repeated(answer)
-            if found == RUNNING:  # where that one fails, this one may be asked for again
+            if found == RUNNING:  # U3: if the running one fails, this id must be free to be requested again
                 self._log.fail(*id)
                 self._running[keys, key].tickets.append(ticket)
                 return None
@@ -211,14 +219,14 @@ class Updates:
         return update
 
     def ended(self, update: Update, answer: Any) -> None:
-        """It was carried out; the answer is that of all its tickets."""
+        """Note that an update was executed, with the result for all its tickets."""
         self._over(update)
         self._log.end(*update.id, answer)
         if update.key:
             update.keys.end(update.key, answer)
 
     def failed(self, update: Update) -> bool:
-        """It was refused, or raised, and has changed nothing; False: it had ended before."""
+        """Note that an update was refused or raised, and has changed nothing. Return False if it had ended before."""
         if update.over:
             return False
         self._over(update)
@@ -245,13 +253,13 @@ class _Step:
 
 @dataclass(frozen=True)
 class Pushed:
-    """What came of a push.
+    """The effect of a push.
 
     Attributes:
-      verdict: "" while the step waits for more; APPLIED: this was the last one, apply the mean now; LATE: drop it.
-      applied: who took part in the step that is applied now, in the order of their coming, the last one included.
-      late: who waits in an earlier step, which will never be applied.
-      dropped: those steps.
+      verdict: "" while the step waits for more; APPLIED: this was the last gradient, apply the mean now; LATE: drop it.
+      applied: tickets of the step that is applied now, in order of arrival, the last one included.
+      late: tickets of earlier steps, which will never be applied.
+      dropped: numbers of those steps.
     """
 
     verdict: str
@@ -264,7 +272,7 @@ class Steps:
     """The steps of one variable (U5, U6).
 
     Attributes:
-      applied: the greatest number of a step that was applied; -1 before the first.
+      applied: the highest number of a step that was applied; -1 before the first.
     """
 
     def __init__(self, open_max: int) -> None:
@@ -273,7 +281,7 @@ class Steps:
         self._open: dict[int, _Step] = {}
 
     def check(self, step: int, wanted: int) -> None:
-        """Raises InvalidArgumentError, ResourceExhaustedError where `push` cannot take that."""
+        """Raise InvalidArgumentError or ResourceExhaustedError if `push` cannot accept this step."""
         if step < 0 or wanted < 1:
             text = f"a step is a number from 0 and takes 1 gradient or more, not step {step} of {wanted}"
             raise InvalidArgumentError(text)
@@ -286,7 +294,7 @@ class Steps:
             raise ResourceExhaustedError(text)
 
     def push(self, step: int, ticket: Hashable, wanted: int) -> Pushed:
-        """A gradient has come. Raises as `check`."""
+        """Add a gradient to a step. Raises as `check`."""
         self.check(step, wanted)
         if step <= self.applied:
             return Pushed(LATE)
@@ -301,7 +309,7 @@ class Steps:
         return Pushed(APPLIED, tuple(open_step.tickets), late, dropped)
 
     def waiting(self) -> list[Hashable]:
-        """Who waits, of all steps: the variable goes, and they are told so."""
+        """Return the tickets of all open steps, to be failed because the variable is dropped."""
         return [ticket for step in self._open.values() for ticket in step.tickets]
 
 
@@ -316,10 +324,10 @@ class _Session:
 
 
 class KeptSessions:
-    """Whose variables are kept (U7).
+    """The sessions whose variables are kept (U7).
 
-    A program is a random number of its process; its holder the connection that it opened the session over, by the number that each
-    client's hello has, which stays the same when it connects again.
+    A program is a random number of its process. Its holder is the connection over which it opened the session, identified by the
+    incarnation in the hello, which stays the same when the client reconnects.
     """
 
     def __init__(self, gone_s: float) -> None:
@@ -333,13 +341,13 @@ class KeptSessions:
         return len(self._sessions)
 
     def open(self, program: int, session: int, holder: int, present: Iterable[int], now: float) -> list[int]:
-        """A program opens a session, anew or again.
+        """Open a session for a program, for the first time or again.
 
         Args:
           present: the holders that are connected.
 
         Returns:
-          Sessions of others that are dropped.
+          The sessions of other programs that are dropped.
         """
         connected = {*present, holder}
         dropped = []
@@ -355,11 +363,11 @@ class KeptSessions:
         return dropped
 
     def gone(self, holder: int, now: float) -> None:
-        """A connection has ended."""
+        """Note that the connection of a holder has ended."""
         for each in self._sessions.values():
             if each.holder == holder and each.gone_at is None:
                 each.gone_at = now
 
     def close(self, session: int) -> bool:
-        """Its program needs it no more; False: it was not there."""
+        """Forget a session that its program has closed. Return False if it was not known."""
         return self._sessions.pop(session, None) is not None

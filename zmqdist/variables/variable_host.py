@@ -1,16 +1,17 @@
-"""The ps's end: a part of every task's server, with the variables of those programs that have put some there.
+"""The ps's side of variables: a part of every task's server that keeps the variables of programs.
 
 Rules
-    A program opens a *session*, a number that it draws, and numbers its variables itself. So everything it asks can be asked
-    again: a second `create` finds the first, an update has an id (updates_machine.py).
-    A session that is not known, or a variable of one, is ABORTED: this process has been started since, or has dropped it.
-    Nothing else of this part is ABORTED.
-    The tables are the loop's. What takes microseconds is done there at once; what is large is done in threads, under a lock
-    for each variable. An update of several variables holds all their locks: it is made as a whole, or refused as a whole.
-    An update of a synchronous step is answered when the step is applied; no thread waits for that.
-    Pickles come only from roles that may send code.
+    A program opens a *session*, a random number of its choice, and numbers its variables itself. Every request can therefore be
+    repeated: a second `create` finds the first one's variable, and an update has an id (updates_machine.py).
+    A request for an unknown session or variable gets ABORTED: this process was restarted since, or has dropped it. No other error
+      of this part is ABORTED.
+    The tables belong to the loop. The loop executes requests that take microseconds; threads execute large ones, under a lock for
+    each variable. An update of several variables holds all their locks, and changes all of them or none.
+    An update of a synchronous step gets its reply when the step is applied; no thread waits for that.
+    Pickles are accepted only from roles that may send code.
 
-Not here: what a change does (hosted_variable.py), which update is applied (updates_machine.py), who asks again when (client.py).
+Not here: the effect of a change (hosted_variable.py), which update is applied (updates_machine.py), when requests are repeated
+(client.py).
 """
 
 from __future__ import annotations
@@ -40,10 +41,10 @@ from zmqdist.wire import trusted
 
 PREFIX: Final = "zmqdist.ps."
 ROLES: Final = frozenset({"worker", "submit"})
-"""Those who may use variables, and send code."""
+"""The roles that may use variables and send code."""
 
 _BY_STEP: Final = frozenset({"add", "sub", "apply", "call"})
-"""Changes that can be made with the mean of several: the last thing in them is a gradient."""
+"""Changes that a synchronous step can make: their last item is a gradient, so that the mean of several can replace it."""
 
 _Effect = Callable[[], None]
 
@@ -58,7 +59,7 @@ class _Session:
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """A question for an update: what it is about, and whether it wants values."""
+    """A request for an update: its variables, and whether the reply includes the new values."""
 
     call: Asked
     variables: list[HostedVariable]
@@ -66,10 +67,10 @@ class _Request:
 
 
 class _PendingUpdate:
-    """One update that is not carried out at once.
+    """One update that is not executed at once.
 
     Attributes:
-      outcomes: of a synchronous step, by place of the variable, as soon as they are known.
+      outcomes: of a synchronous step: the variables' outcomes so far, by position of the variable.
     """
 
     def __init__(
@@ -83,10 +84,10 @@ class _PendingUpdate:
 
 
 class VariableHost:
-    """The part of one server; made before it serves."""
+    """The variables of one server; made before the server serves."""
 
     def __init__(self, service: RpcService, router: Router, loop: Loop, incarnation: int, name: str) -> None:
-        """Args: name: of the task, as "ps:1"."""
+        """Register the methods at `service`; `name` is the task, such as "ps:1"."""
         self._service = service
         self._router = router
         self._incarnation = incarnation
@@ -114,7 +115,7 @@ class VariableHost:
     # -- sessions -------------------------------------------------------------------------------------------------------
 
     def _open(self, call: Asked, program: int, session: int) -> None:
-        """Answers incarnation, name, and whether the session was there already."""
+        """Reply with (incarnation, name, whether the session existed already)."""
         present = [_holder(peer) for peer in self._router.peers]
         was_there = session in self._known
         holder = _holder(call.peer)
@@ -124,7 +125,7 @@ class VariableHost:
         call.answer((self._incarnation, self._name, was_there))
 
     def _watch(self, call: Asked, session: int) -> None:
-        """Answered when the session is closed: whoever asks sees by the call's end that this process has gone."""
+        """Reply when the session is closed. If this process ends first, the caller sees that by the end of its call."""
         watching = self._session(session).watching
         watching.add(call)
         call.on_dropped(lambda: watching.discard(call))
@@ -143,13 +144,13 @@ class VariableHost:
         ended = self._sessions.pop(session, None)
         if ended is None:
             return
-        for watcher in ended.watching:  # only the first answer counts
+        for watcher in ended.watching:  # those that `_close` has replied to ignore this
             watcher.fail(AbortedError(f"{self._name}: session {session} {why}"))
         for variable in ended.variables.values():
             self._service.submit(self._abandon, variable, why)
 
     def _abandon(self, variable: HostedVariable, why: str) -> None:
-        """In a thread: whoever waits for a step of this variable waits in vain."""
+        """Fail the updates that wait in steps of a dropped variable. Runs in a thread."""
         with variable.lock:
             variable.gone = why
             waiting: list[Any] = variable.steps.waiting()
@@ -174,12 +175,10 @@ class VariableHost:
     # -- variables ------------------------------------------------------------------------------------------------------
 
     def _create(self, call: Asked, session: int, number: int, name: str, initial: Any, earlier: Any = None) -> None:
-        """Make a variable, unless it is there.
+        """Create a variable, unless it exists; reply with its spec.
 
-        `initial`: an array; a TensorSpec, for zeros; or a pickled function, the spec of what it makes, and its keyword arguments.
-        `earlier`: of one that was lost, and goes on from there: its version, and what `saved` has told of its slots and updates.
-
-        Answers the spec.
+        `initial`: an array; a TensorSpec, for zeros; or a pickled function, the spec of its result, and its keyword arguments.
+        `earlier`: of a lost variable that continues: its version, and the slots and updates from `saved`.
         """
         found = self._session(session)
         if number in found.variables:
@@ -212,7 +211,7 @@ class VariableHost:
         call.answer(None)
 
     def _function(self, call: Asked, digest: bytes, blob: bytes) -> None:
-        """A function of the user's, for updates that name it by its digest."""
+        """Keep a user's function for updates that name it by its digest."""
         if digest not in self._functions:
             fn = trusted.unpack(blob)
             self._functions[digest] = trusted.describe(fn), fn
@@ -229,12 +228,12 @@ class VariableHost:
     # -- reading --------------------------------------------------------------------------------------------------------
 
     def _read(self, call: Asked, session: int, numbers: list[int]) -> None:
-        """Answers version and value of each."""
+        """Reply with version and value of each variable."""
         variables = self._variables(session, numbers)
         self._under_locks(call, variables, 0, lambda: [(each.version, each.read()) for each in variables])
 
     def _rows(self, call: Asked, session: int, wanted: list[Any]) -> None:
-        """Rows of several variables; `wanted` has (number, indices or a range) of each. Answers a list of arrays."""
+        """Reply with rows of several variables as a list of arrays; `wanted` has (number, indices or a range) of each."""
         variables = self._variables(session, [number for number, _ in wanted])
         nbytes = sum(
             each.storage.row_bytes * (len(indices) if isinstance(indices, np.ndarray) else each.storage.shape[0])
@@ -248,7 +247,7 @@ class VariableHost:
         self._under_locks(call, variables, nbytes, read, sizes=False)
 
     def _saved(self, call: Asked, session: int, numbers: list[int]) -> None:
-        """Answers version, value, slots and steps of each, and which updates it has (update_keys.py), all of one moment."""
+        """Reply with version, value, slots and applied updates (update_keys.py) of each variable, all of the same moment."""
         variables = self._variables(session, numbers)
         once = self._sessions[session].once
 
@@ -261,7 +260,7 @@ class VariableHost:
         self._under_locks(call, variables, 0, saved, here=False)
 
     def _about(self, call: Asked) -> None:
-        """Answers what `status` shows."""
+        """Reply with the figures that `status` shows."""
         variables = []
         for session, found in self._sessions.items():
             for number, each in found.variables.items():
@@ -283,7 +282,7 @@ class VariableHost:
             {
                 "task": self._name,
                 "sessions": len(self._sessions),
-                "answers": len(self._updates),  # kept until the clients have them
+                "answers": len(self._updates),  # results kept until their clients have them
                 "variables": variables,
             }
         )
@@ -298,10 +297,10 @@ class VariableHost:
         sizes: bool = True,
         here: bool = True,
     ) -> None:
-        """Answer with `fn()`, called here if all is small and nobody has the locks, else in a thread.
+        """Reply with `fn()`: called here if all is small and every lock is free, else in a thread.
 
         Args:
-          nbytes: that are touched, besides the variables themselves (`sizes`).
+          nbytes: bytes that are touched; with `sizes`, in addition to the variables themselves.
         """
         if sizes:
             nbytes += sum(each.storage.nbytes for each in variables)
@@ -321,7 +320,7 @@ class VariableHost:
             with ExitStack() as stack:
                 for each in sorted(set(variables), key=id):
                     stack.enter_context(each.lock)
-                call.answer(fn())  # which copies what it must: the next one may write
+                call.answer(fn())  # takes a snapshot, because another thread may write once the locks are released
         except BaseException as error:
             call.fail(error)
 
@@ -340,16 +339,17 @@ class VariableHost:
         wanted: int,
         *changes: tuple[Any, ...],
     ) -> None:
-        """Change variables.
+        """Execute an update of variables, or find its earlier outcome.
 
         Args:
-          client, sequence, settled: the update's id, and up to which number its client has all answers.
-          want: answer the new values, too.
+          client, sequence, settled: the update's id, and the number up to which its client has all replies.
+          want: include the new values in the reply.
           key: of the update in its session, or "".
           step, wanted: -1 and 0; or the number of a synchronous step, and how many updates belong to it.
-          changes: (number, kind, ...) of each variable; none twice.
+          changes: (number, kind, ...) of each variable; each variable at most once.
 
-        Answers the items of an Outcome for each, one after the other; None where nobody can be waiting any more.
+        The reply has the items of an UpdateOutcome for each variable, one after the other; None if no client can be waiting for
+        them.
         """
         variables = self._variables(session, [change[0] for change in changes])
         if len(changes) > 1 and len(set(variables)) < len(changes):
@@ -363,7 +363,7 @@ class VariableHost:
             self._begin(_PendingUpdate(update, found, variables, changes), step, wanted)
 
     def _at_once(self, update: Update, request: _Request, changes: Sequence[tuple[Any, ...]]) -> bool:
-        """Carry out a small update that nobody is in the way of, without more ado; whether that was one."""
+        """Execute a small update in the loop if every lock is free; return whether that was so."""
         variables = request.variables
         if not is_small(variables, changes):
             return False
@@ -405,7 +405,7 @@ class VariableHost:
             self._service.soon(effect)
 
     def _carry_out(self, pending: _PendingUpdate, step: int, wanted: int) -> list[_Effect]:
-        """Under the locks; in the loop or in a thread. What the loop must do next."""
+        """Execute an update under the locks, in the loop or in a thread; return what the loop must do next."""
         try:
             if step >= 0:
                 return self._push(pending, step, wanted)
@@ -417,7 +417,7 @@ class VariableHost:
         return [partial(self._finish, pending, kept, 1)]
 
     def _carry_out_once(self, pending: _PendingUpdate) -> tuple[Any, ...]:
-        """Under the locks."""
+        """Execute an update that is not of a step, skipping variables that have its key. Call it under the locks."""
         key = pending.update.key
         if not key:
             return apply_changes(pending.variables, pending.changes, self._function_of)
@@ -429,7 +429,7 @@ class VariableHost:
         return kept
 
     def _finish(self, pending: _PendingUpdate, kept: tuple[Any, ...], answered: int = 0) -> None:
-        """In the loop: it was carried out; so many of its questions were answered."""
+        """Note that an update was executed, and reply to its requests except the first `answered`. Runs in the loop."""
         self._updates.ended(pending.update, kept)
         for request in pending.update.tickets[answered:]:
             self._answer_again(request, kept)
@@ -440,7 +440,7 @@ class VariableHost:
                 request.call.fail(error)
 
     def _answer_again(self, request: _Request, kept: Any) -> None:
-        """What was answered before; with the present values, where the new ones were wanted."""
+        """Reply with an earlier outcome; if values are wanted, with the current ones."""
         if kept is None or not request.want:
             request.call.answer(kept)
         else:
@@ -449,11 +449,13 @@ class VariableHost:
     # -- synchronous steps ----------------------------------------------------------------------------------------------
 
     def _push(self, pending: _PendingUpdate, step: int, wanted: int) -> list[_Effect]:
-        """Under the locks. All of it is checked before any of it is done."""
+        """Add an update's gradients to their step, under the locks. All are checked before any is added, so that a refusal changes
+        nothing.
+        """
         gradients = []
         for each, change in zip(pending.variables, pending.changes, strict=True):
             gradient = each.gradient(change[-1])
-            if change[1] == "call":  # which is only called with the mean
+            if change[1] == "call":  # the function runs only once, with the mean
                 self._function_of(change[2])
             elif change[1] in _BY_STEP:
                 each.prepare(change[1:], self._function_of)
@@ -499,7 +501,7 @@ class VariableHost:
         ]
 
     def _settle(self, tickets: Sequence[Any], outcome: tuple[int, bool], error: BaseException | None) -> None:
-        """In the loop: the step of these updates has ended for one variable."""
+        """Record that a step has ended for one variable, and reply to updates that are complete. Runs in the loop."""
         for pending, index in tickets:
             if error is not None:
                 self._fail(pending, error)
@@ -512,7 +514,7 @@ class VariableHost:
 
 
 def _holder(peer: Peer) -> int:
-    """Which client that is: the same one when it has connected again."""
+    """Return the incarnation of the connected client, which stays the same when it reconnects."""
     return 0 if peer.hello is None else peer.hello.incarnation
 
 
