@@ -210,6 +210,10 @@ class Mailbox:
         ended = [] if life in known.past else self.heard(source, life)
         if known.life != life or known.has(number):
             return ended
+        # The letter may be here, held, and the reply that would have said so was lost: then it has its turn before those behind it.
+        behind = {held[0]: after for after, held in known.held.items()}
+        while number in behind:
+            number = behind[number]
         return [*ended, *self._settled(known, number)]
 
     def returned(self, wait: Wait) -> list[Wait]:
