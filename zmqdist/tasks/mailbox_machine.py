@@ -22,7 +22,8 @@ Promises, checked by tests/machines/test_mailbox.py and tests/sim/test_tasks.py
     P2  nothing of one life of a sender reaches a wait for another one
     P3  a wait ends once: letter, cancelled, its deadline, the end of its sender, or the abort
     P4  after an abort every send and every wait ends with its status; nothing that ran before is waited for
-    P5  no more than `items_max` letters and `bytes_max` bytes lie here; the next is refused, and its sender knows
+    P5  a letter that would make it more than `items_max` letters or `bytes_max` bytes is refused, and its sender knows; what a waiter
+        puts back is never refused
     P6  what has ended leaves nothing behind but a few numbers for each sender
 
 Not here: the way of a letter (mail.py), who is alive (liveness.py).
