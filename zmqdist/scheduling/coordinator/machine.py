@@ -90,6 +90,8 @@ class CoordinatorMachine:
         self._events: deque[Event] = deque()
         """For the closures, in order."""
         self._ended: list[tuple[int, int, Any]] = []
+        self._replaced: list[Effect] = []
+        """Lost values that are there again, or never will be: before `_ended` is resolved."""
         self._after: list[Effect] = []
         """What the plans want done after `_ended` has been resolved."""
 
@@ -113,7 +115,7 @@ class CoordinatorMachine:
             self._follow(self.closures.handle(event, now), now, effects)
         else:
             self._route(event, now, effects)
-            if self._after or self._ended:
+            if self._after or self._ended or self._replaced:
                 self._flush(effects)
         while self._events:
             self._follow(self.closures.handle(self._events.popleft(), now), now, effects)
@@ -186,6 +188,9 @@ class CoordinatorMachine:
 
     def _flush(self, effects: list[Effect], apart: Collection[int] = ()) -> None:
         """Resolve what has ended for the user: here is decided which of it fails the round."""
+        if self._replaced:  # before the ends that name the lost value as their cause
+            effects += self._replaced
+            self._replaced = []
         if self._ended:
             ended, self._ended = self._ended, []
             failures = [
@@ -251,11 +256,11 @@ class CoordinatorMachine:
                 case dependencies.End(work, kind, cause, made):
                     ending = present if kind is None else (kind, self._reason(kind, cause))
                     if made:
-                        self._after.append(Replace(work, *ending))
+                        self._replaced.append(Replace(work, *ending))
                     else:
                         self._ended.append((work, *ending))
                 case dependencies.Remade(work, True):
-                    self._after.append(Replace(work, *present))
+                    self._replaced.append(Replace(work, *present))
                 case dependencies.WithdrawAttempts(attempts):
                     self._events.append(WithdrawAsked(attempts))
                 case dependencies.DropFunctions(functions):
