@@ -370,6 +370,9 @@ class Dependencies:
 
     def _begin_again(self, plan: _Plan, effects: list[Effect]) -> None:
         """All that it needs was there once; what has a lineage may be lost since."""
+        if plan.dropped and plan.work not in self._awaited:  # its value would be of no use
+            self._remove(plan, effects)
+            return
         for work in plan.inputs:
             if work not in self._plans:
                 self._end(plan, INPUT_FAILED, effects, work)
@@ -539,7 +542,7 @@ class Dependencies:
         plan = self._made.get(attempt)
         if plan is None:
             return
-        if plan.is_there:
+        if plan.is_there or not (plan.attempt or plan.work in self._awaited):
             self._remove(plan, effects)
         else:
             plan.dropped = True
