@@ -110,7 +110,7 @@ class SimReader:
         self.queue: deque[Any] = deque()
         self.delivery: Delivery
         self._link: SimLink | None = None
-        self._links: dict[int, SimTaskLink] = {}
+        self._links: dict[tuple[int, int], SimTaskLink] = {}
         self._version = 0
         self._finished = self._over = False
         self._consuming = False
@@ -174,9 +174,8 @@ class SimReader:
                 self._end(UNAVAILABLE)
                 return
             for task, _, where, life, *_ in tasks:
-                known = self._links.get(task)
-                if where and (known is None or known.life != life):
-                    self._links[task] = SimTaskLink(life)
+                if where and (task, life) not in self._links:
+                    self._links[task, life] = SimTaskLink(life)
             places = [TaskPlace(task, where, where, life, start) for task, _, where, life, _, start in tasks]
             self.handle(News(places, False, self._finished, hold, ended))
         if not self._finished:
@@ -192,7 +191,7 @@ class SimReader:
         for effect in self.delivery.handle(event, clock.now):
             match effect:
                 case Ask(source, wanted):
-                    self._ask(source, wanted, self._links[source.task])
+                    self._ask(source, wanted, self._links[source.task, source.life])
                 case Deliver(items):
                     self.queue += items
                     self.consume()

@@ -183,7 +183,8 @@ class ServiceReader:
         self._error: OpError | None = None
         self._given: list[Any] = []
         """The elements that the consumer is at."""
-        self._links: dict[int, TaskLink] = {}
+        self._links: dict[tuple[int, int], TaskLink] = {}
+        """By task and incarnation of its worker: a task may come back to one whose answers are still awaited."""
         self._clients: dict[tuple[str, bytes], ZmqClient] = {}
         self._target = ""
         self._target_s = 0.0
@@ -402,7 +403,7 @@ class ServiceReader:
             match effect:
                 case delivery.Ask(source, wanted):
                     if not self._over:
-                        link = self._links[source.task]
+                        link = self._links[source.task, source.life]
                         answer: list[Any] = []
                         link.answers.append(answer)
                         link.at.ask(wanted, partial(self._soon, self._came, source, link, answer))
@@ -502,9 +503,11 @@ class ServiceReader:
         for task, _worker, where, life, tags, starting_round in tasks:
             if reads_from(self._target, coordinated, life, tags):
                 places.append(TaskPlace(task, split_key(where)[0] if where else "", where, life, starting_round))
-                link = self._links.get(task)
-                if where and life >= 0 and (link is None or (link.where, link.life) != (where, life)):
-                    self._links[task] = TaskLink(where, life, self._at(task, where, life))
+                link = self._links.get((task, life))
+                if where and life >= 0 and (link is None or link.where != where):
+                    self._links[task, life] = TaskLink(where, life, self._at(task, where, life))
+        present = {(place.task, place.life) for place in places}
+        self._links = {key: link for key, link in self._links.items() if key in present or link.answers}
         return places, len(places) < len(tasks)
 
     def _at(self, task: int, where: str, life: int) -> LocalTask | RemoteTask:

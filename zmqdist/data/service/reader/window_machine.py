@@ -5,7 +5,8 @@ Promises
     W2  At most AHEAD questions are with a task; questions and batches that wait for the consumer are never more than the window holds, so
         that a slow consumer makes no reader fill its memory. Where the consumer has nothing because a certain batch is not here, and the
         window is full of others, each task is asked once all the same: one of them has it. Where the user allows so many, one in all is.
-    W3  A task with a new incarnation is asked anew, also one that had ended or failed before.
+    W3  A task with a new incarnation is asked anew, also one that had ended or failed before. One that is back at an incarnation whose
+        questions are still out is asked behind them, so that its batches keep their order.
 """
 
 from __future__ import annotations
@@ -68,6 +69,8 @@ class TaskWindow:
     def __init__(self, reader: int, trainer: str, outstanding_max: int) -> None:
         """`outstanding_max`: elements that the user allows to be asked for; negative: as many as are good."""
         self.sources: dict[int, TaskSource] = {}
+        self._former: dict[tuple[int, int], TaskSource] = {}
+        """By task and incarnation: those that were left with questions out."""
         self.held = 0
         self._reader = reader
         self._trainer = trainer
@@ -83,9 +86,23 @@ class TaskWindow:
         for place in news.tasks:
             known = self.sources.get(place.task)
             if place.where and (known is None or known.life != place.life):
-                self.sources[place.task] = TaskSource(place.task, place.address, place.life)
+                if known is not None:
+                    self._former[known.task, known.life] = known
+                source = TaskSource(place.task, place.address, place.life)
+                former = self._former.pop((place.task, place.life), None)
+                if former is not None and former.asked:
+                    former.address, former.ended, former.pause_s, former.paused_until, former.in_hand = (
+                        place.address,
+                        False,
+                        0.0,
+                        -inf,
+                        (),
+                    )
+                    source = former
+                self.sources[place.task] = source
         for task, source in self.sources.items():
             source.gone = task not in there
+        self._former = {key: each for key, each in self._former.items() if each.asked}
 
     @property
     def deadline(self) -> float:
