@@ -36,9 +36,9 @@ def methods(address: str | None, *, as_json: bool, timeout_s: float, **secrets: 
     """
     from zmqdist.observe.status import printable
 
-    client, there = _met(*place(address, **secrets), "client", timeout_s)
+    client, methods_by_name = connect(*place(address, **secrets), "client", timeout_s)
     client.close()
-    found = there.values()
+    found = methods_by_name.values()
     if as_json:
         click.echo(json.dumps([_record(info) for info in found], indent=2))
         return
@@ -96,14 +96,14 @@ def call(
         raise click.UsageError("--output and --json both say what becomes of the answer: give one of them")
     place_and_secret = place(address, **secrets)
     try:
-        client, there = _met(*place_and_secret, role, min(timeout_s or ANSWER_S, ANSWER_S))
+        client, methods_by_name = connect(*place_and_secret, role, min(timeout_s or ANSWER_S, ANSWER_S))
         with client:
-            info = _find(there, method, client.address)
+            info = _find(methods_by_name, method, client.address)
             _call(client, info, words, as_json=as_json, output=output, timeout_s=timeout_s)
     except OpError as error:
         from zmqdist_cli.main import exit_code
 
-        _tell(context.command_path, error, traceback=traceback)
+        report_error(context.command_path, error, traceback=traceback)
         context.exit(int(exit_code(error)))
 
 
@@ -130,22 +130,22 @@ def _call(
     timeout_in_ms = FOREVER_MS if timeout_s is None else max(1, round(timeout_s * 1000))
     start = client.stubs(info)[0]
     try:
-        asked = start(*args, timeout_in_ms=timeout_in_ms, **named)
+        pending = start(*args, timeout_in_ms=timeout_in_ms, **named)
     except (TypeError, ValueError) as error:
         raise click.UsageError(f"{info.name}: {error}; it is {_printable(str(info))}") from None
     if info.streaming:
-        with asked:
-            for item in asked:
+        with pending:
+            for item in pending:
                 click.echo(values.shown(item, as_json=as_json))
         return
-    value = asked.get_value()
+    value = pending.get_value()
     if output is not None:
         click.echo(f"{output}: {values.save(value, output)}", err=True)
     else:
         click.echo(values.shown(value, as_json=as_json))
 
 
-def _met(
+def connect(
     address: str, credentials: Credentials, role: str, timeout_s: float
 ) -> tuple[ZmqClient, dict[str, MethodInfo]]:
     """A client that has met its server, and what there is to call. Raises OpError."""
@@ -158,31 +158,31 @@ def _met(
         return client, client.methods()
     except errors.DeadlineExceededError:
         client.close()
-        told = f"no server answered at {address} within {timeout_s:g} s: `zmqdist doctor {address}` says why"
-        raise errors.UnavailableError(told) from None
+        message = f"no server answered at {address} within {timeout_s:g} s: `zmqdist doctor {address}` says why"
+        raise errors.UnavailableError(message) from None
     except BaseException:
         client.close()
         raise
 
 
-def _find(there: dict[str, MethodInfo], method: str, address: str) -> MethodInfo:
+def _find(methods_by_name: dict[str, MethodInfo], method: str, address: str) -> MethodInfo:
     import difflib
 
-    if method in there:
-        return there[method]
-    close = difflib.get_close_matches(method, there, n=1)
-    hint = f"did you mean {close[0]}?" if close else f"there are: {', '.join(there) or 'none'}"
+    if method in methods_by_name:
+        return methods_by_name[method]
+    close = difflib.get_close_matches(method, methods_by_name, n=1)
+    hint = f"did you mean {close[0]}?" if close else f"there are: {', '.join(methods_by_name) or 'none'}"
     raise click.UsageError(f"no method {method!r} at {address} ({_printable(hint)})")
 
 
-def _tell(command: str, error: OpError, *, traceback: bool) -> None:
+def report_error(command: str, error: OpError, *, traceback: bool) -> None:
     """CODE: message, on one line; below it what the server has said of where it was raised."""
     from zmqdist import errors
     from zmqdist.rpc.handler_errors import TRACEBACK
-    from zmqdist_cli.main import told
+    from zmqdist_cli.main import report
 
     message, _, trace = error.message.partition(TRACEBACK)
-    told(f"{command}: {errors.name_of(error.error_code)}: {_printable(message)}")
+    report(f"{command}: {errors.name_of(error.error_code)}: {_printable(message)}")
     if traceback and trace:
         click.echo("\n".join(map(_printable, trace.splitlines())), err=True)
 

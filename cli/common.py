@@ -150,7 +150,7 @@ class Dispatcher:
             problem = f"what listens at {address} {IS_NO_DISPATCHER}: ask the address that `zmqdist dispatcher` printed"
             raise errors.FailedPreconditionError(problem)
 
-    def ask(self, method: str, *arguments: Any, timeout_s: float = 0.0) -> Any:
+    def call(self, method: str, *arguments: Any, timeout_s: float = 0.0) -> Any:
         """One question with its answer, within `timeout_s`; 0: as given to the constructor. Raises OpError."""
         from zmqdist import errors
 

@@ -42,8 +42,8 @@ def drain(target_and_worker: tuple[str, ...], *, grace_s: float, timeout_s: floa
     job, _, index = name.rpartition(":")
     if not job or not index.isascii() or not index.isdigit() or len(index) > 9:
         raise click.UsageError(f"{name!r} is not the name of a worker: wanted JOB:INDEX, as worker:1")
-    with Dispatcher(*place(target[0] if target else None, **secrets), "submit", timeout_s) as asked:
-        asked.ask("drain", job, int(index), grace_s)
+    with Dispatcher(*place(target[0] if target else None, **secrets), "submit", timeout_s) as dispatcher:
+        dispatcher.call("drain", job, int(index), grace_s)
     click.echo(f"{name} leaves; what it runs has {grace_s:g} s to end")
 
 
@@ -71,11 +71,11 @@ def shutdown(
             raise
         click.echo(f"the server at {address} ends: {', '.join(_end_tasks(address, credentials, grace_s, timeout_s))}")
         return
-    with dispatcher as asked:
-        pid = asked.ask("status")["pid"]
-        count = asked.ask("shutdown", grace_s)
-        click.echo(f"dispatcher at {asked.address} ends, with {plural(count, 'worker')}")
-        if not _ended(asked, pid, grace_s + ENDS_WITHIN_S):
+    with dispatcher:
+        pid = dispatcher.call("status")["pid"]
+        count = dispatcher.call("shutdown", grace_s)
+        click.echo(f"dispatcher at {dispatcher.address} ends, with {plural(count, 'worker')}")
+        if not _ended(dispatcher, pid, grace_s + ENDS_WITHIN_S):
             click.echo(f"zmqdist shutdown: the dispatcher (pid {pid}) still answers after its grace", err=True)
             context.exit(int(ExitCode.PROGRAM_FAILED))
 
@@ -87,13 +87,13 @@ def _end_tasks(address: str, credentials: Credentials, grace_s: float, timeout_s
         return session.shutdown(grace_s, timeout_in_ms=timeout_s * 1000)
 
 
-def _ended(asked: Dispatcher, pid: int, within_s: float) -> bool:
+def _ended(dispatcher: Dispatcher, pid: int, within_s: float) -> bool:
     """Look until it does not answer any more, or another does; False when the time is over first."""
     from zmqdist.errors import OpError
 
     until = time.monotonic() + within_s
     with contextlib.suppress(OpError):
-        while asked.ask("status", timeout_s=SILENT_S)["pid"] == pid:
+        while dispatcher.call("status", timeout_s=SILENT_S)["pid"] == pid:
             if time.monotonic() >= until:
                 return False
             time.sleep(LOOK_S)

@@ -61,7 +61,7 @@ class Commands(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl([(name, told) for name, (_, told) in COMMANDS.items()])
+            formatter.write_dl([(name, short_help) for name, (_, short_help) in COMMANDS.items()])
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -78,19 +78,19 @@ class Commands(click.Group):
         try:
             return super().invoke(ctx)
         except (OpError, ConfigError, NotImplementedError) as error:
-            told(f"{ctx.command_path} {ctx.invoked_subcommand}: {error}")
+            report(f"{ctx.command_path} {ctx.invoked_subcommand}: {error}")
             ctx.exit(int(exit_code(error)))
         except BrokenPipeError:  # here, before click makes a failure of it
-            _nobody_reads()
+            discard_output()
             ctx.exit(int(ExitCode.OK))
 
 
-def told(message: str) -> None:
+def report(message: str) -> None:
     """One line on stderr, whatever is in the message."""
     click.echo(" ".join(message.split()), err=True)
 
 
-def _nobody_reads() -> None:
+def discard_output() -> None:
     """`zmqdist status | head`: whoever read has enough."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
@@ -122,8 +122,8 @@ def cli(context: click.Context, verbose: int) -> None:
     """
     context.obj = verbose
     level = (logging.WARNING, logging.INFO, logging.DEBUG)[min(verbose, 2)]
-    told_with = "%(asctime)s %(levelname)s %(name)s: %(message)s" if verbose else "%(message)s"
-    logging.basicConfig(level=level, format=told_with)
+    log_format = "%(asctime)s %(levelname)s %(name)s: %(message)s" if verbose else "%(message)s"
+    logging.basicConfig(level=level, format=log_format)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -133,14 +133,14 @@ def main(arguments: list[str] | None = None) -> int:
         sys.stdout.flush()
     except click.UsageError as error:
         path = error.ctx.command_path if error.ctx is not None else "zmqdist"
-        told(f"{path}: {error.format_message()} (see {path} --help)")
+        report(f"{path}: {error.format_message()} (see {path} --help)")
         return int(ExitCode.USAGE)
     except click.ClickException as error:
-        told(f"zmqdist: {error.format_message()}")
+        report(f"zmqdist: {error.format_message()}")
         return error.exit_code
     except click.Abort:
         return int(ExitCode.INTERRUPTED)
     except BrokenPipeError:
-        _nobody_reads()
+        discard_output()
         return int(ExitCode.OK)
     return code if isinstance(code, int) else int(ExitCode.OK)

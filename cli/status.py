@@ -19,8 +19,8 @@ def status(target: str | None, *, as_json: bool, timeout_s: float, **secrets: An
 
     TARGET is host:port; it may be left out where ZMQDIST_CONFIG names a running cluster.
     """
-    with Dispatcher(*place(target, **secrets), "client", timeout_s) as asked:
-        show(asked.ask("status"), as_json=as_json)
+    with Dispatcher(*place(target, **secrets), "client", timeout_s) as dispatcher:
+        show(dispatcher.call("status"), as_json=as_json)
 
 
 def show(record: dict[str, Any], *, as_json: bool) -> None:

@@ -37,20 +37,20 @@ def top(
 
     It goes on when the dispatcher is started again. Where the output is not a terminal, one table is printed.
     """
-    with Dispatcher(*place(target, **secrets), "client", timeout_s) as asked:
+    with Dispatcher(*place(target, **secrets), "client", timeout_s) as dispatcher:
         if as_json or not sys.stdout.isatty():
             from zmqdist_cli.status import show
 
-            show(asked.ask("status"), as_json=as_json)
+            show(dispatcher.call("status"), as_json=as_json)
             return
         try:
-            with _keys() as asked_to_end:
-                _live(asked, interval_s, asked_to_end)
+            with _keys() as ends_within:
+                _live(dispatcher, interval_s, ends_within)
         except KeyboardInterrupt:
             context.exit(int(ExitCode.OK))
 
 
-def _live(asked: Dispatcher, interval_s: float, asked_to_end: Callable[[float], bool]) -> None:
+def _live(dispatcher: Dispatcher, interval_s: float, ends_within: Callable[[float], bool]) -> None:
     from rich.live import Live
 
     from zmqdist.errors import OpError
@@ -59,11 +59,11 @@ def _live(asked: Dispatcher, interval_s: float, asked_to_end: Callable[[float], 
         due = time.monotonic()
         while True:
             try:
-                live.update(_page(asked.ask("status")), refresh=True)
+                live.update(_page(dispatcher.call("status")), refresh=True)
             except OpError as error:  # it may have been killed, and be started again
                 live.update(_problem(f"{error}\ntrying again; q ends this"), refresh=True)
             due = max(due + interval_s, time.monotonic())
-            if asked_to_end(due - time.monotonic()):
+            if ends_within(due - time.monotonic()):
                 return
 
 

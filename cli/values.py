@@ -162,8 +162,8 @@ def save(value: Any, path: Path) -> str:
             path.write_bytes(value)
             return f"{len(value)} bytes"
     except (OSError, ValueError, TypeError) as error:
-        told = error.strerror if isinstance(error, OSError) else error
-        raise click.ClickException(f"cannot write {path}: {told}") from None
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise click.ClickException(f"cannot write {path}: {reason}") from None
     kind = type(value).__name__
     raise click.ClickException(
         f"a {kind} does not go into {path.name}: .npy takes an array, .npz a dict of arrays, .json anything"

@@ -19,7 +19,7 @@ from zmqdist.observe.peer import serving
 from zmqdist.scheduling.dispatcher.config import DispatcherConfig
 from zmqdist_cli.exit_codes import ExitCode
 from zmqdist_cli.main import exit_code, main
-from zmqdist_cli.main import told as tell
+from zmqdist_cli.main import report as tell
 
 CLUSTER = """\
 name: test
@@ -116,13 +116,13 @@ def assert_one_line(err: str) -> None:
 
 @pytest.mark.parametrize(("line", "told"), USAGE, ids=[line for line, _ in USAGE])
 def test_a_mistake_on_the_command_line_or_in_a_file_is_told_in_one_line(
-    line: str, told: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    line: str, report: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(folder)
     code = main(line.split())
     said = capsys.readouterr()
     assert (code, said.out) == (ExitCode.USAGE, ""), said.err
-    assert told in said.err
+    assert report in said.err
     assert_one_line(said.err)
 
 
