@@ -1,4 +1,4 @@
-"""`zmqdist call` and `zmqdist methods`: an RPC from the shell, and what there is to call."""
+"""`zmqdist call` and `zmqdist methods`: call a method of a server from the shell, and list its methods."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from zmqdist.transport.credentials import Credentials
 
 FOREVER_MS: Final = 1_000_000_000
-"""Without --timeout a call lasts as long as its server lives; the client's own default is for meeting the server."""
+"""Without --timeout a call may take as long as its server runs; the client's own default bounds only the connecting."""
 
 CLIENTS_OWN: Final = frozenset({"timeout_in_ms", "out"})
-"""What a client's attributes keep for themselves."""
+"""Keyword arguments that the methods of a client take themselves, so the shell cannot pass them to the handler."""
 
 ROLES: Final = ("client", "submit", "worker", "admin")
 
@@ -30,9 +30,9 @@ ROLES: Final = ("client", "submit", "worker", "admin")
 @click.option("--json", "as_json", is_flag=True, help="Print the list as JSON.")
 @target_options
 def methods(address: str | None, *, as_json: bool, timeout_s: float, **secrets: Any) -> None:
-    """List the methods of the server at ADDRESS: parameters, what they take and give, and the first line of their help.
+    """List the methods of the server at ADDRESS: parameters, signatures, and the first line of each docstring.
 
-    Any zmqdist server has an address: an RPC server, a dispatcher, a worker, a task of a cluster.
+    Every zmqdist server has an address: an RPC server, a dispatcher, a worker, a task of a cluster.
     """
     from zmqdist.observe.status import printable
 
@@ -60,9 +60,9 @@ def methods(address: str | None, *, as_json: bool, timeout_s: float, **secrets: 
     type=click.Path(path_type=Path),
     help="Save the answer: .npy an array, .npz arrays by name, .json anything.",
 )
-@click.option("--timeout", "timeout_s", type=Seconds(), metavar="SECONDS", help="For the answer.  [default: no limit]")
-@click.option("--role", type=click.Choice(ROLES), default="client", show_default=True, help="What to be there.")
-@click.option("--traceback", is_flag=True, help="Where the method raised its error, too.")
+@click.option("--timeout", "timeout_s", type=Seconds(), metavar="SECONDS", help="Longest time to wait for the answer.  [default: no limit]")
+@click.option("--role", type=click.Choice(ROLES), default="client", show_default=True, help="Role in which to connect.")
+@click.option("--traceback", is_flag=True, help="Also print where the method raised its error.")
 @secret_options
 @click.pass_context
 def call(
@@ -79,21 +79,21 @@ def call(
     traceback: bool,
     **secrets: Any,
 ) -> None:
-    """Call METHOD of the server at ADDRESS and print what it returns; of one that streams, each item as it comes.
+    """Call METHOD of the server at ADDRESS and print its result; of a streaming method, each item as it arrives.
 
     \b
-    ARGS are JSON, where they can be:
+    Each of ARGS is read as JSON where it can be:
       3  2.5  true  null  NaN  "text"  [1, 2]  {"a": 1}
-      text        any other word
-      @a.npy      an array from a file; also .npz, .json, else bytes
-      NAME=ARG    by name
+      text        any other word is a string
+      @a.npy      the array in a file; also .npz, .json, else bytes
+      NAME=ARG    an argument by name
 
-    With an input signature lists become arrays of its dtype.
+    Where the method has an input signature, lists become arrays of its dtype.
     """
     from zmqdist.errors import OpError
 
     if output is not None and as_json:
-        raise click.UsageError("--output and --json both say what becomes of the answer: give one of them")
+        raise click.UsageError("--output saves the answer and --json prints it: give one of them")
     place_and_secret = place(address, **secrets)
     try:
         client, methods_by_name = connect(*place_and_secret, role, min(timeout_s or ANSWER_S, ANSWER_S))
@@ -148,7 +148,7 @@ def _call(
 def connect(
     address: str, credentials: Credentials, role: str, timeout_s: float
 ) -> tuple[ZmqClient, dict[str, MethodInfo]]:
-    """A client that has met its server, and what there is to call. Raises OpError."""
+    """Return a client that is connected, and the methods of its server by name. Raises OpError."""
     from zmqdist import errors
     from zmqdist.rpc import ZmqClient
 
@@ -176,7 +176,7 @@ def _find(methods_by_name: dict[str, MethodInfo], method: str, address: str) -> 
 
 
 def report_error(command: str, error: OpError, *, traceback: bool) -> None:
-    """CODE: message, on one line; below it what the server has said of where it was raised."""
+    """Print `CODE: message` on one line; with `traceback`, below it the traceback that the server sent."""
     from zmqdist import errors
     from zmqdist.rpc.handler_errors import TRACEBACK
     from zmqdist_cli.main import report
@@ -211,5 +211,5 @@ def _record(info: MethodInfo) -> dict[str, Any]:
 
 
 def _printable(text: str) -> str:
-    """What another process says, without what moves a cursor."""
+    """Replace control characters in the text of another process, because they could move the cursor of the terminal."""
     return "".join(char if char.isprintable() or char == "\n" else "?" for char in text)

@@ -1,4 +1,4 @@
-"""`zmqdist drain` and `zmqdist shutdown`: end one worker, or all of them with their dispatcher, in good order."""
+"""`zmqdist drain` and `zmqdist shutdown`: stop one worker, or a dispatcher with all its workers, in good order."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
     from zmqdist.transport.credentials import Credentials
 
 LOOK_S: Final = 0.1
-"""Between two looks whether it has ended."""
+"""Seconds between two checks whether the dispatcher has ended."""
 
 SILENT_S: Final = 1.0
-"""A dispatcher that was told to end, and does not answer for so long, has."""
+"""A dispatcher that has accepted the shutdown and does not reply for so long has ended."""
 
 ENDS_WITHIN_S: Final = 3.0
-"""What a dispatcher takes beyond the grace."""
+"""Seconds that a dispatcher may take beyond the grace."""
 
-_grace = grace_option("What running functions have to end in; then they are cut off.")
+_grace = grace_option("Time that running functions have to end; then they are cut off.")
 
 
 @click.command(short_help="Have a worker finish what it runs, and leave.")
@@ -34,7 +34,8 @@ _grace = grace_option("What running functions have to end in; then they are cut 
 def drain(target_and_worker: tuple[str, ...], *, grace_s: float, timeout_s: float, **secrets: Any) -> None:
     """Have a worker finish what it runs, and leave.
 
-    WORKER is its name, as worker:1. What it has not begun goes back to the queue at once. Returns when it was told.
+    WORKER is its name, as worker:1. Work that it has not begun goes back to the queue at once. The command does not wait until the
+    worker has left.
     """
     if not 1 <= len(target_and_worker) <= 2:
         raise click.UsageError("wanted [TARGET] WORKER, as 127.0.0.1:5050 worker:1")
@@ -57,8 +58,8 @@ def shutdown(
 ) -> None:
     """End the dispatcher TARGET and its workers; returns when the dispatcher has ended.
 
-    Work that waits is not waited for: its coordinators see the cluster go. Where TARGET is a task of a cluster of servers, all tasks of
-    it that are up end.
+    The dispatcher does not wait for queued work: its coordinators see the cluster go. Where TARGET is a task of a cluster of servers,
+    all running tasks of this cluster end.
     """
     from zmqdist.errors import FailedPreconditionError
     from zmqdist.observe.status import plural
@@ -88,7 +89,7 @@ def _end_tasks(address: str, credentials: Credentials, grace_s: float, timeout_s
 
 
 def _ended(dispatcher: Dispatcher, pid: int, within_s: float) -> bool:
-    """Look until it does not answer any more, or another does; False when the time is over first."""
+    """Wait until the dispatcher stops replying, or another process replies. Return False when `within_s` is over first."""
     from zmqdist.errors import OpError
 
     until = time.monotonic() + within_s

@@ -1,7 +1,7 @@
-"""The command `zmqdist`: finds the subcommand, and turns what goes wrong into one line and an exit code.
+"""The command `zmqdist`: find the subcommand, and turn its errors into one line and an exit code.
 
-A subcommand is imported when it is called, because some need NumPy and ZeroMQ and `zmqdist --help` needs neither. So the short
-helps stand here as well as with the commands; a test holds them together.
+A subcommand is imported when it is called, because some import NumPy and ZeroMQ and `zmqdist --help` needs neither. So each short
+help stands twice, here and at its command; tests/cli/test_help.py compares them.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ COMMANDS: Final = {
     "doctor": ("doctor", "Look for what is wrong, and say what to do."),
     "bench": ("bench", "Measure this machine against bare pyzmq."),
 }
-"""Name of the command: its module and what `zmqdist --help` says about it."""
+"""Name of a command: its module, and its line in `zmqdist --help`."""
 
 
 class Commands(click.Group):
-    """The group, with its commands loaded on first use and their failures told in one line."""
+    """The group: it loads a command on first use, and reports the failure of a command in one line."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if not args and not ctx.resilient_parsing:
-            # click 8.1 would show the help on stdout, as if it had been asked for; 8.2 raises an error that 8.1 does not have.
+            # click 8.1 would print the help on stdout and exit with 0; 8.2 raises an error class that 8.1 does not have.
             click.echo(ctx.get_help(), err=True)
             ctx.exit(int(ExitCode.USAGE))
         return super().parse_args(ctx, args)
@@ -80,23 +80,23 @@ class Commands(click.Group):
         except (OpError, ConfigError, NotImplementedError) as error:
             report(f"{ctx.command_path} {ctx.invoked_subcommand}: {error}")
             ctx.exit(int(exit_code(error)))
-        except BrokenPipeError:  # here, before click makes a failure of it
+        except BrokenPipeError:  # caught here, because click would make exit code 1 of it
             discard_output()
             ctx.exit(int(ExitCode.OK))
 
 
 def report(message: str) -> None:
-    """One line on stderr, whatever is in the message."""
+    """Print a message on stderr as one line, also where it has line breaks."""
     click.echo(" ".join(message.split()), err=True)
 
 
 def discard_output() -> None:
-    """`zmqdist status | head`: whoever read has enough."""
+    """Send further output to /dev/null: the reader of the pipe has closed it, as in `zmqdist status | head`."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def exit_code(error: Exception) -> ExitCode:
-    """What an expected failure ends the command with."""
+    """Return the exit code for an expected failure."""
     if not isinstance(error, OpError):
         return ExitCode.CONFIG
     from zmqdist.launch.roles import exit_code_for
@@ -127,7 +127,7 @@ def cli(context: click.Context, verbose: int) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command. Returns its exit code; expected failures have been told on stderr."""
+    """Run the command and return its exit code. Expected failures are printed on stderr, and nothing is raised for them."""
     try:
         code = cli.main(arguments, prog_name="zmqdist", standalone_mode=False)
         sys.stdout.flush()

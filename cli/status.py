@@ -1,4 +1,4 @@
-"""`zmqdist status [TARGET]`: what a dispatcher knows, once."""
+"""`zmqdist status [TARGET]`: print the status of a dispatcher once."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def status(target: str | None, *, as_json: bool, timeout_s: float, **secrets: An
 
 
 def show(record: dict[str, Any], *, as_json: bool) -> None:
-    """Print a record, as text or as JSON."""
+    """Print a status record as text or as JSON."""
     from zmqdist.observe.status import lines
 
     click.echo(json.dumps(record, indent=2) if as_json else "\n".join(lines(record)))

@@ -105,7 +105,7 @@ USAGE: list[tuple[str, str]] = [
     ("doctor nowhere", "zmqdist doctor: 'nowhere' is not an address"),
     ("doctor nofile.yaml", "zmqdist doctor: nofile.yaml:1: (file): cannot be read"),
     ("doctor key.yaml", "key.yaml:4: jobs.worker.cuont:"),
-    ("bench --serve 127.0.0.1:0 --quick", "zmqdist bench: --serve goes alone"),
+    ("bench --serve 127.0.0.1:0 --quick", "zmqdist bench: --serve takes no other option"),
 ]
 
 
@@ -114,7 +114,7 @@ def assert_one_line(err: str) -> None:
     assert err.endswith("\n")
 
 
-@pytest.mark.parametrize(("line", "told"), USAGE, ids=[line for line, _ in USAGE])
+@pytest.mark.parametrize(("line", "report"), USAGE, ids=[line for line, _ in USAGE])
 def test_a_mistake_on_the_command_line_or_in_a_file_is_told_in_one_line(
     line: str, report: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
