@@ -117,7 +117,7 @@ def cli(context: click.Context, verbose: int) -> None:
 
     \b
     Exit codes: 0 done, 1 the program or request failed, 2 the command line
-    or a file is wrong, 3 nobody answers, 4 refused, 130 Ctrl-C;
+    or a file is wrong, 3 no reply, 4 refused, 130 Ctrl-C;
     `launch` ends with its program's.
     """
     context.obj = verbose
