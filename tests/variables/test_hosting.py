@@ -247,13 +247,13 @@ def test_a_function_is_sent_once(client: PsClient, make: Make, monkeypatch: pyte
         value *= 2
 
     sent = []
-    start = c.asking.start
+    start = c.internal_client.start
 
     def counting(rpc: Any, method: str, *args: Any, **how: Any) -> Any:
         sent.extend([method] if method.endswith(".function") else [])
         return start(rpc, method, *args, **how)
 
-    monkeypatch.setattr(c, "asking", asking_with(start=counting))
+    monkeypatch.setattr(c, "internal_client", asking_with(start=counting))
     for _ in range(3):
         one(client, ref, c.apply(ref, double, [0, 0]))
     assert len(sent) == 1

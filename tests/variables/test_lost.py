@@ -127,7 +127,7 @@ def test_the_time_without_an_answer_counts_from_when_the_question_began_to_wait(
     client.reached = False
     with monkeypatch.context() as slow:
         slow.setattr(c, "time", SimpleNamespace(monotonic=monotonic))
-        slow.setattr(c.asking, "reach", hears_nothing)
+        slow.setattr(c.internal_client, "reach", hears_nothing)
         threads = [threading.Thread(target=reach) for _ in range(2)]
         for thread in threads:
             thread.start()

@@ -145,14 +145,14 @@ def test_a_step_leaves_the_gradients_as_they_were_sent(
     ref = make(np.zeros(1 << 18))
     client.read([ref]).get_value()  # the ps has shown that it can open shared memory
     sent: list[Any] = []
-    packed = c.asking.packed
+    packed = c.internal_client.packed
 
     def seen(*args: Any, **how: Any) -> Any:
         body, sources = packed(*args, **how)
         sent.extend(sources)
         return body, sources
 
-    monkeypatch.setattr(c, "asking", asking_with(packed=seen))
+    monkeypatch.setattr(c, "internal_client", asking_with(packed=seen))
     both = [push(client, ref, np.full(1 << 18, gradient), 0) for gradient in (1, 3)]
     assert [each.get_value()[0].applied for each in both] == [True, True]
     assert [set(source.array().view("f4").tolist()) for source in sent] == [{1.0}, {3.0}]
