@@ -37,22 +37,23 @@ def _check_masters(resolver: ClusterResolver, spec: ClusterSpec) -> None:
     tasks = [(job, index) for job in spec.jobs for index in spec.task_indices(job)]
     for job, index in tasks:
         address, task = spec.task_address(job, index), f"{job!r}, {index}"
-        told = resolver.master(job, index)
-        lonely = len(tasks) == 1 and told == ""  # then there may be nobody to connect to
-        _rule(lonely or told.rpartition("://")[2] == address, f"master({task}) is at {address!r}, not {told!r}")
-        told = resolver.master(job, index, rpc_layer="other")
+        master = resolver.master(job, index)
+        lonely = len(tasks) == 1 and master == ""  # then there may be nobody to connect to
+        _rule(lonely or master.rpartition("://")[2] == address, f"master({task}) is at {address!r}, not {master!r}")
+        master = resolver.master(job, index, rpc_layer="other")
         _rule(
-            lonely or told == f"other://{address}", f"rpc_layer wins in master({task}, rpc_layer='other'), not {told!r}"
+            lonely or master == f"other://{address}",
+            f"rpc_layer wins in master({task}, rpc_layer='other'), not {master!r}",
         )
     if len(tasks) > 1:
         job = tasks[0][0]
         beyond = max(spec.task_indices(job)) + 1
         for unknown in ((job, beyond), ("no such job", 0)):
             try:
-                told = resolver.master(*unknown)
+                master = resolver.master(*unknown)
             except ValueError:
                 continue
-            _rule(False, f"master{unknown!r} is a ValueError, as the cluster has no such task; not {told!r}")
+            _rule(False, f"master{unknown!r} is a ValueError, as the cluster has no such task; not {master!r}")
 
 
 def _check_properties(resolver: ClusterResolver) -> None:

@@ -48,7 +48,7 @@ class BarrierGate:
             if word == "arrive":
                 self._arrive(task, answer)
             elif task in self._waiting and word == "who":
-                answer("waiting", self._told())
+                answer("waiting", self._missing())
             elif task in self._waiting:
                 text = f"the barrier was not complete when the time of {named(task)} was over: {self._told()}"
                 self._broken = (errors.DEADLINE_EXCEEDED, text)
@@ -89,7 +89,7 @@ class BarrierGate:
             answer("fail", [code, text])
         self._waiting.clear()
 
-    def _told(self) -> str:
+    def _missing(self) -> str:
         missing = ", ".join(named(task) for task in self._members if task not in self._waiting)
         return f"{len(self._waiting)}/{len(self._members)} tasks have come; missing: {missing}"
 
@@ -130,8 +130,8 @@ class Barrier:
           ValueError: this is the parent, which got the barrier from a task.
         """
         if timeout is not None and not timeout >= 0:
-            told = f"a time-out is a number of seconds, 0 or more, or None, not {timeout!r}"
-            raise errors.from_code(errors.INVALID_ARGUMENT, told)
+            message = f"a time-out is a number of seconds, 0 or more, or None, not {timeout!r}"
+            raise errors.from_code(errors.INVALID_ARGUMENT, message)
         if self._pipe is None:
             raise ValueError(_NO_TASK)
         with self._lock:

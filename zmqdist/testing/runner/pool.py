@@ -64,7 +64,7 @@ class MultiProcessPoolRunner:
         self._share_gpu = share_gpu
         self.task_timeout_s = task_timeout_s
         self._lock = threading.RLock()
-        self._told: SimpleQueue[tuple[TaskProcess, PoolOutcome | None]] = SimpleQueue()
+        self._outcomes: SimpleQueue[tuple[TaskProcess, PoolOutcome | None]] = SimpleQueue()
         self._processes: dict[Task, TaskProcess] = {}
         self._crew = self._new_crew()
         self._dropped: weakref.finalize[..., Any] | None = None
@@ -117,14 +117,14 @@ class MultiProcessPoolRunner:
 
     def _new_crew(self) -> ProcessCrew:
         """It knows a queue and not this pool, so that a pool that nobody has any more goes."""
-        told = self._told = SimpleQueue()
+        outcomes = self._outcomes = SimpleQueue()
         return ProcessCrew(
             self._cluster_spec,
             rpc_layer=None,
             share_gpu=self._share_gpu,
             on_line=_stream,
-            on_outcome=lambda process, outcome: told.put((process, outcome)),
-            on_exit=lambda process: told.put((process, None)),
+            on_outcome=lambda process, outcome: outcomes.put((process, outcome)),
+            on_exit=lambda process: outcomes.put((process, None)),
         )
 
     def _start(self) -> None:
@@ -147,11 +147,11 @@ class MultiProcessPoolRunner:
         due = time.monotonic() + self.task_timeout_s
         try:
             while len(outcomes) < len(self._processes):
-                process, outcome = self._told.get(timeout=max(0.0, due - time.monotonic()))
+                process, outcome = self._outcomes.get(timeout=max(0.0, due - time.monotonic()))
                 if outcome is None:
                     self._lost(process, outcomes)
                 outcomes[process.task] = outcome
-                self._crew.gate.gone(process.task, outcome.told)
+                self._crew.gate.gone(process.task, outcome.why)
         except Empty:
             self._late(outcomes)
         except BaseException:  # Ctrl-C: what they are at nobody waits for

@@ -63,7 +63,7 @@ class PoolOutcome:
     error: BaseException | None = None
 
     @property
-    def told(self) -> str:
+    def why(self) -> str:
         """For who waits at the barrier."""
         return "has returned" if self.error is None else f"has raised {type(self.error).__name__}: {self.error}"
 
@@ -161,13 +161,13 @@ class ProcessCrew:
 
     def tf_config(self, task: Task, cluster: ClusterSpec | None = None) -> str:
         """The text of TF_CONFIG for a task."""
-        told: dict[str, Any] = {
+        tf_config: dict[str, Any] = {
             "cluster": (cluster or self._spec).as_dict(),
             "task": {"type": task[0], "index": task[1]},
         }
         if self._rpc_layer is not None:
-            told["rpc_layer"] = self._rpc_layer
-        return json.dumps(told)
+            tf_config["rpc_layer"] = self._rpc_layer
+        return json.dumps(tf_config)
 
     def facts(self) -> dict[str, Any]:
         """What a process is told first."""
@@ -190,8 +190,8 @@ class ProcessCrew:
                 self.signal(list(self._processes.values()), signal.SIGKILL)
             children.close(0.0)
 
-    def listen(self, task: Task, pipe: TaskPipe, told: Callable[[str, Parts], object]) -> None:
-        """Serve one task's pipe until its other end is closed: the barrier's questions here, the rest to `told`."""
+    def listen(self, task: Task, pipe: TaskPipe, on_message: Callable[[str, Parts], object]) -> None:
+        """Serve one task's pipe until its other end is closed: the barrier's questions here, the rest to `on_message`."""
 
         def answer(word: str, facts: Any) -> None:
             with contextlib.suppress(OSError):  # it has just gone
@@ -201,7 +201,7 @@ class ProcessCrew:
             while True:
                 (word, _), payloads = pipe.receive()
                 if word in ("returned", "raised"):
-                    told(word, payloads)
+                    on_message(word, payloads)
                 else:
                     self.gate.heard(task, word, answer)
 
@@ -254,9 +254,9 @@ def tasks_of(spec: ClusterSpec) -> list[Task]:
 
 def physical_gpus() -> list[str]:
     """The devices that this process may use: those of CUDA_VISIBLE_DEVICES, else those that the driver tells."""
-    told = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if told is not None:
-        return [name.strip() for name in told.split(",") if name.strip()]
+    devices = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if devices is not None:
+        return [name.strip() for name in devices.split(",") if name.strip()]
     return [str(number) for number, _ in enumerate(NVIDIA.iterdir())] if NVIDIA.is_dir() else []
 
 

@@ -61,7 +61,7 @@ class SimPlan:
     value: KeptAt | None = None
     users: set[int] = field(default_factory=lambda: {0})
     replaced: int = 0
-    asked: bool = False
+    wanted: bool = False
     lost: bool = False
     freed: bool = False
 
@@ -121,7 +121,7 @@ class SimPlans:
     @property
     def finished(self) -> bool:
         """No value is held, and nobody waits for one."""
-        return not any(plan.asked or (plan.value is not None and plan.users) for plan in self.plans.values())
+        return not any(plan.wanted or (plan.value is not None and plan.users) for plan in self.plans.values())
 
     # -- the user -------------------------------------------------------------------------------------------------
 
@@ -171,10 +171,10 @@ class SimPlans:
         """The program asks for a value that is kept: where it is lost it waits until it was made again."""
         for plan in self.plans.values():
             value = plan.value
-            if value is None or 0 not in plan.users or plan.asked:
+            if value is None or 0 not in plan.users or plan.wanted:
                 continue
             if self._owner.cluster.holder(value.reference) is None:
-                plan.asked = True
+                plan.wanted = True
                 self._owner.handle(ValueLost(plan.work, value.attempt))
 
     def drop(self, work: int, user: int = 0) -> None:
@@ -182,7 +182,7 @@ class SimPlans:
         plan = self.plans.get(work)
         if plan is None or user not in plan.users:
             return
-        if plan.asked and user == 0:
+        if plan.wanted and user == 0:
             self._owner.cluster.clock.after(0.5, lambda: self.drop(work))
             return
         plan.users.discard(user)
@@ -213,7 +213,7 @@ class SimPlans:
         plan = self.plans[effect.work]
         owner = self._owner
         assert not owner.ending, f"dependencies G5: work {plan.work} is handed in while its round ends"
-        assert not owner.resolved[plan.work] or plan.value is not None or plan.asked or plan.users, (
+        assert not owner.resolved[plan.work] or plan.value is not None or plan.wanted or plan.users, (
             f"dependencies G1: work {plan.work} is handed in after its end"
         )
         assert plan.errors <= plan.retries or plan.lost, f"dependencies G4: work {plan.work} is tried too often"
@@ -270,7 +270,7 @@ class SimPlans:
         plan = self.plans[effect.work]
         assert plan.lineage, "dependencies G7: only what has a lineage is made again"
         assert self._owner.resolved[plan.work], "dependencies G7: it has no value yet"
-        plan.asked = False
+        plan.wanted = False
         if plan.value is not None:
             self._forget(plan)
         if effect.kind == KEPT:
@@ -290,7 +290,7 @@ class SimPlans:
             self._owner.cluster.clock.after(after, lambda: self.drop(plan.work))
 
     def remade(self, effect: Remade) -> None:
-        self.plans[effect.work].asked = False
+        self.plans[effect.work].wanted = False
 
     def free(self, work: int) -> None:
         plan = self.plans[work]

@@ -84,7 +84,7 @@ class PartSurroundings(Protocol):
     def joined(self, life: int) -> None:
         """The dispatcher has taken a life of a worker, perhaps once more."""
 
-    def gave(self, asked: q.SplitsRequest, given: dict[int, tuple[int, int, int, int]]) -> None:
+    def gave(self, request: q.SplitsRequest, given: dict[int, tuple[int, int, int, int]]) -> None:
         """A task has asked for positions, and these are what it was given last; the answer may not arrive."""
 
     def task(self, worker: SimDataWorker, task: WorkerTask, state: int) -> SimTask:
@@ -473,8 +473,8 @@ class SimDataWorker:
     def _ask(self, asking: int, has: tuple[int, ...], done: tuple[int, ...]) -> None:
         places, state = dict.fromkeys(has, self.address), self._work.state
 
-        def told(value: Any, code: int) -> None:
+        def answered(value: Any, code: int) -> None:
             if self.alive:
                 self._perform(self._work.refused(asking) if code else self._work.told(asking, value))
 
-        self.dispatcher.ask(self.link, lambda ticket: q.WorkRequest(ticket, state, self.life, places, done), told)
+        self.dispatcher.ask(self.link, lambda ticket: q.WorkRequest(ticket, state, self.life, places, done), answered)

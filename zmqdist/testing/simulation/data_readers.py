@@ -329,7 +329,7 @@ class SimPortionReader(SimReader):
     def __init__(self, sim: ReaderSurroundings, job: str | None, ordered: bool) -> None:
         self.ordered = ordered
         self.confirmed: list[int] = []
-        self.told: list[int] = []
+        self.acknowledged: list[int] = []
         self._consumption = Consumption(nullcontext(), 1, Consumed())
         self._given: dict[int, list[int]] = {}
         """Of each portion what the consumer was given."""
@@ -429,7 +429,7 @@ class SimPortionReader(SimReader):
             found += given[: elements - skipped]
         known = {*self.confirmed}
         fresh = [element for element in found if element not in known]
-        self.told += [element for element in fresh if element not in self.told]
+        self.acknowledged += [element for element in fresh if element not in self.acknowledged]
         return fresh
 
 

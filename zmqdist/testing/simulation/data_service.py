@@ -151,11 +151,11 @@ class DataSim:
         """The dispatcher has taken a life of a worker, perhaps once more."""
         self._away.discard(life)
 
-    def gave(self, asked: q.SplitsRequest, given: dict[int, tuple[int, int, int, int]]) -> None:
+    def gave(self, request: q.SplitsRequest, given: dict[int, tuple[int, int, int, int]]) -> None:
         """A task has asked for positions, and these are what it was given last; the answer may not arrive."""
-        request, _, start, length = given.get(asked.source, (0, 0, 0, 0))
-        if request == asked.request:
-            self._given[asked.state, asked.task][asked.life].update(range(start, start + length))
+        number, _, start, length = given.get(request.source, (0, 0, 0, 0))
+        if number == request.request:
+            self._given[request.state, request.task][request.life].update(range(start, start + length))
 
     def lose_answer(self, reader: SimReader, elements: list[Any]) -> None:
         """A reader does not get these."""
@@ -313,7 +313,7 @@ class DataSim:
     def _check_portions(self, readers: list[Any], kept: bool) -> None:
         """Each element was handed over and acknowledged once. What a killed reader has told, but was not answered, may count or not."""
         sure = Counter(element for each in readers for element in (each.got if each.alive else each.confirmed))
-        maybe = Counter(element for each in readers if not each.alive for element in each.told)
+        maybe = Counter(element for each in readers if not each.alive for element in each.acknowledged)
         twice = [element for element, times in sure.items() if times > 1]
         assert not twice, f"exactly once: elements {twice[:5]} were acknowledged more than once"
         for each in readers:
