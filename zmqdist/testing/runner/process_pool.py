@@ -90,7 +90,7 @@ class ProcessCrew:
       cluster: as users give it; whatever keeps its ports reserved lives as long as this.
       on_line: gets each line that a process writes, with its prefix and a newline.
       on_outcome: gets a process and what its function gave, in a thread of that process.
-      on_exit: gets a process that has ended, when all that it said was told.
+      on_exit: called with a process that has ended, after all its messages were handled.
 
     Raises:
       ValueError: more than one chief, or no tasks.
@@ -151,7 +151,7 @@ class ProcessCrew:
                 os.close(theirs)
             process = self._processes[child] = TaskProcess(task, ours, child)
             with contextlib.suppress(OSError):  # it has gone already: its exit code says why
-                # here, not in its thread: whoever has the process may send it work at once
+                # here, not in its thread, because the caller may send work to the process at once
                 ours.send(("task", self.facts()))
             process.thread = threading.Thread(
                 target=self._listen, args=(process, works, last), name=f"zmqdist-line-{named(task)}", daemon=True
@@ -170,7 +170,7 @@ class ProcessCrew:
         return json.dumps(tf_config)
 
     def facts(self) -> dict[str, Any]:
-        """What a process is told first."""
+        """Return the first message to a process."""
         return {
             "path": sys.path,
             "authkey": bytes(multiprocessing.current_process().authkey).hex(),
@@ -191,7 +191,7 @@ class ProcessCrew:
             children.close(0.0)
 
     def listen(self, task: Task, pipe: TaskPipe, on_message: Callable[[str, Parts], object]) -> None:
-        """Serve one task's pipe until its other end is closed: the barrier's questions here, the rest to `on_message`."""
+        """Serve the pipe of one task until its other end is closed: barrier messages here, all others by `on_message`."""
 
         def answer(word: str, facts: Any) -> None:
             with contextlib.suppress(OSError):  # it has just gone

@@ -317,7 +317,7 @@ class MultiProcessRunner:
         with self._changed:
             self._auto_restart = False
         self._crew.close()
-        for timer in self._timers:  # no more are made: nobody is left whose end could be told
+        for timer in self._timers:  # no more are made, because no task is left
             timer.cancel()
             timer.join()
 
@@ -372,7 +372,7 @@ class MultiProcessRunner:
         if self._return_output:
             self._lines.append(line)
         if self._stream_output:
-            with contextlib.suppress(ValueError, OSError):  # somebody has closed it
+            with contextlib.suppress(ValueError, OSError):  # standard output is closed
                 sys.stdout.write(line)
                 sys.stdout.flush()
 

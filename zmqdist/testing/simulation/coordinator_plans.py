@@ -45,7 +45,7 @@ class SimPlan:
       value: where its value is, after it has ended well.
       users: plans that hold its value, and 0 for the program.
       replaced: how often its value was made again.
-      asked: the program waits for its lost value.
+      wanted: the program waits for its lost value.
     """
 
     work: int
@@ -120,7 +120,7 @@ class SimPlans:
 
     @property
     def finished(self) -> bool:
-        """No value is held, and nobody waits for one."""
+        """Whether no value is held and the program waits for none."""
         return not any(plan.wanted or (plan.value is not None and plan.users) for plan in self.plans.values())
 
     # -- the user -------------------------------------------------------------------------------------------------
@@ -158,7 +158,7 @@ class SimPlans:
         return Planned(work, fn, tuple(named), failed, plan.retries, until, lineage, lineage, owner.options_of(work))
 
     def _usable(self, work: int) -> bool:
-        """The program has its RemoteValue, and it is none that only its worker has and nobody makes again."""
+        """Whether the program has its RemoteValue, and the value is not one that its worker alone has and that has no lineage."""
         plan = self.plans.get(work)
         if plan is not None:
             return 0 in plan.users
@@ -240,7 +240,7 @@ class SimPlans:
 
     def keep_input(self, effect: KeepInput) -> None:
         assert self._owner.outcomes.get(effect.work) == VALUE, (
-            "coordinator C3: an input is here before its end was told"
+            "coordinator C3: an input is here before its end was reported"
         )
         for work in effect.plans:
             plan = self.plans[work]

@@ -85,10 +85,10 @@ class PartSurroundings(Protocol):
         """The dispatcher has taken a life of a worker, perhaps once more."""
 
     def gave(self, request: q.SplitsRequest, given: dict[int, tuple[int, int, int, int]]) -> None:
-        """A task has asked for positions, and these are what it was given last; the answer may not arrive."""
+        """Note the positions in the last reply to a task; the reply may be lost."""
 
     def task(self, worker: SimDataWorker, task: WorkerTask, state: int) -> SimTask:
-        """The task that a worker is told to begin."""
+        """Return the task that a worker shall begin."""
 
 
 class SimDispatcher:
@@ -264,7 +264,7 @@ class SimDispatcher:
 
 
 class SimTask:
-    """One task of a worker: the real machine of its buffer, and a thread that makes elements, one at a time, for whoever asks."""
+    """One task of a worker: the real machine of its buffer, and a thread that makes one element at a time for the waiting requests."""
 
     def __init__(self, worker: SimDataWorker, task: WorkerTask, state: int) -> None:
         self.worker = worker

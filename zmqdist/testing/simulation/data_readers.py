@@ -323,7 +323,8 @@ class SimPortionReader(SimReader):
     """One that acknowledges what its consumer has had.
 
     Attributes:
-      confirmed, told: elements whose acknowledgment was answered, and which were told.
+      acknowledged: elements that the reader has acknowledged.
+      confirmed: those of them whose acknowledgment the dispatcher has replied to.
     """
 
     def __init__(self, sim: ReaderSurroundings, job: str | None, ordered: bool) -> None:
