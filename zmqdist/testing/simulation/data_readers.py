@@ -322,13 +322,14 @@ class SimPortionReader(SimReader):
     """One that acknowledges what its consumer has had.
 
     Attributes:
-      confirmed, told: elements whose acknowledgment was answered, and which were told.
+      acknowledged: elements that the reader has acknowledged.
+      confirmed: those of them whose acknowledgment the dispatcher has replied to.
     """
 
     def __init__(self, sim: ReaderSurroundings, job: str | None, ordered: bool) -> None:
         self.ordered = ordered
         self.confirmed: list[int] = []
-        self.told: list[int] = []
+        self.acknowledged: list[int] = []
         self._consumption = Consumption(nullcontext(), 1, Consumed())
         self._given: dict[int, list[int]] = {}
         """Of each portion what the consumer was given."""
@@ -428,7 +429,7 @@ class SimPortionReader(SimReader):
             found += given[: elements - skipped]
         known = {*self.confirmed}
         fresh = [element for element in found if element not in known]
-        self.told += [element for element in fresh if element not in self.told]
+        self.acknowledged += [element for element in fresh if element not in self.acknowledged]
         return fresh
 
 
