@@ -452,17 +452,17 @@ def test_what_is_asked_between_the_end_of_a_keeper_and_the_news_of_it_does_not_w
     asked_early = Caller(client.kv.get, "k")
     until(lambda: keeper.waiting == 2)
     news = threading.Event()
-    become = link.KeeperLink._become  # reach: that moment cannot be held from outside
+    become = link.KeeperLink._set_state  # reach: that moment cannot be held from outside
 
     def hold_back(self: link.KeeperLink, *state: Any) -> None:
         news.wait(30)
         become(self, *state)
 
-    monkeypatch.setattr(link.KeeperLink, "_become", hold_back)
+    monkeypatch.setattr(link.KeeperLink, "_set_state", hold_back)
     keeper.loop.stop()  # without a word to anybody
     assert isinstance(asked_early.ended(), errors.UnavailableError)
     asked_late = Caller(client.kv.get, "k")
-    until(lambda: client.snapshot().questions)
+    until(lambda: client.snapshot().requests)
     news.set()
     error = asked_late.ended()
     assert isinstance(error, errors.UnavailableError)

@@ -125,7 +125,7 @@ class Cluster:
 
     def alive(self, task: Task, tasks: Iterable[Task] | None = None) -> Call:
         call = Call()
-        self.tell(self.machine.asked_alive(call, task, self.life(task), tasks, self.now))
+        self.tell(self.machine.alive_requested(call, task, self.life(task), tasks, self.now))
         return call
 
     def stop(self) -> None:

@@ -30,7 +30,7 @@ TIMES = 6
 
 
 def in_group(count: int) -> Callable[[Server], bool]:
-    return lambda leader: any(len(row.come) == count for row in leader.snapshot().groups)
+    return lambda leader: any(len(row.arrived) == count for row in leader.snapshot().groups)
 
 
 def keeper_waits(server: Server) -> bool:
@@ -54,7 +54,7 @@ WAITS: list[tuple[str, int, Callable[[Server], Any], Callable[[Server, Server], 
         "all tasks",
         1,
         lambda one: one.coordination.wait_for_all(),
-        lambda one, _: one.coordination.snapshot().questions == 1,
+        lambda one, _: one.coordination.snapshot().requests == 1,
     ),
 ]
 

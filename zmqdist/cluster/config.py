@@ -27,7 +27,7 @@ from zmqdist import limits
 from zmqdist.cluster.addresses import split_address
 from zmqdist.cluster.check import Mistake, Path, build, dotted, problems, shown, split_command
 from zmqdist.cluster.environment import CONFIG_ENV, is_json
-from zmqdist.cluster.sections import Job, JobsConfig, RuntimeConfig, Section, SecurityConfig, told
+from zmqdist.cluster.sections import Job, JobsConfig, RuntimeConfig, Section, SecurityConfig, documented
 from zmqdist.cluster.spec import ClusterSpec
 from zmqdist.errors import ConfigError
 from zmqdist.files import read_regular
@@ -44,14 +44,16 @@ class ClusterConfig(Section, frozen=True):
 
     name: Annotated[
         Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$(?!\n)", max_length=64)],
-        told("Name of the cluster, for logs and folders.", "a name of at most 64 letters, digits, '.', '_' or '-'"),
+        documented(
+            "Name of the cluster, for logs and folders.", "a name of at most 64 letters, digits, '.', '_' or '-'"
+        ),
     ]
-    jobs: Annotated[JobsConfig, told("The jobs of the cluster.", "a mapping")]
+    jobs: Annotated[JobsConfig, documented("The jobs of the cluster.", "a mapping")]
     program: Annotated[
         str | list[str],
-        told("The program that runs on the cluster, as its chief.", "a command line, or a list of words"),
+        documented("The program that runs on the cluster, as its chief.", "a command line, or a list of words"),
     ]
-    security: Annotated[SecurityConfig, told("Who may connect.", "a mapping")] = SecurityConfig()
+    security: Annotated[SecurityConfig, documented("Who may connect.", "a mapping")] = SecurityConfig()
     runtime: RuntimeConfig | None = None
 
     @classmethod

@@ -64,16 +64,16 @@ class _Def:
         return len(serialized)
 
 
-def _refuse_surplus(given: Any, kept: Any, where: str) -> None:
+def _refuse_surplus(data: Any, kept: Any, place: str) -> None:
     """msgspec passes over unknown keys of a dataclass; here they are somebody's typo."""
-    if isinstance(given, Mapping) and isinstance(kept, dict):
-        for key, value in given.items():
+    if isinstance(data, Mapping) and isinstance(kept, dict):
+        for key, value in data.items():
             if str(key) not in kept:
-                raise ValueError(f"not a {where}: unknown key {key!r}")
-            _refuse_surplus(value, kept[str(key)], where)
-    elif isinstance(given, list | tuple):
-        for one, other in zip(given, kept, strict=True):
-            _refuse_surplus(one, other, where)
+                raise ValueError(f"not a {place}: unknown key {key!r}")
+            _refuse_surplus(value, kept[str(key)], place)
+    elif isinstance(data, list | tuple):
+        for one, other in zip(data, kept, strict=True):
+            _refuse_surplus(one, other, place)
 
 
 @dataclass

@@ -32,15 +32,15 @@ class Device:
           ValueError: not the name of a device, or a part is there twice.
         """
         found: dict[str, str | int] = {}
-        at = 0
-        while at < len(name):
-            part = _PART.match(name, at)
-            given = {} if part is None else {key: text for key, text in part.groupdict().items() if text is not None}
-            if part is None or not found.keys().isdisjoint(given):
+        position = 0
+        while position < len(name):
+            part = _PART.match(name, position)
+            fields = {} if part is None else {key: text for key, text in part.groupdict().items() if text is not None}
+            if part is None or not found.keys().isdisjoint(fields):
                 break
-            found.update({key: int(text) if text.isdecimal() else text for key, text in given.items()})
-            at = part.end()
-        if at < len(name) or not found:
+            found.update({key: int(text) if text.isdecimal() else text for key, text in fields.items()})
+            position = part.end()
+        if position < len(name) or not found:
             raise ValueError(
                 f"{name!r} is not the name of a device: wanted /job:NAME/replica:0/task:N/device:CPU:0, or parts of it"
             )

@@ -118,8 +118,8 @@ def coordination_leader(cluster: Cluster) -> Task | None:
     task; the dispatcher is none.
     """
     spec = ClusterSpec(cluster)
-    others = sorted(job for job in spec.jobs if job != "dispatcher")
-    return _first(spec, "ps", "chief", "worker", *others)
+    other_jobs = sorted(job for job in spec.jobs if job != "dispatcher")
+    return _first(spec, "ps", "chief", "worker", *other_jobs)
 
 
 def _count(spec: ClusterSpec, job: str) -> int:

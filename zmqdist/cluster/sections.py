@@ -18,9 +18,9 @@ from zmqdist import limits
 _SECONDS_MAX = 1e9  # thirty years: more is a mistake or infinity
 
 
-def told(about: str, expected: str, *, secret: bool = False, schema: dict[str, Any] | None = None) -> Meta:
+def documented(description: str, expected: str, *, secret: bool = False, schema: dict[str, Any] | None = None) -> Meta:
     """What a key is for, and what is expected of it; the values of a secret key are not repeated in errors."""
-    return Meta(description=about, extra={"expected": expected, "secret": secret}, extra_json_schema=schema)
+    return Meta(description=description, extra={"expected": expected, "secret": secret}, extra_json_schema=schema)
 
 
 Seconds = Annotated[float, Meta(gt=0, le=_SECONDS_MAX)]
@@ -46,50 +46,53 @@ class DispatcherJob(Section, frozen=True):
 
     address: Annotated[
         str,
-        told("host:port to bind; port 0 lets the system choose.", "host:port", schema={"pattern": ":[0-9]+$"}),
+        documented("host:port to bind; port 0 lets the system choose.", "host:port", schema={"pattern": ":[0-9]+$"}),
     ] = "127.0.0.1:0"
     work_dir: Annotated[
-        str | None, told("Folder of datasets and of the journal; null: in memory.", "the path of a folder, or null")
+        str | None,
+        documented("Folder of datasets and of the journal; null: in memory.", "the path of a folder, or null"),
     ] = None
     fault_tolerant_mode: Annotated[
         bool,
-        told("Keep a journal in work_dir: after a restart jobs of the data service go on.", "true or false"),
+        documented("Keep a journal in work_dir: after a restart jobs of the data service go on.", "true or false"),
     ] = False
     job_gc_timeout_ms: Annotated[
         int | None,
-        told(
+        documented(
             "Milliseconds after which a job of the data service without readers is dropped; -1 never.", "a whole number"
         ),
     ] = None
     worker_timeout_ms: Annotated[
         int | None,
-        told("Milliseconds after which the data service gives up a worker that has gone.", "a whole number"),
+        documented("Milliseconds after which the data service gives up a worker that has gone.", "a whole number"),
     ] = None
     client_timeout_ms: Annotated[
         int | None,
-        told("Milliseconds after which the data service lets go a reader that is silent.", "a whole number"),
+        documented("Milliseconds after which the data service lets go a reader that is silent.", "a whole number"),
     ] = None
     worker_addresses: Annotated[
         list[str] | None,
-        told("The fixed list of workers that shares by place (FILE, DATA, ...) need.", "a list of host or host:port"),
+        documented(
+            "The fixed list of workers that shares by place (FILE, DATA, ...) need.", "a list of host or host:port"
+        ),
     ] = None
     lease_s: Annotated[
-        Seconds, told("Seconds of silence after which a worker is lost.", "a number of seconds above 0")
+        Seconds, documented("Seconds of silence after which a worker is lost.", "a number of seconds above 0")
     ] = limits.LEASE_S
     reconnect_grace_s: Annotated[
         Seconds,
-        told("Seconds in which a worker may come back after its connection went.", "a number of seconds above 0"),
+        documented("Seconds in which a worker may come back after its connection went.", "a number of seconds above 0"),
     ] = limits.RECONNECT_GRACE_S
     attempts_max: Annotated[
         Amount,
-        told("Starts of a piece of work that may end with the death of their process.", "a whole number above 0"),
+        documented("Starts of a piece of work that may end with the death of their process.", "a whole number above 0"),
     ] = limits.ATTEMPTS_MAX
     queue_max: Annotated[
-        Amount, told("Pieces of work of one coordinator that wait for a start.", "a whole number above 0")
+        Amount, documented("Pieces of work of one coordinator that wait for a start.", "a whole number above 0")
     ] = limits.QUEUE_MAX
     queue_bytes_max: Annotated[
         Bytes | None,
-        told(
+        documented(
             "Bytes of arguments that one coordinator holds for unfinished work; null: a quarter of its machine's memory.",
             "a whole number of bytes above 0, or null",
         ),
@@ -97,8 +100,8 @@ class DispatcherJob(Section, frozen=True):
 
     def settings(self) -> dict[str, Any]:
         """The fields of a DispatcherConfig that stand here under the same names."""
-        others = ("address", "queue_max", "queue_bytes_max")
-        return {name: getattr(self, name) for name in self.__struct_fields__ if name not in others}
+        elsewhere = ("address", "queue_max", "queue_bytes_max")
+        return {name: getattr(self, name) for name in self.__struct_fields__ if name not in elsewhere}
 
 
 class Job(Section, frozen=True):
@@ -109,18 +112,20 @@ class Job(Section, frozen=True):
 
     count: Annotated[
         TaskCount | None,
-        told("How many tasks; whoever starts them finds the addresses.", f"a whole number, 1 to {limits.WORKERS_MAX}"),
+        documented(
+            "How many tasks; whoever starts them finds the addresses.", f"a whole number, 1 to {limits.WORKERS_MAX}"
+        ),
     ] = None
     tasks: Annotated[
         DenseTasks | SparseTasks | None,
-        told(
+        documented(
             "The address of each task: a list, or a mapping of index to address where some are left out.",
             "a list of host:port, or a mapping of index to host:port",
         ),
     ] = None
     env: Annotated[
         dict[str, str],
-        told("Environment variables for each task.", "a mapping of names to texts in quotes", secret=True),
+        documented("Environment variables for each task.", "a mapping of names to texts in quotes", secret=True),
     ] = {}
 
     def addresses(self) -> dict[int, str]:
@@ -151,7 +156,7 @@ class EvaluatorJob(SingleJob, frozen=True):
 
     program: Annotated[
         str | list[str] | None,
-        told("What it runs; null: the program of the cluster.", "a command line, or a list of words, or null"),
+        documented("What it runs; null: the program of the cluster.", "a command line, or a list of words, or null"),
     ] = None
 
 
@@ -161,7 +166,7 @@ class ServingJob(Job, frozen=True):
     restarts: Annotated[
         int,
         Meta(ge=0, le=2**31 - 1),
-        told("How often a task that died is started again; 0: never.", "a whole number, 0 or more"),
+        documented("How often a task that died is started again; 0: never.", "a whole number, 0 or more"),
     ] = limits.RESTARTS
 
 
@@ -170,18 +175,18 @@ class WorkerJob(ServingJob, frozen=True):
 
     slots: Annotated[
         SlotCount | Literal["auto"],
-        told(
+        documented(
             "Functions that run at the same time in each worker; auto: one for each core of its host.",
             f"a whole number, 1 to {limits.SLOTS_MAX}, or auto",
         ),
     ] = 1
     orphan_limit_s: Annotated[
         Seconds,
-        told("Seconds without a dispatcher after which a worker ends itself.", "a number of seconds above 0"),
+        documented("Seconds without a dispatcher after which a worker ends itself.", "a number of seconds above 0"),
     ] = limits.ORPHAN_LIMIT_S
     cancel_grace_s: Annotated[
         SecondsFromZero,
-        told("Seconds that a cancelled function has before it is cut off.", "a number of seconds, 0 or more"),
+        documented("Seconds that a cancelled function has before it is cut off.", "a number of seconds, 0 or more"),
     ] = limits.CANCEL_GRACE_S
 
     def slots_here(self) -> int:
@@ -195,11 +200,15 @@ class WorkerJob(ServingJob, frozen=True):
 class JobsConfig(Section, frozen=True):
     """The jobs of the cluster; at least one. A job with nothing after its colon has its defaults."""
 
-    dispatcher: Annotated[DispatcherJob | None, told("The broker.", "a mapping")] = None
-    worker: Annotated[WorkerJob | None, told("Processes that run functions.", "a mapping")] = None
-    ps: Annotated[ServingJob | None, told("Parameter servers.", "a mapping")] = None
-    chief: Annotated[SingleJob | None, told("The task that the program runs as; at most one.", "a mapping")] = None
-    evaluator: Annotated[EvaluatorJob | None, told("The side-car that evaluates checkpoints.", "a mapping")] = None
+    dispatcher: Annotated[DispatcherJob | None, documented("The broker.", "a mapping")] = None
+    worker: Annotated[WorkerJob | None, documented("Processes that run functions.", "a mapping")] = None
+    ps: Annotated[ServingJob | None, documented("Parameter servers.", "a mapping")] = None
+    chief: Annotated[SingleJob | None, documented("The task that the program runs as; at most one.", "a mapping")] = (
+        None
+    )
+    evaluator: Annotated[EvaluatorJob | None, documented("The side-car that evaluates checkpoints.", "a mapping")] = (
+        None
+    )
 
     def task_jobs(self) -> dict[str, Job]:
         """The jobs that are there and have tasks: all but the dispatcher."""
@@ -212,11 +221,13 @@ class SecurityConfig(Section, frozen=True):
 
     curve: Annotated[
         bool | Literal["auto"],
-        told("CURVE keys: auto uses them for whatever is not on loopback.", "auto, true or false"),
+        documented("CURVE keys: auto uses them for whatever is not on loopback.", "auto, true or false"),
     ] = "auto"
     keys: Annotated[
         str | None,
-        told("Folder made by zmqdist keygen; null: launch makes keys of its own.", "the path of a folder, or null"),
+        documented(
+            "Folder made by zmqdist keygen; null: launch makes keys of its own.", "the path of a folder, or null"
+        ),
     ] = None
 
 
@@ -228,6 +239,10 @@ class RuntimeConfig(Section, frozen=True):
       token_file, keys_dir: paths, never the secrets themselves.
     """
 
-    dispatcher: Annotated[str, told("Target of the running dispatcher.", "zmq://host:port")]
-    token_file: Annotated[str | None, told("File with the cluster's token.", "the path of a file, or null")] = None
-    keys_dir: Annotated[str | None, told("Folder with the cluster's keys.", "the path of a folder, or null")] = None
+    dispatcher: Annotated[str, documented("Target of the running dispatcher.", "zmq://host:port")]
+    token_file: Annotated[str | None, documented("File with the cluster's token.", "the path of a file, or null")] = (
+        None
+    )
+    keys_dir: Annotated[str | None, documented("Folder with the cluster's keys.", "the path of a folder, or null")] = (
+        None
+    )

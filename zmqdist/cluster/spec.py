@@ -37,7 +37,7 @@ class ClusterSpec:
 
     def __init__(self, cluster: Mapping[Any, Any] | ClusterDef | ClusterSpec) -> None:
         self._jobs: dict[str, dict[int, str]] = {}
-        for name, tasks in _given_jobs(cluster):
+        for name, tasks in _jobs_of(cluster):
             job = _text(name, "job name")
             if job in self._jobs:
                 raise ValueError(f"job {job!r} is there twice")
@@ -94,12 +94,12 @@ class ClusterSpec:
         for job in sorted(self._jobs):
             for index, address in sorted(self._jobs[job].items()):
                 try:
-                    place = split_address(address)
+                    host_port = split_address(address)
                 except ValueError as error:
                     problems.append(f"{job}:{index} has the address {address!r}: {error}")
                     continue
-                owner = first.setdefault(place, f"{job}:{index}")
-                if place[1] and owner != f"{job}:{index}":
+                owner = first.setdefault(host_port, f"{job}:{index}")
+                if host_port[1] and owner != f"{job}:{index}":
                     problems.append(f"{job}:{index} has the address {address!r}, which {owner} has already")
         return problems
 
@@ -121,7 +121,7 @@ class ClusterSpec:
             raise ValueError(f"no job {job_name!r} in this cluster; it has {sorted(self._jobs)}") from None
 
 
-def _given_jobs(cluster: object) -> Iterator[tuple[Any, Any]]:
+def _jobs_of(cluster: object) -> Iterator[tuple[Any, Any]]:
     if isinstance(cluster, ClusterSpec):
         cluster = cluster.as_cluster_def()
     if isinstance(cluster, ClusterDef):
@@ -158,11 +158,11 @@ def _index(job: str, key: Any) -> int:
     return index
 
 
-def _text(value: object, what: str) -> str:
+def _text(value: object, label: str) -> str:
     if isinstance(value, bytes):
         return value.decode()
     if not isinstance(value, str):
-        raise TypeError(f"{what} must be a string, not {value!r}")
+        raise TypeError(f"{label} must be a string, not {value!r}")
     return value
 
 

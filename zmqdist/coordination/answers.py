@@ -15,7 +15,7 @@ Ticket: TypeAlias = Hashable
 Task: TypeAlias = tuple[str, int]
 """(job, index)."""
 
-NAMES_TOLD = 20
+NAMES_LISTED_MAX = 20
 """Tasks that a text names; the others are counted."""
 
 
@@ -47,5 +47,5 @@ def named(task: Task) -> str:
 def listed(tasks: Iterable[Task]) -> str:
     """The names of tasks, in the order that is given."""
     names = [named(task) for task in tasks]
-    more = len(names) - NAMES_TOLD
-    return ", ".join(names[:NAMES_TOLD]) + (f" and {more} more" if more > 0 else "") if names else "none"
+    more = len(names) - NAMES_LISTED_MAX
+    return ", ".join(names[:NAMES_LISTED_MAX]) + (f" and {more} more" if more > 0 else "") if names else "none"

@@ -73,9 +73,9 @@ class CoordinationClient:
           keeper: the name of the keeper, for errors.
         """
         security = (credentials or Credentials()).client(address.removeprefix("zmq://"), "worker")
-        who = None if task is None else (*task_of(task), incarnation or new_incarnation())
-        name = "" if who is None else named(who[:2])
-        self._link = KeeperLink(lambda: ZmqClient(address, name, security=security), who, keeper)
+        identity = None if task is None else (*task_of(task), incarnation or new_incarnation())
+        name = "" if identity is None else named(identity[:2])
+        self._link = KeeperLink(lambda: ZmqClient(address, name, security=security), identity, keeper)
         self.kv = KeyValues(self._link)
 
     # -- together -------------------------------------------------------------------------------------------------------------
@@ -95,12 +95,12 @@ class CoordinationClient:
           InvalidArgumentError: the callers do not agree on `tasks`, or one is not among them.
           CancelledError: somebody cancelled it, or this task called it again from elsewhere.
         """
-        who, due, members = self._who(), _due(timeout), _tasks_of(tasks)
+        identity, due, members = self._identity(), _due(timeout), _tasks_of(tasks)
         self._link.ready(due)
         left = None if timeout is None else max(0.0, due - time.monotonic())
         wait = LoggedWait(f"at barrier {name!r}", name) if timeout is None else None
-        code, message, counter = self._link.ask(
-            "barrier", who, name, self._link.counter(name), left, members, due=due, wait=wait
+        code, message, counter = self._link.request(
+            "barrier", identity, name, self._link.counter(name), left, members, due=due, wait=wait
         )
         self._link.ended(name, counter)
         if code:
@@ -113,7 +113,7 @@ class CoordinationClient:
         Raises:
           FailedPreconditionError: nobody waits there, or it is over.
         """
-        self._ask("cancel_barrier", self._who(), name, self._link.counter(name))
+        self._request("cancel_barrier", self._identity(), name, self._link.counter(name))
 
     def wait_for_all(self, devices: Iterable[str] = (), timeout: float | None = None) -> list[str]:
         """Wait until all tasks of the cluster wait here, as a first sign that it is complete.
@@ -126,22 +126,22 @@ class CoordinationClient:
 
         Raises: as `barrier`.
         """
-        who, due = self._who(), _due(timeout)
+        identity, due = self._identity(), _due(timeout)
         self._link.ready(due)
         left = None if timeout is None else max(0.0, due - time.monotonic())
         wait = LoggedWait("for all tasks", "zmqdist.all") if timeout is None else None
-        told = self._link.ask("wait_for_all", who, list(devices), left, due=due, wait=wait)
-        return list(told)
+        all_devices = self._link.request("wait_for_all", identity, list(devices), left, due=due, wait=wait)
+        return list(all_devices)
 
     def alive_tasks(self, tasks: Iterable[TaskName] | None = None) -> list[str]:
         """Which of these tasks are alive. All of them that are must ask the same, and get the same answer when the last one has."""
-        return [named(task) for task in self._ask("alive", self._who(), _tasks_of(tasks))]
+        return [named(task) for task in self._request("alive", self._identity(), _tasks_of(tasks))]
 
     # -- who is there -----------------------------------------------------------------------------------------------------------
 
     def task_states(self, jobs: Iterable[str] | None = None) -> dict[str, TaskState]:
         """What is known of all tasks, or of those of some jobs, by name and in the order of the cluster."""
-        rows = self._ask("states", None if jobs is None else list(jobs))
+        rows = self._request("states", None if jobs is None else list(jobs))
         return {named((job, index)): TaskState(*rest) for job, index, *rest in rows}
 
     def check_alive(self, task: TaskName) -> bool:
@@ -162,7 +162,7 @@ class CoordinationClient:
         Args:
           code: one of zmqdist.errors, not OK.
         """
-        self._ask("report_error", self._who(), code, message)
+        self._request("report_error", self._identity(), code, message)
 
     def on_error(self, fn: OnError) -> None:
         """Have `fn(task, error)` called when a task of the cluster fails: with its name and an OpError, in a thread for such calls."""
@@ -186,7 +186,7 @@ class CoordinationClient:
           DeadlineExceededError: the keeper did not appear in time.
           AbortedError: this task is in error, or another life of it is registered: see `reset`.
         """
-        self._who()
+        self._identity()
         self._link.ready(_due(timeout))
 
     def beat(self) -> None:
@@ -195,7 +195,7 @@ class CoordinationClient:
         Raises:
           OpError: this task's own error, if it is in error.
         """
-        self._ask("beat", self._who())
+        self._request("beat", self._identity())
 
     def reset(self) -> None:
         """Have the keeper forget that this task is in error, or was there in another life, and register again.
@@ -203,7 +203,7 @@ class CoordinationClient:
         Raises:
           DeadlineExceededError: there was no keeper within LEADER_WAIT_S.
         """
-        self._who()
+        self._identity()
         self._link.reset()
 
     def shutdown(self) -> None:
@@ -241,13 +241,13 @@ class CoordinationClient:
         if link is not None and not link.closed:
             in_background("zmqdist-coordination-stop", link.close, False)
 
-    def _who(self) -> tuple[str, int, int]:
-        if self._link.who is None:
+    def _identity(self) -> tuple[str, int, int]:
+        if self._link.identity is None:
             raise FailedPreconditionError("this client is no task of the cluster: it has keys and task_states only")
-        return self._link.who
+        return self._link.identity
 
-    def _ask(self, method: str, *args: Any) -> Any:
-        return self._link.ask(method, *args, due=_due(LEADER_WAIT_S))
+    def _request(self, method: str, *args: Any) -> Any:
+        return self._link.request(method, *args, due=_due(LEADER_WAIT_S))
 
 
 class KeyValues:
@@ -266,7 +266,7 @@ class KeyValues:
           AlreadyExistsError: it has one, and keeps it; unless `overwrite`.
           ResourceExhaustedError: KEYS_MAX or KEYS_BYTES_MAX is reached.
         """
-        self._ask("kv_set", key, value, overwrite)
+        self._request("kv_set", key, value, overwrite)
 
     def get(self, key: str, timeout: float | None = None) -> Any:
         """The value of a key; waits until somebody has set it.
@@ -278,24 +278,24 @@ class KeyValues:
           DeadlineExceededError: nobody set it in time.
         """
         due = _due(timeout)
-        if self._link.who is not None:
+        if self._link.identity is not None:
             self._link.ready(due)
         left = None if timeout is None else max(0.0, due - time.monotonic())
-        return self._link.ask(
+        return self._link.request(
             "kv_get", key, left, due=due, wait=LoggedWait(f"for key {key!r}") if timeout is None else None
         )
 
     def try_get(self, key: str) -> Any:
         """The value of a key. Raises NotFoundError where it has none."""
-        return self._ask("kv_try_get", key)
+        return self._request("kv_try_get", key)
 
     def delete(self, key: str) -> int:
         """Remove a key, and all below it ("a" also removes "a/b"). Returns how many there were."""
-        return int(self._ask("kv_delete", key))
+        return int(self._request("kv_delete", key))
 
     def list(self, prefix: str = "") -> dict[str, Any]:
         """All that is below a directory, by whole key, in order: "a" gives "a/b" and "a/b/c", and neither "a" nor "ab"."""
-        return dict(self._ask("kv_list", prefix))
+        return dict(self._request("kv_list", prefix))
 
     def increment(self, key: str, by: int = 1) -> int:
         """Add to a whole number, 0 where there is none, and return the sum. No two callers get the same one.
@@ -303,10 +303,10 @@ class KeyValues:
         Raises:
           FailedPreconditionError: the value is no whole number.
         """
-        return int(self._ask("kv_increment", key, by))
+        return int(self._request("kv_increment", key, by))
 
-    def _ask(self, method: str, *args: Any) -> Any:
-        return self._link.ask(method, *args, due=_due(LEADER_WAIT_S))
+    def _request(self, method: str, *args: Any) -> Any:
+        return self._link.request(method, *args, due=_due(LEADER_WAIT_S))
 
 
 def task_of(name: TaskName) -> Task:
@@ -346,9 +346,9 @@ def _due(timeout: float | None) -> float:
     return time.monotonic() + min(seconds, TIMEOUT_MAX)
 
 
-def number(given: Any) -> float:
+def number(value: Any) -> float:
     """A number as people give it, one of NumPy's too; NaN for what is none, or too large for a float."""
     try:
-        return nan if isinstance(given, bool | str | bytes) else float(given)
+        return nan if isinstance(value, bool | str | bytes) else float(value)
     except (TypeError, ValueError, OverflowError):
         return nan

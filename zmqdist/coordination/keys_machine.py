@@ -101,16 +101,16 @@ class Keys:
         path = normal(key)
         if not path:
             return [Fail(ticket, INVALID_ARGUMENT, f"{key!r} is no key")]
-        gone = self._below(path)
-        if gone:
-            start = bisect_left(self._sorted, gone[0])
-            del self._sorted[start : start + len(gone)]
+        removed = self._below(path)
+        if removed:
+            start = bisect_left(self._sorted, removed[0])
+            del self._sorted[start : start + len(removed)]
         if path in self._values:
-            gone.append(path)
+            removed.append(path)
             del self._sorted[bisect_left(self._sorted, path)]
-        for name in gone:
+        for name in removed:
             self.nbytes -= self._values.pop(name)[1]
-        return [Answer(ticket, len(gone))]
+        return [Answer(ticket, len(removed))]
 
     def increment(self, ticket: Ticket, key: str, by: int, nbytes: int) -> list[Effect]:
         """Add to a whole number; one that is not there is 0. The answer is the sum."""

@@ -51,8 +51,8 @@ UP: Final = "up"
 ERROR: Final = "error"
 LEFT: Final = "left"
 
-EVERYBODY: Final = "zmqdist.all"
-GOING: Final = "zmqdist.shutdown"
+ALL_TASKS: Final = "zmqdist.all"
+SHUTDOWN: Final = "zmqdist.shutdown"
 """Barriers of our own."""
 
 RETIRED_KEPT: Final = 8
@@ -185,7 +185,7 @@ class Coordination:
             return [Fail(ticket, ABORTED, f"{named(task)} has been started again since: this life of it is over")]
         same = incarnation == record.incarnation
         if record.state == UP and same:
-            self._heard(record, now)
+            self._refresh(record, now)
             return [Answer(ticket, TaskWelcome(self._errors_count))]
         effects: list[Effect] = []
         if record.state == UP and task[0] in self._config.recoverable_jobs:
@@ -209,7 +209,7 @@ class Coordination:
             text = f"{named(task)} was heard in another life than the one that registered"
             known = incarnation in record.retired or record.state != UP
             return [*([] if known else self._fail(record, ABORTED, text, now)), Fail(ticket, ABORTED, text)]
-        self._heard(record, now)
+        self._refresh(record, now)
         return [Answer(ticket)]
 
     def polled(
@@ -224,14 +224,14 @@ class Coordination:
             return [Fail(ticket, *problem)]
         record = self._records[task]
         if record.state == UP:
-            self._heard(record, now)
+            self._refresh(record, now)
         effects: list[Effect] = []
         earlier = self._polls.pop(task, None)
         if earlier is not None:
             effects.append(Fail(earlier.ticket, CANCELLED, f"{named(task)} asked again"))
-        told = [error for error in self._errors if error.number > after]
-        if told:
-            return [*effects, Answer(ticket, told)]
+        errors = [error for error in self._errors if error.number > after]
+        if errors:
+            return [*effects, Answer(ticket, errors)]
         self._polls[task] = _Poll(ticket, after, until)
         self._check_at = min(self._check_at, until)
         return effects
@@ -287,13 +287,13 @@ class Coordination:
         record = self._records[task]
         if record.state != UP or not together or not self._config.shutdown_timeout_s:
             return [*self._leave(record, "has shut down", now), Answer(ticket)]
-        going = self._barriers.tasks_of(GOING) or frozenset(
+        wanted = self._barriers.tasks_of(SHUTDOWN) or frozenset(
             record.task for record in self._records.values() if record.state not in (ERROR, LEFT)
         )
-        counter = self._barriers.next_counter(GOING)
+        counter = self._barriers.next_counter(SHUTDOWN)
         due = now + self._config.shutdown_timeout_s
         place = _Leaving(ticket, task)
-        return self._told(self._barriers.came(place, GOING, counter, task, going, due), now)
+        return self._to_callers(self._barriers.came(place, SHUTDOWN, counter, task, wanted, due), now)
 
     # -- together ----------------------------------------------------------------------------------------------------------
 
@@ -320,12 +320,12 @@ class Coordination:
             text = f"barrier {name!r}: say for which tasks, this cluster has no list of them"
             return [Fail(ticket, INVALID_ARGUMENT, text)]
         wanted = frozenset(self._records if tasks is None else tasks)
-        effects = self._barriers.came(ticket, name, counter, task, wanted, due, self._hopeless(name, task, wanted))
-        return self._told(effects, now)
+        effects = self._barriers.came(ticket, name, counter, task, wanted, due, self._cannot_pass(name, task, wanted))
+        return self._to_callers(effects, now)
 
     def barrier_cancelled(self, ticket: Ticket, name: str, counter: int, task: Task, now: float) -> list[Effect]:
         """A task gives a barrier up, for all."""
-        return self._told(self._barriers.cancelled(ticket, name, counter, task), now)
+        return self._to_callers(self._barriers.cancelled(ticket, name, counter, task), now)
 
     def missing(self, name: str) -> list[Task]:
         """For whom a barrier waits at present."""
@@ -339,13 +339,15 @@ class Coordination:
         if problem is not None:
             return [Fail(ticket, *problem)]
         self._records[task].devices = list(devices)
-        everybody = frozenset(self._records)
-        hopeless = self._hopeless(EVERYBODY, task, everybody)
-        counter = self._barriers.next_counter(EVERYBODY)
+        all_tasks = frozenset(self._records)
+        problem_of_all = self._cannot_pass(ALL_TASKS, task, all_tasks)
+        counter = self._barriers.next_counter(ALL_TASKS)
         place = _Waiting(ticket)
-        return self._told(self._barriers.came(place, EVERYBODY, counter, task, everybody, due, hopeless), now)
+        return self._to_callers(
+            self._barriers.came(place, ALL_TASKS, counter, task, all_tasks, due, problem_of_all), now
+        )
 
-    def asked_alive(
+    def alive_requested(
         self, ticket: Ticket, task: Task, incarnation: int, tasks: Iterable[Task] | None, now: float
     ) -> list[Effect]:
         """A task asks who of a set is alive; answered to all of them that live, when all of them have asked."""
@@ -359,12 +361,12 @@ class Coordination:
         if task not in wanted:
             text = f"{named(task)} asks who of {listed(sorted(wanted))} is alive, and is none of them"
             return [Fail(ticket, INVALID_ARGUMENT, text)]
-        asking = self._alive.setdefault(wanted, {})
+        waiting = self._alive.setdefault(wanted, {})
         effects: list[Effect] = []
-        if task in asking:
-            effects.append(Fail(asking[task], CANCELLED, f"{named(task)} asked again"))
-        asking[task] = ticket
-        return effects + self._tell_alive()
+        if task in waiting:
+            effects.append(Fail(waiting[task], CANCELLED, f"{named(task)} asked again"))
+        waiting[task] = ticket
+        return effects + self._reply_alive()
 
     def states(self, jobs: Iterable[str] | None = None) -> list[TaskStatus]:
         """What is known of all tasks, or of those of some jobs, in the order of the cluster."""
@@ -398,7 +400,7 @@ class Coordination:
 
     def ticked(self, now: float) -> list[Effect]:
         """Time has passed."""
-        effects = self._told(self._barriers.ticked(now), now)
+        effects = self._to_callers(self._barriers.ticked(now), now)
         if now >= self._register_by:
             effects += self._give_up_joining()
         if now >= self._check_at:
@@ -417,17 +419,17 @@ class Coordination:
             if record.state == JOINING and record.joining == ticket:
                 record.state, record.joining = MISSING, None
             self._barriers.dropped(_Leaving(ticket, record.task))
-        for asking in self._alive.values():
-            for task in [task for task, other in asking.items() if other == ticket]:
-                del asking[task]
-        self._alive = {tasks: asking for tasks, asking in self._alive.items() if asking}
+        for waiting in self._alive.values():
+            for task in [task for task, other in waiting.items() if other == ticket]:
+                del waiting[task]
+        self._alive = {tasks: waiting for tasks, waiting in self._alive.items() if waiting}
         return []
 
     def stopped(self, why: str, now: float) -> list[Effect]:
         """Nobody coordinates these tasks any more: all who wait are told so."""
-        effects = self._told(self._barriers.stopped(why), now)
+        effects = self._to_callers(self._barriers.stopped(why), now)
         effects += [Fail(poll.ticket, CANCELLED, why) for poll in self._polls.values()]
-        effects += [Fail(ticket, CANCELLED, why) for asking in self._alive.values() for ticket in asking.values()]
+        effects += [Fail(ticket, CANCELLED, why) for waiting in self._alive.values() for ticket in waiting.values()]
         for record in self._records.values():
             if record.state == JOINING:
                 effects.append(Fail(record.joining, CANCELLED, why))
@@ -450,7 +452,7 @@ class Coordination:
             return FAILED_PRECONDITION, record.message
         return None
 
-    def _hopeless(self, name: str, task: Task, wanted: frozenset[Task]) -> tuple[int, str] | None:
+    def _cannot_pass(self, name: str, task: Task, wanted: frozenset[Task]) -> tuple[int, str] | None:
         """Why no barrier of these tasks can pass."""
         unknown = wanted - self._records.keys()
         if unknown:
@@ -470,7 +472,7 @@ class Coordination:
             record.retired = [*record.retired, record.incarnation][-RETIRED_KEPT:]
             self._barriers.restarted(record.task)
         record.incarnation, record.code, record.message, record.devices = incarnation, OK, "", []
-        self._heard(record, now)
+        self._refresh(record, now)
         if self._complete:
             record.state = UP
             return [*effects, Answer(ticket, TaskWelcome(self._errors_count))]
@@ -481,7 +483,7 @@ class Coordination:
             for other in self._records.values():
                 effects.append(Answer(other.joining, TaskWelcome(self._errors_count)))
                 other.state, other.joining = UP, None
-                self._heard(other, now)
+                self._refresh(other, now)
         return effects
 
     def _give_up_joining(self) -> list[Effect]:
@@ -499,7 +501,7 @@ class Coordination:
         recovers = record.task[0] in self._config.recoverable_jobs or self._config.new_incarnation_may_return
         return record.code == UNAVAILABLE and recovers
 
-    def _heard(self, record: _Record, now: float) -> None:
+    def _refresh(self, record: _Record, now: float) -> None:
         record.heard_at, record.away_until = now, inf
         self._check_at = min(self._check_at, now + self._config.heartbeat_timeout_s)
 
@@ -527,8 +529,8 @@ class Coordination:
     def _fail(self, record: _Record, code: int, message: str, now: float) -> list[Effect]:
         """A task is in error: barriers that need it end, and the others are told."""
         record.state, record.code, record.message, record.away_until = ERROR, code, message, inf
-        effects = self._told(self._barriers.task_failed(record.task, message), now)
-        effects += self._tell_alive()
+        effects = self._to_callers(self._barriers.task_failed(record.task, message), now)
+        effects += self._reply_alive()
         self._errors_count += 1
         error = TaskError(self._errors_count, record.task, code, message)
         recovers = record.task[0] in self._config.recoverable_jobs
@@ -549,50 +551,50 @@ class Coordination:
             record.joining = None
         record.state, record.heard_until = LEFT, now + self._config.heartbeat_timeout_s
         record.away_until = inf
-        effects += self._told(self._barriers.task_failed(record.task, f"{named(record.task)} {how}"), now)
-        return effects + self._tell_alive()
+        effects += self._to_callers(self._barriers.task_failed(record.task, f"{named(record.task)} {how}"), now)
+        return effects + self._reply_alive()
 
-    def _told(self, effects: list[Effect], now: float) -> list[Effect]:
+    def _to_callers(self, effects: list[Effect], now: float) -> list[Effect]:
         """What the barriers say, with our own ones turned into what their callers wait for."""
-        told: list[Effect] = []
-        gone: list[tuple[_Leaving, RoundOutcome]] = []
+        outgoing: list[Effect] = []
+        leaving: list[tuple[_Leaving, RoundOutcome]] = []
         for effect in effects:
             if not isinstance(effect, Answer) or not isinstance(effect.ticket, _Leaving | _Waiting):
-                told.append(effect)
+                outgoing.append(effect)
                 continue
             outcome: RoundOutcome = effect.value
             if isinstance(effect.ticket, _Leaving):
-                gone.append((effect.ticket, outcome))
+                leaving.append((effect.ticket, outcome))
             elif outcome.code == OK:
-                told.append(Answer(effect.ticket.ticket, [d for r in self._records.values() for d in r.devices]))
+                outgoing.append(Answer(effect.ticket.ticket, [d for r in self._records.values() for d in r.devices]))
             else:
-                told.append(Fail(effect.ticket.ticket, outcome.code, outcome.message))
-        return told + self._let_go(gone, now)
+                outgoing.append(Fail(effect.ticket.ticket, outcome.code, outcome.message))
+        return outgoing + self._end_shutdown(leaving, now)
 
-    def _let_go(self, gone: list[tuple[_Leaving, RoundOutcome]], now: float) -> list[Effect]:
+    def _end_shutdown(self, leaving: list[tuple[_Leaving, RoundOutcome]], now: float) -> list[Effect]:
         """Those who waited to leave together leave, whether all have come or not; who has not is told that it was left behind."""
         effects: list[Effect] = []
-        for place, outcome in gone:
+        for place, outcome in leaving:
             if outcome.code != CANCELLED:  # that one has only asked again
                 effects += self._leave(self._records[place.task], "has shut down", now)
             done = outcome.code == OK
             effects.append(Answer(place.ticket) if done else Fail(place.ticket, outcome.code, outcome.message))
-        failed = next((outcome for _, outcome in gone if outcome.code not in (OK, CANCELLED)), None)
+        failed = next((outcome for _, outcome in leaving if outcome.code not in (OK, CANCELLED)), None)
         if failed is not None:
             for record in [record for record in self._records.values() if record.state == UP]:
                 text = f"{named(record.task)} did not shut down with the others: {failed.message}"
                 effects += self._fail(record, INTERNAL, text, now)
         return effects
 
-    def _tell_alive(self) -> list[Effect]:
+    def _reply_alive(self) -> list[Effect]:
         effects: list[Effect] = []
-        for tasks, asking in list(self._alive.items()):
-            for task in [task for task in asking if self._records[task].state != UP]:
-                effects.append(Fail(asking.pop(task), FAILED_PRECONDITION, f"{named(task)} is not alive itself"))
+        for tasks, waiting in list(self._alive.items()):
+            for task in [task for task in waiting if self._records[task].state != UP]:
+                effects.append(Fail(waiting.pop(task), FAILED_PRECONDITION, f"{named(task)} is not alive itself"))
             alive = [task for task in sorted(tasks) if self._records[task].state == UP]
-            if not asking or len(asking) == len(alive):
+            if not waiting or len(waiting) == len(alive):
                 del self._alive[tasks]
-                effects += [Answer(ticket, alive) for ticket in asking.values()]
+                effects += [Answer(ticket, alive) for ticket in waiting.values()]
         return effects
 
     def _not_in_cluster(self, task: Task) -> str:

@@ -39,7 +39,7 @@ class KeeperSnapshot:
     barriers: Mapping[str, tuple[str, ...]]
     keys: int
     key_waits: int
-    questions: int
+    requests: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,5 +54,5 @@ class CoordinationSnapshot:
     """
 
     state: str
-    questions: int
+    requests: int
     barriers: tuple[str, ...]

@@ -56,7 +56,7 @@ class Announcement:
 
     rank: int
     counter: int | None
-    what: str
+    signature: str
     due: float = inf
     load: Any = None
     failure: tuple[int, str] | None = None
@@ -115,26 +115,37 @@ class Agreements:
 
     # -- events -----------------------------------------------------------------------------------------------------------
 
-    def announced(self, group: str, members: Sequence[Task], one: Announcement) -> list[Verdict]:
+    def announced(self, group: str, members: Sequence[Task], announcement: Announcement) -> list[Verdict]:
         """A member says what it brings. Raises InvalidArgumentError: the group of this name has other members."""
         self._check(group, members)
         if group in self._aborted:
-            return [Disagreed([one], *self._aborted[group])]
-        one.group = group
-        task, tasks = members[one.rank], frozenset(members)
-        if one.failure and one.counter and self._barriers.is_over(group, one.counter, task):
-            return [Disagreed([one], *one.failure, one.counter)]  # late: the next operation must not end with it
+            return [Disagreed([announcement], *self._aborted[group])]
+        announcement.group = group
+        task, tasks = members[announcement.rank], frozenset(members)
+        if announcement.failure and announcement.counter and self._barriers.is_over(group, announcement.counter, task):
+            return [
+                Disagreed([announcement], *announcement.failure, announcement.counter)
+            ]  # late: the next operation must not end with it
         owed = self._barriers.owes(group, task)
         # A failure in the place of an operation that has failed already must not end the next one.
-        counter = 0 if owed and (one.counter == 0 or one.failure) else one.counter or None
-        effects = self._barriers.came(one, group, counter, task, tasks, one.due, one.failure, one.what)
+        counter = 0 if owed and (announcement.counter == 0 or announcement.failure) else announcement.counter or None
+        effects = self._barriers.came(
+            announcement,
+            group,
+            counter,
+            task,
+            tasks,
+            due=announcement.due,
+            problem=announcement.failure,
+            title=announcement.signature,
+        )
         return self._verdicts(effects)
 
     def withdrew(self, group: str, token: Any) -> list[Verdict]:
         """The caller that announced with this token does not wait any more: it was cancelled, or its process has ended."""
-        for one in self._barriers.tickets(group):
-            if isinstance(one, Announcement) and one.token is token:
-                name = named(self._members[group][one.rank])
+        for announcement in self._barriers.tickets(group):
+            if isinstance(announcement, Announcement) and announcement.token is token:
+                name = named(self._members[group][announcement.rank])
                 message = f"{name} does not wait any more: it was cancelled there, or has ended"
                 return self._verdicts(self._barriers.failed(group, UNAVAILABLE, message))
         return []
@@ -163,26 +174,26 @@ class Agreements:
         if self._aborted.pop(group, None) is not None:
             self._barriers.forgotten(group)
 
-    def stopped(self, why: str) -> list[Verdict]:
+    def stopped(self, reason: str) -> list[Verdict]:
         """The leader itself ends: so do all that wait here."""
-        return self._verdicts(self._barriers.stopped(why))
+        return self._verdicts(self._barriers.stopped(reason))
 
     # -- within -----------------------------------------------------------------------------------------------------------
 
     def _check(self, group: str, members: Sequence[Task]) -> None:
         known = self._members.setdefault(group, tuple(members))
         if known != tuple(members):
-            told = f"group {group} has the members {', '.join(map(named, known))}"
-            raise InvalidArgumentError(f"{told}, not {', '.join(map(named, members))}")
+            text = f"group {group} has the members {', '.join(map(named, known))}"
+            raise InvalidArgumentError(f"{text}, not {', '.join(map(named, members))}")
 
     def _verdicts(self, effects: list[Effect]) -> list[Verdict]:
         """What the barriers say to each caller, as one verdict for all callers of a round."""
         ended: dict[tuple[str, int, str, int | None], list[Announcement]] = {}
         for effect in effects:
-            one = effect.ticket
-            assert isinstance(one, Announcement)
+            announcement = effect.ticket
+            assert isinstance(announcement, Announcement)
             outcome = (effect.code, effect.message, None) if isinstance(effect, Fail) else effect.value
-            ended.setdefault((one.group, *outcome), []).append(one)
+            ended.setdefault((announcement.group, *outcome), []).append(announcement)
         return [
             self._verdict(group, code, message, counter, members)
             for (group, code, message, counter), members in ended.items()
@@ -191,17 +202,17 @@ class Agreements:
     def _verdict(
         self, group: str, code: int, message: str, counter: int | None, members: list[Announcement]
     ) -> Verdict:
-        members.sort(key=lambda one: one.rank)
+        members.sort(key=lambda announcement: announcement.rank)
         tasks = self._members[group]
         if code != OK:
             return Disagreed(members, code, message, counter)
         if len(members) < len(tasks):
             return Disagreed(members, ABORTED, f"round {counter} of group {group} has ended already", counter)
-        if len({one.what for one in members}) > 1:
-            brought: dict[str, list[str]] = {}
-            for one in members:
-                brought.setdefault(one.what, []).append(named(tasks[one.rank]))
-            parts = "; ".join(f"{', '.join(names)}: {what}" for what, names in brought.items())
+        if len({announcement.signature for announcement in members}) > 1:
+            by_signature: dict[str, list[str]] = {}
+            for announcement in members:
+                by_signature.setdefault(announcement.signature, []).append(named(tasks[announcement.rank]))
+            parts = "; ".join(f"{', '.join(names)}: {signature}" for signature, names in by_signature.items())
             message = f"the members of the group are not about to do the same: {parts}"
             return Disagreed(members, INVALID_ARGUMENT, message, counter)
         assert counter is not None

@@ -38,7 +38,7 @@ member says of its value, and their incarnations; or FAILED, code and message.""
 
 
 @dataclass(slots=True)
-class Brought:
+class Contribution:
     """What a member says of its value, beside what must be equal for all.
 
     Attributes:
@@ -52,7 +52,7 @@ class Brought:
     kind: str
     op: str
     root: int
-    told: Any
+    detail: Any
     value: tuple[Any] | None
 
 
@@ -67,14 +67,14 @@ class Leader:
         self._agreements = Agreements()
         self._exchanges = count(1)
         self._timer_at = inf
-        node.service.register_later("collective.announce", self._asked, roles=TASKS)
+        node.service.register_later("collective.announce", self._announce_call, roles=TASKS)
         node.service.register("collective.abort", self.abort, inline=True, roles=TASKS)
         node.service.register("collective.reset", self.reset, inline=True, roles=TASKS)
-        watches.listen(lambda task, life: None, partial(self._hear, self._agreements.gone))
+        watches.listen(lambda task, life: None, partial(self._apply, self._agreements.gone))
 
-    def _asked(self, asked: Asked, group: str, tasks: list[Any], *given: Any) -> None:
-        asked.on_dropped(partial(self.withdrew, group, asked))
-        self.announce(group, tasks, *given, token=asked, peer=asked.peer)
+    def _announce_call(self, call: Asked, group: str, tasks: list[Any], *announcement: Any) -> None:
+        call.on_dropped(partial(self.withdrew, group, call))
+        self.announce(group, tasks, *announcement, token=call, peer=call.peer)
 
     def announce(
         self,
@@ -83,10 +83,10 @@ class Leader:
         rank: int,
         incarnation: int,
         counter: int | None,
-        what: str,
+        signature: str,
         timeout_s: float,
         failure: tuple[int, str] | None,
-        brought: tuple[Any, ...],
+        contribution: tuple[Any, ...],
         *,
         token: Any,
         peer: Peer | None = None,
@@ -100,23 +100,23 @@ class Leader:
           peer: the connection that it said so by; None for the own task.
         """
         if self._node.closed:
-            raise self._no_more(token)
+            raise self._stop_error(token)
         members = [self._node.task(tuple(task)) for task in tasks]
         for task in members:
             self._watches.watch(task)
-        self._watches.speaks(members[rank], incarnation, peer)
-        load = Brought(incarnation, *brought)
-        one = Announcement(rank, counter, what, monotonic() + timeout_s, load, failure, token)
+        self._watches.heard_from(members[rank], incarnation, peer)
+        load = Contribution(incarnation, *contribution)
+        announcement = Announcement(rank, counter, signature, monotonic() + timeout_s, load, failure, token)
         with self._lock:
             if self._stopped:
-                raise self._no_more(token)
-            verdicts = self._agreements.announced(group, members, one)
+                raise self._stop_error(token)
+            verdicts = self._agreements.announced(group, members, announcement)
             for task in members:
-                if message := self._watches.gone(task):
+                if message := self._watches.gone_message(task):
                     verdicts += self._agreements.gone(task, message)
                     break
             earlier = self._agreements.deadline < self._timer_at
-        self._tell(verdicts)
+        self._send_verdicts(verdicts)
         if earlier:
             try:
                 self._node.loop.call_soon(self._tick)
@@ -125,7 +125,7 @@ class Leader:
 
     def abort(self, group: str, tasks: Sequence[Any], code: int, message: str) -> None:
         """Everything of this group fails from now on."""
-        self._hear(self._agreements.aborted, group, [self._node.task(tuple(task)) for task in tasks], code, message)
+        self._apply(self._agreements.aborted, group, [self._node.task(tuple(task)) for task in tasks], code, message)
 
     def reset(self, group: str) -> None:
         """The end of an abort."""
@@ -137,24 +137,24 @@ class Leader:
         with self._lock:
             waiting = self._agreements.waiting()
         return tuple(
-            GroupRow(group, tuple(map(named, come)), tuple(map(named, missing)))
-            for group, (come, missing) in waiting.items()
+            GroupRow(group, tuple(map(named, arrived)), tuple(map(named, missing)))
+            for group, (arrived, missing) in waiting.items()
         )
 
     # -- what happens meanwhile -------------------------------------------------------------------------------------------
 
-    def _hear(self, event: Callable[..., list[Verdict]], *args: Any) -> None:
+    def _apply(self, event: Callable[..., list[Verdict]], *args: Any) -> None:
         """Something has happened to groups: have Agreements decide, and tell the members."""
         with self._lock:
             verdicts = event(*args)
-        self._tell(verdicts)
+        self._send_verdicts(verdicts)
 
     def _tick(self) -> None:
         """In the loop: what is late, and when to look again."""
         with self._lock:
             verdicts = self._agreements.ticked(monotonic())
             self._timer_at = self._agreements.deadline
-        self._tell(verdicts)
+        self._send_verdicts(verdicts)
         if self._timer_at < inf:
             self._node.loop.set_timer("collective", self._timer_at, self._tick)
 
@@ -163,10 +163,10 @@ class Leader:
         with self._lock:
             self._stopped = True
             verdicts = self._agreements.stopped(self._node.stopped.message)
-        for one in (one for verdict in verdicts for one in verdict.members):
-            one.token.fail(self._no_more(one.token))
+        for announcement in (announcement for verdict in verdicts for announcement in verdict.members):
+            announcement.token.fail(self._stop_error(announcement.token))
 
-    def _no_more(self, token: Any) -> OpError:
+    def _stop_error(self, token: Any) -> OpError:
         """What a member is told while this task stops: the own one that it was stopped, another one that its leader has gone."""
         if not isinstance(token, Asked):
             return self._node.stopped
@@ -174,44 +174,47 @@ class Leader:
 
     def withdrew(self, group: str, token: Any) -> None:
         """The caller with this token does not wait any more."""
-        self._hear(self._agreements.withdrew, group, token)
+        self._apply(self._agreements.withdrew, group, token)
 
-    def _tell(self, verdicts: list[Verdict]) -> None:
+    def _send_verdicts(self, verdicts: list[Verdict]) -> None:
         for verdict in verdicts:
             if isinstance(verdict, Agreed):
                 exchange = f"{self._node.incarnation:016x}.{next(self._exchanges)}"
                 try:
-                    answers = answers_to([one.load for one in verdict.members], exchange)
+                    replies = replies_to([announcement.load for announcement in verdict.members], exchange)
                 except Exception as error:  # of NumPy, such as no memory
-                    for one in verdict.members:
-                        one.token.fail(error if isinstance(error, OpError) else InvalidArgumentError(str(error)))
+                    for announcement in verdict.members:
+                        announcement.token.fail(
+                            error if isinstance(error, OpError) else InvalidArgumentError(str(error))
+                        )
                     continue
                 # Ours is the first: it may be changed by our caller, so it is told last.
-                for one, answer in reversed(list(zip(verdict.members, answers, strict=True))):
-                    one.token.answer((verdict.counter, *answer))
+                for announcement, reply in reversed(list(zip(verdict.members, replies, strict=True))):
+                    announcement.token.answer((verdict.counter, *reply))
             else:
-                for one in verdict.members:
+                for announcement in verdict.members:
                     if verdict.counter is None:
-                        one.token.fail(from_code(verdict.code, verdict.message))
+                        announcement.token.fail(from_code(verdict.code, verdict.message))
                     else:
-                        one.token.answer((verdict.counter, FAILED, verdict.code, verdict.message))
+                        announcement.token.answer((verdict.counter, FAILED, verdict.code, verdict.message))
 
 
-def answers_to(brought: Sequence[Brought], exchange: str) -> list[tuple[Any, ...]]:
+def replies_to(contributions: Sequence[Contribution], exchange: str) -> list[tuple[Any, ...]]:
     """What each member is answered when all are about to do the same: the result, or that they go on by themselves."""
-    first = brought[0]
+    first = contributions[0]
     rooted = first.kind == "broadcast"
-    if any(one.value is None for rank, one in enumerate(brought) if not rooted or rank == first.root):
-        return [(GO, exchange, [one.told for one in brought], [one.incarnation for one in brought])] * len(brought)
+    if any(member.value is None for rank, member in enumerate(contributions) if not rooted or rank == first.root):
+        details, incarnations = zip(*((member.detail, member.incarnation) for member in contributions), strict=True)
+        return [(GO, exchange, [*details], [*incarnations])] * len(contributions)
     if rooted:
-        value = brought[first.root].value
+        value = contributions[first.root].value
         assert value is not None
-        return [(RESULT, value[0])] * len(brought)
-    values = [one.value[0] for one in brought if one.value is not None]
+        return [(RESULT, value[0])] * len(contributions)
+    values = [contribution.value[0] for contribution in contributions if contribution.value is not None]
     return [(RESULT, value) for value in results_of(first, values)]
 
 
-def results_of(first: Brought, values: list[Any]) -> list[Any]:
+def results_of(first: Contribution, values: list[Any]) -> list[Any]:
     """The result of each rank, of values that are all here; of gathering the values themselves."""
     size = len(values)
     if first.kind == "all_reduce":

@@ -76,11 +76,11 @@ class GroupMembers:
         if not tasks or len(set(tasks)) < len(tasks):
             raise InvalidArgumentError(f"a group needs different tasks, not {[*map(named, tasks)]}")
         if me not in self.tasks:
-            told = ", ".join(map(named, tasks))
-            raise InvalidArgumentError(f"{named(me)} is not a member of the group {told}")
+            members = ", ".join(map(named, tasks))
+            raise InvalidArgumentError(f"{named(me)} is not a member of the group {members}")
         self.rank = self.tasks.index(me)
         self.counter: int | None = 0
-        self.unnumbered: _Answer | StatusOrResult | None = None
+        self.unnumbered: _LocalReply | StatusOrResult | None = None
         self.aborted: tuple[int, str] | None = None
         self.lock = threading.Lock()
 
@@ -89,24 +89,24 @@ class GroupMembers:
         return len(self.tasks)
 
 
-class _Answer:
+class _LocalReply:
     """What the leader's own member is answered, as a call of any other would be."""
 
     def __init__(self) -> None:
-        self._there = threading.Event()
+        self._done = threading.Event()
         self._value: Any = None
         self._error: BaseException | None = None
 
     def answer(self, value: Any) -> None:
         self._value = value
-        self._there.set()
+        self._done.set()
 
     def fail(self, error: BaseException) -> None:
         self._error = error
-        self._there.set()
+        self._done.set()
 
     def get_value(self) -> Any:
-        self._there.wait()
+        self._done.wait()
         if self._error is not None:
             raise self._error
         return self._value
@@ -131,7 +131,7 @@ class Collectives:
         node.service.register("collective.fail", self._failed, inline=True, roles=TASKS)
         node.service.register("collective.stop", self._aborted, inline=True, roles=TASKS)
         node.on_stop.append(self._stopped)
-        watches.listen(lambda task, life: None, self._gone)
+        watches.listen(lambda task, life: None, self._task_gone)
 
     @property
     def unanswered(self) -> int:
@@ -145,7 +145,12 @@ class Collectives:
     # -- the announcement -------------------------------------------------------------------------------------------------
 
     def agree(
-        self, group: GroupMembers, what: str, brought: tuple[Any, ...], timeout_s: float, failure: OpError | None = None
+        self,
+        group: GroupMembers,
+        signature: str,
+        contribution: tuple[Any, ...],
+        timeout_s: float,
+        failure: OpError | None = None,
     ) -> tuple[Any, ...]:
         """Announce the next operation of a group, whose lock the caller holds, and wait for the verdict.
 
@@ -164,57 +169,57 @@ class Collectives:
             group.rank,
             self._node.incarnation,
             counter,
-            what,
+            signature,
             timeout_s,
             status,
-            brought,
+            contribution,
         )
         leader = group.tasks[0]
-        answer: _Answer | StatusOrResult
+        reply: _LocalReply | StatusOrResult
         if leader == self._node.me:
-            answer = _Answer()
-            self._leader.announce(*args, token=answer)
+            reply = _LocalReply()
+            self._leader.announce(*args, token=reply)
         else:
             due = monotonic() + (timeout_s if failure is None else 0.0) + GRACE_S
-            answer = self._call("", leader, "collective.announce", *args, due=due)
+            reply = self._call("", leader, "collective.announce", *args, due=due)
         if failure is not None:  # it takes the place of the operation
             if counter is None:
-                group.unnumbered = answer
+                group.unnumbered = reply
             else:
                 group.counter = counter + 1
-            if not isinstance(answer, _Answer):
-                answer.add_done_callback(lambda call: self._calls.pop(call, None))
+            if not isinstance(reply, _LocalReply):
+                reply.add_done_callback(lambda call: self._calls.pop(call, None))
             return ()
         try:
-            ended, kind, value, *more = answer.get_value() if isinstance(answer, _Answer) else self._outcome(answer)
+            ended, kind, value, *more = reply.get_value() if isinstance(reply, _LocalReply) else self._outcome(reply)
             if kind != GO:
                 group.counter = ended + 1
             if kind == RESULT:
                 return kind, value
             if kind == FAILED:
                 raise from_code(value, *more)
-            members_tell, incarnations = more
+            details, incarnations = more
             for task, incarnation in zip(group.tasks, incarnations, strict=True):
-                self._watches.speaks(task, incarnation)  # our own watch may be behind
-            return kind, ended + 1, value, members_tell
+                self._watches.heard_from(task, incarnation)  # our own watch may be behind
+            return kind, ended + 1, value, details
         except UnavailableError as error:
-            raise UnavailableError(f"{what} with leader {named(leader)}: {error.message}") from None
+            raise UnavailableError(f"{signature} with leader {named(leader)}: {error.message}") from None
         except BaseException:  # also Ctrl-C: the others are told
-            if isinstance(answer, _Answer):
-                self._leader.withdrew(group.name, answer)
+            if isinstance(reply, _LocalReply):
+                self._leader.withdrew(group.name, reply)
             else:
-                answer.cancel()
+                reply.cancel()
             raise
 
     @staticmethod
     def _counter(group: GroupMembers) -> int | None:
         """The round that the next operation belongs to. Waits for the leader's word on a failure that had no number, else two failures
         after an error could be taken for one that comes late, and end an operation that belongs to neither."""
-        answer, group.unnumbered = group.unnumbered, None
-        if answer is None:
+        reply, group.unnumbered = group.unnumbered, None
+        if reply is None:
             return group.counter
         try:
-            return int(answer.get_value()[0]) + 1
+            return int(reply.get_value()[0]) + 1
         except OpError:  # no round is on, or the leader has gone
             return None
 
@@ -271,20 +276,20 @@ class Collectives:
             group.counter = counter
             return result
         except BaseException as error:
-            self._tell_the_others(group, name, error)
+            self._report_failure(group, name, error)
             raise
         finally:
             with self._lock:
                 self._boxes.get(group.name, {}).pop(name, None)
 
-    def _tell_the_others(self, group: GroupMembers, name: str, error: BaseException) -> None:
-        told = f"{named(self._node.me)}: {str(error) or type(error).__name__}"
+    def _report_failure(self, group: GroupMembers, name: str, error: BaseException) -> None:
+        message = f"{named(self._node.me)}: {str(error) or type(error).__name__}"
         code = error.error_code if isinstance(error, OpError) else UNKNOWN
         code = CANCELLED if isinstance(error, KeyboardInterrupt) else code
         for task in group.tasks:
             if task != self._node.me and not self._node.closed:  # whose stop the others see for themselves
                 due = monotonic() + GRACE_S
-                self._node.start(task, "collective.fail", group.name, name, code, told, due=due)
+                self._node.start(task, "collective.fail", group.name, name, code, message, due=due)
 
     def _run(
         self, group: GroupMembers, name: str, box: LockedMailbox, schedules: Iterator[Schedule], timeout_s: float
@@ -330,7 +335,7 @@ class Collectives:
         self._watches.watch(task)
         call = self._node.start(task, method, *args, **how)
         self._calls[call] = exchange, task
-        if (self._watches.gone(task) or self._node.closed) and not call.done():
+        if (self._watches.gone_message(task) or self._node.closed) and not call.done():
             call.cancel()
         return call
 
@@ -341,16 +346,18 @@ class Collectives:
         except (CancelledError, UnavailableError) as error:
             if box is not None:
                 box.check()
-            told = self._watches.gone(task)
-            if not told and isinstance(error, CancelledError):
+            gone = self._watches.gone_message(task)
+            if not gone and isinstance(error, CancelledError):
                 raise
-            raise UnavailableError(told or (f"{named(task)}: " if box else "") + error.message) from None
+            raise UnavailableError(gone or (f"{named(task)}: " if box else "") + error.message) from None
         finally:
             self._calls.pop(call, None)
 
-    def _end_calls(self, meant: Callable[[str, Task], bool]) -> None:
-        for call, about in list(self._calls.items()):
-            if meant(*about) and not call.done():  # an answer that has come was given before whatever ends it now
+    def _end_calls(self, matches: Callable[[str, Task], bool]) -> None:
+        for call, (exchange, task) in list(self._calls.items()):
+            if (
+                matches(exchange, task) and not call.done()
+            ):  # an answer that has come was given before whatever ends it now
                 call.cancel()
 
     def _receive(self, group: GroupMembers, box: LockedMailbox, source: int, index: int, timeout_s: float) -> Array:
@@ -358,12 +365,12 @@ class Collectives:
         self._watches.watch(task)
         key, due = Key(str(source), 1, "", str(index)), monotonic() + timeout_s
         try:
-            piece: Array = box.receive(key, due, partial(self._watches.gone, task)).letter
+            piece: Array = box.receive(key, due, partial(self._watches.gone_message, task)).letter
         except DeadlineExceededError:
             if monotonic() < due:  # another member's, who has told us
                 raise
-            told = f"no piece came from {named(task)} within {timeout_s} s, during the execution: all members had come"
-            raise DeadlineExceededError(told) from None
+            text = f"no piece came from {named(task)} within {timeout_s} s, during the execution: all members had come"
+            raise DeadlineExceededError(text) from None
         return piece
 
     # -- from the others --------------------------------------------------------------------------------------------------
@@ -376,11 +383,11 @@ class Collectives:
         if self._node.closed:  # for the sender that is the end of its receiver; and nothing may stay here
             raise UnavailableError(self._node.stopped.message)
         box = self._box(group, name)
-        box.tell(lambda: box.box.sent(Key(str(source), 1, "", str(index)), piece)[0])
+        box.apply(lambda: box.box.sent(Key(str(source), 1, "", str(index)), piece)[0])
 
     def _failed(self, group: str, name: str, code: int, message: str) -> None:
         box = self._box(group, name)
-        box.tell(box.box.aborted, code, message)
+        box.apply(box.box.aborted, code, message)
         self._end_calls(lambda exchange, task: exchange == name)
 
     def _aborted(self, group: str, code: int, message: str) -> None:
@@ -391,13 +398,13 @@ class Collectives:
         if name:
             self._failed(group, name, code, message)
 
-    def _gone(self, task: Task, message: str) -> None:
+    def _task_gone(self, task: Task, message: str) -> None:
         with self._lock:
             running = list(self._running.values())
         for group, name in running:
             if task in group.tasks:
                 box = self._box(group.name, name)
-                box.tell(box.box.gone, str(group.tasks.index(task)), message)
+                box.apply(box.box.gone, str(group.tasks.index(task)), message)
         self._end_calls(lambda exchange, to: to == task)
 
     def _stopped(self) -> None:
@@ -407,6 +414,6 @@ class Collectives:
         for group, name in running:
             self._failed(group.name, name, CANCELLED, self._node.stopped.message)
         for box in boxes:  # also of an exchange that has not begun here: its pieces may be another task's memory
-            box.tell(box.box.aborted, CANCELLED, self._node.stopped.message)
+            box.apply(box.box.aborted, CANCELLED, self._node.stopped.message)
         self._end_calls(lambda exchange, task: True)  # announcements, too
         self._leader.stopped()

@@ -62,9 +62,9 @@ def connect_to_cluster(
     )
     with _lock:
         global _connected
-        before, _connected = _connected, None
-        if before is not None:
-            before.stop(0.0)
+        previous, _connected = _connected, None
+        if previous is not None:
+            previous.stop(0.0)
         _connected = Server(definition, keys_dir=keys_dir, token_file=token_file)
         return _connected
 
@@ -73,9 +73,9 @@ def disconnect() -> None:
     """Leave the cluster that this program is connected to, if any: its server is stopped, and calls that run there are given up."""
     global _connected
     with _lock:
-        before, _connected = _connected, None
-        if before is not None:
-            before.stop(0.0)
+        previous, _connected = _connected, None
+        if previous is not None:
+            previous.stop(0.0)
 
 
 def connect_to_host(
@@ -122,12 +122,12 @@ def check_alive(name: str) -> bool:
     return server.check_alive(name)
 
 
-def _cluster(given: Any) -> tuple[ClusterSpec | None, str | None]:
+def _cluster(source: Any) -> tuple[ClusterSpec | None, str | None]:
     """The cluster, or None for none; and the layer that a resolver asks for."""
-    if isinstance(given, ClusterSpec):
-        return given, None
-    if not (callable(getattr(given, "cluster_spec", None)) and callable(getattr(given, "master", None))):
-        raise ValueError(f"connect_to_cluster takes a ClusterSpec or a cluster resolver, not {given!r}")
-    if given.master() in ("", "local"):
+    if isinstance(source, ClusterSpec):
+        return source, None
+    if not (callable(getattr(source, "cluster_spec", None)) and callable(getattr(source, "master", None))):
+        raise ValueError(f"connect_to_cluster takes a ClusterSpec or a cluster resolver, not {source!r}")
+    if source.master() in ("", "local"):
         return None, None
-    return given.cluster_spec(), getattr(given, "rpc_layer", None)
+    return source.cluster_spec(), getattr(source, "rpc_layer", None)

@@ -26,11 +26,11 @@ class ControlMethods:
     def __init__(self, node: Node, server: weakref.ReferenceType[Any]) -> None:
         self._node = node
         self._server = server
-        node.service.register("server.about", self._about, inline=True, roles=TASKS)
+        node.service.register("server.about", self._identity, inline=True, roles=TASKS)
         node.service.register("server.stop", self._stop, inline=True, roles=TASKS)
         node.service.register_later("server.shutdown", self._shutdown, roles=frozenset({"submit"}))
 
-    def _about(self) -> dict[str, Any]:
+    def _identity(self) -> dict[str, Any]:
         node = self._node
         return {"task": named(node.me), "address": node.address, "pid": os.getpid(), "incarnation": node.incarnation}
 
@@ -41,17 +41,17 @@ class ControlMethods:
             name = "zmqdist-server-stop"
             threading.Thread(target=logged, args=(server.stop, limit_s), name=name, daemon=True).start()
 
-    def _shutdown(self, asked: Asked, grace: float) -> None:
+    def _shutdown(self, call: Asked, grace: float) -> None:
         """Answered with the names of those that end."""
         name = "zmqdist-server-shutdown"
-        threading.Thread(target=self._shut_down, args=(asked, grace_s(grace)), name=name, daemon=True).start()
+        threading.Thread(target=self._shut_down, args=(call, grace_s(grace)), name=name, daemon=True).start()
 
-    def _shut_down(self, asked: Asked, limit_s: float) -> None:
+    def _shut_down(self, call: Asked, limit_s: float) -> None:
         node = self._node
         try:
             due = time.monotonic() + GRACE_S
-            told = [(task, node.start(task, "server.stop", limit_s, due=due)) for task in node.up(node.others)]
-            problems = [f"{named(task)}: {result.get_error()[1]}" for task, result in told if result.get_error()[0]]
+            stopping = [(task, node.start(task, "server.stop", limit_s, due=due)) for task in node.up(node.other_tasks)]
+            problems = [f"{named(task)}: {result.get_error()[1]}" for task, result in stopping if result.get_error()[0]]
             if (
                 problems and node.closed
             ):  # our own stop ended the questions: the others may have heard them all the same
@@ -59,8 +59,8 @@ class ControlMethods:
                 raise UnavailableError(text)
             if problems:
                 raise UnavailableError(f"{named(node.me)} ends, but not {'; '.join(problems)}")
-            asked.answer([named(task) for task, _ in told] + [named(node.me)])
+            call.answer([named(task) for task, _ in stopping] + [named(node.me)])
         except BaseException as error:
-            asked.fail(error)
+            call.fail(error)
         with contextlib.suppress(FailedPreconditionError):  # it has ended meanwhile
             node.loop.call_soon(self._stop, limit_s)  # after the answer

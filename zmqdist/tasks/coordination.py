@@ -24,11 +24,11 @@ from zmqdist.errors import FailedPreconditionError, InvalidArgumentError
 from zmqdist.tasks.node import Node
 from zmqdist.tasks.options import COORDINATION
 
-APART: Final = ("evaluator", "dispatcher")
+NON_MEMBER_JOBS: Final = ("evaluator", "dispatcher")
 """Jobs that take no part in barriers."""
 
 
-class Together:
+class TaskCoordination:
     """The part of one server; made before its node serves.
 
     Attributes:
@@ -39,7 +39,7 @@ class Together:
         """Raises InvalidArgumentError for a `config` whose section is wrong."""
         self._node = node
         self._leader = coordination_leader(node.spec) or node.me
-        self._members = [task for task in node.tasks if task[0] not in APART] or [node.me]
+        self._members = [task for task in node.tasks if task[0] not in NON_MEMBER_JOBS] or [node.me]
         self._lock = threading.Lock()
         self._client: CoordinationClient | None = None
         self._service: CoordinationService | None = None
@@ -47,8 +47,9 @@ class Together:
         checked = config_of(config.get(COORDINATION, {}))
         self.leads = self._leader == node.me
         if self.leads:
-            given = (node.service, node.router, node.loop, node.incarnation, self._members, checked)
-            self._service = CoordinationService(*given)
+            self._service = CoordinationService(
+                node.service, node.router, node.loop, node.incarnation, self._members, checked
+            )
         node.on_stop.append(self._end_waits)
         node.on_close.append(self._close)
 

@@ -22,7 +22,7 @@ EVERYWHERE: Final = "0.0.0.0"
 
 
 def effective(
-    given: ServerDef | ClusterDef | ClusterSpec | Mapping[str, Any],
+    source: ServerDef | ClusterDef | ClusterSpec | Mapping[str, Any],
     job_name: str | None = None,
     task_index: int | None = None,
     protocol: str | None = None,
@@ -36,30 +36,30 @@ def effective(
       InvalidArgumentError: the cluster has no such task.
       NotFoundError: no such protocol.
     """
-    if isinstance(given, ServerDef):
-        made = given.copy()
-        ClusterSpec(made.cluster)
-        made.job_name = made.job_name if job_name is None else job_name
-        made.task_index = made.task_index if task_index is None else task_index
-        made.protocol = made.protocol if protocol is None else protocol
+    if isinstance(source, ServerDef):
+        definition = source.copy()
+        ClusterSpec(definition.cluster)
+        definition.job_name = definition.job_name if job_name is None else job_name
+        definition.task_index = definition.task_index if task_index is None else task_index
+        definition.protocol = definition.protocol if protocol is None else protocol
     else:
-        spec = ClusterSpec(given)
+        spec = ClusterSpec(source)
         job = _the_only("job", spec.jobs, "") if job_name is None else job_name
         index = _the_only("task", spec.task_indices(job), f" of job {job!r}") if task_index is None else task_index
-        made = ServerDef(spec.as_cluster_def().copy(), job, index, protocol=protocol or "")
-    made.protocol = made.protocol or PROTOCOLS[0]
-    if made.protocol not in PROTOCOLS:
-        raise NotFoundError(f"no protocol {made.protocol!r}; there is: {', '.join(PROTOCOLS)}")
+        definition = ServerDef(spec.as_cluster_def().copy(), job, index, protocol=protocol or "")
+    definition.protocol = definition.protocol or PROTOCOLS[0]
+    if definition.protocol not in PROTOCOLS:
+        raise NotFoundError(f"no protocol {definition.protocol!r}; there is: {', '.join(PROTOCOLS)}")
     if not isinstance(config or {}, Mapping):
         raise TypeError(f"the config of a server is a dict of options, not {config!r}")
-    made.default_session_config = merged(made.default_session_config, config or {})
-    made.own_address()
-    return made
+    definition.default_session_config = merged(definition.default_session_config, config or {})
+    definition.own_address()
+    return definition
 
 
-def _the_only(what: str, known: list[Any], of: str) -> Any:
+def _the_only(kind: str, known: list[Any], of: str) -> Any:
     if len(known) != 1:
-        raise ValueError(f"which {what}{of}? It must be given where there is not exactly one; there are {known}")
+        raise ValueError(f"which {kind}{of}? It must be given where there is not exactly one; there are {known}")
     return known[0]
 
 

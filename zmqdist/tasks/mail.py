@@ -55,7 +55,7 @@ class LockedMailbox:
         self.box = box
         self.lock = threading.Lock()
 
-    def tell(self, event: Callable[..., list[Wait]], *args: Any) -> None:
+    def apply(self, event: Callable[..., list[Wait]], *args: Any) -> None:
         """Have the machine take note of something, and wake those whose waits end with it."""
         with self.lock:
             wake(event(*args))
@@ -65,7 +65,7 @@ class LockedMailbox:
         with self.lock:
             self.box.check()
 
-    def receive(self, key: Key, due: float, gone: Callable[[], str]) -> Wait:
+    def receive(self, key: Key, due: float, gone_message: Callable[[], str]) -> Wait:
         """Wait for the next letter; it is in the wait.
 
         Args:
@@ -78,14 +78,14 @@ class LockedMailbox:
         arrived = threading.Event()
         with self.lock:
             wait = self.box.wanted(key, due)
-            if not wait.ended and (told := gone()):
-                self.box.cancelled(wait, UNAVAILABLE, told)
+            if not wait.ended and (message := gone_message()):
+                self.box.cancelled(wait, UNAVAILABLE, message)
             wait.wake = arrived.set
         try:
             while not wait.ended:
                 arrived.wait(max(0.0, min(WAIT_LOG_S, due - monotonic())))
                 if not wait.ended and monotonic() >= due:
-                    self.tell(self.box.ticked, monotonic())
+                    self.apply(self.box.ticked, monotonic())
                 elif not wait.ended:
                     log.info("still waiting for %s to send %r", key.source, key.tag)
         except BaseException:  # Ctrl-C
@@ -118,7 +118,7 @@ class Mail:
         node.service.register("mail.put", self._put, inline=True, roles=TASKS)
         node.service.register("mail.skip", self._skip, inline=True, roles=TASKS)
         node.on_stop.append(self._stopped)
-        watches.listen(self._lives, self._gone)
+        watches.listen(self._sender_seen, self._sender_gone)
 
     @property
     def unconfirmed(self) -> int:
@@ -127,7 +127,7 @@ class Mail:
             outgoing = list(self._out.values())
         return sum(box.unconfirmed for box, _ in outgoing)
 
-    def lying(self) -> tuple[int, int, int]:
+    def counts(self) -> tuple[int, int, int]:
         """Letters that were not received yet, their bytes, and how many wait for one."""
         with self._in.lock:
             return self._in.box.items, self._in.box.nbytes, self._in.box.waiting
@@ -197,7 +197,7 @@ class Mail:
             call.end(0, "")
         else:
             call.end(refusal.error_code, refusal.message)
-        return _Here(call)
+        return _local_result(call)
 
     # -- receiving --------------------------------------------------------------------------------------------------------
 
@@ -210,13 +210,13 @@ class Mail:
         due = inf if timeout is None else monotonic() + float(timeout)
         with self._node.own_wait:
             self._watches.watch(task)
-            wait = self._in.receive(key, due, partial(self._watches.gone, task))
+            wait = self._in.receive(key, due, partial(self._watches.gone_message, task))
         if out is None:
             return wait.letter
-        told = misfit(wait.letter, out)
-        if told:
-            self._in.tell(self._in.box.returned, wait)
-            raise InvalidArgumentError(f"{told}; the message from {key.source} is still there")
+        problem = misfit(wait.letter, out)
+        if problem:
+            self._in.apply(self._in.box.returned, wait)
+            raise InvalidArgumentError(f"{problem}; the message from {key.source} is still there")
         np.copyto(out, wait.letter)
         return out
 
@@ -238,21 +238,21 @@ class Mail:
         return self._node.incarnation if held else None
 
     def _skip(self, source: str, life: int, number: int) -> None:
-        self._in.tell(self._in.box.skipped, source, life, number)
+        self._in.apply(self._in.box.skipped, source, life, number)
 
     # -- others -----------------------------------------------------------------------------------------------------------
 
-    def _lives(self, task: Task, life: int) -> None:
-        self._in.tell(self._in.box.heard, named(task), life)
+    def _sender_seen(self, task: Task, incarnation: int) -> None:
+        self._in.apply(self._in.box.heard, named(task), incarnation)
 
-    def _gone(self, task: Task, message: str) -> None:
-        self._in.tell(self._in.box.gone, named(task), message)
+    def _sender_gone(self, task: Task, message: str) -> None:
+        self._in.apply(self._in.box.gone, named(task), message)
 
     def _stopped(self) -> None:
-        self._in.tell(self._in.box.aborted, CANCELLED, self._node.stopped.message)
+        self._in.apply(self._in.box.aborted, CANCELLED, self._node.stopped.message)
 
 
-class _Nowhere:
+class _LocalChannel:
     """What a StatusOrResult asks when its call has ended here."""
 
     address = "this task"
@@ -274,8 +274,8 @@ def _no_value(call: ClientCall, address: str) -> None:
     """A letter that has arrived has no value."""
 
 
-def _Here(call: ClientCall) -> StatusOrResult:
-    return StatusOrResult(_Nowhere(), call, _no_value)  # type: ignore[arg-type]
+def _local_result(call: ClientCall) -> StatusOrResult:
+    return StatusOrResult(_LocalChannel(), call, _no_value)  # type: ignore[arg-type]
 
 
 def _checked(tag: str) -> str:
@@ -287,8 +287,8 @@ def _checked(tag: str) -> str:
 def check_timeout(timeout: Any) -> None:
     """Raises InvalidArgumentError: neither seconds nor None."""
     if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, Real) or not float(timeout) >= 0):
-        told = f"a time-out is a number of seconds, 0 or more, or None, not {timeout!r}"
-        raise InvalidArgumentError(told)
+        text = f"a time-out is a number of seconds, 0 or more, or None, not {timeout!r}"
+        raise InvalidArgumentError(text)
 
 
 def check_out(out: Any) -> None:

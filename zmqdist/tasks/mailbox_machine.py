@@ -83,8 +83,8 @@ class Key:
                 raise ValueError
             return Key(parts[0], int(parts[1], 16), parts[2], parts[3], (int(frame[0]), int(frame[1])))
         except ValueError:
-            told = f"not a key: {text!r}; wanted source;16 hexadecimal digits;target;tag;frame:iteration"
-            raise InvalidArgumentError(told) from None
+            message = f"not a key: {text!r}; wanted source;16 hexadecimal digits;target;tag;frame:iteration"
+            raise InvalidArgumentError(message) from None
 
 
 class Wait:
@@ -189,8 +189,8 @@ class Mailbox:
             return ended, None
         held = number and after and not source.has(after)
         if (held or not self._waits.get(_place(key))) and self._is_full(nbytes):
-            told = f"{key.target} has {self.items} messages of {self.nbytes} bytes that nobody has received: receive some first"
-            refusal = ResourceExhaustedError(told)
+            text = f"{key.target} has {self.items} messages of {self.nbytes} bytes that nobody has received: receive some first"
+            refusal = ResourceExhaustedError(text)
             return ended, refusal
         if held:
             self._count(1, nbytes)
@@ -267,8 +267,8 @@ class Mailbox:
         waits = [wait for waits in self._waits.values() for wait in waits]
         late = [wait for wait in waits if wait.due <= now]
         for wait in late:
-            told = f"nothing came from {wait.key.source} under {wait.key.tag!r} within the time"
-            self.cancelled(wait, DEADLINE_EXCEEDED, told)
+            text = f"nothing came from {wait.key.source} under {wait.key.tag!r} within the time"
+            self.cancelled(wait, DEADLINE_EXCEEDED, text)
         self.deadline = min((wait.due for wait in waits if not wait.ended), default=inf)
         return late
 

@@ -51,10 +51,10 @@ class Variables:
         with self._lock:
             array = self._values.get(key)
         if array is None:
-            told = (
+            text = (
                 f"variable {name!r} (container {key[0]!r}) of {self._task} was not assigned, or was cleared by a reset"
             )
-            raise FailedPreconditionError(told)
+            raise FailedPreconditionError(text)
         return array
 
     def specs(self, container: str = "") -> dict[str, TensorSpec]:
@@ -85,8 +85,8 @@ def array_of(name: str, value: Any) -> np.ndarray[Any, Any]:
     except ValueError as error:  # rows of different lengths, say
         problem = str(error)
     if problem:
-        told = f"variable {name!r} cannot hold {type(value).__name__}: {problem}"
-        raise InvalidArgumentError(told)
+        text = f"variable {name!r} cannot hold {type(value).__name__}: {problem}"
+        raise InvalidArgumentError(text)
     return array
 
 

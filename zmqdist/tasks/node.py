@@ -63,11 +63,11 @@ def task_named(name: Any, me: Task) -> Task | None:
     return job, device.task if device.task is not None else me[1] if job == me[0] else 0
 
 
-def grace_s(given: Any) -> float:
+def grace_s(value: Any) -> float:
     """Seconds that running calls have when a server stops; None stands for GRACE_S. Raises InvalidArgumentError for no such number."""
-    seconds = GRACE_S if given is None else number(given)
+    seconds = GRACE_S if value is None else number(value)
     if not seconds >= 0:
-        raise InvalidArgumentError(f"grace is a number of seconds, 0 or more, or None, not {given!r}")
+        raise InvalidArgumentError(f"grace is a number of seconds, 0 or more, or None, not {value!r}")
     return min(seconds, A_YEAR_S)
 
 
@@ -148,10 +148,10 @@ class Node:
         except FailedPreconditionError as error:
             if host != EVERYWHERE or bind_host is not None:
                 raise
-            told = (
+            text = (
                 f"{address} of {named(me)} is no address of this machine, so it would listen on all interfaces, but: "
             )
-            raise FailedPreconditionError(told + error.message) from None
+            raise FailedPreconditionError(text + error.message) from None
         self.loop = Loop(f"zmqdist-server-{named(me)}")
         try:
             hello = our_hello("server", self.incarnation, f"{named(me)} pid {os.getpid()}")
@@ -232,7 +232,7 @@ class Node:
         return [task for task in addresses if task in found]
 
     @property
-    def others(self) -> list[Task]:
+    def other_tasks(self) -> list[Task]:
         """All tasks but this one."""
         return [task for task in self.tasks if task != self.me]
 
@@ -265,5 +265,5 @@ def _check_descriptors(name: str) -> None:
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     used = len(os.listdir("/proc/self/fd"))
     if limit != resource.RLIM_INFINITY and used + SERVER_DESCRIPTORS > limit:
-        told = f"the server of {name} needs {SERVER_DESCRIPTORS} descriptors, and this process has {used} of {limit}: raise `ulimit -n`"
-        raise ResourceExhaustedError(told)
+        text = f"the server of {name} needs {SERVER_DESCRIPTORS} descriptors, and this process has {used} of {limit}: raise `ulimit -n`"
+        raise ResourceExhaustedError(text)

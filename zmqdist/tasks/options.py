@@ -66,9 +66,9 @@ def check(config: Mapping[str, Any], known: tuple[str, ...], whose: str) -> list
     for name in config:
         if name in known or name in INERT:
             continue
-        told = _ELSEWHERE.get(name)
-        if told is None:
+        hint = _ELSEWHERE.get(name)
+        if hint is None:
             close = difflib.get_close_matches(str(name), known, n=1)
-            told = f"did you mean {close[0]!r}?" if close else f"it may have {', '.join(known)}"
-        raise InvalidArgumentError(f"config[{name!r}] is no option of a {whose}: {told}")
+            hint = f"did you mean {close[0]!r}?" if close else f"it may have {', '.join(known)}"
+        raise InvalidArgumentError(f"config[{name!r}] is no option of a {whose}: {hint}")
     return sorted(INERT.intersection(config))

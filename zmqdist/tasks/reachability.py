@@ -19,7 +19,7 @@ REACH_S_MAX: Final = 30.0
 AT_A_TIME: Final = 16
 
 
-class Reach:
+class ReachabilityProbe:
     """The method `server.reach` of a task."""
 
     def __init__(self, node: Node) -> None:
@@ -38,12 +38,12 @@ class Reach:
         """
         if not isinstance(timeout_s, (int, float)) or not 0 < timeout_s <= REACH_S_MAX:
             raise InvalidArgumentError(f"timeout_s is {timeout_s!r}, wants up to {REACH_S_MAX:g} s")
-        others = self._node.others
+        tasks = self._node.other_tasks
         with ThreadPoolExecutor(AT_A_TIME, thread_name_prefix="zmqdist-reach") as pool:
-            troubles = pool.map(lambda task: self._trouble(task, timeout_s), others)
+            troubles = pool.map(lambda task: self._trouble(task, timeout_s), tasks)
             return [
                 text
-                for task, trouble in zip(others, troubles, strict=True)
+                for task, trouble in zip(tasks, troubles, strict=True)
                 for text in (named(task), self._node.spec.task_address(*task), trouble)
             ]
 

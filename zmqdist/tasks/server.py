@@ -28,16 +28,16 @@ from zmqdist.tasks import options
 from zmqdist.tasks.collective_api import Group, Operations, Tasks
 from zmqdist.tasks.collectives import Collectives
 from zmqdist.tasks.control_methods import ControlMethods
-from zmqdist.tasks.coordination import Together
+from zmqdist.tasks.coordination import TaskCoordination
 from zmqdist.tasks.definition import effective, written_address
 from zmqdist.tasks.liveness import Watches
 from zmqdist.tasks.mail import Mail
 from zmqdist.tasks.named_variables import Variables
 from zmqdist.tasks.node import Node, grace_s
-from zmqdist.tasks.reachability import Reach
+from zmqdist.tasks.reachability import ReachabilityProbe
 from zmqdist.tasks.sessions import Sessions, current_server, current_variables
 from zmqdist.tasks.snapshot import TaskSnapshot
-from zmqdist.tasks.worker_role import Working
+from zmqdist.tasks.worker_role import WorkerRole
 from zmqdist.transport.credentials import Credentials
 from zmqdist.variables.variable_host import VariableHost
 
@@ -99,7 +99,7 @@ class Server:
             insecure or Credentials.of_environment().insecure,
         )
         self._spec = ClusterSpec(self._definition.cluster)
-        self._life = threading.Lock()
+        self._life_lock = threading.Lock()
         self._started = False
         self._stopped = threading.Event()
         self._node = Node(self._spec, me, written_address(self._definition), credentials, bind_host, listener)
@@ -107,13 +107,13 @@ class Server:
             self._watches = watches = Watches(self._node)
             self._mail = Mail(self._node, watches)
             self._operations = Operations(self._node, Collectives(self._node, watches))
-            Reach(self._node)
-            me_later = weakref.ref(self)
-            ControlMethods(self._node, me_later)
+            ReachabilityProbe(self._node)
+            weak_self = weakref.ref(self)
+            ControlMethods(self._node, weak_self)
             VariableHost(self._node.service, self._node.router, self._node.loop, self._node.incarnation, self.task)
-            self._sessions = Sessions(self._node, self._definition, me_later)
-            Working(self._node, self._definition.default_session_config)
-            self._together = Together(self._node, self._definition.default_session_config)
+            self._sessions = Sessions(self._node, self._definition, weak_self)
+            WorkerRole(self._node, self._definition.default_session_config)
+            self._coordination = TaskCoordination(self._node, self._definition.default_session_config)
         except BaseException:  # a wrong config: whoever mends it wants the same port
             _close(self._node, self._stopped, 0.0)
             raise
@@ -179,7 +179,7 @@ class Server:
         Not to be called by a method that runs in the loop of this server.
         """
         node, operations = self._node, self._operations.collectives
-        items, nbytes, waits = self._mail.lying()
+        items, nbytes, waits = self._mail.counts()
         connections, calls = node.connections()
         sessions, refused, cached, running = self._sessions.figures()
         return TaskSnapshot(
@@ -195,7 +195,7 @@ class Server:
             watched=self._watches.rows(),
             connections=tuple(map(named, connections)),
             calls=calls,
-            keeper=self._together.snapshot(),
+            keeper=self._coordination.snapshot(),
             sessions=sessions,
             sessions_refused=refused,
             functions_cached=cached,
@@ -227,20 +227,20 @@ class Server:
     @property
     def coordination(self) -> CoordinationClient:
         """This task among those of the cluster: all of coordination, of which the next methods are the most used."""
-        return self._together.client
+        return self._coordination.client
 
     def barrier(self, name: str, timeout: float | None = None, tasks: Iterable[TaskName] | None = None) -> None:
         """Wait until all tasks have called the barrier of this name: see `CoordinationClient.barrier`."""
-        self._together.client.barrier(name, timeout, tasks)
+        self._coordination.client.barrier(name, timeout, tasks)
 
     @property
     def kv(self) -> KeyValues:
         """Values by key, which all tasks share: see `KeyValues`."""
-        return self._together.client.kv
+        return self._coordination.client.kv
 
     def task_states(self) -> dict[str, TaskState]:
         """What is known of every task, by name: see `CoordinationClient.task_states`."""
-        return self._together.client.task_states()
+        return self._coordination.client.task_states()
 
     # -- life ------------------------------------------------------------------------------------------------------------
 
@@ -250,7 +250,7 @@ class Server:
         Raises:
           FailedPreconditionError: it was stopped, or joined before it was started.
         """
-        with self._life:
+        with self._life_lock:
             if self._stopped.is_set():
                 raise FailedPreconditionError(f"the server of {self.task} was stopped: make a new one")
             if not self._started:
@@ -284,7 +284,7 @@ class Server:
           InvalidArgumentError: `grace` is no number of seconds, 0 or more; the server goes on.
         """
         limit_s = grace_s(grace)
-        with self._life:
+        with self._life_lock:
             _close(self._node, self._stopped, limit_s)
 
     # -- messages (mail.py) ------------------------------------------------------------------------------------------------

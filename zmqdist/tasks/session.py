@@ -105,8 +105,8 @@ class _Cluster:
         found = task_named(task, self.me)
         if found is None or not self.sees(found):
             known = ", ".join(device_of(*each) for each in self.addresses if self.sees(each))
-            told = f"no task {task!r} in the cluster of {named(self.me)}, or it is filtered out; available devices: {known}"
-            raise InvalidArgumentError(told)
+            text = f"no task {task!r} in the cluster of {named(self.me)}, or it is filtered out; available devices: {known}"
+            raise InvalidArgumentError(text)
         return found
 
 
@@ -148,7 +148,7 @@ class Session:
         self._functions = FunctionCache()
         self._master = _Connection(address, address, self._credentials)
         self._cluster: _Cluster | None = None
-        self._others: dict[Task, _Connection] = {}
+        self._other_connections: dict[Task, _Connection] = {}
 
     # -- what users do -----------------------------------------------------------------------------------------------------
 
@@ -175,8 +175,8 @@ class Session:
             constant = self._functions.constant(fn)
             function = sendable(self._functions.changing(fn) if constant is None else constant)
         parts = sendable(trusted.pack_call(args, {}))
-        what, is_constant = trusted.describe(fn), constant is not None
-        answer = self._ask(what, task, timeout_in_ms, "session.run", function, is_constant, *parts)
+        operation, is_constant = trusted.describe(fn), constant is not None
+        answer = self._call_task(operation, task, timeout_in_ms, "session.run", function, is_constant, *parts)
         if answer[0] == RAISED:
             raise trusted.unpack_error(answer[1])
         return unpacked(answer[1:])
@@ -192,7 +192,7 @@ class Session:
           InvalidArgumentError: `value` is no array of numbers or text.
         """
         array = array_of(name, value)
-        self._ask(f"assign of {name!r}", task, timeout_in_ms, "session.assign", name, array, container)
+        self._call_task(f"assign of {name!r}", task, timeout_in_ms, "session.assign", name, array, container)
 
     def read(self, name: str, container: str = "", *, task: Any = None, timeout_in_ms: float = 0) -> Any:
         """A copy of a named variable: an array, the caller's own. Arguments and what is raised besides: as in `assign`.
@@ -200,23 +200,23 @@ class Session:
         Raises:
           FailedPreconditionError: it was not assigned, or cleared.
         """
-        return self._ask(f"read of {name!r}", task, timeout_in_ms, "session.read", name, container)
+        return self._call_task(f"read of {name!r}", task, timeout_in_ms, "session.read", name, container)
 
     def variables(self, container: str = "", *, task: Any = None, timeout_in_ms: float = 0) -> dict[str, TensorSpec]:
         """The variables of a container: name -> shape and dtype. Arguments and what is raised: as in `assign`."""
-        found = self._ask("variables", task, timeout_in_ms, "session.variables", container)
+        found = self._call_task("variables", task, timeout_in_ms, "session.variables", container)
         return dict(found)
 
     def list_tasks(self, timeout_in_ms: float = 0) -> list[TaskInfo]:
         """Every task of the cluster, and whether it is there; waits for the target only."""
-        cluster = self._know(self._due(timeout_in_ms), "list_tasks")
+        cluster = self._get_cluster(self._due(timeout_in_ms), "list_tasks")
         up = listening(cluster.addresses)
         due = time.monotonic() + TASK_PROBE_S
-        asked = {task: start(self._connection(task).client, "server.about", due=due) for task in up}
+        replies = {task: start(self._connection(task).client, "server.about", due=due) for task in up}
         found = []
         for task, address in cluster.addresses.items():
-            here = task in asked and asked[task].is_ok()
-            incarnation = asked[task].get_value()["incarnation"] if here else 0
+            here = task in replies and replies[task].is_ok()
+            incarnation = replies[task].get_value()["incarnation"] if here else 0
             found.append(TaskInfo(named(task), address, device_of(*task), "up" if here else "missing", incarnation))
         return found
 
@@ -228,8 +228,8 @@ class Session:
     def shutdown(self, grace: float | None = None, *, timeout_in_ms: float = 0) -> list[str]:
         """Have all tasks of the cluster that are up stop; the names of those that were told."""
         connection = self._reach(None, due := self._due(timeout_in_ms), "shutdown")
-        told = self._wait(connection, "shutdown", due, "server.shutdown", grace_s(grace))
-        return list(told)
+        stopped = self._wait(connection, "shutdown", due, "server.shutdown", grace_s(grace))
+        return list(stopped)
 
     @staticmethod
     def reset(
@@ -260,8 +260,8 @@ class Session:
             try:
                 start(client, "session.reset", names, due=due).get_value()
             except DeadlineExceededError:
-                told = f"no task's server at {address} answered to the reset within {due - began:.3g} s"
-                raise DeadlineExceededError(told) from None
+                text = f"no task's server at {address} answered to the reset within {due - began:.3g} s"
+                raise DeadlineExceededError(text) from None
 
     def close(self) -> None:
         """End it: what waits gets a CancelledError, and the variables of an isolated session are freed. Idempotent."""
@@ -270,7 +270,7 @@ class Session:
                 return
             self._closed = True
             pending = tuple(self._pending)
-            connections = [self._master, *self._others.values()]
+            connections = [self._master, *self._other_connections.values()]
         for result in pending:
             result.cancel()
         due = time.monotonic() + _CLOSING_S
@@ -283,7 +283,7 @@ class Session:
     def snapshot(self) -> SessionSnapshot:
         """An immutable record of now: what waits, to whom it is connected. Asks nobody."""
         with self._lock:
-            connections = [self._master, *self._others.values()]
+            connections = [self._master, *self._other_connections.values()]
         names = tuple(each.name for each in connections if each.opened)
         return SessionSnapshot(len(self._pending), names, self._functions.pickles)
 
@@ -298,22 +298,22 @@ class Session:
 
     # -- asking ------------------------------------------------------------------------------------------------------------
 
-    def _ask(self, what: str, task: Any, timeout_in_ms: float, method: str, *args: Any) -> Any:
+    def _call_task(self, operation: str, task: Any, timeout_in_ms: float, method: str, *args: Any) -> Any:
         due = self._due(timeout_in_ms)
-        return self._wait(self._reach(task, due, what), what, due, method, self._id, *args)
+        return self._wait(self._reach(task, due, operation), operation, due, method, self._id, *args)
 
     def _due(self, timeout_in_ms: float) -> float:
         config = self._config if self._cluster is None else self._cluster.config
         return _due(timeout_in_ms, config)
 
-    def _reach(self, task: Any, due: float, what: str) -> _Connection:
+    def _reach(self, task: Any, due: float, operation: str) -> _Connection:
         """A task that has this session, when it is there."""
-        cluster = self._know(due, what)
+        cluster = self._get_cluster(due, operation)
         if task is None:
             return self._master
         connection = self._connection(cluster.find(task))
         if not connection.opened:
-            self._open(connection, due, what, False)
+            self._open(connection, due, operation, False)
         return connection
 
     def _connection(self, task: Task) -> _Connection:
@@ -322,36 +322,36 @@ class Session:
             return self._master
         with self._lock:
             self._check_open()
-            connection = self._others.get(task)
+            connection = self._other_connections.get(task)
             if connection is None:
                 address = self._cluster.addresses[task]
-                connection = self._others[task] = _Connection(named(task), address, self._credentials)
+                connection = self._other_connections[task] = _Connection(named(task), address, self._credentials)
             return connection
 
-    def _know(self, due: float, what: str) -> _Cluster:
+    def _get_cluster(self, due: float, operation: str) -> _Cluster:
         """What the target tells of its cluster; waits for it at the first use."""
         if self._cluster is None:
-            me, jobs, filters, config = self._open(self._master, due, what, True)
+            me, jobs, filters, config = self._open(self._master, due, operation, True)
             job, index = me
             addresses = {(name, number): address for name, tasks in jobs.items() for number, address in tasks.items()}
             self._master.name = named((job, index))
             self._cluster = _Cluster((job, index), addresses, ClusterDeviceFilters({job: {index: filters}}), config)
         return self._cluster
 
-    def _open(self, connection: _Connection, due: float, what: str, is_master: bool) -> Any:
+    def _open(self, connection: _Connection, due: float, operation: str, is_master: bool) -> Any:
         try:
-            answer = self._wait(connection, what, due, "session.open", self._id, is_master, self._config)
+            answer = self._wait(connection, operation, due, "session.open", self._id, is_master, self._config)
         except DeadlineExceededError:
-            raise DeadlineExceededError(_missing(what, connection)) from None
+            raise DeadlineExceededError(_missing(operation, connection)) from None
         except InvalidArgumentError as error:
             if not error.message.endswith("is not registered."):
                 raise
-            told = f"what listens at {connection.address} is no task's server (zmqdist.Server)"
-            raise FailedPreconditionError(told) from None
+            text = f"what listens at {connection.address} is no task's server (zmqdist.Server)"
+            raise FailedPreconditionError(text) from None
         connection.opened = True
         return answer
 
-    def _wait(self, connection: _Connection, what: str, due: float, method: str, *args: Any) -> Any:
+    def _wait(self, connection: _Connection, operation: str, due: float, method: str, *args: Any) -> Any:
         self._check_open()
         result = start(connection.client, method, *args, due=due)
         try:
@@ -362,25 +362,29 @@ class Session:
                 result.cancel()
             return result.get_value()
         except OpError as error:
-            self._fail(error, connection, what)
+            self._fail(error, connection, operation)
         finally:
             self._pending.discard(result)
             result.cancel()  # Ctrl-C: nobody wants it any more; nothing otherwise
 
-    def _fail(self, error: OpError, connection: _Connection, what: str) -> NoReturn:
+    def _fail(self, error: OpError, connection: _Connection, operation: str) -> NoReturn:
         """The same error, with the names that a user knows."""
         name = connection.name
         if self._closed and error.error_code in (
             CANCELLED,
             FAILED_PRECONDITION,
         ):  # the latter: its client was closed before the call
-            raise CancelledError(f"{what} on {name}: the session was closed (Session.close)") from None
+            raise CancelledError(f"{operation} on {name}: the session was closed (Session.close)") from None
         if isinstance(error, UnavailableError):
-            raise UnavailableError(f"{what} on {name}: {error.message}") from None
+            raise UnavailableError(f"{operation} on {name}: {error.message}") from None
         if isinstance(error, DeadlineExceededError):
             sent = "waited for a server" not in error.message
-            told = f"{what} on {name} did not end in time; it may go on there" if sent else _missing(what, connection)
-            raise DeadlineExceededError(told) from None
+            text = (
+                f"{operation} on {name} did not end in time; it may go on there"
+                if sent
+                else _missing(operation, connection)
+            )
+            raise DeadlineExceededError(text) from None
         raise error
 
     def _check_open(self) -> None:
@@ -388,14 +392,14 @@ class Session:
             raise FailedPreconditionError("this session was closed: make a new one")
 
 
-def _missing(what: str, connection: _Connection) -> str:
+def _missing(operation: str, connection: _Connection) -> str:
     of = "" if connection.name == connection.address else f" at {connection.address}"
-    return f"{what} was not begun in time: missing task {connection.name}{of}"
+    return f"{operation} was not begun in time: missing task {connection.name}{of}"
 
 
 def _place(target: Any, keys_dir: Any, token_file: Any) -> tuple[str, Credentials]:
     """ "host:port", and with which secrets to go there."""
-    given = getattr(target, "credentials", None)
+    credentials = getattr(target, "credentials", None)
     text = target if isinstance(target, str) else getattr(target, "target", None)
     scheme, separator, address = text.rpartition("://") if isinstance(text, str) else ("", "", "")
     try:
@@ -404,10 +408,10 @@ def _place(target: Any, keys_dir: Any, token_file: Any) -> tuple[str, Credential
     except InvalidArgumentError:
         known = False
     if not known:
-        told = f'no session can be had with {target!r}: wanted "{_SCHEME}://host:port", the target of a zmqdist.Server, or that server'
-        raise NotFoundError(told)
-    if keys_dir is None and token_file is None and isinstance(given, Credentials):
-        return address, given
+        message = f'no session can be had with {target!r}: wanted "{_SCHEME}://host:port", the target of a zmqdist.Server, or that server'
+        raise NotFoundError(message)
+    if keys_dir is None and token_file is None and isinstance(credentials, Credentials):
+        return address, credentials
     paths = (None if path is None else os.fspath(path) for path in (token_file, keys_dir))
     token, keys = paths
     return address, Credentials(token, keys, Credentials.of_environment().insecure)
@@ -416,11 +420,11 @@ def _place(target: Any, keys_dir: Any, token_file: Any) -> tuple[str, Credential
 def _checked(config: Mapping[str, Any] | None) -> dict[str, Any]:
     if not isinstance(config or {}, Mapping):
         raise InvalidArgumentError(f"the config of a session is a dict of options, not {config!r}")
-    given = dict(config or {})
-    for key in options.check(given, options.OF_SESSIONS, "session"):
+    settings = dict(config or {})
+    for key in options.check(settings, options.OF_SESSIONS, "session"):
         warnings.warn(f"session option {key!r} is TensorFlow's and does nothing here", stacklevel=3)
-    _limit_s(given.get(options.TIMEOUT, 0))
-    return {key: value for key, value in given.items() if key in options.OF_SESSIONS}
+    _limit_s(settings.get(options.TIMEOUT, 0))
+    return {key: value for key, value in settings.items() if key in options.OF_SESSIONS}
 
 
 def _due(timeout_in_ms: float, config: Mapping[str, Any]) -> float:
@@ -432,6 +436,6 @@ def _due(timeout_in_ms: float, config: Mapping[str, Any]) -> float:
 def _limit_s(timeout_in_ms: Any) -> float:
     known = number(timeout_in_ms)
     if isnan(known):
-        told = f"a time-out is a number of milliseconds, 0 for none, not {timeout_in_ms!r}"
-        raise InvalidArgumentError(told)
+        text = f"a time-out is a number of milliseconds, 0 for none, not {timeout_in_ms!r}"
+        raise InvalidArgumentError(text)
     return known / 1000 if 0 < known < _LONG_MS else inf

@@ -114,7 +114,7 @@ class Sessions:
         service.register_later("session.assign", self._assign, roles=TASKS)
         service.register_later("session.read", self._read, roles=TASKS)
         service.register_later("session.variables", self._variables, roles=TASKS)
-        node.router.on_gone.append(self._gone)
+        node.router.on_gone.append(self._peer_gone)
         node.on_close.append(self.stop)
 
     def stop(self, until: float) -> None:
@@ -130,8 +130,8 @@ class Sessions:
         """The grace is over: what a function returns because it was asked to end must not pass for its result."""
         text = f"{self._name} was stopped, and this had not ended within the grace; it may go on there"
         for session in self._sessions.values():
-            for asked in tuple(session.running):
-                asked.fail(UnavailableError(text))
+            for call in tuple(session.running):
+                call.fail(UnavailableError(text))
         self._over = True  # only now: one that was asked to end before might be answered before
         self._pool.stop()
 
@@ -141,7 +141,7 @@ class Sessions:
 
     # -- sessions, in the loop ---------------------------------------------------------------------------------------------
 
-    def _open(self, asked: Asked, session: int, is_master: bool, config: dict[str, Any]) -> None:
+    def _open(self, call: Asked, session: int, is_master: bool, config: dict[str, Any]) -> None:
         config = merged(self._definition.default_session_config, config)
         if session not in self._sessions:
             if session in self._ended:
@@ -151,8 +151,8 @@ class Sessions:
             isolated = bool(config.get(ISOLATE))
             variables = Variables(self._name, self._node.me[0]) if isolated else self.shared
             self._sessions[session] = _Session(variables, is_master)
-        self._use(session, asked.peer)
-        asked.answer([list(self._node.me), self._addresses(), self._filters(), config])
+        self._use(session, call.peer)
+        call.answer([list(self._node.me), self._addresses(), self._filters(), config])
 
     def _addresses(self) -> dict[str, dict[int, str]]:
         """The cluster; the own address with its real port."""
@@ -169,8 +169,8 @@ class Sessions:
         self._check_serving()
         known = self._sessions.get(session)
         if known is None:
-            told = f"{self._name} does not know this session: it was closed or lost, or the task was started again: make a new one"
-            raise AbortedError(told)
+            text = f"{self._name} does not know this session: it was closed or lost, or the task was started again: make a new one"
+            raise AbortedError(text)
         if known.ended:
             raise AbortedError(known.ended)
         if known.peer is not peer:
@@ -186,7 +186,7 @@ class Sessions:
     def _is_stopping(self, outcome: str) -> UnavailableError:
         return UnavailableError(f"{self._name} is stopping; {outcome}")
 
-    def _gone(self, peer: Peer) -> None:
+    def _peer_gone(self, peer: Peer) -> None:
         loop = self._node.loop
         for number in self._used_by.pop(peer, ()):
             session = self._sessions.get(number)
@@ -195,121 +195,121 @@ class Sessions:
                     ("session", number), loop.now() + SESSION_LOST_S, partial(self._sessions.pop, number, None)
                 )
 
-    def _close(self, asked: Asked, session: int) -> None:
+    def _close(self, call: Asked, session: int) -> None:
         self._sessions.pop(session, None)
-        self._used_by.get(asked.peer, set()).discard(session)
-        asked.answer(None)
+        self._used_by.get(call.peer, set()).discard(session)
+        call.answer(None)
 
-    def _end(self, session: _Session, told: str) -> None:
-        session.ended = told
+    def _end(self, session: _Session, reason: str) -> None:
+        session.ended = reason
         if session.variables is not self.shared:
             session.variables.clear()
-        for asked in tuple(session.running):
-            asked.fail(AbortedError(told))
+        for call in tuple(session.running):
+            call.fail(AbortedError(reason))
 
     # -- resets ------------------------------------------------------------------------------------------------------------
 
-    def _reset(self, asked: Asked, containers: list[str]) -> None:
+    def _reset(self, call: Asked, containers: list[str]) -> None:
         """At the master: clear everywhere, and end the sessions whose master it is."""
         self._check_serving()
         mine = [number for number, session in self._sessions.items() if session.is_master]
-        told = f"Session.reset was called at {self._name} since this session began: make a new one"
-        self._clear_here(containers, mine, told)
-        self._pool.submit(self._clear_others, asked, containers, mine, told)
+        reason = f"Session.reset was called at {self._name} since this session began: make a new one"
+        self._clear_here(containers, mine, reason)
+        self._pool.submit(self._clear_others, call, containers, mine, reason)
 
-    def _clear_others(self, asked: Asked, containers: list[str], sessions: list[int], told: str) -> None:
+    def _clear_others(self, call: Asked, containers: list[str], sessions: list[int], reason: str) -> None:
         """In a thread of the pool."""
         try:
-            due = min(asked.due, time.monotonic() + GRACE_S)
+            due = min(call.due, time.monotonic() + GRACE_S)
             filters = self._definition.cluster_device_filters
             tasks = [
                 task
-                for task in self._node.up(self._node.others)
+                for task in self._node.up(self._node.other_tasks)
                 if filters.is_visible(*self._node.me, device_of(*task))
             ]
             pending = [
-                (task, self._node.start(task, "session.clear", containers, sessions, told, due=due)) for task in tasks
+                (task, self._node.start(task, "session.clear", containers, sessions, reason, due=due)) for task in tasks
             ]
             failed = [f"{named(task)}: {result.get_error()[1]}" for task, result in pending if result.get_error()[0]]
             if failed and self._node.closed:  # that ended the questions: the other tasks may be as well as ever
                 raise self._is_stopping("what the other tasks have cleared is not known")
             if failed:
                 raise UnavailableError(f"cleared, but not at {'; '.join(failed)}")
-            asked.answer(None)
+            call.answer(None)
         except FailedPreconditionError as error:  # of our own connections
             stopping = self._is_stopping("not all other tasks were asked to clear")
-            asked.fail(stopping if self._node.closed else error)
+            call.fail(stopping if self._node.closed else error)
         except BaseException as error:
-            asked.fail(error)
+            call.fail(error)
 
-    def _clear(self, asked: Asked, containers: list[str], sessions: list[int], told: str) -> None:
-        self._clear_here(containers, sessions, told)
-        asked.answer(None)
+    def _clear(self, call: Asked, containers: list[str], sessions: list[int], reason: str) -> None:
+        self._clear_here(containers, sessions, reason)
+        call.answer(None)
 
-    def _clear_here(self, containers: list[str], sessions: list[int], told: str) -> None:
+    def _clear_here(self, containers: list[str], sessions: list[int], reason: str) -> None:
         self.shared.clear(containers)
         for number in sessions:
             if number in self._sessions:
-                self._end(self._sessions[number], told)
+                self._end(self._sessions[number], reason)
             else:
-                self._ended[number] = told
+                self._ended[number] = reason
                 if len(self._ended) > SESSIONS_MAX:
                     self._ended.popitem(last=False)
 
     # -- variables ---------------------------------------------------------------------------------------------------------
 
-    def _assign(self, asked: Asked, session: int, name: str, value: Any, container: str) -> None:
-        known = self._use(session, asked.peer)
+    def _assign(self, call: Asked, session: int, name: str, value: Any, container: str) -> None:
+        known = self._use(session, call.peer)
 
         def act() -> None:
             known.variables.assign(name, value, container)
-            asked.answer(None)
+            call.answer(None)
 
-        self._copy(known, asked, value, act)
+        self._copy(known, call, value, act)
 
-    def _read(self, asked: Asked, session: int, name: str, container: str) -> None:
-        known = self._use(session, asked.peer)
+    def _read(self, call: Asked, session: int, name: str, container: str) -> None:
+        known = self._use(session, call.peer)
         array = known.variables.stored(name, container)
-        self._copy(known, asked, array, lambda: asked.answer(array))
+        self._copy(known, call, array, lambda: call.answer(array))
 
-    def _variables(self, asked: Asked, session: int, container: str) -> None:
-        asked.answer(self._use(session, asked.peer).variables.specs(container))
+    def _variables(self, call: Asked, session: int, container: str) -> None:
+        call.answer(self._use(session, call.peer).variables.specs(container))
 
-    def _copy(self, session: _Session, asked: Asked, array: Any, act: Callable[[], None]) -> None:
+    def _copy(self, session: _Session, call: Asked, array: Any, act: Callable[[], None]) -> None:
         """What is small is copied here: that takes no longer than to have a thread do it."""
         if getattr(array, "nbytes", 0) <= INLINE_BYTES_MAX:
             act()
         else:
-            self._begin(session, asked, act)
+            self._begin(session, call, act)
 
     # -- functions ---------------------------------------------------------------------------------------------------------
 
-    def _run(self, asked: Asked, session: int, function: list[Any], is_constant: bool, *parts: Any) -> None:
-        known = self._use(session, asked.peer)
+    def _run(self, call: Asked, session: int, function: list[Any], is_constant: bool, *parts: Any) -> None:
+        known = self._use(session, call.peer)
         box = list(
             parts
         )  # emptied by whoever runs it: a large argument is not kept beside the function's own use of it
-        self._begin(known, asked, lambda: self._call(known, asked, function, is_constant, box))
+        self._begin(known, call, lambda: self._call(known, call, function, is_constant, box))
 
-    def _begin(self, session: _Session, asked: Asked, act: Callable[[], None]) -> None:
-        session.running.add(asked)
-        asked.on_dropped(lambda: session.running.discard(asked))
-        self._pool.submit(self._work, session, asked, act)
+    def _begin(self, session: _Session, call: Asked, act: Callable[[], None]) -> None:
+        session.running.add(call)
+        call.on_dropped(lambda: session.running.discard(call))
+        self._pool.submit(self._work, session, call, act)
 
     # -- in a thread of the pool -------------------------------------------------------------------------------------------
 
-    def _work(self, session: _Session, asked: Asked, act: Callable[[], None]) -> None:
+    def _work(self, session: _Session, call: Asked, act: Callable[[], None]) -> None:
         try:
-            if asked.wanted():
+            if call.wanted():
                 act()
         except BaseException as error:
-            asked.fail(error)
+            call.fail(error)
         finally:
-            session.running.discard(asked)
+            session.running.discard(call)
 
-    def _call(self, session: _Session, asked: Asked, function: list[Any], is_constant: bool, parts: list[Any]) -> None:
+    def _call(self, session: _Session, call: Asked, function: list[Any], is_constant: bool, parts: list[Any]) -> None:
         _here.sessions, _here.variables = self, session.variables
-        task_context.enter(lambda: self._over or bool(session.ended) or not asked.wanted())
+        task_context.enter(lambda: self._over or bool(session.ended) or not call.wanted())
         try:
             fn = self._load(function, is_constant)
             args, _ = unpacked(parts)
@@ -321,7 +321,7 @@ class Sessions:
         finally:
             task_context.leave()
             _here.sessions = _here.variables = None
-        asked.answer(answer)
+        call.answer(answer)
 
     def _load(self, function: list[Any], is_constant: bool) -> Callable[..., Any]:
         """A function, with the large arrays that it captures; the same object again where it captures nothing that can change."""

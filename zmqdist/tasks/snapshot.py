@@ -22,7 +22,7 @@ class GroupRow:
     """
 
     name: str
-    come: tuple[str, ...]
+    arrived: tuple[str, ...]
     missing: tuple[str, ...]
 
 

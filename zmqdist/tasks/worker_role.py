@@ -51,7 +51,7 @@ class _Invited:
     worker: WorkerServer
 
 
-class Working:
+class WorkerRole:
     """The part of one server; made before its node serves."""
 
     def __init__(self, node: Node, config: Mapping[str, Any]) -> None:
@@ -73,10 +73,12 @@ class Working:
         self._lock = threading.Lock()
         self._invited: list[_Invited] = []
         self._closed = False
-        node.service.register_later(INVITE, self._hear, roles=frozenset({"submit"}))
+        node.service.register_later(INVITE, self._invite, roles=frozenset({"submit"}))
         node.on_close.append(self._close)
 
-    def _hear(self, asked: Asked, dispatcher: str, index: int, slots: int, program: int, orphan_limit_s: float) -> None:
+    def _invite(
+        self, call: Asked, dispatcher: str, index: int, slots: int, program: int, orphan_limit_s: float
+    ) -> None:
         """In the loop; starting takes a while, and waits for the dispatcher."""
         from zmqdist.scheduling.dispatcher.config import WorkerConfig  # most servers are never invited
 
@@ -97,9 +99,9 @@ class Working:
 
         def accept() -> None:
             try:
-                asked.answer(self._accept(config, program))
+                call.answer(self._accept(config, program))
             except BaseException as error:
-                asked.fail(error)
+                call.fail(error)
 
         threading.Thread(target=accept, name="zmqdist-server-invited", daemon=True).start()
 
@@ -110,17 +112,19 @@ class Working:
         with self._lock:
             if self._closed:
                 raise UnavailableError(f"{named(self._node.me)} is stopping")
-            self._invited = [each for each in self._invited if not each.worker.join(0)]
-            if any((each.dispatcher, each.program) == (config.dispatcher_address, program) for each in self._invited):
+            self._invited = [entry for entry in self._invited if not entry.worker.join(0)]
+            if any(
+                (entry.dispatcher, entry.program) == (config.dispatcher_address, program) for entry in self._invited
+            ):
                 return ALREADY
-            former = [each for each in self._invited if each.program != program]
-            for each in former:
-                if each.worker.in_contact and each.dispatcher != config.dispatcher_address:
-                    raise AlreadyExistsError(self._taken(each))
+            previous = [entry for entry in self._invited if entry.program != program]
+            for entry in previous:
+                if entry.worker.in_contact and entry.dispatcher != config.dispatcher_address:
+                    raise AlreadyExistsError(self._taken(entry))
             invited = _Invited(config.dispatcher_address, program, WorkerServer(config, start=False))
-            self._invited = [each for each in self._invited if each.program == program] + [invited]
-        for each in former:
-            each.worker.stop()
+            self._invited = [entry for entry in self._invited if entry.program == program] + [invited]
+        for entry in previous:
+            entry.worker.stop()
         try:
             invited.worker.start()
         except BaseException:
@@ -139,5 +143,5 @@ class Working:
         with self._lock:
             self._closed = True
             invited, self._invited = self._invited, []
-        for each in invited:
-            each.worker.stop(max(0.0, until - time.monotonic()))
+        for entry in invited:
+            entry.worker.stop(max(0.0, until - time.monotonic()))

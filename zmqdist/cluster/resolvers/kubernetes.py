@@ -107,12 +107,12 @@ class KubernetesClusterResolver(ClusterResolver):
         for pod in pods:
             phase = pod.status.phase
             if phase != "Running":
-                told = f'Pod "{pod.metadata.name}" is not running; phase: "{phase}"'
-                raise (RuntimeError if phase in ("Failed", "Succeeded") else _NotYet)(told)
+                text = f'Pod "{pod.metadata.name}" is not running; phase: "{phase}"'
+                raise (RuntimeError if phase in ("Failed", "Succeeded") else _NotYet)(text)
         wanted = self._num_tasks.get(job, 1 if self._wait_timeout else 0)
         if len(pods) < wanted or (job in self._num_tasks and len(pods) > wanted):
-            told = " or ".join(self._selectors[job])
-            raise _NotYet(f"job {job!r} has {len(pods)} pods with the label {told}, expected {wanted}")
+            text = " or ".join(self._selectors[job])
+            raise _NotYet(f"job {job!r} has {len(pods)} pods with the label {text}, expected {wanted}")
         return [join_address(self._host(pod), self._port) for pod in pods]
 
     def _pods(self, selector: str) -> list[Any]:
@@ -126,8 +126,8 @@ class KubernetesClusterResolver(ClusterResolver):
             if getattr(error, "status", None) not in (401, 403):
                 raise
             where = "all namespaces" if self._namespace is None else f"namespace {self._namespace}"
-            told = f"the API server does not let us list the pods of {where}: give the service account that right"
-            raise RuntimeError(told + (", or name a namespace" if self._namespace is None else "")) from error
+            text = f"the API server does not let us list the pods of {where}: give the service account that right"
+            raise RuntimeError(text + (", or name a namespace" if self._namespace is None else "")) from error
         return sorted(found.items, key=lambda pod: str(pod.metadata.name))
 
     def _host(self, pod: Any) -> str:
@@ -156,10 +156,10 @@ def _client(location: ExecutableLocation) -> Any:
     try:
         load()
     except kubernetes.config.ConfigException as error:
-        told = (
+        hint = (
             "this is not a pod with a service account; elsewhere pass executable_location=ExecutableLocation.OFF_CLUSTER"
             if within
             else "there is no kubeconfig that can be used; in a pod pass ExecutableLocation.WITHIN_CLUSTER"
         )
-        raise RuntimeError(f"no Kubernetes API server is known ({error}): {told}") from error
+        raise RuntimeError(f"no Kubernetes API server is known ({error}): {hint}") from error
     return kubernetes.client.CoreV1Api()

@@ -154,15 +154,15 @@ class SlurmClusterResolver(ClusterResolver):
         return [(host, index) for host, count in self._per_node.items() for index in range(count)]
 
     def _check_tasks(self) -> None:
-        wanted, there = sum(self._jobs.values()), len(self._places())
-        if wanted != there:
-            told = ", ".join(f"{job}: {count}" for job, count in sorted(self._jobs.items()))
+        wanted, placed = sum(self._jobs.values()), len(self._places())
+        if wanted != placed:
+            jobs = ", ".join(f"{job}: {count}" for job, count in sorted(self._jobs.items()))
             raise RuntimeError(
-                f"the jobs ({told}) have {wanted} tasks together, but Slurm gives {there}: change jobs, or srun --ntasks"
+                f"the jobs ({jobs}) have {wanted} tasks together, but Slurm gives {placed}: change jobs, or srun --ntasks"
             )
-        if not 0 <= self._rank < there:
+        if not 0 <= self._rank < placed:
             raise RuntimeError(
-                f"SLURM_PROCID is {self._rank}, but there are {there} tasks, from 0: is this a part of a heterogeneous job? "
+                f"SLURM_PROCID is {self._rank}, but there are {placed} tasks, from 0: is this a part of a heterogeneous job? "
                 "Then give jobs, and {host: number} for tasks_per_node"
             )
 

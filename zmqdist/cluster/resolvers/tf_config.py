@@ -89,8 +89,8 @@ class TFConfigClusterResolver(ClusterResolver):
     def task_type(self) -> str | None:
         if self._task_type is not None:
             return str(self._task_type)
-        told = _task().get("type")
-        return None if told is None else str(told)
+        value = _task().get("type")
+        return None if value is None else str(value)
 
     @task_type.setter
     def task_type(self, task_type: str | None) -> None:
@@ -100,11 +100,11 @@ class TFConfigClusterResolver(ClusterResolver):
     def task_id(self) -> int | None:
         if self._task_id is not None:
             return int(self._task_id)
-        told = _task().get("index")
+        value = _task().get("index")
         try:
-            return None if told is None else int(told)
+            return None if value is None else int(value)
         except (TypeError, ValueError):
-            raise ValueError(f"{_read()[0]}: task: the index must be a number, not {told!r}") from None
+            raise ValueError(f"{_read()[0]}: task: the index must be a number, not {value!r}") from None
 
     @task_id.setter
     def task_id(self, task_id: int | None) -> None:
@@ -114,8 +114,8 @@ class TFConfigClusterResolver(ClusterResolver):
     def rpc_layer(self) -> str | None:
         if self._rpc_layer is not None:
             return self._rpc_layer
-        told = _read()[1].get("rpc_layer")
-        return None if told is None else str(told)
+        value = _read()[1].get("rpc_layer")
+        return None if value is None else str(value)
 
     @rpc_layer.setter
     def rpc_layer(self, rpc_layer: str | None) -> None:
@@ -153,8 +153,8 @@ def _parsed(variable: str, text: str) -> dict[str, Any]:
     try:
         config = json.loads(text)
     except json.JSONDecodeError as error:
-        told = f'{variable} is no JSON; write {{"cluster": {{...}}, "task": {{...}}}} or unset it: {error.msg}'
-        raise json.JSONDecodeError(told, text, error.pos) from None
+        message = f'{variable} is no JSON; write {{"cluster": {{...}}, "task": {{...}}}} or unset it: {error.msg}'
+        raise json.JSONDecodeError(message, text, error.pos) from None
     if not isinstance(config, dict):
         raise ValueError(f'{variable} must be a JSON object like {{"cluster": {{...}}}}, not {config!r}')
     return config
