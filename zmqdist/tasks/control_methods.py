@@ -1,6 +1,6 @@
-"""What anybody who may send code can ask of a task besides its sessions: who it is, and that it ends.
+"""Methods of a task for peers that may send code, besides its sessions: who the task is, and its stop.
 
-"server.shutdown" ends every task of the cluster that is up, the asked one last.
+"server.shutdown" stops every task of the cluster that is up; the task that serves the call stops last.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from zmqdist.tasks.node import TASKS, Node, grace_s
 
 
 class ControlMethods:
-    """A part of one server. `server` refers to it, as long as it is there."""
+    """A part of one server. `server` is a weak reference, so that this part does not keep the server alive."""
 
     def __init__(self, node: Node, server: weakref.ReferenceType[Any]) -> None:
         self._node = node
@@ -35,14 +35,14 @@ class ControlMethods:
         return {"task": named(node.me), "address": node.address, "pid": os.getpid(), "incarnation": node.incarnation}
 
     def _stop(self, grace: float) -> None:
-        """Answered before it happens."""
+        """Stop the server in a thread of its own, so that the reply leaves first."""
         limit_s, server = grace_s(grace), self._server()
         if server is not None:
             name = "zmqdist-server-stop"
             threading.Thread(target=logged, args=(server.stop, limit_s), name=name, daemon=True).start()
 
     def _shutdown(self, call: Asked, grace: float) -> None:
-        """Answered with the names of those that end."""
+        """Stop all tasks that are up; the reply has their names."""
         name = "zmqdist-server-shutdown"
         threading.Thread(target=self._shut_down, args=(call, grace_s(grace)), name=name, daemon=True).start()
 
@@ -52,9 +52,8 @@ class ControlMethods:
             due = time.monotonic() + GRACE_S
             stopping = [(task, node.start(task, "server.stop", limit_s, due=due)) for task in node.up(node.other_tasks)]
             problems = [f"{named(task)}: {result.get_error()[1]}" for task, result in stopping if result.get_error()[0]]
-            if (
-                problems and node.closed
-            ):  # our own stop ended the questions: the others may have heard them all the same
+            # Our own stop ended the calls; the other tasks may have received them all the same.
+            if problems and node.closed:
                 text = f"{named(node.me)} was stopped by another caller meanwhile; not all other tasks have answered"
                 raise UnavailableError(text)
             if problems:
@@ -62,5 +61,5 @@ class ControlMethods:
             call.answer([named(task) for task, _ in stopping] + [named(node.me)])
         except BaseException as error:
             call.fail(error)
-        with contextlib.suppress(FailedPreconditionError):  # it has ended meanwhile
-            node.loop.call_soon(self._stop, limit_s)  # after the answer
+        with contextlib.suppress(FailedPreconditionError):  # the loop has ended meanwhile
+            node.loop.call_soon(self._stop, limit_s)  # in the loop: the reply leaves before the stop

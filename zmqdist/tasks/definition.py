@@ -1,6 +1,6 @@
-"""Which task a server is: the rules of the arguments of `zmqdist.Server`, and where it listens.
+"""Which task a server is, and where it listens: the rules for the arguments of `zmqdist.Server`.
 
-Not here: binding itself (node.py), and the rules of a cluster's jobs (cluster/rules.py).
+Not here: binding (node.py), and the rules for a cluster's jobs (cluster/rules.py).
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ def effective(
     protocol: str | None = None,
     config: Mapping[str, Any] | None = None,
 ) -> ServerDef:
-    """The ServerDef that the arguments of a server stand for; a copy, whatever was given.
+    """Return the ServerDef that the arguments of a server stand for; always a copy.
 
     Raises:
-      TypeError: `given` is nothing of that kind, or `config` no dict.
-      ValueError: no job, or the job or the task must be named because there is more than one; or what ClusterSpec refuses.
+      TypeError: `source` is none of these types, or `config` no dict.
+      ValueError: there is no job, or several jobs or tasks of which the arguments name none; or ClusterSpec refuses the cluster.
       InvalidArgumentError: the cluster has no such task.
       NotFoundError: no such protocol.
     """
@@ -64,7 +64,7 @@ def _the_only(kind: str, known: list[Any], of: str) -> Any:
 
 
 def merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    """Both, with what is new above what is old, also inside dicts; shares nothing with them."""
+    """Return `old` with the entries of `new` over it, merged inside nested dicts; the result shares nothing with them."""
     both = {**copy.deepcopy(dict(old)), **copy.deepcopy(dict(new))}
     for key in old.keys() & new.keys():
         if isinstance(old[key], Mapping) and isinstance(new[key], Mapping):
@@ -73,7 +73,7 @@ def merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def written_address(definition: ServerDef) -> str:
-    """The task's own "host:port", as others are told it; an empty host means localhost.
+    """Return the "host:port" of the task as the cluster has it; an empty host means localhost.
 
     Raises:
       InvalidArgumentError: not an address; the text says what is wrong with the port or the host.
@@ -89,10 +89,10 @@ def written_address(definition: ServerDef) -> str:
 
 
 def address_to_bind(address: str, host: str | None) -> str:
-    """Where a task that is written with this address listens.
+    """Return the address to listen on, for a task whose address in the cluster is `address`.
 
-    On the host as it is written, if that is an address of this machine; else (a name that only others know, the address of a
-    load balancer) on every interface. A `host` that was given stands above that.
+    `host` overrides the host. By default that is the host as written, if it is an address of this machine; otherwise (a name that only
+    other machines resolve, the address of a load balancer) all interfaces.
     """
     written, port = split(address)
     if host is None:

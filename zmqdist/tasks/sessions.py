@@ -1,18 +1,18 @@
-"""What a task does for the sessions of its clients: functions that it runs, variables that it keeps, resets.
+"""The tasks' end of sessions: functions that a task runs for its clients, variables that it keeps for them, and resets.
 
 Rules
-    A session is a number that its client has drawn; a task learns of it when the client uses that task for the first time. One of
-    the tasks, the one that the client was given as its target, is its master.
-    A session sees the variables that all share, or, isolated, its own, which go when it is closed or lost.
-    A reset clears containers of the shared variables on all tasks of the cluster that are up, and ends every session of that master:
-    whatever it asks next, or has asked, fails with ABORTED, also at a task that it has not used before.
-    Functions run in threads of their own, many at a time, because one may wait for what another one does. Nobody can end a thread: a
-    function whose caller has gone is asked to end (`zmqdist.cancelled()`).
-    Pickles come only from roles that may send code.
+    A session is a number that its client has drawn. A task learns of the session when the client uses that task for the first time. The
+    session's master is the task that the client has as its target.
+    A session sees the variables that all sessions share. An isolated session sees its own, which are freed when it is closed or lost.
+    A reset clears containers of the shared variables on all tasks of the cluster that are up, and ends every session of that master: its
+    pending and later requests fail with ABORTED, also at a task that the session has not used before.
+    Functions run in threads of a pool, many at a time, because one may wait for the effect of another. A thread cannot be stopped from
+    outside: a function whose caller has gone is asked to end (`zmqdist.cancelled()`).
+    The methods accept pickles only from roles that may send code.
 
-The tables are the loop's; what may take time is done in the pool.
+The tables belong to the loop; work that may take time is done in the pool.
 
-Not here: the client's end (session.py), what a variable is (variables.py).
+Not here: the client's end (session.py), variables (named_variables.py).
 """
 
 from __future__ import annotations
@@ -50,19 +50,19 @@ from zmqdist.transport.router import Peer
 from zmqdist.wire import trusted
 
 VALUE, RAISED = 0, 1
-"""How the answer to "session.run" begins: then come the parts of a packed value, or a packed error."""
+"""The first item of the reply to "session.run"; the parts of a packed value, or a packed error, follow."""
 
 _here = threading.local()
 
 
 def current_server() -> Any:
-    """The server that runs the present function for a session; None outside of one."""
+    """Return the server that runs the calling function for a session; None elsewhere."""
     sessions: Sessions | None = getattr(_here, "sessions", None)
     return None if sessions is None else sessions.server()
 
 
 def current_variables(of: Sessions) -> Variables:
-    """What the present function sees of a server's variables; outside of one that it runs, what all sessions share."""
+    """Return the variables of a server that the calling function sees; those that all sessions share where the server did not run it."""
     return _here.variables if getattr(_here, "sessions", None) is of else of.shared
 
 
@@ -70,9 +70,9 @@ class _Session:
     """One session at this task.
 
     Attributes:
-      ended: why it can do nothing any more; "" while it can.
-      peer: the connection that it was last used over.
-      running: calls that are not answered yet.
+      ended: why requests of this session fail; "" while they do not.
+      peer: the connection over which the session was used last.
+      running: calls without a reply yet.
     """
 
     def __init__(self, variables: Variables, is_master: bool) -> None:
@@ -84,7 +84,7 @@ class _Session:
 
 
 class Sessions:
-    """A part of one server. `server` gives it, as long as it is there.
+    """A part of one server. `server` is a weak reference to it.
 
     Attributes:
       shared: the variables of all sessions that are not isolated.
@@ -99,7 +99,7 @@ class Sessions:
         self._sessions: dict[int, _Session] = {}
         self._used_by: dict[Peer, set[int]] = {}
         self._ended: OrderedDict[int, str] = OrderedDict()
-        """Sessions that a reset has ended before they came here, and what they are told; the last SESSIONS_MAX of them."""
+        """Sessions that a reset has ended before they used this task, each with the text of its error; the last SESSIONS_MAX of them."""
         self._functions: OrderedDict[bytes, Callable[..., Any]] = OrderedDict()
         self._functions_lock = threading.Lock()
         self._pool = Pool(f"zmqdist-session-{self._name}", SESSION_THREADS_MAX)
@@ -118,7 +118,7 @@ class Sessions:
         node.on_close.append(self.stop)
 
     def stop(self, until: float) -> None:
-        """Take nothing new, and wait for what runs until that time; then ask it to end."""
+        """Refuse new requests, wait for the running ones until `until` (`time.monotonic`), then ask them to end."""
         self._stopping = True
         self._pool.wait_idle(max(0.0, until - time.monotonic()))
         try:
@@ -127,16 +127,20 @@ class Sessions:
             self._over = True
 
     def _give_up(self) -> None:
-        """The grace is over: what a function returns because it was asked to end must not pass for its result."""
+        """Fail the running calls: a function that was asked to end may return anything, which must not pass for its result."""
         text = f"{self._name} was stopped, and this had not ended within the grace; it may go on there"
         for session in self._sessions.values():
             for call in tuple(session.running):
                 call.fail(UnavailableError(text))
-        self._over = True  # only now: one that was asked to end before might be answered before
+        self._over = (
+            True  # after the calls have failed: a function that sees it and returns would otherwise be replied to
+        )
         self._pool.stop()
 
     def figures(self) -> tuple[int, int, int, int]:
-        """Sessions; those that a reset has ended before they came here; functions that are kept; calls that are at work."""
+        """Return the numbers of sessions, of sessions ended by a reset before they used this task, of cached functions, and of calls at
+        work.
+        """
         return len(self._sessions), len(self._ended), len(self._functions), self._pool.unfinished
 
     # -- sessions, in the loop ---------------------------------------------------------------------------------------------
@@ -155,7 +159,7 @@ class Sessions:
         call.answer([list(self._node.me), self._addresses(), self._filters(), config])
 
     def _addresses(self) -> dict[str, dict[int, str]]:
-        """The cluster; the own address with its real port."""
+        """Return the addresses of the cluster; this task's address has the port that was bound."""
         spec = self._node.spec
         found = {job: {index: spec.task_address(job, index) for index in spec.task_indices(job)} for job in spec.jobs}
         found[self._node.me[0]][self._node.me[1]] = self._node.address
@@ -169,7 +173,7 @@ class Sessions:
         self._check_serving()
         known = self._sessions.get(session)
         if known is None:
-            text = f"{self._name} does not know this session: it was closed or lost, or the task was started again: make a new one"
+            text = f"{self._name} does not know this session: it was closed or lost, or the task was restarted: make a new one"
             raise AbortedError(text)
         if known.ended:
             raise AbortedError(known.ended)
@@ -210,7 +214,7 @@ class Sessions:
     # -- resets ------------------------------------------------------------------------------------------------------------
 
     def _reset(self, call: Asked, containers: list[str]) -> None:
-        """At the master: clear everywhere, and end the sessions whose master it is."""
+        """At the master: clear containers everywhere, and end the sessions of this master."""
         self._check_serving()
         mine = [number for number, session in self._sessions.items() if session.is_master]
         reason = f"Session.reset was called at {self._name} since this session began: make a new one"
@@ -218,7 +222,7 @@ class Sessions:
         self._pool.submit(self._clear_others, call, containers, mine, reason)
 
     def _clear_others(self, call: Asked, containers: list[str], sessions: list[int], reason: str) -> None:
-        """In a thread of the pool."""
+        """In a thread of the pool: have the other tasks clear too, and reply to the caller of the reset."""
         try:
             due = min(call.due, time.monotonic() + GRACE_S)
             filters = self._definition.cluster_device_filters
@@ -231,13 +235,15 @@ class Sessions:
                 (task, self._node.start(task, "session.clear", containers, sessions, reason, due=due)) for task in tasks
             ]
             failed = [f"{named(task)}: {result.get_error()[1]}" for task, result in pending if result.get_error()[0]]
-            if failed and self._node.closed:  # that ended the questions: the other tasks may be as well as ever
+            if (
+                failed and self._node.closed
+            ):  # the stop of this task ended the calls, which say nothing about the other tasks
                 raise self._is_stopping("what the other tasks have cleared is not known")
             if failed:
                 raise UnavailableError(f"cleared, but not at {'; '.join(failed)}")
             call.answer(None)
-        except FailedPreconditionError as error:  # of our own connections
-            stopping = self._is_stopping("not all other tasks were asked to clear")
+        except FailedPreconditionError as error:  # this task's connections were closed by its stop
+            stopping = self._is_stopping("not all other tasks have received the request to clear")
             call.fail(stopping if self._node.closed else error)
         except BaseException as error:
             call.fail(error)
@@ -276,7 +282,7 @@ class Sessions:
         call.answer(self._use(session, call.peer).variables.specs(container))
 
     def _copy(self, session: _Session, call: Asked, array: Any, act: Callable[[], None]) -> None:
-        """What is small is copied here: that takes no longer than to have a thread do it."""
+        """Run `act` here for a small array, because a copy then takes no longer than the hand-off to a thread; else in the pool."""
         if getattr(array, "nbytes", 0) <= INLINE_BYTES_MAX:
             act()
         else:
@@ -288,7 +294,7 @@ class Sessions:
         known = self._use(session, call.peer)
         box = list(
             parts
-        )  # emptied by whoever runs it: a large argument is not kept beside the function's own use of it
+        )  # `_call` empties it, so that this frame keeps no large argument alive while the function runs
         self._begin(known, call, lambda: self._call(known, call, function, is_constant, box))
 
     def _begin(self, session: _Session, call: Asked, act: Callable[[], None]) -> None:
@@ -324,7 +330,7 @@ class Sessions:
         call.answer(answer)
 
     def _load(self, function: list[Any], is_constant: bool) -> Callable[..., Any]:
-        """A function, with the large arrays that it captures; the same object again where it captures nothing that can change."""
+        """Return the function, with the large arrays that it captures. One that captures nothing mutable is unpickled once and kept."""
         pickled = function[0]
         if not is_constant or len(pickled) > INLINE_BYTES_MAX:
             return unpacked(function)  # type: ignore[no-any-return]
@@ -342,12 +348,12 @@ class Sessions:
 
 
 def sendable(packed: trusted.Packed) -> list[Any]:
-    """What `trusted.pack` gave, for the safe codec: the pickle, and each large buffer as an array of bytes."""
+    """Return the result of `trusted.pack` in a form for the safe codec: the pickle, and each large buffer as an array of bytes."""
     if isinstance(packed, bytes):
         return [packed]
     return [packed[0], *(np.frombuffer(part, np.uint8) for part in packed[1:])]
 
 
 def unpacked(parts: list[Any]) -> Any:
-    """The reverse of `sendable`, at the other side. Its arrays have the memory that arrived."""
+    """Invert `sendable` at the receiving side. The arrays use the memory in which they arrived."""
     return trusted.unpack(parts[0]) if len(parts) == 1 else trusted.unpack_parts(parts)
