@@ -295,7 +295,7 @@ def test_another_life_of_a_task_is_refused_and_told_to_all_until_it_is_reset(kee
     watcher.register(30)
     first.register(30)
     second = join(keeper, "worker:1", 2)
-    with pytest.raises(errors.AbortedError, match="worker:1 registered again in another life, without a reset"):
+    with pytest.raises(errors.AbortedError, match="worker:1 registered again as another incarnation, without a reset"):
         second.register(30)
     until(lambda: watcher.errors)
     assert [task for task, _ in watcher.errors] == ["worker:1"]
@@ -330,7 +330,7 @@ def test_tasks_leave_together_and_who_stays_behind_is_in_error(keep: Keep, join:
         client.register(30)
     callers = [Caller(client.shutdown) for client in clients]
     assert [caller.ended() for caller in callers] == [None] * 3
-    with pytest.raises(errors.FailedPreconditionError, match="worker:0 takes part in nothing any more"):
+    with pytest.raises(errors.FailedPreconditionError, match="worker:0 can make no more requests to the keeper"):
         clients[0].barrier("b")
     keeper = keep(2, shutdown_timeout_s=0.1)
     early, late = join(keeper, "worker:0"), join(keeper, "worker:1")

@@ -67,7 +67,7 @@ def test_RegisterTask_AlreadyConnectedDifferentIncarnation_Fails() -> None:
     there = cluster(1)
     refused = there.register(A, 1)
     assert refused.code == ABORTED
-    assert "worker:0 registered again in another life" in refused.message
+    assert "worker:0 registered again as another incarnation" in refused.message
 
 
 def test_RegisterTask_AlreadyInError_Fails() -> None:

@@ -245,7 +245,7 @@ def test_a_full_mailbox_refuses_and_tells_the_sender(made: Made, monkeypatch: py
     pair = cluster(made, 2)
     sent = [pair[0].send(number, "worker:1", "foo") for number in range(5)]
     assert [result.get_error()[0] for result in sent] == [0, 0, 0, RESOURCE_EXHAUSTED, RESOURCE_EXHAUSTED]
-    assert "worker:1 has 3 messages of 24 bytes that nobody has received" in sent[4].get_error()[1]
+    assert "the mailbox of worker:1 is full: 3 messages of 24 bytes" in sent[4].get_error()[1]
     assert [pair[1].recv("worker:0", "foo") for _ in range(3)] == [0, 1, 2]
     pair[0].send("room again", "worker:1", "foo").get_value()
     assert pair[1].recv("worker:0", "foo") == "room again"

@@ -1,15 +1,15 @@
 """The connections of one task to the keeper of barriers and keys, and the thread that keeps the task registered there.
 
 Rules
-    One connection stands for the task's life. The thread asks for errors of tasks over it all the time: that is the sign of life.
-    Questions have another one, made at the first of them: an answer that a thread has to read for others takes twice as long.
-    Until the keeper has been there for the first time, every question waits for it, up to its own time-out. When the keeper goes,
-    what waits ends with UNAVAILABLE, and so does what is asked before it is back: what it kept is gone.
-    An error that waiting cannot mend - not allowed, unknown, started again without a reset - is raised by every question from then on.
-    When the task itself ends, that comes first: whatever it waits for ends with CANCELLED, and only then is anybody told (`end_waits`).
-    Callbacks have a thread of their own: one that takes its time must not hold up the signs of life.
+    One connection stands for the task's incarnation. The thread polls for errors of tasks over it all the time, and each poll is a sign of
+    life. Requests use a second connection, because a thread that reads the replies of others doubles their latency.
+    Until the keeper appears for the first time, every request waits for it, up to its own time-out. When the keeper goes, waiting requests
+    end with UNAVAILABLE, and so do new ones until the keeper is back: its barriers and keys are lost.
+    An error that waiting cannot cure (not allowed, unknown, restarted without a reset) is raised by every later request.
+    When the task itself ends, its own waits end with CANCELLED first, and only then is the keeper notified (`end_waits`).
+    Callbacks run in a thread of their own, because a slow one must not delay the signs of life.
 
-Not here: what can be asked (client.py).
+Not here: the requests (client.py).
 """
 
 from __future__ import annotations
@@ -48,28 +48,31 @@ from zmqdist.rpc.future import StatusOrResult, is_sent
 log = logging.getLogger("zmqdist.coordination")
 
 REGISTER_AGAIN_S: Final = 0.1
-"""Between two attempts to register with a keeper that is just ending."""
+"""The pause between two attempts to register with a keeper that is about to end."""
 
 LEAVE_S: Final = 1.0
-"""A goodbye without the others waits no longer for its answer."""
+"""A task that leaves without the others waits at most this long for the reply."""
 
 LOOKING, UP, LOST, REFUSED, RESETTING, ENDED = "looking", "up", "lost", "refused", "resetting", "ended"
-"""What a link may be: the keeper was never there; registered; the keeper has gone; refused for good; on the way to begin anew; closed."""
+"""States of a link: the keeper never replied; registered; the keeper has gone; refused for good; about to register anew; closed."""
 
 _CODES_OF_AN_END: Final = (CANCELLED, UNAVAILABLE, INTERNAL, FAILED_PRECONDITION)
-"""What a question may end with because its own task has: its connection was closed, or the keeper counts the task as one that has left."""
+"""Errors of requests that the end of the own task may have caused: it closed the connection, or the keeper counts the task as one that has
+left.
+"""
 
 _THREAD_RUNS: Final = (LOOKING, UP, LOST)
-"""The thread is there."""
+"""States in which the thread runs."""
 
 OnError: TypeAlias = Callable[[str, OpError], object]
 
 
 class LoggedWait:
-    """A question that may take long, for the log.
+    """A request that may take long, for the log.
 
     Attributes:
-      missing: where the keeper knows for whom it waits: the name of a barrier.
+      description: ends the sentence "worker:0 has waited 10 s ...".
+      missing: the name of a barrier, for which the keeper can report the missing tasks; "" for other requests.
     """
 
     def __init__(self, description: str, missing: str = "") -> None:
@@ -79,13 +82,15 @@ class LoggedWait:
 
 
 class KeeperLink:
-    """See the module's docstring. Belongs to one client and to its thread; the client must `close` it."""
+    """See the module's docstring. One client and the link's thread share it; the client must `close` it."""
 
     def __init__(self, connect: Callable[[], ZmqClient], identity: tuple[str, int, int] | None, keeper: str) -> None:
-        """Args:
-        connect: makes a connection to the keeper, which waits for nothing.
-        who: (job, index, incarnation); None for somebody who is no task: then there is neither a registration nor a thread.
-        keeper: its name, for errors; "" where only the address is known.
+        """Connect, and start the thread; does not block.
+
+        Args:
+          connect: makes a connection to the keeper without waiting.
+          identity: (job, index, incarnation); None for a client that is no task: then there is neither a registration nor a thread.
+          keeper: the keeper's name, for errors; "" where only the address is known.
         """
         self.identity = identity
         self.name = "this client" if identity is None else named(identity[:2])
@@ -97,15 +102,15 @@ class KeeperLink:
         self._state = LOOKING
         self._refused: OpError | None = None
         self._last_error: OpError | None = None
-        """How the registration has ended the last time."""
+        """The error that ended the registration last."""
         self._pending: StatusOrResult | None = None
         self._was_up = False
         self._end_reason = ""
-        """Why it has ended."""
+        """The reason for which this link has ended."""
         self._closed = False
         self._waits: set[LoggedWait] = set()
         self._requests: set[StatusOrResult] = set()
-        """Questions that wait; not those that were cut off."""
+        """Requests in flight, without those that `_cancel_unsent` has ended."""
         self._counters: OrderedDict[str, int] = OrderedDict()
         self._thread: threading.Thread | None = None
         self._error_queue: SimpleQueue[tuple[str, OpError] | None] = SimpleQueue()
@@ -119,19 +124,19 @@ class KeeperLink:
         )
         self._thread.start()
 
-    # -- questions ------------------------------------------------------------------------------------------------------------
+    # -- requests -------------------------------------------------------------------------------------------------------------
 
     def request(self, method: str, *args: Any, due: float = inf, wait: LoggedWait | None = None) -> Any:
-        """Ask the keeper, and wait for its answer.
+        """Send a request to the keeper, and wait for the reply.
 
         Args:
-          due: until when to wait for the keeper to appear, on `time.monotonic`. From then on it is the keeper who sees to the time.
-          wait: told in the log while it lasts.
+          due: until when to wait for the keeper to appear, on `time.monotonic`. From then on the keeper watches the time-out.
+          wait: a description for the log, which reports the wait at intervals.
 
         Raises:
           DeadlineExceededError: no keeper until `due`.
-          UnavailableError: it has gone.
-          OpError: what it answers.
+          UnavailableError: the keeper has gone.
+          OpError: the keeper's reply.
         """
         if self.identity is not None:
             self.ready(due)
@@ -141,14 +146,14 @@ class KeeperLink:
         result = internal_client.start(self._request_client, PREFIX + method, *args, due=due)
         with self._changed:
             self._requests.add(result)
-        if self._state == LOST:  # meanwhile
+        if self._state == LOST:  # the keeper went after `ready`, and the thread may not have seen this request
             self._cancel_unsent()
         elif self._state == ENDED:
             result.cancel()
         if wait is not None:
             self._waits.add(wait)
         try:
-            if wait is not None and self.identity is None:  # there is no thread that would tell
+            if wait is not None and self.identity is None:  # without a registration no thread logs the wait
                 self._wait_and_log(result, wait)
             return result.get_value()
         except UnavailableError as error:
@@ -160,12 +165,11 @@ class KeeperLink:
                 own = result in self._requests
             if own:
                 raise
-            if isinstance(
-                self._last_error, CancelledError
-            ):  # the keeper has said so, and its answer to this was not read any more
+            # The keeper has cancelled all requests, but the connection ended before this one's reply was read.
+            if isinstance(self._last_error, CancelledError):
                 raise CancelledError(self._last_error.message) from error
             raise UnavailableError(f"{self.keeper} has gone") from error
-        except BaseException:  # Ctrl-C, say: the keeper must not count us among those who wait
+        except BaseException:  # such as Ctrl-C: the keeper must not count this task as waiting
             result.cancel()
             raise
         finally:
@@ -181,7 +185,7 @@ class KeeperLink:
             log.warning("%s has waited %.0f s %s", self.name, time.monotonic() - wait.began, wait.description)
 
     def ready(self, due: float) -> None:
-        """Wait until the task is registered. Raises as `ask`."""
+        """Wait until the task is registered. Raises as `request`."""
         began = time.monotonic()
         with self._changed:
             if self._state == ENDED:
@@ -201,11 +205,11 @@ class KeeperLink:
                     )
 
     def counter(self, name: str) -> int:
-        """The next round of a barrier."""
+        """Return the number of a barrier's next round."""
         return self._counters.get(name, 0)
 
     def ended(self, name: str, counter: int) -> None:
-        """A round of a barrier has ended. The keeper forgets names that nobody has used for long, and so may we."""
+        """Note that a round of a barrier has ended. Names unused for long are dropped here as they are at the keeper."""
         with self._changed:
             self._counters[name] = max(counter + 1, self._counters.pop(name, 0))
             if len(self._counters) > BARRIERS_MAX:
@@ -224,18 +228,20 @@ class KeeperLink:
     # -- the end ------------------------------------------------------------------------------------------------------------
 
     def shutdown(self) -> None:
-        """Wait until the others leave, too, where the keeper wants that; leave. Raises what it answers, after the end."""
+        """Wait until the other tasks leave too, where the keeper is configured for that; then close. Raises the keeper's error after the
+        close.
+        """
         try:
             if self._state == UP:
-                self.request("leave", self.identity, True)  # as one that is there: the signs of life go on
+                self.request("leave", self.identity, True)  # before `close`, so that the signs of life go on meanwhile
         finally:
             self.close(say_so=False)
 
     def close(self, say_so: bool = True) -> None:
-        """Leave, and end the thread and the connection. Idempotent.
+        """Leave, and end the thread and the connections. Idempotent.
 
         Args:
-          say_so: tell the keeper, if it is there; else the end of the connection does.
+          say_so: whether to notify the keeper, if it is there. If not, the end of the connection does.
         """
         self.end_waits(f"{self.name} was closed")
         with self._changed:
@@ -255,7 +261,7 @@ class KeeperLink:
             self._request_client.close()
 
     def end_waits(self, why: str) -> None:
-        """The first half of `close`, for those who have more to end than this: what is asked here ends, and nobody is told yet."""
+        """End the requests of this task and refuse new ones, without notifying the keeper: the first half of `close`."""
         with self._changed:
             if self._state == ENDED:
                 return
@@ -266,17 +272,17 @@ class KeeperLink:
             request.cancel()
 
     def unless_ended(self, code: int = CANCELLED) -> None:
-        """A wait is about to end with an error of this code. Raises CancelledError where this task has ended, which is the reason then."""
+        """Raise CancelledError if an error of this code is due to the end of this task."""
         if self._state == ENDED and code in _CODES_OF_AN_END:
             raise CancelledError(f"{self._end_reason} while this waited")
 
     def reset(self) -> None:
-        """Have the keeper forget what this task was, and register again. Waits for a keeper at most LEADER_WAIT_S."""
+        """Have the keeper forget the error of this task, and register again. Waits for the keeper at most LEADER_WAIT_S."""
         assert self.identity is not None
         with self._changed:
             if self._state == ENDED:
                 raise self._ended_error()
-            if self._state == LOST:  # the next one knows nothing that it could forget
+            if self._state == LOST:  # the next keeper knows nothing of this task that it could forget
                 raise self._keeper_gone()
             if self._state == RESETTING:
                 raise FailedPreconditionError(f"{self.name} is being reset already, by another thread")
@@ -299,11 +305,11 @@ class KeeperLink:
                     self._start_thread()
 
     def _keeper_gone(self) -> UnavailableError:
-        text = f"{self.keeper} has gone; what it kept is lost, and it can be used again when it is back"
+        text = f"{self.keeper} has gone; its barriers and keys are lost, and it can be used again when it is back"
         return UnavailableError(text)
 
     def _ended_error(self) -> FailedPreconditionError:
-        return FailedPreconditionError(f"{self.name} takes part in nothing any more: {self._end_reason}")
+        return FailedPreconditionError(f"{self.name} can make no more requests to the keeper: {self._end_reason}")
 
     def _join(self) -> None:
         with self._changed:
@@ -316,12 +322,12 @@ class KeeperLink:
     # -- the thread -----------------------------------------------------------------------------------------------------------
 
     def _stay_registered(self) -> None:
-        """Stay registered, until the end or until refused for good."""
+        """Register and poll for errors, until this link ends or the keeper refuses the task for good."""
         keeper = after = 0
         while self._state in _THREAD_RUNS:
             try:
                 errors_count, incarnation = self._call_keeper("register", self.identity, os.getpid())
-                if incarnation != keeper:  # another life of the keeper
+                if incarnation != keeper:  # a restarted keeper counts rounds and errors anew
                     keeper, after = incarnation, errors_count
                     with self._changed:
                         self._counters.clear()
@@ -339,7 +345,7 @@ class KeeperLink:
                     self._changed.wait_for(lambda: self._state not in _THREAD_RUNS, REGISTER_AGAIN_S)
             except OpError as error:
                 self._set_state(REFUSED, error)
-            except BaseException as error:  # a MemoryError, say: who waits must hear of it
+            except BaseException as error:  # such as MemoryError: waiting requests must end
                 log.exception("%s cannot go on", self.name)
                 self._set_state(REFUSED, InternalError(f"{type(error).__name__}: {error}"))
 
@@ -353,7 +359,9 @@ class KeeperLink:
         return pending.get_value()
 
     def _cancel_unsent(self) -> None:
-        """What was asked just after the keeper had gone would wait for its successor, which knows nothing of it."""
+        """Cancel requests made after the keeper had gone: they would wait for its successor, which does not know their
+        barriers and keys.
+        """
         with self._changed:
             for request in list(self._requests):
                 if not is_sent(request) and request.cancel():
@@ -376,7 +384,7 @@ class KeeperLink:
                 self._callback_thread.start()
 
     def _run_callbacks(self) -> None:
-        """In a thread, which ends with the link; nobody waits for it."""
+        """Call the callbacks with each error, in a thread that ends with the link; no other thread waits for it."""
         while (report := self._error_queue.get()) is not None:
             task, error = report
             for fn in list(self.callbacks):

@@ -1,25 +1,25 @@
-"""The keeper's end: barriers, keys and the states of tasks, behind the port of whoever hosts them (a leader's server, a dispatcher).
+"""The keeper's end: barriers, keys and the states of tasks, behind the port of its host (a leader's server, or a dispatcher).
 
 Rules
-    All of it runs in the loop, and nobody waits in a thread: what is not answered at once is a ticket in a machine.
-    Who calls says which task it is, and in which life. The connection over which a task registered, or asked for errors last, stands for
-    its life: when that ends, the task is away, and when its process is of this host and has ended, lost at once.
-    Callers must be of the roles `worker` or `submit`; what they send is looked at here before a machine sees it.
+    Everything runs in the loop, and no thread waits: a call without an immediate reply is a ticket in a machine.
+    A caller names its task and its incarnation. The connection over which a task registered or polled last stands for that incarnation:
+    when the connection ends, the task is away; if its process ran on this host and has ended, the task is lost at once.
+    Callers must have the role `worker` or `submit`. This module validates their arguments before a machine gets them.
 
-Methods (each after "coordination."; `who` is (job, index, incarnation), times are seconds, None for no end)
-    register(who, pid)                      -> (errors so far, incarnation of the host)
-    poll(who, after)                        -> errors of tasks with a number above `after`, () after a while; a sign of life
-    beat(who)                               -> None
-    reset(job, index), leave(who, together) -> None
-    report_error(who, code, message)        -> None
-    barrier(who, name, counter, timeout, tasks)  -> (code, message, counter): see barriers_machine.py
-    cancel_barrier(who, name, counter)      -> None
+Methods (each after "coordination."; `identity` is (job, index, incarnation), times are seconds, None for no end)
+    register(identity, pid)                 -> (errors so far, incarnation of the host)
+    poll(identity, after)                   -> errors of tasks with a number above `after`, () after a while; a sign of life
+    beat(identity)                          -> None
+    reset(job, index), leave(identity, together) -> None
+    report_error(identity, code, message)   -> None
+    barrier(identity, name, counter, timeout, tasks)  -> (code, message, counter): see barriers_machine.py
+    cancel_barrier(identity, name, counter) -> None
     missing(name)                           -> the tasks for which a barrier waits
-    wait_for_all(who, devices, timeout)     -> the devices of all
-    alive(who, tasks), states(jobs)         -> tasks; (job, index, state, incarnation, code, message) of each
+    wait_for_all(identity, devices, timeout) -> the devices of all tasks
+    alive(identity, tasks), states(jobs)    -> tasks; (job, index, state, incarnation, code, message) of each
     kv_set(key, value, overwrite), kv_get(key, timeout), kv_try_get(key), kv_delete(key), kv_list(prefix), kv_increment(key, by)
 
-Not here: what is decided (machine.py, barriers_machine.py, keys_machine.py).
+Not here: the decisions (machine.py, barriers_machine.py, keys_machine.py).
 """
 
 from __future__ import annotations
@@ -49,16 +49,18 @@ PREFIX: Final = "coordination."
 ROLES: Final = frozenset({"worker", "submit"})
 
 BEATS: Final = 4
-"""Signs of life within a heartbeat time-out: three may be late."""
+"""Signs of life within a heartbeat time-out, so that three may be late."""
 
 PROCESS_END_PAUSE_S: Final = 0.005
-"""When a process is killed its connections go first; that it has ended is seen a little later."""
+"""The first pause before the check of a process whose connection has ended. The connections of a killed process end shortly before the
+process itself.
+"""
 
 DEVICES_MAX: Final = 1024
-"""Devices of one task."""
+"""The most devices of one task."""
 
 MESSAGE_CHARS_MAX: Final = 10_000
-"""Characters of an error that a task reports: each task is told."""
+"""The longest text of an error that a task reports, because every task receives it."""
 
 _INT64: Final = 2**63
 
@@ -75,11 +77,11 @@ class CoordinationService:
         tasks: Iterable[Task] | None,
         config: CoordinationConfig | None = None,
     ) -> None:
-        """Before the service is attached.
+        """Register the methods, before the service is attached.
 
         Args:
-          incarnation: of its host: another one has other keys.
-          tasks: who belongs to the cluster, in its order; None: whoever registers.
+          incarnation: of the host: a host with another incarnation has other keys.
+          tasks: the tasks of the cluster, in its order; None: every task that registers.
         """
         config = config or CoordinationConfig()
         self._tasks = Coordination(tasks, config)
@@ -90,17 +92,17 @@ class CoordinationService:
         self._due = inf
         self._stopped = False
         self._connections: dict[Task, tuple[Peer, int, int]] = {}
-        """Where a task was heard last: connection, incarnation, and its process there, 0 where that is unknown."""
+        """The last connection of each task, with its incarnation and the pid of its process; pid 0 where that is unknown."""
         router.on_gone.append(self._peer_gone)
         for name, fn in self._methods().items():
             service.register_later(PREFIX + name, fn, roles=ROLES)
 
     def stop(self, why: str) -> None:
-        """Tell all who wait that nobody keeps this any more. From any thread; before the loop ends."""
+        """End all waiting requests with CANCELLED. From any thread; before the loop ends."""
         self._loop.run(self._stop, why)
 
     def snapshot(self) -> KeeperSnapshot:
-        """An immutable record of now. From any thread while the loop runs."""
+        """Return an immutable record of this moment. From any thread while the loop runs."""
         return self._loop.run(self._snapshot)
 
     def _snapshot(self) -> KeeperSnapshot:
@@ -230,7 +232,7 @@ class CoordinationService:
         return self._loop.now()
 
     def _drop_with_caller(self, call: Asked) -> None:
-        """Its answer may take a while: when the caller goes away before, the machines must know."""
+        """Have the machines drop this call when its caller cancels it or disconnects before the reply."""
         call.on_dropped(partial(self._dropped, call))
 
     def _dropped(self, call: Asked) -> None:
@@ -251,7 +253,7 @@ class CoordinationService:
             self._loop.set_timer(self, None if due == inf else due, self._tick)
 
     def _as_plain(self, value: Any) -> Any:
-        """Without the classes of the machines."""
+        """Return a reply without the classes of the machines."""
         if isinstance(value, TaskWelcome):
             return value.errors_count, self._incarnation
         if isinstance(value, RoundOutcome):
@@ -271,7 +273,7 @@ class CoordinationService:
             self._stopped, self._keys = True, Keys()
 
     def _bind_connection(self, peer: Peer, task: Task, incarnation: int, pid: int = 0) -> None:
-        """This connection stands for that life from now on, if it is the one that counts."""
+        """Let this connection stand for that incarnation from now on, if it is the registered one."""
         if not self._tasks.holds(task, incarnation):
             return
         previous = self._connections.get(task)
@@ -290,7 +292,7 @@ class CoordinationService:
                 self._check_process_end(task, incarnation, pid, PROCESS_END_PAUSE_S)
 
     def _check_process_end(self, task: Task, incarnation: int, pid: int, pause_s: float) -> None:
-        """Whether a process of this host that is away has ended: the kernel knows."""
+        """Report a process of this host that is away as lost once the kernel says that it has ended."""
         if task in self._connections or not self._tasks.is_away(task, incarnation):
             return
         now = self._loop.now()
@@ -353,12 +355,12 @@ def _tasks(value: Any) -> list[Task] | None:
 
 def _identity(value: Any) -> tuple[Task, int]:
     if type(value) not in (list, tuple) or len(value) != 3:
-        raise _invalid("a task and its life: (job, index, incarnation)", value)
+        raise _invalid("a task and its incarnation: (job, index, incarnation)", value)
     return _task(value[:2]), _number(value[2], "an incarnation")
 
 
 def _size(value: Any) -> int:
-    """Bytes that a value takes, about."""
+    """Return about how many bytes a value takes."""
     if isinstance(value, np.ndarray | np.generic):
         return int(value.nbytes) + 100
     if isinstance(value, str | bytes):
