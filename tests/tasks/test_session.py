@@ -647,7 +647,7 @@ def test_a_session_of_a_task_that_was_started_again_is_aborted(opened: Opened) -
     with Server({"local": [address]}):
         session.assign("v", 1)
     with Server({"local": [address]}):
-        with pytest.raises(AbortedError, match="started again: make a new one"):
+        with pytest.raises(AbortedError, match="restarted: make a new one"):
             session.read("v")
         session.close()
 

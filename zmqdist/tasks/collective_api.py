@@ -1,10 +1,10 @@
-"""Collectives as users call them: structures, dtypes, packing, objects. What travels is in collectives.py.
+"""Collectives as users call them: structures, dtypes, packing, objects. The transport of arrays is in collectives.py.
 
 Rules
-    All members of a group call the same operations in the same order. What they bring is compared: a difference is an InvalidArgumentError
-    at all of them that says who brought what, and the group goes on with the next operation.
-    A member whose arguments are wrong by themselves raises, and the others are told at once.
-    Results are the same bits at every member. They are arrays of the caller's, whatever the arguments were.
+    All members of a group call the same operations in the same order. The leader compares their parts: a difference is an
+    InvalidArgumentError at all of them, whose text says which member did what, and the group goes on with the next operation.
+    A member whose arguments are invalid by themselves raises, and the other members get an error at once.
+    Results have the same bits at every member. They are new arrays, which the caller owns, except where a docstring says otherwise.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ Tasks: TypeAlias = "Sequence[str | Task] | Group | None"
 
 
 class Group:
-    """Tasks that do collectives together, as one of them sees them. Made by `Server.group`.
+    """Tasks that do collectives together, as one of them sees them. Created by `Server.group`.
 
     Attributes:
       name: groups of different names never meet, even if they have the same tasks.
-      tasks: as "worker:0"; their order is that of the ranks. The first one is the leader, through which the others agree.
-      rank: the own one.
+      tasks: the members by rank, as "worker:0". The first one is the leader, which compares the members' parts.
+      rank: of this task.
     """
 
     def __init__(self, members: GroupMembers, collectives: Collectives) -> None:
@@ -56,20 +56,20 @@ class Group:
 
     @property
     def size(self) -> int:
-        """How many members there are."""
+        """The number of members."""
         return len(self.tasks)
 
     def cancel(self, message: str = "cancelled by a member") -> None:
-        """In place of the next operation: it ends with CancelledError at all other members, and the one after it works again.
+        """Take the place of the next operation: it ends with CancelledError at all other members, and the one after it works again.
 
-        For a member that cannot take part, so that the others do not wait for it. Does not wait.
+        For a member that cannot take part, so that the others do not wait for it. Does not block.
         """
         with self._collectives.own_wait, self._members.lock:
             text = f"{self.tasks[self.rank]}: {message}"
             self._collectives.agree(self._members, "cancel", NOTHING, inf, CancelledError(text))
 
     def abort(self, code: int, message: str) -> None:
-        """End what is under way at every member with this error, and every later operation at once, until `reset`.
+        """End the current operation at every member with this error, and every later one at once, until `reset`.
 
         Args:
           code: one of zmqdist.errors, such as UNAVAILABLE.
@@ -81,7 +81,7 @@ class Group:
             self._collectives.abort(self._members, code, message)
 
     def reset(self) -> None:
-        """The end of an abort: the next operation of every member works again. By any member, once. Raises as `abort`."""
+        """End an abort: the next operation of every member works again. One member calls it, once. Raises as `abort`."""
         with self._collectives.own_wait:
             self._collectives.reset(self._members)
 
@@ -93,7 +93,7 @@ NOTHING = ("cancel", "", 0, None, None)
 
 
 class Operations:
-    """The collectives of one task; each method does one thing together with the others of a group. See Server.
+    """The collectives of one task. The methods are documented at Server.
 
     Attributes:
       collectives: carries them out.
@@ -106,7 +106,6 @@ class Operations:
         self._lock = threading.Lock()
 
     def group(self, tasks: Tasks = None, name: str = "") -> Group:
-        """See Server.group."""
         if isinstance(tasks, Group):
             return tasks
         if tasks is None:
@@ -130,7 +129,6 @@ class Operations:
     def all_reduce(
         self, x: Any, op: str, group: Tasks, timeout: float | None, bytes_per_pack: int = COLLECTIVE_INLINE_BYTES_MAX
     ) -> Any:
-        """See Server.all_reduce."""
         with self._operation(group, timeout) as operation:
             with operation.preparing():
                 op = _op(op)
@@ -161,7 +159,6 @@ class Operations:
             return nest.pack_sequence_as(x, results) if nest.is_nested(x) else results[0]
 
     def reduce_scatter(self, x: Any, op: str, group: Tasks, timeout: float | None) -> Array:
-        """See Server.reduce_scatter."""
         with self._operation(group, timeout) as operation:
             with operation.preparing():
                 op = _op(op)
@@ -184,11 +181,9 @@ class Operations:
     # -- moving -----------------------------------------------------------------------------------------------------------
 
     def all_gather(self, x: Any, axis: int, group: Tasks, timeout: float | None) -> Any:
-        """See Server.all_gather."""
         return self._gather("all_gather", x, axis, 0, group, timeout)
 
     def gather(self, x: Any, root: int, axis: int, group: Tasks, timeout: float | None) -> Any:
-        """See Server.gather."""
         return self._gather("gather", x, axis, root, group, timeout)
 
     def _gather(self, kind: str, x: Any, axis: int, root: int, group: Tasks, timeout: float | None) -> Any:
@@ -207,7 +202,6 @@ class Operations:
             return nest.pack_sequence_as(x, results) if nest.is_nested(x) else results[0]
 
     def broadcast(self, x: Any, root: int, group: Tasks, timeout: float | None) -> Any:
-        """See Server.broadcast."""
         with self._operation(group, timeout) as operation:
             with operation.preparing():
                 operation.check_root(root)
@@ -216,7 +210,6 @@ class Operations:
             return operation.broadcast(mine, root)
 
     def all_to_all(self, x: Any, group: Tasks, timeout: float | None) -> Array:
-        """See Server.all_to_all."""
         with self._operation(group, timeout) as operation:
             with operation.preparing():
                 array = _array(x)
@@ -240,7 +233,6 @@ class Operations:
     # -- objects ----------------------------------------------------------------------------------------------------------
 
     def broadcast_object(self, value: Any, root: int, group: Tasks, timeout: float | None) -> Any:
-        """See Server.broadcast_object."""
         with self._operation(group, timeout) as operation:
             with operation.preparing():
                 operation.check_root(root)
@@ -249,7 +241,6 @@ class Operations:
             return value if operation.rank == root else _unpickled(got)
 
     def all_gather_object(self, value: Any, group: Tasks, timeout: float | None) -> list[Any]:
-        """See Server.all_gather_object."""
         with self._operation(group, timeout) as operation:
             with operation.preparing():
                 blob = _pickled(value)
@@ -270,7 +261,7 @@ class Operations:
 
 
 class _Operation:
-    """One operation of one group, by one of its members."""
+    """One operation of one group, at one of its members."""
 
     def __init__(self, members: GroupMembers, collectives: Collectives, timeout_s: float) -> None:
         self._members = members
@@ -281,7 +272,7 @@ class _Operation:
 
     @contextmanager
     def preparing(self) -> Iterator[None]:
-        """What raises in here is the caller's own mistake: the others are told."""
+        """Report an exception in this context to the other members: this member's own arguments are invalid."""
         try:
             yield
         except Exception as error:
@@ -295,7 +286,7 @@ class _Operation:
             raise InvalidArgumentError(f"root {root!r}: the ranks are 0 to {self.size - 1}")
 
     def is_small(self, array: Array) -> bool:
-        """Whether it rides along with the announcement."""
+        """Return whether the array travels with the announcement."""
         return array.nbytes <= COLLECTIVE_INLINE_BYTES_MAX or self.size == 1
 
     def do(
@@ -304,7 +295,12 @@ class _Operation:
         contribution: tuple[Any, ...],
         exchange: Callable[[Any], tuple[Iterator[core.Schedule], Any]],
     ) -> Any:
-        """Agree, and get the result, or make it by an exchange: `exchange` is given what each member has told."""
+        """Announce, and return the result; where the leader replies that the members exchange pieces, do so.
+
+        Args:
+          contribution: kind, op, root, detail and inline value: see collective_leader.Contribution.
+          exchange: makes the schedules and the result from the details of all members, by rank.
+        """
         verdict = self._collectives.agree(self._members, signature, contribution, self._timeout_s)
         if verdict[0] == RESULT:
             return verdict[1]
@@ -312,7 +308,7 @@ class _Operation:
         return self._collectives.exchange(self._members, counter, name, lambda: exchange(details), self._timeout_s)
 
     def reduce(self, signature: str, array: Array, op: str) -> Array:
-        """An array reduced, at all members."""
+        """Return the reduction of one array, at all members."""
         out = np.empty_like(array)
 
         def exchange(details: Any) -> tuple[Iterator[core.Schedule], Any]:
@@ -324,7 +320,7 @@ class _Operation:
         return total
 
     def rows(self, signature: str, values: Array, slices: IndexedSlices, op: str) -> IndexedSlices:
-        """IndexedSlices of all members, one after the other."""
+        """Return IndexedSlices with the rows of all members, by rank."""
         rows, indices = (self.gather(signature, "all_gather", part, 0, 0) for part in (values, slices.indices))
         assert rows is not None
         assert indices is not None
@@ -332,12 +328,12 @@ class _Operation:
         return IndexedSlices(core.finished(total, op, self.size), np.concatenate(indices), slices.dense_shape)
 
     def gather(self, signature: str, kind: str, array: Array, axis: int, root: int) -> list[Array] | None:
-        """The arrays of all members, by rank; None at the others where it has a root."""
+        """Return the arrays of all members, by rank; for `kind` "gather" only at the root, else None."""
 
         def exchange(details: Any) -> tuple[Iterator[core.Schedule], Any]:
             shapes = [(*array.shape[:axis], rows, *array.shape[axis + 1 :]) for rows in details]
             wanted = kind == "all_gather" or self.rank == root
-            # Where nothing is received, something of the same length is enough to cut alike.
+            # A member that receives nothing still cuts its part in step with the others, which takes the lengths only.
             parts = [np.empty(shape, array.dtype) if wanted else _hollow(shape, array.dtype) for shape in shapes]
             parts[self.rank] = array
             flats = [part.reshape(-1) for part in parts]
@@ -350,7 +346,7 @@ class _Operation:
         return parts
 
     def broadcast(self, value: Any, root: int) -> Any:
-        """The root's value; at the root that itself."""
+        """Return the root's value; the root gets its own `value` itself."""
         mine = self.rank == root
         arrays = [leaf for leaf in nest.flatten(value) if isinstance(leaf, np.ndarray)] if mine else []
         small = sum(array.nbytes for array in arrays) <= COLLECTIVE_INLINE_BYTES_MAX
@@ -369,12 +365,12 @@ class _Operation:
 
 
 def _op(op: Any) -> str:
-    """A ReduceOp, or its name in any case, as one of core's OPS. Raises ValueError: neither."""
+    """Return a ReduceOp, or its name in any case, as one of collectives_machine.OPS. Raises ValueError: neither."""
     return ReduceOp.of(op).value
 
 
 def _array(leaf: Any) -> Array:
-    """In C order, as everything travels here. Raises TypeError: it holds Python objects."""
+    """Return the array in C order, in which arrays travel. Raises TypeError: it holds Python objects."""
     array = np.asarray(leaf, order="C")
     if array.dtype.hasobject:
         raise TypeError(
@@ -384,7 +380,7 @@ def _array(leaf: Any) -> Array:
 
 
 def _gatherable(leaf: Any, axis: int) -> Array:
-    """An array that can be joined to others on this axis. Raises ValueError or TypeError: it has none."""
+    """Return the array, checked to have this axis. Raises ValueError, TypeError or NotImplementedError (IndexedSlices)."""
     if isinstance(leaf, IndexedSlices):
         raise NotImplementedError("IndexedSlices are reduced, not gathered")
     array = _array(leaf)
@@ -396,7 +392,7 @@ def _gatherable(leaf: Any, axis: int) -> Array:
 
 
 def _described(array: Array, axis: int | None = None) -> str:
-    """An array as the error about a difference shows it; what may differ is `*`."""
+    """Return dtype and shape as text for the signature; a size that may differ between members is `*`."""
     sizes = ["*" if place == axis else str(size) for place, size in enumerate(array.shape)]
     return f"{array.dtype} ({', '.join(sizes)})"
 
@@ -425,12 +421,12 @@ def _allocated(leaf: Any) -> Any:
 
 
 def _hollow(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """Something of this length that takes no memory."""
+    """Return an array of this length that takes no memory, to be cut like the real ones."""
     return np.broadcast_to(np.empty((), dtype), (prod(shape),))
 
 
 def _pickled(value: Any) -> Array:
-    """An object as one array of bytes: how many buffers, their lengths, and the buffers."""
+    """Return an object as one array of bytes: the number of buffers, their lengths, and the buffers."""
     packed = trusted.pack(value)
     buffers = [packed] if isinstance(packed, bytes) else packed
     parts = [np.frombuffer(buffer, np.uint8) for buffer in buffers]
@@ -439,7 +435,7 @@ def _pickled(value: Any) -> Array:
 
 
 def _unpickled(blob: Array) -> Any:
-    """The inverse; the object's large arrays are views of `blob`."""
+    """Invert `_pickled`; the object's large arrays are views of `blob`."""
     count = int(blob[:8].view("<i8")[0])
     sizes = blob[8 : 8 + 8 * count].view("<i8")
     buffers, start = [], 8 + 8 * count

@@ -1,6 +1,6 @@
-"""The leader's end of collectives: the lowest rank of a group hears what each member is about to do, and tells all whether they may.
+"""The leader's end of collectives: the task of rank 0 compares the announcements of all members and replies to each.
 
-What is small has come along with it: then the answer is the result. What decides is agreement_machine.py.
+Small values travel with the announcement; then the reply has the result. The comparison is in agreement_machine.py.
 """
 
 from __future__ import annotations
@@ -33,19 +33,20 @@ from zmqdist.tasks.snapshot import GroupRow
 from zmqdist.transport.router import Peer
 
 RESULT, GO, FAILED = 0, 1, 2
-"""What an answer is, after the number of the round that has ended: RESULT and the value; GO, the name of the exchange, what each
-member says of its value, and their incarnations; or FAILED, code and message."""
+"""The kind of a reply, after the number of the round that has ended. RESULT: the value follows. GO: the name of the exchange, each member's
+detail, and the members' incarnations follow. FAILED: code and message follow.
+"""
 
 
 @dataclass(slots=True)
 class Contribution:
-    """What a member says of its value, beside what must be equal for all.
+    """One member's part in an operation, besides the signature, which must be equal at all members.
 
     Attributes:
       incarnation: of the member.
       kind, op, root: of the operation.
-      told: for the other members, such as how many rows it brings.
-      value: the value itself where it is small, in a tuple; None where it is not, or this member brings none.
+      detail: what the other members need to know, such as the number of rows.
+      value: the value in a tuple if it is small; None if it is not, or if this member has none.
     """
 
     incarnation: int
@@ -91,13 +92,13 @@ class Leader:
         token: Any,
         peer: Peer | None = None,
     ) -> None:
-        """A member of a group says what it is about to do.
+        """Take a member's announcement; the reply to `token` may come later.
 
         Args:
-          counter: the round that it means, or None: see Agreements.
-          what: what must be equal for all, for people, too.
+          counter: the round that the member means, or None: see agreement_machine.py.
+          signature: the text of everything that must be equal at all members; also for error texts.
           token: has `answer` and `fail`, as Asked.
-          peer: the connection that it said so by; None for the own task.
+          peer: the connection of the announcement; None for this task's own.
         """
         if self._node.closed:
             raise self._stop_error(token)
@@ -120,20 +121,20 @@ class Leader:
         if earlier:
             try:
                 self._node.loop.call_soon(self._tick)
-            except FailedPreconditionError:  # stopped meanwhile, and its members were told
+            except FailedPreconditionError:  # the loop has ended, and `stopped` has failed the announcements
                 pass
 
     def abort(self, group: str, tasks: Sequence[Any], code: int, message: str) -> None:
-        """Everything of this group fails from now on."""
+        """Fail all operations of this group from now on."""
         self._apply(self._agreements.aborted, group, [self._node.task(tuple(task)) for task in tasks], code, message)
 
     def reset(self, group: str) -> None:
-        """The end of an abort."""
+        """End an abort."""
         with self._lock:
             self._agreements.reset(group)
 
     def rows(self) -> tuple[GroupRow, ...]:
-        """The groups some of whose members wait for the others."""
+        """Return the groups of which some members wait for the others."""
         with self._lock:
             waiting = self._agreements.waiting()
         return tuple(
@@ -141,16 +142,16 @@ class Leader:
             for group, (arrived, missing) in waiting.items()
         )
 
-    # -- what happens meanwhile -------------------------------------------------------------------------------------------
+    # -- events -----------------------------------------------------------------------------------------------------------
 
     def _apply(self, event: Callable[..., list[Verdict]], *args: Any) -> None:
-        """Something has happened to groups: have Agreements decide, and tell the members."""
+        """Pass an event to Agreements, and send its verdicts to the members."""
         with self._lock:
             verdicts = event(*args)
         self._send_verdicts(verdicts)
 
     def _tick(self) -> None:
-        """In the loop: what is late, and when to look again."""
+        """In the loop: end what is overdue, and set the timer for the next deadline."""
         with self._lock:
             verdicts = self._agreements.ticked(monotonic())
             self._timer_at = self._agreements.deadline
@@ -159,7 +160,7 @@ class Leader:
             self._node.loop.set_timer("collective", self._timer_at, self._tick)
 
     def stopped(self) -> None:
-        """The own server stops: its members get no more answers from it, and no more are expected."""
+        """This task's server stops: fail the waiting announcements and refuse new ones."""
         with self._lock:
             self._stopped = True
             verdicts = self._agreements.stopped(self._node.stopped.message)
@@ -167,7 +168,9 @@ class Leader:
             announcement.token.fail(self._stop_error(announcement.token))
 
     def _stop_error(self, token: Any) -> OpError:
-        """What a member is told while this task stops: the own one that it was stopped, another one that its leader has gone."""
+        """Return the error for a member while this task stops: for this task itself that it was stopped, for another one that its leader
+        has gone.
+        """
         if not isinstance(token, Asked):
             return self._node.stopped
         return UnavailableError(f"{self._node.stopped.message}, which led this group")
@@ -182,13 +185,13 @@ class Leader:
                 exchange = f"{self._node.incarnation:016x}.{next(self._exchanges)}"
                 try:
                     replies = replies_to([announcement.load for announcement in verdict.members], exchange)
-                except Exception as error:  # of NumPy, such as no memory
+                except Exception as error:  # raised by NumPy, such as MemoryError
                     for announcement in verdict.members:
                         announcement.token.fail(
                             error if isinstance(error, OpError) else InvalidArgumentError(str(error))
                         )
                     continue
-                # Ours is the first: it may be changed by our caller, so it is told last.
+                # The leader's own reply comes last: its caller may change the value, which the others' replies share.
                 for announcement, reply in reversed(list(zip(verdict.members, replies, strict=True))):
                     announcement.token.answer((verdict.counter, *reply))
             else:
@@ -200,7 +203,7 @@ class Leader:
 
 
 def replies_to(contributions: Sequence[Contribution], exchange: str) -> list[tuple[Any, ...]]:
-    """What each member is answered when all are about to do the same: the result, or that they go on by themselves."""
+    """Return the reply to each member when all are about to do the same: the result, or the order to exchange pieces."""
     first = contributions[0]
     rooted = first.kind == "broadcast"
     if any(member.value is None for rank, member in enumerate(contributions) if not rooted or rank == first.root):
@@ -215,7 +218,7 @@ def replies_to(contributions: Sequence[Contribution], exchange: str) -> list[tup
 
 
 def results_of(first: Contribution, values: list[Any]) -> list[Any]:
-    """The result of each rank, of values that are all here; of gathering the values themselves."""
+    """Return the result of each rank when all values are here; for a gather, the values themselves."""
     size = len(values)
     if first.kind == "all_reduce":
         return [core.folded(values, first.op)] * size

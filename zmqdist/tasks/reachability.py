@@ -1,4 +1,4 @@
-"""Which other tasks a task can reach: asked from outside (`zmqdist doctor`), because only the task itself can try it."""
+"""Which other tasks a task can reach. `zmqdist doctor` calls this from outside, because only the task itself can try its connections."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from zmqdist.transport import port_probe
 
 REACH: Final = "server.reach"
 REACH_S_MAX: Final = 30.0
-"""Longest wait that may be asked for: each question takes a thread of the task meanwhile."""
+"""The longest time-out of a caller, because the method takes a thread of the task meanwhile."""
 
 AT_A_TIME: Final = 16
 
@@ -27,10 +27,10 @@ class ReachabilityProbe:
         node.service.register(REACH, self.try_all, roles=TASKS)
 
     def try_all(self, timeout_s: float) -> list[str]:
-        """Connect to every other task, and ask who it is.
+        """Connect to every other task, and request its identity.
 
         Returns:
-          Name, address and what is wrong ("" for nothing) of each, one after the other in a flat list.
+          For each task its name, its address and the problem ("" for none), all in one flat list.
 
         Raises:
           InvalidArgumentError: `timeout_s` is no number of seconds up to REACH_S_MAX.
@@ -51,7 +51,7 @@ class ReachabilityProbe:
         address = self._node.spec.task_address(*task)
         try:
             code, message = self._node.start(task, ABOUT, due=time.monotonic() + timeout_s).get_error()
-            if code and self._node.closed:  # that ended the question, and says nothing of the other task
+            if code and self._node.closed:  # the stop ended the call, which says nothing about the other task
                 raise self._node.stopped
             if code != DEADLINE_EXCEEDED:
                 return message

@@ -1,16 +1,17 @@
-"""A task that is invited works for a dispatcher, too: it starts a WorkerServer beside the rest of what it does.
+"""The worker in a task's server: on the invitation of a coordinator, the task starts a WorkerServer beside its other parts.
 
-Whoever coordinates (training/worker_recruiter.py) has a dispatcher of its own, and the tasks that run functions for it are servers
-that were started without knowing of it. So it tells each of them where the dispatcher is, and as which worker to register there.
+A coordinator (training/worker_recruiter.py) has a dispatcher of its own, and recruits tasks whose servers were started without knowing of
+it. It sends each of them the dispatcher's address and the index of the worker to register as.
 
 Rules
-    One program at a time. It may have several dispatchers here, since it may have several strategies.
-    Another program is told who is here, as long as a dispatcher of that one is in contact. When none is, or the newcomer has its address,
-    the newcomer takes its place, and finds nothing of what was there before: a coordinator that was started again begins clean.
-    What was invited already stays as it is, so whoever is in doubt invites again.
-    The worker ends with its dispatcher, after the time that the invitation names, and with its server.
+    A task works for one program at a time. The program may have several dispatchers, because it may have several strategies.
+    An invitation of another program is refused, with the address of the current dispatcher, as long as a dispatcher of the current program
+    is in contact. If none is, or if the invitation names the same address, the new program takes over, and its workers start without any
+    state of the previous one: a restarted coordinator begins clean.
+    An invitation that was accepted before has no further effect, so a coordinator in doubt can repeat it.
+    The worker ends with its dispatcher, after the orphan limit in the invitation, and with its server.
 
-Not here: what a worker does (scheduling/worker/runtime.py).
+Not here: the worker itself (scheduling/worker/runtime.py).
 """
 
 from __future__ import annotations
@@ -36,15 +37,15 @@ INVITE: Final = "zmqdist.worker.invite"
 """Arguments: address of the dispatcher, index of the worker there, slots, number of the program, orphan limit in seconds."""
 
 STARTED, ALREADY = "started", "already"
-"""Answers."""
+"""Replies to an invitation."""
 
 IDLE_JOBS: Final = ("ps", "evaluator")
-"""Jobs that run no functions of others: an invitation there has a wrong address."""
+"""Jobs that run no functions for a coordinator: an invitation that reaches one of their tasks has a wrong address."""
 
 
 @dataclass(frozen=True)
 class _Invited:
-    """One dispatcher that this task works for."""
+    """One dispatcher for which this task works."""
 
     dispatcher: str
     program: int
@@ -52,15 +53,17 @@ class _Invited:
 
 
 class WorkerRole:
-    """The part of one server; made before its node serves."""
+    """A part of one server; created before its node serves."""
 
     def __init__(self, node: Node, config: Mapping[str, Any]) -> None:
-        """Args:
-          config: of the server: "slots" (functions at a time, by default what the invitation says) and "worker_processes" (False: slots
+        """Register the method.
+
+        Args:
+          config: of the server: "slots" (functions at a time; by default the number in the invitation) and "worker_processes" (False: slots
             are threads of this process, which cannot be cut off).
 
         Raises:
-          InvalidArgumentError: one of them cannot be.
+          InvalidArgumentError: one of these options has an invalid value.
         """
         self._node = node
         self._slots = config.get(SLOTS)
@@ -79,7 +82,7 @@ class WorkerRole:
     def _invite(
         self, call: Asked, dispatcher: str, index: int, slots: int, program: int, orphan_limit_s: float
     ) -> None:
-        """In the loop; starting takes a while, and waits for the dispatcher."""
+        """Validate an invitation in the loop; a thread starts the worker, because that waits for the dispatcher."""
         from zmqdist.scheduling.dispatcher.config import WorkerConfig  # most servers are never invited
 
         if self._node.me[0] in IDLE_JOBS:
@@ -106,7 +109,7 @@ class WorkerRole:
         threading.Thread(target=accept, name="zmqdist-server-invited", daemon=True).start()
 
     def _accept(self, config: Any, program: int) -> str:
-        """Start, and return when the dispatcher has taken the worker."""
+        """Start the worker, and return when the dispatcher has registered it."""
         from zmqdist.scheduling.worker.runtime import WorkerServer
 
         with self._lock:
@@ -130,7 +133,7 @@ class WorkerRole:
         except BaseException:
             with self._lock, contextlib.suppress(ValueError):
                 self._invited.remove(invited)
-            if self._closed:  # that ended the start, and says nothing of the dispatcher
+            if self._closed:  # the stop of this server ended the start, which says nothing about the dispatcher
                 raise UnavailableError(f"{named(self._node.me)} is stopping") from None
             raise
         return STARTED
