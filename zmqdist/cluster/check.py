@@ -39,13 +39,13 @@ def dotted(path: Path) -> str:
     text = ""
     for part in path:
         if isinstance(part, str):
-            text += ("." if text else "") + (part if part.isidentifier() else shown(part))
+            text += ("." if text else "") + (part if part.isidentifier() else displayed(part))
         else:
-            text += f"[{shown(part)}]"
+            text += f"[{displayed(part)}]"
     return text or "(file)"
 
 
-def shown(value: object) -> str:
+def displayed(value: object) -> str:
     """A value for a sentence: short, one line, and in the words of YAML."""
     if value is None or isinstance(value, bool | dict | list):
         return _kind(value)
@@ -80,7 +80,7 @@ def build(kind: type[_S], raw: Any, path: Path = (), *, text_keys: bool = False)
       Mistake: the first thing that is wrong. Rules between keys are not checked: see `problems`.
     """
     if not isinstance(raw, dict):
-        raise Mistake(path, f"expected a mapping of keys to values, got {shown(raw)}")
+        raise Mistake(path, f"expected a mapping of keys to values, got {displayed(raw)}")
     known = {each.name: each for each in msgspec.structs.fields(kind)}
     for key in raw:
         if key not in known:
@@ -116,13 +116,13 @@ def _leaf(hint: Any, value: Any, path: Path, text_keys: bool) -> Any:
         return msgspec.convert(value, hint, str_keys=text_keys)
     except msgspec.ValidationError:
         extra = next(each.extra for each in get_args(hint) if isinstance(each, msgspec.Meta) and each.extra)
-    got, place = _culprit(hint, value, path, text_keys, extra["secret"])
+    got, place = _offender(hint, value, path, text_keys, extra["secret"])
     raise Mistake(place, f"expected {extra['expected']}, got {got}")
 
 
-def _culprit(hint: Any, value: Any, path: Path, text_keys: bool, secret: bool) -> tuple[str, Path]:
+def _offender(hint: Any, value: Any, path: Path, text_keys: bool, secret: bool) -> tuple[str, Path]:
     """What to show, and where it is: one item of a container when that item alone does not fit either."""
-    say = _kind if secret else shown
+    say = _kind if secret else displayed
     if isinstance(value, list):
         for index, item in enumerate(value):
             if not _fits(hint, [item], text_keys):
@@ -130,7 +130,7 @@ def _culprit(hint: Any, value: Any, path: Path, text_keys: bool, secret: bool) -
     elif isinstance(value, dict):
         for key, item in value.items():
             if not _fits(hint, {key: ""}, text_keys):  # every mapping takes texts, so it is the key
-                return f"the key {shown(key)}", (*path, key)
+                return f"the key {displayed(key)}", (*path, key)
             if not _fits(hint, {key: item}, text_keys):
                 return say(item), (*path, key)
     return say(value), path
@@ -164,7 +164,7 @@ def problems(config: Config) -> Iterator[Mistake]:
     if jobs.dispatcher is None and not jobs.task_jobs():
         yield Mistake(("jobs",), "no job is given", "a cluster has at least a worker")
     for name, job in jobs.task_jobs().items():
-        yield from _places(("jobs", name), job)
+        yield from _count_and_tasks(("jobs", name), job)
         for variable in job.env:
             if not variable or "=" in variable:
                 yield Mistake(("jobs", name, "env", variable), "is no name for an environment variable")
@@ -176,7 +176,7 @@ def problems(config: Config) -> Iterator[Mistake]:
     yield from _command(config)
 
 
-def _places(path: Path, job: Job) -> Iterator[Mistake]:
+def _count_and_tasks(path: Path, job: Job) -> Iterator[Mistake]:
     if job.count is not None and job.tasks is not None:
         yield Mistake((*path, "count"), "is given together with tasks", "leave one of them out")
     if job.count is None and job.tasks is None and not isinstance(job, SingleJob):
@@ -187,17 +187,17 @@ def _places(path: Path, job: Job) -> Iterator[Mistake]:
 
 def _addresses(config: Config) -> Iterator[Mistake]:
     first: dict[tuple[str, int], Path] = {}
-    for path, address in _written(config):
+    for path, address in _addresses_in(config):
         try:
             host, port = split_address(address)
         except ValueError as error:
-            yield Mistake(path, f"bad address {shown(address)}: {error}")
+            yield Mistake(path, f"bad address {displayed(address)}: {error}")
             continue
         is_task = path[1] != "dispatcher"
         if not host or (is_task and is_wildcard(host)):
-            yield Mistake(path, f"bad address {shown(address)}: it names no host")
+            yield Mistake(path, f"bad address {displayed(address)}: it names no host")
         elif is_task and not port:
-            yield Mistake(path, f"bad address {shown(address)}: the other tasks must know the port", "or use count")
+            yield Mistake(path, f"bad address {displayed(address)}: the other tasks must know the port", "or use count")
         elif (host, port) in first:
             yield Mistake(path, f"address {address} is there twice", f"first at {dotted(first[host, port])}")
         elif config.security.curve is False and not is_loopback(host):
@@ -209,7 +209,7 @@ def _addresses(config: Config) -> Iterator[Mistake]:
         first.setdefault((host, port), path)
 
 
-def _written(config: Config) -> Iterator[tuple[Path, str]]:
+def _addresses_in(config: Config) -> Iterator[tuple[Path, str]]:
     if config.jobs.dispatcher is not None:
         yield ("jobs", "dispatcher", "address"), config.jobs.dispatcher.address
     for name, job in config.jobs.task_jobs().items():

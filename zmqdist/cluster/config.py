@@ -25,7 +25,7 @@ from yaml.constructor import SafeConstructor  # type: ignore[import-untyped,unus
 
 from zmqdist import limits
 from zmqdist.cluster.addresses import split_address
-from zmqdist.cluster.check import Mistake, Path, build, dotted, problems, shown, split_command
+from zmqdist.cluster.check import Mistake, Path, build, displayed, dotted, problems, split_command
 from zmqdist.cluster.environment import CONFIG_ENV, is_json
 from zmqdist.cluster.sections import Job, JobsConfig, RuntimeConfig, Section, SecurityConfig, documented
 from zmqdist.cluster.spec import ClusterSpec
@@ -109,15 +109,15 @@ class ClusterConfig(Section, frozen=True):
         jobs: dict[str, dict[int, str]] = {}
         if self.jobs.dispatcher is not None and split_address(self.jobs.dispatcher.address)[1]:
             jobs["dispatcher"] = {0: self.jobs.dispatcher.address}
-        jobs.update(self._placed())
+        jobs.update(self._addressed())
         return ClusterSpec(jobs)
 
     @property
     def task_spec(self) -> ClusterSpec:
         """`spec` without the dispatcher, which TensorFlow's strategies do not know: the cluster of TF_CONFIG."""
-        return ClusterSpec(self._placed())
+        return ClusterSpec(self._addressed())
 
-    def _placed(self) -> dict[str, dict[int, str]]:
+    def _addressed(self) -> dict[str, dict[int, str]]:
         return {name: job.addresses() for name, job in self.jobs.task_jobs().items() if job.tasks is not None}
 
     def tf_config(self, task_type: str, task_index: int) -> str:
@@ -177,7 +177,7 @@ def _load(path: str, *, runtime_allowed: bool) -> ClusterConfig:
     try:
         raw = nodes.value(root, ())
         if not isinstance(raw, dict):
-            raise Mistake((), f"expected a mapping of keys to values, got {shown(raw)}")
+            raise Mistake((), f"expected a mapping of keys to values, got {displayed(raw)}")
         if "runtime" in raw and not runtime_allowed:
             raise Mistake(("runtime",), "is written by the launcher only", "leave it out")
         return _checked(raw, text_keys=False)
@@ -312,11 +312,11 @@ def _scalar(node: yaml.ScalarNode, path: Path) -> Any:
     try:
         value = _PLAIN[kind](node)
     except (ValueError, LookupError):
-        raise Mistake(path, f"{shown(text)} cannot be read as {kind}") from None
+        raise Mistake(path, f"{displayed(text)} cannot be read as {kind}") from None
     if isinstance(value, float) and not math.isfinite(value):
-        raise Mistake(path, f"{shown(text)} is not a finite number")
+        raise Mistake(path, f"{displayed(text)} is not a finite number")
     return value
 
 
 def _bad_tag(node: yaml.Node, path: Path) -> Mistake:
-    return Mistake(path, f"the tag {shown(node.tag)} is not allowed", "write a plain value")
+    return Mistake(path, f"the tag {displayed(node.tag)} is not allowed", "write a plain value")

@@ -318,7 +318,9 @@ class Coordination:
             text = f"barrier {name!r}: say for which tasks, this cluster has no list of them"
             return [Fail(ticket, INVALID_ARGUMENT, text)]
         wanted = frozenset(self._records if tasks is None else tasks)
-        effects = self._barriers.came(ticket, name, counter, task, wanted, due, self._cannot_pass(name, task, wanted))
+        effects = self._barriers.came(
+            ticket, name, counter, task, wanted, due, self._problem_of_barrier(name, task, wanted)
+        )
         return self._to_callers(effects, now)
 
     def barrier_cancelled(self, ticket: Ticket, name: str, counter: int, task: Task, now: float) -> list[Effect]:
@@ -338,7 +340,7 @@ class Coordination:
             return [Fail(ticket, *problem)]
         self._records[task].devices = list(devices)
         all_tasks = frozenset(self._records)
-        problem = self._cannot_pass(ALL_TASKS, task, all_tasks)
+        problem = self._problem_of_barrier(ALL_TASKS, task, all_tasks)
         counter = self._barriers.next_counter(ALL_TASKS)
         place = _Waiting(ticket)
         return self._to_callers(self._barriers.came(place, ALL_TASKS, counter, task, all_tasks, due, problem), now)
@@ -448,7 +450,7 @@ class Coordination:
             return FAILED_PRECONDITION, record.message
         return None
 
-    def _cannot_pass(self, name: str, task: Task, wanted: frozenset[Task]) -> tuple[int, str] | None:
+    def _problem_of_barrier(self, name: str, task: Task, wanted: frozenset[Task]) -> tuple[int, str] | None:
         """Return why no barrier of these tasks can pass; None if one can."""
         unknown = wanted - self._records.keys()
         if unknown:

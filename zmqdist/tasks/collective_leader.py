@@ -71,7 +71,7 @@ class Leader:
         node.service.register_later("collective.announce", self._announce_call, roles=TASKS)
         node.service.register("collective.abort", self.abort, inline=True, roles=TASKS)
         node.service.register("collective.reset", self.reset, inline=True, roles=TASKS)
-        watches.listen(lambda task, life: None, partial(self._apply, self._agreements.gone))
+        watches.listen(lambda task, incarnation: None, partial(self._apply, self._agreements.gone))
 
     def _announce_call(self, call: Asked, group: str, tasks: list[Any], *announcement: Any) -> None:
         call.on_dropped(partial(self.withdrew, group, call))

@@ -53,7 +53,7 @@ Array: TypeAlias = NDArray[Any]
 
 GRACE_S = 5.0
 """How long a member waits past the deadline of its announcement: the leader replies then, with the names of the absent members."""
-ON_THE_WAY_MAX = 2 * COLLECTIVE_WIDTH + 2
+IN_FLIGHT_MAX = 2 * COLLECTIVE_WIDTH + 2
 """The most pieces that a member has sent without a reply. Less than twice the width could be a deadlock."""
 
 
@@ -131,7 +131,7 @@ class Collectives:
         node.service.register("collective.fail", self._failed, inline=True, roles=TASKS)
         node.service.register("collective.stop", self._aborted, inline=True, roles=TASKS)
         node.on_stop.append(self._stopped)
-        watches.listen(lambda task, life: None, self._task_gone)
+        watches.listen(lambda task, incarnation: None, self._task_gone)
 
     @property
     def unanswered(self) -> int:
@@ -313,7 +313,7 @@ class Collectives:
                     box.check()
                     sent.append(self._send(group, name, step.to, sent_to[step.to], step.piece, timeout_s))
                     sent_to[step.to] += 1
-                    while len(sent) > ON_THE_WAY_MAX:
+                    while len(sent) > IN_FLIGHT_MAX:
                         self._outcome(sent.popleft(), box)
                 else:
                     assert step.source is not None

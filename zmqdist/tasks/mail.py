@@ -233,8 +233,8 @@ class Mail:
             raise refusal
         return self._node.incarnation if held else None
 
-    def _skip(self, source: str, life: int, number: int) -> None:
-        self._in.apply(self._in.box.skipped, source, life, number)
+    def _skip(self, source: str, incarnation: int, number: int) -> None:
+        self._in.apply(self._in.box.skipped, source, incarnation, number)
 
     # -- other tasks, and the stop of this one ------------------------------------------------------------------------------
 

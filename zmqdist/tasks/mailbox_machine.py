@@ -50,7 +50,7 @@ from zmqdist.errors import (
 
 _Place: TypeAlias = tuple[str, str, str]
 
-PAST_LIVES_MAX = 16
+PAST_INCARNATIONS_MAX = 16
 """Earlier incarnations of a sender that are remembered, so that their late letters are refused."""
 
 
@@ -132,7 +132,7 @@ class _Source:
 
     def __init__(self) -> None:
         self.life = 0
-        self.past: deque[int] = deque(maxlen=PAST_LIVES_MAX)
+        self.past: deque[int] = deque(maxlen=PAST_INCARNATIONS_MAX)
         self.begin()
 
     def begin(self) -> None:
@@ -207,11 +207,11 @@ class Mailbox:
         held = self._source(source).held.get(after)
         return held is not None and held[0] == number
 
-    def skipped(self, source: str, life: int, number: int) -> list[Wait]:
+    def skipped(self, source: str, incarnation: int, number: int) -> list[Wait]:
         """A letter will never arrive, nor will any before it: the letters behind it go on."""
         known = self._source(source)
-        ended = [] if life in known.past else self.heard(source, life)
-        if known.life != life or known.has(number):
+        ended = [] if incarnation in known.past else self.heard(source, incarnation)
+        if known.life != incarnation or known.has(number):
             return ended
         return [*ended, *self._settled(known, number)]
 
@@ -279,17 +279,17 @@ class Mailbox:
 
     # -- senders ----------------------------------------------------------------------------------------------------------
 
-    def heard(self, name: str, life: int) -> list[Wait]:
+    def heard(self, name: str, incarnation: int) -> list[Wait]:
         """The shell has heard of this incarnation of a sender: it becomes the current one, unless it is an earlier one."""
         source = self._source(name)
-        if source.life == life or life in source.past:
+        if source.life == incarnation or incarnation in source.past:
             return []
-        former, source.life = source.life, life
-        if not former:
+        previous, source.life = source.life, incarnation
+        if not previous:
             for wait in self._waits_for(name):
-                wait.life = life
+                wait.life = incarnation
             return []
-        source.past.append(former)
+        source.past.append(previous)
         for _, _, _, nbytes in source.held.values():
             self._count(-1, -nbytes)
         source.begin()
@@ -412,7 +412,7 @@ class Outbox:
 
     def __init__(self) -> None:
         self._number = 0
-        self._on_the_way: dict[int, tuple[str, int]] = {}
+        self._in_flight: dict[int, tuple[str, int]] = {}
         """By number: the tag, and the letter of this tag that was sent right before it if that was in flight."""
         self._last: dict[str, tuple[int, int]] = {}
         """By tag: how many letters are in flight, and the number of the last one."""
@@ -421,17 +421,17 @@ class Outbox:
 
     @property
     def unconfirmed(self) -> int:
-        return len(self._on_the_way)
+        return len(self._in_flight)
 
     def numbers(self, tag: str) -> tuple[int, int, int]:
         """Return `number`, `low` and `after` of the next letter; they take effect when `sent` is called with them."""
         number = self._number + 1
-        return number, next(iter(self._on_the_way), number), self._last.get(tag, (0, 0))[1]
+        return number, next(iter(self._in_flight), number), self._last.get(tag, (0, 0))[1]
 
     def sent(self, tag: str, number: int, after: int) -> None:
         """The letter with these numbers is on its way."""
         self._number = number
-        self._on_the_way[number] = tag, after
+        self._in_flight[number] = tag, after
         self._last[tag] = self._last.get(tag, (0, 0))[0] + 1, number
 
     def ended(self, number: int, failed: bool, held: int = 0) -> tuple[int, int] | None:
@@ -443,8 +443,8 @@ class Outbox:
         Returns:
           None; or (number, skip): the shell must have the receiver skip the letter `skip`, and then call `skipped(number)`.
         """
-        _, after = self._on_the_way[number]
-        if (failed or held) and after in self._on_the_way:
+        _, after = self._in_flight[number]
+        if (failed or held) and after in self._in_flight:
             self._behind[after] = number, failed, held
             return None
         return (number, after) if held else self._end(number, failed, 0)
@@ -456,19 +456,19 @@ class Outbox:
     def _end(self, number: int, failed: bool, held: int) -> tuple[int, int] | None:
         """A letter had its turn, and so have the letters that waited for it only."""
         while True:
-            tag, _ = self._on_the_way[number]
+            tag, _ = self._in_flight[number]
             count, last = self._last[tag]
             if failed and last != number:
                 return number, number
-            del self._on_the_way[number]
+            del self._in_flight[number]
             if count > 1:
                 self._last[tag] = count - 1, last
             else:
                 del self._last[tag]
             if number not in self._behind:
                 return None
-            before, life = number, held
+            before, incarnation = number, held
             number, failed, held = self._behind.pop(before)
             # Another incarnation of the receiver holds this letter: it does not know that the one before it has ended.
-            if held and life and held != life:
+            if held and incarnation and held != incarnation:
                 return number, before

@@ -138,9 +138,9 @@ class WorkerRole:
             raise
         return STARTED
 
-    def _taken(self, by: _Invited) -> str:
+    def _taken(self, invited: _Invited) -> str:
         me = f"{named(self._node.me)} at {self._node.address}"
-        return f"{me} works for another program, whose dispatcher is at {by.dispatcher}: end that one first"
+        return f"{me} works for another program, whose dispatcher is at {invited.dispatcher}: end that one first"
 
     def _close(self, until: float) -> None:
         with self._lock:
