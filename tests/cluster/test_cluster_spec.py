@@ -150,8 +150,8 @@ def test_a_wrong_type_is_a_type_error_that_names_the_job(cluster: Any, told: str
         ({"w": {2**31: "a:1"}}, "task index 2147483648 of job 'w' is not between 0 and 2147483647"),
         ({"w": {-1: "a:1"}}, "task index -1 of job 'w' is not between 0 and 2147483647"),
         ({"w": {"1": "a:1", 1: "b:1"}}, "job 'w' has the task index 1 twice"),
-        ({"w": ["a:1"], b"w": ["b:1"]}, "job 'w' is there twice"),
-        (ClusterDef([JobDef("w"), JobDef("w")]), "job 'w' is there twice"),
+        ({"w": ["a:1"], b"w": ["b:1"]}, "job 'w' is listed twice"),
+        (ClusterDef([JobDef("w"), JobDef("w")]), "job 'w' is listed twice"),
         (ClusterDef([JobDef("w", {-2: "a:1"})]), "task index -2 of job 'w' is not between 0 and 2147483647"),
     ],
 )

@@ -236,7 +236,7 @@ def test_mistakes_are_said_at_once(pair: list[Server]) -> None:
 
 
 def test_nothing_within_the_time(pair: list[Server]) -> None:
-    with pytest.raises(DeadlineExceededError, match="nothing came from worker:0 under 'foo'"):
+    with pytest.raises(DeadlineExceededError, match="no message from worker:0 under 'foo' arrived in time"):
         pair[1].recv("worker:0", "foo", timeout=0.05)
 
 

@@ -1,8 +1,8 @@
 """The sections of a cluster file, as frozen structs.
 
-Each key says three things in one place: its type with the allowed range, what it is for (editors show that, through the
-JSON Schema), and what a mistaken reader is told that was expected. What one key alone cannot tell is in `check.py`.
-Folders and files are relative to the folder in which the command is started. A null for a folder means "none".
+Each key has three things in one place: its type with the allowed range, its description (editors show that, through the JSON Schema), and
+the expectation that an error text quotes. Rules that involve several keys are in `check.py`. Folders and files are relative to the working
+directory of the command. A null for a folder means "none".
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from msgspec import Meta
 
 from zmqdist import limits
 
-_SECONDS_MAX = 1e9  # thirty years: more is a mistake or infinity
+_SECONDS_MAX = 1e9  # thirty years; a larger number is a mistake, or infinity
 
 
 def documented(description: str, expected: str, *, secret: bool = False, schema: dict[str, Any] | None = None) -> Meta:
-    """What a key is for, and what is expected of it; the values of a secret key are not repeated in errors."""
+    """Return the metadata of a key: its description, and the expectation for error texts, which do not repeat the value of a secret key."""
     return Meta(description=description, extra={"expected": expected, "secret": secret}, extra_json_schema=schema)
 
 
@@ -38,11 +38,11 @@ DenseTasks = Annotated[list[Address], Meta(min_length=1)]
 
 
 class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
-    """What all sections share: immutable, by keyword, unknown keys refused, defaults not written."""
+    """The base of all sections: immutable, keyword arguments only, unknown keys refused, defaults not written."""
 
 
 class DispatcherJob(Section, frozen=True):
-    """The broker: members, queue, leases. There is one; without this section the coordinator hosts it."""
+    """The dispatcher: workers, queue, leases. A cluster has one; without this section the coordinator hosts it."""
 
     address: Annotated[
         str,
@@ -54,7 +54,9 @@ class DispatcherJob(Section, frozen=True):
     ] = None
     fault_tolerant_mode: Annotated[
         bool,
-        documented("Keep a journal in work_dir: after a restart jobs of the data service go on.", "true or false"),
+        documented(
+            "Keep a journal in work_dir, so that jobs of the data service go on after a restart.", "true or false"
+        ),
     ] = False
     job_gc_timeout_ms: Annotated[
         int | None,
@@ -64,16 +66,17 @@ class DispatcherJob(Section, frozen=True):
     ] = None
     worker_timeout_ms: Annotated[
         int | None,
-        documented("Milliseconds after which the data service gives up a worker that has gone.", "a whole number"),
+        documented("Milliseconds after which the data service gives up a worker that is away.", "a whole number"),
     ] = None
     client_timeout_ms: Annotated[
         int | None,
-        documented("Milliseconds after which the data service lets go a reader that is silent.", "a whole number"),
+        documented("Milliseconds after which the data service drops a reader that is silent.", "a whole number"),
     ] = None
     worker_addresses: Annotated[
         list[str] | None,
         documented(
-            "The fixed list of workers that shares by place (FILE, DATA, ...) need.", "a list of host or host:port"
+            "The fixed list of workers, for sharding policies that need one (FILE, DATA, ...).",
+            "a list of host or host:port",
         ),
     ] = None
     lease_s: Annotated[
@@ -81,14 +84,16 @@ class DispatcherJob(Section, frozen=True):
     ] = limits.LEASE_S
     reconnect_grace_s: Annotated[
         Seconds,
-        documented("Seconds in which a worker may come back after its connection went.", "a number of seconds above 0"),
+        documented(
+            "Seconds that a worker has to reconnect after its connection has ended.", "a number of seconds above 0"
+        ),
     ] = limits.RECONNECT_GRACE_S
     attempts_max: Annotated[
         Amount,
-        documented("Starts of a piece of work that may end with the death of their process.", "a whole number above 0"),
+        documented("Attempts of a work item that may end with the crash of their process.", "a whole number above 0"),
     ] = limits.ATTEMPTS_MAX
     queue_max: Annotated[
-        Amount, documented("Pieces of work of one coordinator that wait for a start.", "a whole number above 0")
+        Amount, documented("Work items of one coordinator that may wait for a worker.", "a whole number above 0")
     ] = limits.QUEUE_MAX
     queue_bytes_max: Annotated[
         Bytes | None,
@@ -99,27 +104,25 @@ class DispatcherJob(Section, frozen=True):
     ] = None
 
     def settings(self) -> dict[str, Any]:
-        """The fields of a DispatcherConfig that stand here under the same names."""
+        """Return the fields that a DispatcherConfig has under the same names."""
         elsewhere = ("address", "queue_max", "queue_bytes_max")
         return {name: getattr(self, name) for name in self.__struct_fields__ if name not in elsewhere}
 
 
 class Job(Section, frozen=True):
-    """Tasks of one kind: so many (`count`), or at these addresses (`tasks`).
+    """Tasks of one kind: a number of them (`count`), or their addresses (`tasks`).
 
-    A repr names the variables of `env` but not their values, which may be secrets.
+    The repr shows the names of the variables in `env` but not their values, which may be secrets.
     """
 
     count: Annotated[
         TaskCount | None,
-        documented(
-            "How many tasks; whoever starts them finds the addresses.", f"a whole number, 1 to {limits.WORKERS_MAX}"
-        ),
+        documented("How many tasks; the launcher finds their addresses.", f"a whole number, 1 to {limits.WORKERS_MAX}"),
     ] = None
     tasks: Annotated[
         DenseTasks | SparseTasks | None,
         documented(
-            "The address of each task: a list, or a mapping of index to address where some are left out.",
+            "The address of each task: a list, or a mapping of index to address if indices have gaps.",
             "a list of host:port, or a mapping of index to host:port",
         ),
     ] = None
@@ -129,13 +132,13 @@ class Job(Section, frozen=True):
     ] = {}
 
     def addresses(self) -> dict[int, str]:
-        """The addresses by index; empty where only a count is given."""
+        """Return the addresses by index; empty where only a count is given."""
         if isinstance(self.tasks, list):
             return dict(enumerate(self.tasks))
         return dict(self.tasks or {})
 
     def indices(self) -> list[int]:
-        """The indices of the tasks, sorted, whether or not they have addresses."""
+        """Return the indices of the tasks, sorted, with or without addresses."""
         return sorted(self.addresses()) if self.tasks is not None else list(range(self.count or 0))
 
     def __repr__(self) -> str:
@@ -145,28 +148,30 @@ class Job(Section, frozen=True):
 
 
 class SingleJob(Job, frozen=True):
-    """One task; it need not say so."""
+    """A job of one task, which needs neither count nor tasks."""
 
     def indices(self) -> list[int]:
         return super().indices() or [0]
 
 
 class EvaluatorJob(SingleJob, frozen=True):
-    """A program that runs beside the others, and knows nothing of them: it evaluates checkpoints."""
+    """A program that runs beside the other tasks, without a connection to them: it evaluates checkpoints."""
 
     program: Annotated[
         str | list[str] | None,
-        documented("What it runs; null: the program of the cluster.", "a command line, or a list of words, or null"),
+        documented(
+            "The evaluator's program; null: the program of the cluster.", "a command line, or a list of words, or null"
+        ),
     ] = None
 
 
 class ServingJob(Job, frozen=True):
-    """Tasks that serve as long as the program runs, and are started again when they die."""
+    """Tasks that serve as long as the program runs, and are restarted when they crash."""
 
     restarts: Annotated[
         int,
         Meta(ge=0, le=2**31 - 1),
-        documented("How often a task that died is started again; 0: never.", "a whole number, 0 or more"),
+        documented("How often a task that crashed is restarted; 0: never.", "a whole number, 0 or more"),
     ] = limits.RESTARTS
 
 
@@ -182,7 +187,7 @@ class WorkerJob(ServingJob, frozen=True):
     ] = 1
     orphan_limit_s: Annotated[
         Seconds,
-        documented("Seconds without a dispatcher after which a worker ends itself.", "a number of seconds above 0"),
+        documented("Seconds without a dispatcher after which a worker stops.", "a number of seconds above 0"),
     ] = limits.ORPHAN_LIMIT_S
     cancel_grace_s: Annotated[
         SecondsFromZero,
@@ -190,7 +195,7 @@ class WorkerJob(ServingJob, frozen=True):
     ] = limits.CANCEL_GRACE_S
 
     def slots_here(self) -> int:
-        """The slots of a worker on this host: `auto` is the number of cores that this process may use."""
+        """Return the slots of a worker on this host: `auto` is the number of cores that this process may use."""
         if self.slots != "auto":
             return self.slots
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -200,7 +205,7 @@ class WorkerJob(ServingJob, frozen=True):
 class JobsConfig(Section, frozen=True):
     """The jobs of the cluster; at least one. A job with nothing after its colon has its defaults."""
 
-    dispatcher: Annotated[DispatcherJob | None, documented("The broker.", "a mapping")] = None
+    dispatcher: Annotated[DispatcherJob | None, documented("The dispatcher.", "a mapping")] = None
     worker: Annotated[WorkerJob | None, documented("Processes that run functions.", "a mapping")] = None
     ps: Annotated[ServingJob | None, documented("Parameter servers.", "a mapping")] = None
     chief: Annotated[SingleJob | None, documented("The task that the program runs as; at most one.", "a mapping")] = (
@@ -211,17 +216,17 @@ class JobsConfig(Section, frozen=True):
     )
 
     def task_jobs(self) -> dict[str, Job]:
-        """The jobs that are there and have tasks: all but the dispatcher."""
+        """Return the jobs in this file that have tasks: all but the dispatcher."""
         every = {"worker": self.worker, "ps": self.ps, "chief": self.chief, "evaluator": self.evaluator}
         return {name: job for name, job in every.items() if job is not None}
 
 
 class SecurityConfig(Section, frozen=True):
-    """Who may connect. On loopback a token of the user does; everywhere else CURVE keys."""
+    """Which peers may connect. On loopback the user's token decides; elsewhere CURVE keys."""
 
     curve: Annotated[
         bool | Literal["auto"],
-        documented("CURVE keys: auto uses them for whatever is not on loopback.", "auto, true or false"),
+        documented("CURVE keys: auto uses them for all addresses that are not on loopback.", "auto, true or false"),
     ] = "auto"
     keys: Annotated[
         str | None,
@@ -232,7 +237,7 @@ class SecurityConfig(Section, frozen=True):
 
 
 class RuntimeConfig(Section, frozen=True):
-    """What is only known once the cluster runs; the launcher writes it for its children.
+    """Values that are known once the cluster runs; the launcher writes them for its children.
 
     Attributes:
       dispatcher: target, `zmq://host:port`.
