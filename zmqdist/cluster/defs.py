@@ -66,7 +66,7 @@ class _Def:
 
 
 def _refuse_surplus(data: Any, kept: Any, place: str) -> None:
-    """Raise ValueError for an unknown key, which msgspec ignores in a dataclass, but which is a typing error of the user's."""
+    """Raise ValueError for an unknown key, which is a typing error of the user's; msgspec ignores unknown keys of a dataclass."""
     if isinstance(data, Mapping) and isinstance(kept, dict):
         for key, value in data.items():
             if str(key) not in kept:

@@ -1,5 +1,6 @@
-"""Replies of machines to requests that may wait: effects that name a request by its ticket. Also the names of tasks, which those machines
-share.
+"""Replies of machines to requests that may wait: effects that name a request by its ticket.
+
+Also the names of tasks, which those machines share.
 """
 
 from __future__ import annotations

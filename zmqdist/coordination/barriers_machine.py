@@ -2,9 +2,9 @@
 
 Theory of operation
     A barrier has a name and can be used any number of times: each use is a round with a number. A task names the round that it means, one
-      more than the last round whose end it has seen. A restarted task, which would meet the others at the wrong place, is detected by its
-      number. The round then fails for all: the round that is on, or else the next one. After that all tasks are in step again, in whatever
-      order they called.
+    more than the last round whose end it has seen. A restarted task, which would meet the others at the wrong place, is detected by its
+    number. The round then fails for all: the round that is on, or else the next one. After that all tasks are in step again, in whatever
+    order they called.
     The first caller begins a round, and says which tasks belong to it and until when it waits. A round ends once, for all of its tasks
     alike: it passes, or fails with an error. Tasks that call a round that has ended get its outcome at once, and go on with the next round.
 
@@ -12,7 +12,7 @@ Theory of operation
     collectives goes on after an error, and how it takes in a restarted member (tasks/agreement_machine.py).
 
     A barrier never blocks: a caller is a ticket, which gets its RoundOutcome when the round ends. A caller that disconnects before
-      (`dropped`) no longer counts as arrived; a round that all callers have left has not begun.
+    (`dropped`) no longer counts as arrived; a round that all callers have left has not begun.
 
 Promises, checked by tests/machines/test_barriers.py
     P1  a round passes only when all of its tasks wait in it at that moment
@@ -161,14 +161,14 @@ class Barriers:
         barrier = self._barriers.get(name)
         if barrier is None:
             if not self._make_room():
-                text = f"{self._names_max} barriers are waited at: no room for {name!r}"
+                text = f"tasks wait at {self._names_max} barriers already: no room for {name!r}"
                 return [Fail(ticket, RESOURCE_EXHAUSTED, text)]
             barrier = self._barriers[name] = _Barrier(name, title or f"barrier {name!r}")
         current = barrier.round
         late = barrier.late.get(task)
         if late is not None and (counter is None or counter <= late.counter):
             del barrier.late[task]
-            if counter is not None:
+            if counter is not None:  # P2: the task gets the outcome of the round that failed without it
                 return [Answer(ticket, late)]
         if current is None:
             last = barrier.counter
@@ -176,6 +176,7 @@ class Barriers:
                 if not self._is_behind(barrier, counter, task):
                     barrier.late.pop(task, None)  # this error notifies the task of the last round as well
                     return [Answer(ticket, self._past(barrier, counter, task))]
+                # P5: the task is behind, so the next round fails for all; after that all are in step.
                 problem = problem or (self._code_out_of_step, self._out_of_step(barrier, counter, task))
             del self._barriers[name]  # P6: insert it again as the most recently used
             self._barriers[name] = barrier
@@ -188,7 +189,7 @@ class Barriers:
         effects = self._join(barrier, current, ticket, task, due)
         if problem is not None:
             return effects + self._end(barrier, *problem)
-        if len(current.came) == len(current.tasks):
+        if len(current.came) == len(current.tasks):  # P1
             return effects + self._end(barrier, OK, "")
         return effects
 
@@ -233,7 +234,7 @@ class Barriers:
         if barrier is None or barrier.round is None or task is None:
             return
         del barrier.round.came[task]
-        if not barrier.round.came:
+        if not barrier.round.came:  # a round that all callers have left has not begun
             barrier.round = None
             if barrier.counter is None and not barrier.late:
                 del self._barriers[barrier.name]
@@ -280,13 +281,13 @@ class Barriers:
     def _join(self, barrier: _Barrier, current: _Round, ticket: Ticket, task: Task, due: float) -> list[Effect]:
         effects: list[Effect] = []
         earlier = current.came.get(task)
-        if earlier is not None:
+        if earlier is not None:  # P2: the second call of a task replaces its first
             del self._by_ticket[earlier]
             text = f"{named(task)} called {barrier.title} again while this call waited"
             effects.append(Answer(earlier, RoundOutcome(CANCELLED, text, (current.counter or 0) - 1)))
         current.came[task] = ticket
         self._by_ticket[ticket] = barrier, task
-        if self._earliest_deadline or current.due == inf:
+        if self._earliest_deadline or current.due == inf:  # P4
             current.due = min(current.due, due)
             self.deadline = min(self.deadline, due)
         return effects
@@ -374,6 +375,7 @@ class Barriers:
     def _make_room(self) -> bool:
         if len(self._barriers) < self._names_max:
             return True
+        # P6: the dict is in the order of use, so this is the least recently used name.
         unused = next((name for name, barrier in self._barriers.items() if barrier.round is None), None)
         if unused is None:
             return False

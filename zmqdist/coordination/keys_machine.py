@@ -2,7 +2,7 @@
 
 Rules
     A key is a path: "dir/name". Slashes at the ends have no meaning, and several in a row count as one. Deleting a key deletes all keys
-      below it.
+    below it.
     The store owns its values; the shell sends snapshots. `nbytes` is the size for which a value counts.
 
 Promises, checked by tests/machines/test_keys.py
@@ -67,10 +67,10 @@ class Keys:
             return [
                 Fail(ticket, INVALID_ARGUMENT, f"{key!r} is no key: wanted a name, or several with slashes between")
             ]
-        if path in self._values and not overwrite:
+        if path in self._values and not overwrite:  # P1
             return [Fail(ticket, ALREADY_EXISTS, f"key {path!r} has a value already; overwrite=True gives it another")]
         problem = self._full(path, nbytes)
-        if problem:
+        if problem:  # P4
             return [Fail(ticket, RESOURCE_EXHAUSTED, problem)]
         return [*self._put(path, value, nbytes), Answer(ticket)]
 

@@ -228,8 +228,10 @@ class KeeperLink:
     # -- the end ------------------------------------------------------------------------------------------------------------
 
     def shutdown(self) -> None:
-        """Wait until the other tasks leave too, where the keeper is configured for that; then close. Raises the keeper's error after the
-        close.
+        """Wait until the other tasks leave too, where the keeper is configured for that; then close.
+
+        Raises:
+          OpError: the keeper's reply, after the close.
         """
         try:
             if self._state == UP:
@@ -292,7 +294,7 @@ class KeeperLink:
         try:
             self._call_keeper("reset", *self.identity[:2], due=time.monotonic() + LEADER_WAIT_S, states=(RESETTING,))
         except DeadlineExceededError:
-            raise DeadlineExceededError(f"{self.keeper} did not answer to a reset") from None
+            raise DeadlineExceededError(f"{self.keeper} did not reply to a reset") from None
         except (UnavailableError, CancelledError, FailedPreconditionError) as error:
             self.unless_ended(error.error_code)
             if isinstance(error, FailedPreconditionError):

@@ -179,10 +179,10 @@ class Coordination:
             record = self._records[task] = _Record(task)
         if record is None:
             return [Fail(ticket, INVALID_ARGUMENT, self._not_in_cluster(task))]
-        if incarnation in record.retired:
+        if incarnation in record.retired:  # P1
             return [Fail(ticket, ABORTED, f"{named(task)} was restarted since: this incarnation of it is over")]
         same = incarnation == record.incarnation
-        if record.state == UP and same:
+        if record.state == UP and same:  # it registers again after a reconnect
             self._refresh(record, now)
             return [Answer(ticket, TaskWelcome(self._errors_count))]
         effects: list[Effect] = []

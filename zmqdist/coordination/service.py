@@ -284,7 +284,7 @@ class CoordinationService:
 
     def _peer_gone(self, peer: Peer) -> None:
         for task, (connection, incarnation, pid) in list(self._connections.items()):
-            if connection is not peer:
+            if connection is not peer:  # of another task, or an older connection of this one
                 continue
             del self._connections[task]
             self._perform(self._tasks.away(task, incarnation, self._loop.now()))

@@ -5,10 +5,9 @@ Rule 2: one Agreements serves all groups that a task leads; the leader calls it 
 
 Theory of operation
     Each member announces its part in the next common operation: the kind, dtype, shape and options, and perhaps the value itself. The
-      announcements of one operation meet at a barrier (coordination/barriers_machine.py) with the name of the group. When all have arrived,
-      the leader compares them, and sends one verdict to all members. A round ends early, for the members that have announced, when one of
-      them reaches its deadline, is cancelled, fails, or has ended. A member that announces later in such a round gets the same error at
-      once.
+    announcements of one operation meet at a barrier (coordination/barriers_machine.py) with the name of the group. When all have arrived,
+    the leader compares them, and sends one verdict to all members. A round ends early, for the members that have announced, when one of
+    them reaches its deadline, is cancelled, fails, or has ended. A member that announces later in such a round gets the same error at once.
 
     A member names the round that it means, one more than the last round whose end it knows, whatever the outcome. It passes None where it
     does not know that round, as after an abort or after its leader was lost, and 0 at its start. None joins the round that is on; so does

@@ -374,7 +374,7 @@ def _array(leaf: Any) -> Array:
     array = np.asarray(leaf, order="C")
     if array.dtype.hasobject:
         raise TypeError(
-            f"arrays are wanted, not {type(leaf).__name__}; objects go by broadcast_object and all_gather_object"
+            f"wanted an array, not {type(leaf).__name__}; send objects by broadcast_object and all_gather_object"
         )
     return array
 
@@ -387,7 +387,7 @@ def _gatherable(leaf: Any, axis: int) -> Array:
     if not isinstance(axis, (int, np.integer)):
         raise TypeError(f"an axis is a whole number, not {axis!r}")
     if not 0 <= axis < array.ndim:
-        raise ValueError(f"nothing of shape {array.shape} can be gathered on axis {axis}")
+        raise ValueError(f"an array of shape {array.shape} cannot be gathered on axis {axis}")
     return array
 
 

@@ -168,9 +168,7 @@ class Leader:
             announcement.token.fail(self._stop_error(announcement.token))
 
     def _stop_error(self, token: Any) -> OpError:
-        """Return the error for a member while this task stops: for this task itself that it was stopped, for another one that its leader
-        has gone.
-        """
+        """Return the error for a member while this task stops: its own caller was stopped, another member has lost its leader."""
         if not isinstance(token, Asked):
             return self._node.stopped
         return UnavailableError(f"{self._node.stopped.message}, which led this group")

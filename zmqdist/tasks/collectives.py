@@ -322,7 +322,7 @@ class Collectives:
         except StopIteration:
             pass
         except BaseException:
-            for call in sent:
+            for call in sent:  # the other members get the error from `_report_failure`
                 call.cancel()
                 self._calls.pop(call, None)
             raise
@@ -418,9 +418,8 @@ class Collectives:
             boxes = [box for group in self._boxes.values() for box in group.values()]
         for group, name in running:
             self._failed(group.name, name, CANCELLED, self._node.stopped.message)
-        for box in (
-            boxes
-        ):  # also of exchanges that have not begun here: their pieces may be borrowed from another task's memory
+        # Including exchanges that have not begun here: their pieces may be borrowed from another task's memory.
+        for box in boxes:
             box.apply(box.box.aborted, CANCELLED, self._node.stopped.message)
         self._end_calls(lambda exchange, task: True)  # including announcements
         self._leader.stopped()

@@ -2,7 +2,7 @@
 
 Rules
     A schedule is a generator that runs on one member: it yields Steps, and is sent the pieces that arrive. A piece is an array that no
-      member changes while it is in flight: `fold` returns a new one, and arrived pieces are passed on unchanged.
+    member changes while it is in flight: `fold` returns a new one, and arrived pieces are passed on unchanged.
     `pipelined` interleaves several schedules, so that some pieces are in flight while another is reduced. All members interleave the same
     schedules in the same way. So pieces from one member to another need no names: their order identifies them.
 
@@ -50,7 +50,7 @@ _FOLDS: Final[dict[str, np.ufunc]] = {
 def fold_of(op: str) -> np.ufunc:
     """Return NumPy's function for one of OPS. Raises InvalidArgumentError: no such op."""
     if op not in _FOLDS:
-        raise InvalidArgumentError(f"op {op!r}: there are {', '.join(OPS)}")
+        raise InvalidArgumentError(f"no op {op!r}; there are {', '.join(OPS)}")
     return _FOLDS[op]
 
 

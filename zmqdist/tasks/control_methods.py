@@ -54,10 +54,10 @@ class ControlMethods:
             problems = [f"{named(task)}: {result.get_error()[1]}" for task, result in stopping if result.get_error()[0]]
             # Our own stop ended the calls; the other tasks may have received them all the same.
             if problems and node.closed:
-                text = f"{named(node.me)} was stopped by another caller meanwhile; not all other tasks have answered"
+                text = f"{named(node.me)} was stopped by another caller meanwhile; not all other tasks have replied"
                 raise UnavailableError(text)
             if problems:
-                raise UnavailableError(f"{named(node.me)} ends, but not {'; '.join(problems)}")
+                raise UnavailableError(f"{named(node.me)} stops, but the call did not reach {'; '.join(problems)}")
             call.answer([named(task) for task, _ in stopping] + [named(node.me)])
         except BaseException as error:
             call.fail(error)

@@ -44,8 +44,8 @@ def effective(
         definition.protocol = definition.protocol if protocol is None else protocol
     else:
         spec = ClusterSpec(source)
-        job = _the_only("job", spec.jobs, "") if job_name is None else job_name
-        index = _the_only("task", spec.task_indices(job), f" of job {job!r}") if task_index is None else task_index
+        job = _the_only("which job", spec.jobs) if job_name is None else job_name
+        index = _the_only(f"which task of job {job!r}", spec.task_indices(job)) if task_index is None else task_index
         definition = ServerDef(spec.as_cluster_def().copy(), job, index, protocol=protocol or "")
     definition.protocol = definition.protocol or PROTOCOLS[0]
     if definition.protocol not in PROTOCOLS:
@@ -57,9 +57,9 @@ def effective(
     return definition
 
 
-def _the_only(kind: str, known: list[Any], of: str) -> Any:
+def _the_only(question: str, known: list[Any]) -> Any:
     if len(known) != 1:
-        raise ValueError(f"which {kind}{of}? It must be given where there is not exactly one; there are {known}")
+        raise ValueError(f"{question}? It must be given where there is not exactly one; there are {known}")
     return known[0]
 
 

@@ -42,8 +42,9 @@ class Watches:
         node.router.on_gone.append(self._connection_ended)
 
     def listen(self, on_incarnation: Callable[[Task, int], object], on_gone: Callable[[Task, str], object]) -> None:
-        """Register callbacks for each new incarnation of a watched task, and for its end. They run in threads of zmqdist. Call it before
-        `serve`.
+        """Register callbacks for each new incarnation of a watched task, and for its end.
+
+        They run in threads of zmqdist. Call this method before `Node.serve`.
         """
         self._on_incarnation.append(on_incarnation)
         self._on_gone.append(on_gone)

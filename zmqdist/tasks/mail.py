@@ -88,7 +88,7 @@ class LockedMailbox:
                     self.apply(self.box.ticked, monotonic())
                 elif not wait.ended:
                     log.info("still waiting for %s to send %r", key.source, key.tag)
-        except BaseException:  # Ctrl-C
+        except BaseException:  # Ctrl-C: a letter that has arrived meanwhile goes back, for the next wait
             with self.lock:
                 if not self.box.cancelled(wait) and not wait.code:
                     wake(self.box.returned(wait))
@@ -165,9 +165,8 @@ class Mail:
             self._have_skipped(task, *skip)
 
     def _have_skipped(self, task: Task, number: int, skip: int) -> None:
-        with suppress(
-            FailedPreconditionError
-        ):  # this server was stopped, so the letters behind it do not leave any more
+        # FailedPreconditionError: this server was stopped, so the letters behind it do not leave any more.
+        with suppress(FailedPreconditionError):
             result = self._node.start(task, "mail.skip", self._me, self._node.incarnation, skip)
             result.add_done_callback(partial(self._skipped, task, number, skip))
 

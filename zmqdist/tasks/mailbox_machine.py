@@ -7,8 +7,8 @@ Rule 2: a mailbox belongs to one shell, which calls it under its lock.
 
 Theory of operation
     A key names one channel: sender, incarnation of the sender, receiver, tag. One incarnation of each sender counts at a time: when the
-      mailbox hears of another, it drops the letters of the old one and ends the waits for it. Until then those letters stay, so that a task
-      may send and end.
+    mailbox hears of another, it drops the letters of the old one and ends the waits for it. Until then those letters stay, so that a task
+    may send and end.
 
     Letters of one channel may overtake each other on the way, because a large one travels in pieces. So the sender numbers the letters to
     each receiver. While an earlier letter of the channel is in flight, a letter names the one sent right before it (`after`), and the
@@ -182,11 +182,11 @@ class Mailbox:
         if self._status is not None:
             return [], from_code(*self._status)
         source = self._source(key.source)
-        if key.life in source.past:
+        if key.life in source.past:  # P2
             return [], UnavailableError(f"{key.source} was restarted after it had sent this")
         ended = self.heard(key.source, key.life)
         ended += self._given_up(source, low)
-        if number and source.has(number):
+        if number and source.has(number):  # a duplicate, or a letter that its sender has given up
             return ended, None
         held = number and after and not source.has(after)
         if (held or not self._waits.get(_place(key))) and self._is_full(nbytes):

@@ -66,8 +66,10 @@ def task_named(name: Any, me: Task) -> Task | None:
 
 
 def grace_s(value: Any) -> float:
-    """Return the seconds that running calls have when a server stops; None stands for GRACE_S. Raises InvalidArgumentError for anything
-    else.
+    """Return the seconds that running calls have when a server stops; None stands for GRACE_S.
+
+    Raises:
+      InvalidArgumentError: neither a number of seconds, 0 or more, nor None.
     """
     seconds = GRACE_S if value is None else number(value)
     if not seconds >= 0:
@@ -232,9 +234,7 @@ class Node:
         return sorted(clients), sum(client.snapshot().calls for client in clients.values())
 
     def start(self, task: Task, method: str, *args: Any, **how: Any) -> StatusOrResult:
-        """Call a method of a task without waiting; `args` are sent as they are now. See `client`, and rpc/internal_client.py for the
-        keywords.
-        """
+        """Call a method of a task without waiting; `args` are sent as they are now. The keywords are those of rpc/internal_client.py."""
         return internal_client.start(self.client(task), method, *args, **how)
 
     def up(self, tasks: Iterable[Task]) -> list[Task]:

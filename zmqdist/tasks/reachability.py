@@ -58,8 +58,10 @@ class ReachabilityProbe:
             seen = port_probe.look(address, timeout_s)
         except OpError as error:
             if self._node.closed:
-                raise UnavailableError(f"{named(self._node.me)} is stopping: it cannot tell") from None
+                raise UnavailableError(
+                    f"{named(self._node.me)} is stopping, so it cannot test its connections"
+                ) from None
             return error.message
         if seen.failure is None:
-            return f"it takes connections, and does not answer within {timeout_s:g} s"
+            return f"it takes connections, and does not reply within {timeout_s:g} s"
         return port_probe.explain(address, seen, timeout_s)[0]

@@ -175,9 +175,8 @@ class Server:
             return False
         with self._node.own_wait:
             answers = self._node.start(found, "server.about", due=time.monotonic() + TASK_PROBE_S).is_ok()
-            if (
-                not answers and self._node.closed
-            ):  # the stop ended the call, which therefore says nothing about the task
+            # The stop of this server ended the call, which therefore says nothing about the other task.
+            if not answers and self._node.closed:
                 raise self._node.stopped
             return answers
 

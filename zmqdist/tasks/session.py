@@ -267,7 +267,7 @@ class Session:
             try:
                 start(client, "session.reset", names, due=due).get_value()
             except DeadlineExceededError:
-                text = f"no task's server at {address} answered to the reset within {due - began:.3g} s"
+                text = f"no task's server at {address} replied to the reset within {due - began:.3g} s"
                 raise DeadlineExceededError(text) from None
 
     def close(self) -> None:
@@ -413,7 +413,7 @@ def _place(target: Any, keys_dir: Any, token_file: Any) -> tuple[str, Credential
     except InvalidArgumentError:
         known = False
     if not known:
-        message = f'no session can be had with {target!r}: wanted "{_SCHEME}://host:port", the target of a zmqdist.Server, or that server'
+        message = f'no session with {target!r}: wanted "{_SCHEME}://host:port", the target of a zmqdist.Server, or that server'
         raise NotFoundError(message)
     if keys_dir is None and token_file is None and isinstance(credentials, Credentials):
         return address, credentials

@@ -132,15 +132,12 @@ class Sessions:
         for session in self._sessions.values():
             for call in tuple(session.running):
                 call.fail(UnavailableError(text))
-        self._over = (
-            True  # after the calls have failed: a function that sees it and returns would otherwise be replied to
-        )
+        # Only after the calls have failed: a function that sees the flag may return, and its value must not be the reply.
+        self._over = True
         self._pool.stop()
 
     def figures(self) -> tuple[int, int, int, int]:
-        """Return the numbers of sessions, of sessions ended by a reset before they used this task, of cached functions, and of calls at
-        work.
-        """
+        """Return four numbers: sessions, sessions ended by a reset before they used this task, cached functions, calls at work."""
         return len(self._sessions), len(self._ended), len(self._functions), self._pool.unfinished
 
     # -- sessions, in the loop ---------------------------------------------------------------------------------------------
@@ -148,7 +145,7 @@ class Sessions:
     def _open(self, call: Asked, session: int, is_master: bool, config: dict[str, Any]) -> None:
         config = merged(self._definition.default_session_config, config)
         if session not in self._sessions:
-            if session in self._ended:
+            if session in self._ended:  # a reset ended the session before it used this task
                 raise AbortedError(self._ended[session])
             if len(self._sessions) >= SESSIONS_MAX:
                 raise ResourceExhaustedError(f"{self._name} has its {SESSIONS_MAX} sessions already")
@@ -177,7 +174,7 @@ class Sessions:
             raise AbortedError(text)
         if known.ended:
             raise AbortedError(known.ended)
-        if known.peer is not peer:
+        if known.peer is not peer:  # the session has reconnected: stop the timer after which it would be lost
             known.peer = peer
             self._used_by.setdefault(peer, set()).add(session)
             self._node.loop.set_timer(("session", session), None, self._check_serving)
@@ -235,12 +232,11 @@ class Sessions:
                 (task, self._node.start(task, "session.clear", containers, sessions, reason, due=due)) for task in tasks
             ]
             failed = [f"{named(task)}: {result.get_error()[1]}" for task, result in pending if result.get_error()[0]]
-            if (
-                failed and self._node.closed
-            ):  # the stop of this task ended the calls, which say nothing about the other tasks
+            # The stop of this task ended the calls, which therefore say nothing about the other tasks.
+            if failed and self._node.closed:
                 raise self._is_stopping("what the other tasks have cleared is not known")
             if failed:
-                raise UnavailableError(f"cleared, but not at {'; '.join(failed)}")
+                raise UnavailableError(f"the reset did not reach {'; '.join(failed)}")
             call.answer(None)
         except FailedPreconditionError as error:  # this task's connections were closed by its stop
             stopping = self._is_stopping("not all other tasks have received the request to clear")
@@ -292,9 +288,8 @@ class Sessions:
 
     def _run(self, call: Asked, session: int, function: list[Any], is_constant: bool, *parts: Any) -> None:
         known = self._use(session, call.peer)
-        box = list(
-            parts
-        )  # `_call` empties it, so that this frame keeps no large argument alive while the function runs
+        # `_call` empties the list, so that no frame keeps a large argument alive while the function runs.
+        box = list(parts)
         self._begin(known, call, lambda: self._call(known, call, function, is_constant, box))
 
     def _begin(self, session: _Session, call: Asked, act: Callable[[], None]) -> None:

@@ -2,7 +2,7 @@
 
 Rules
     A resolver has no notifications: `cluster_spec` looks the cluster up at each call. A user may set `task_type` and `task_id`; these
-      values take precedence. An address becomes a URL with `<rpc_layer>://` in front, if there is an rpc_layer; an empty address stays "".
+    values take precedence. An address becomes a URL with `<rpc_layer>://` in front, if there is an rpc_layer; an empty address stays "".
 
 A resolver of the user's own needs `cluster_spec` and `master`, and need not call `__init__` of this class.
 """
@@ -21,8 +21,9 @@ from zmqdist.errors import ConfigError
 
 
 def master_url(address: str, rpc_layer: str | None) -> str:
-    """Return an address as a URL: `"zmq://ps0:2222"` for `"ps0:2222"`. An empty address, a URL, or an address without an rpc_layer is
-    unchanged.
+    """Return an address as a URL: `"zmq://ps0:2222"` for `"ps0:2222"`.
+
+    An empty address, a URL, or an address without an rpc_layer is returned unchanged.
     """
     return f"{rpc_layer}://{address}" if address and rpc_layer and "://" not in address else address
 

@@ -2,8 +2,8 @@
 
 Rules
     TF_CONFIG is JSON: {"cluster": ..., "task": {"type": ..., "index": ...}, "rpc_layer": ..., "session_master": ...}; every key may be
-      absent. ZMQDIST_CONFIG has the same form, or is the path of a cluster file, which has no task. If both are set, only TF_CONFIG counts:
-      `zmqdist launch` sets both, and only TF_CONFIG has the task. Without either the cluster is empty.
+    absent. ZMQDIST_CONFIG has the same form, or is the path of a cluster file, which has no task. If both are set, only TF_CONFIG counts:
+    `zmqdist launch` sets both, and only TF_CONFIG has the task. Without either the cluster is empty.
 
     Arguments and attributes of the resolver take precedence over both. Each call reads the environment again.
 """
