@@ -92,8 +92,8 @@ def test_a_task_that_is_killed_ends_the_barriers_of_all_who_wait_at_once_and_is_
     with pytest.raises(errors.InternalError, match="worker:2 is lost"):
         clients[0].barrier("another")
     until(lambda: clients[0].errors)
-    [(task, told)] = clients[0].errors
-    assert (task, type(told)) == ("worker:2", errors.UnavailableError)
+    [(task, reported)] = clients[0].errors
+    assert (task, type(reported)) == ("worker:2", errors.UnavailableError)
 
 
 def test_a_task_that_is_stopped_is_missed_by_its_signs_of_life(keep: Keep, join: Join, child: Child) -> None:
@@ -237,8 +237,8 @@ def test_a_callback_that_raises_does_not_keep_later_errors_from_being_told(
     clients = [join(keeper, f"worker:{index}") for index in range(2)]
     heard: list[str] = []
 
-    def hear(task: str, told: errors.OpError) -> None:
-        heard.append(told.message)
+    def hear(task: str, reported: errors.OpError) -> None:
+        heard.append(reported.message)
         raise error
 
     clients[0].on_error(hear)

@@ -34,7 +34,7 @@ class Store(Keys):
     def tell(self, effects: list[Effect]) -> None:
         for effect in effects:
             assert isinstance(effect.ticket, Call)
-            effect.ticket.told(effect)
+            effect.ticket.replied(effect)
 
     def insert(self, key: str, value: Any, overwrite: bool = False) -> int:
         return self.ask("put", key, value, 10, overwrite).code

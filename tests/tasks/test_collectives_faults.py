@@ -151,12 +151,12 @@ def test_a_member_that_goes_before_its_watch_has_learned_its_life_stays_gone(mad
     addresses, other = free_addresses(2), ("worker", 1)
     node = Node(ClusterSpec({"worker": addresses}), ("worker", 0), addresses[0], Credentials())
     watches, peers = Watches(node), []
-    node.service.register_later("speak", lambda asked: peers.append(asked.peer), roles=TASKS)
+    node.service.register_later("speak", lambda call: peers.append(call.peer), roles=TASKS)
     node.serve()
     try:
         member = Node(ClusterSpec({"worker": addresses}), other, addresses[1], Credentials())
         member.service.register_later(
-            "zmqdist.watch", lambda asked, life: None, roles=TASKS
+            "zmqdist.watch", lambda call, life: None, roles=TASKS
         )  # it goes before it answers
         member.serve()
         try:

@@ -180,17 +180,17 @@ def test_to_itself_without_a_connection(pair: list[Server]) -> None:
     sent = pair[0].send({"a": (1, "x", None)}, "worker:0", "foo")
     assert sent.done()
     assert sent.is_ok()
-    told: list[Any] = []
-    sent.add_done_callback(told.append)
-    assert (told, sent.cancel(), sent.get_error()) == ([sent], False, (0, ""))
+    expected: list[Any] = []
+    sent.add_done_callback(expected.append)
+    assert (expected, sent.cancel(), sent.get_error()) == ([sent], False, (0, ""))
     assert pair[0].recv("worker:0", "foo") == {"a": (1, "x", None)}
     assert not pair[0].snapshot().connections
 
 
 def test_received_into_an_array_of_the_callers_and_what_does_not_fit_stays(pair: list[Server]) -> None:
     pair[0].send(np.arange(6.0).reshape(2, 3), "worker:1", "foo")
-    for bad, told in ((np.empty(6), "out. has float64 and .6,"), (np.empty((2, 3), int), "out. has int64")):
-        with pytest.raises(InvalidArgumentError, match=told):
+    for bad, expected in ((np.empty(6), "out. has float64 and .6,"), (np.empty((2, 3), int), "out. has int64")):
+        with pytest.raises(InvalidArgumentError, match=expected):
             pair[1].recv("worker:0", "foo", timeout=10, out=bad)
     out = np.empty((2, 3))
     assert pair[1].recv("worker:0", "foo", timeout=10, out=out) is out

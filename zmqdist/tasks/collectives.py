@@ -353,10 +353,10 @@ class Collectives:
         except (CancelledError, UnavailableError) as error:
             if box is not None:
                 box.check()
-            gone = self._watches.gone_message(task)
-            if not gone and isinstance(error, CancelledError):
+            gone_message = self._watches.gone_message(task)
+            if not gone_message and isinstance(error, CancelledError):
                 raise
-            raise UnavailableError(gone or (f"{named(task)}: " if box else "") + error.message) from None
+            raise UnavailableError(gone_message or (f"{named(task)}: " if box else "") + error.message) from None
         finally:
             self._calls.pop(call, None)
 

@@ -174,11 +174,11 @@ class Server:
         if found not in self._node.up([found]):
             return False
         with self._node.own_wait:
-            answers = self._node.start(found, "server.about", due=time.monotonic() + TASK_PROBE_S).is_ok()
+            replied = self._node.start(found, "server.about", due=time.monotonic() + TASK_PROBE_S).is_ok()
             # The stop of this server ended the call, which therefore says nothing about the other task.
-            if not answers and self._node.closed:
+            if not replied and self._node.closed:
                 raise self._node.stopped
-            return answers
+            return replied
 
     def snapshot(self) -> TaskSnapshot:
         """Return an immutable record of this moment: messages, collectives, barriers and keys, sessions, connections.

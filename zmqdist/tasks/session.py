@@ -180,10 +180,10 @@ class Session:
             function = sendable(self._functions.changing(fn) if constant is None else constant)
         parts = sendable(trusted.pack_call(args, {}))
         operation, is_constant = trusted.describe(fn), constant is not None
-        answer = self._call_task(operation, task, timeout_in_ms, "session.run", function, is_constant, *parts)
-        if answer[0] == RAISED:
-            raise trusted.unpack_error(answer[1])
-        return unpacked(answer[1:])
+        reply = self._call_task(operation, task, timeout_in_ms, "session.run", function, is_constant, *parts)
+        if reply[0] == RAISED:
+            raise trusted.unpack_error(reply[1])
+        return unpacked(reply[1:])
 
     def assign(self, name: str, value: Any, container: str = "", *, task: Any = None, timeout_in_ms: float = 0) -> None:
         """Set a named variable on a task. Its dtype and shape may differ from those of the previous value.
@@ -347,7 +347,7 @@ class Session:
 
     def _open(self, connection: _Connection, due: float, operation: str, is_master: bool) -> Any:
         try:
-            answer = self._wait(connection, operation, due, "session.open", self._id, is_master, self._config)
+            reply = self._wait(connection, operation, due, "session.open", self._id, is_master, self._config)
         except DeadlineExceededError:
             raise DeadlineExceededError(_missing(operation, connection)) from None
         except InvalidArgumentError as error:
@@ -356,7 +356,7 @@ class Session:
             text = f"what listens at {connection.address} is no task's server (zmqdist.Server)"
             raise FailedPreconditionError(text) from None
         connection.opened = True
-        return answer
+        return reply
 
     def _wait(self, connection: _Connection, operation: str, due: float, method: str, *args: Any) -> Any:
         self._check_open()

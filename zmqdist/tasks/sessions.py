@@ -316,13 +316,13 @@ class Sessions:
             args, _ = unpacked(parts)
             parts.clear()
             packed = trusted.pack(fn(*args))
-            answer = [VALUE, *sendable(packed)]
+            reply = [VALUE, *sendable(packed)]
         except BaseException as error:
-            answer = [RAISED, trusted.pack_error(trusted.tamed(error))]
+            reply = [RAISED, trusted.pack_error(trusted.tamed(error))]
         finally:
             task_context.leave()
             _here.sessions = _here.variables = None
-        call.answer(answer)
+        call.answer(reply)
 
     def _load(self, function: list[Any], is_constant: bool) -> Callable[..., Any]:
         """Return the function, with the large arrays that it captures. One that captures nothing mutable is unpickled once and kept."""
