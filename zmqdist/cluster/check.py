@@ -129,7 +129,7 @@ def _offender(hint: Any, value: Any, path: Path, text_keys: bool, secret: bool) 
                 return say(item), (*path, index)
     elif isinstance(value, dict):
         for key, item in value.items():
-            if not _fits(hint, {key: ""}, text_keys):  # every mapping takes texts, so it is the key
+            if not _fits(hint, {key: ""}, text_keys):  # "" fits as a value in every mapping, so the key is wrong
                 return f"the key {displayed(key)}", (*path, key)
             if not _fits(hint, {key: item}, text_keys):
                 return say(item), (*path, key)

@@ -90,6 +90,8 @@ class _Barrier:
 class Barriers:
     """See the module's docstring.
 
+    Invariant: `_by_ticket` has exactly the callers of the rounds that are on.
+
     Attributes:
       deadline: when `ticked` must be called at the latest; `inf` for never.
     """

@@ -43,8 +43,11 @@ def normal(key: str) -> str:
 class Keys:
     """See the module's docstring.
 
+    Invariant: `_sorted` has the keys of `_values` in order, and no key of `_waiting` has a value.
+
     Attributes:
       deadline: when `ticked` must be called at the latest; `inf` for never.
+      nbytes: the size of all values, with their keys.
     """
 
     def __init__(self, keys_max: int = KEYS_MAX, bytes_max: int = KEYS_BYTES_MAX) -> None:

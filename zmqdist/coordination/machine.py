@@ -70,8 +70,8 @@ class CoordinationConfig:
       shutdown_timeout_s: how long a task that shuts down waits for all others to do so; 0: tasks leave without waiting.
       recoverable_jobs: tasks of these jobs may fail and come back; the other tasks are not notified.
       new_incarnation_may_return: whether a lost task of any job may register with a new incarnation without a reset.
-      register_together: registering waits until all tasks have registered,
-      register_timeout_s: and fails after this long.
+      register_together: whether registering waits until all tasks have registered.
+      register_timeout_s: how long it waits before it fails.
     """
 
     heartbeat_timeout_s: float = limits.LEASE_S

@@ -60,9 +60,9 @@ class Group:
         return len(self.tasks)
 
     def cancel(self, message: str = "cancelled by a member") -> None:
-        """Take the place of the next operation: it ends with CancelledError at all other members, and the one after it works again.
+        """Cancel the next operation: it ends with CancelledError at all other members, and the one after it works again.
 
-        For a member that cannot take part, so that the others do not wait for it. Does not block.
+        For a member that cannot take part, in place of its own call, so that the others do not wait for it. Does not block.
         """
         with self._collectives.own_wait, self._members.lock:
             text = f"{self.tasks[self.rank]}: {message}"
@@ -421,7 +421,7 @@ def _allocated(leaf: Any) -> Any:
 
 
 def _hollow(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """Return an array of this length that takes no memory, to be cut like the real ones."""
+    """Return an array of this length that takes no memory, in place of a part that this member does not receive."""
     return np.broadcast_to(np.empty((), dtype), (prod(shape),))
 
 

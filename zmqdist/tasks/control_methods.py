@@ -21,7 +21,7 @@ from zmqdist.tasks.node import TASKS, Node, grace_s
 
 
 class ControlMethods:
-    """A part of one server. `server` is a weak reference, so that this part does not keep the server alive."""
+    """A part of one server. `server` is a weak reference, so that this part does not keep the server from being dropped."""
 
     def __init__(self, node: Node, server: weakref.ReferenceType[Any]) -> None:
         self._node = node

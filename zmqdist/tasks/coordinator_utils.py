@@ -28,7 +28,7 @@ def start_server(cluster_resolver: ClusterResolver, protocol: str | None = None)
       ValueError: the task is neither a worker nor a ps.
       Any error of `Server`.
     """
-    from zmqdist.tasks.server import Server  # programs that coordinate do not need it
+    from zmqdist.tasks.server import Server  # imported here, because a coordinator's program does not need it
 
     job, index = cluster_resolver.task_type, cluster_resolver.task_id
     if job not in ("worker", "ps"):

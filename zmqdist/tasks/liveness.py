@@ -100,8 +100,8 @@ class Watches:
                 self._incarnations.pop(task, None)
 
     def _connection_ended(self, peer: Peer) -> None:
-        """A connection to this task has ended. If it came from a task whose watch has not been replied to yet, that task was there and has
-        gone.
+        """A connection to this task has ended. If the other end is a watched task that has not replied to its watch yet, it was there and
+        has gone.
 
         If this task is connected to the other one too, that connection decides, after the replies that the task has sent before its end.
         """

@@ -122,6 +122,8 @@ class Wait:
 class _Source:
     """What the mailbox knows of one sender.
 
+    Invariant: no number in `seen` is below `low`.
+
     Attributes:
       life: its current incarnation, 0 for none.
       low, seen: letters that had their turn: all numbers below `low`, and those in `seen`.
@@ -146,6 +148,8 @@ class _Source:
 
 class Mailbox:
     """The letters for one task.
+
+    Invariant: a channel has letters or waits, never both.
 
     Attributes:
       deadline: when `ticked` must be called at the latest; `inf` when no wait has a deadline.
@@ -208,7 +212,7 @@ class Mailbox:
         return held is not None and held[0] == number
 
     def skipped(self, source: str, incarnation: int, number: int) -> list[Wait]:
-        """A letter will never arrive, nor will any before it: the letters behind it go on."""
+        """A letter will never arrive, nor will any before it: deliver the letters that are held behind it."""
         known = self._source(source)
         ended = [] if incarnation in known.past else self.heard(source, incarnation)
         if known.life != incarnation or known.has(number):

@@ -177,7 +177,7 @@ class Sessions:
         if known.peer is not peer:  # the session has reconnected: stop the timer after which it would be lost
             known.peer = peer
             self._used_by.setdefault(peer, set()).add(session)
-            self._node.loop.set_timer(("session", session), None, self._check_serving)
+            self._node.loop.set_timer(("session", session), None, self._check_serving)  # None: no timer any more
         return known
 
     def _check_serving(self) -> None:

@@ -83,7 +83,8 @@ class WorkerRole:
         self, call: Asked, dispatcher: str, index: int, slots: int, program: int, orphan_limit_s: float
     ) -> None:
         """Validate an invitation in the loop; a thread starts the worker, because that waits for the dispatcher."""
-        from zmqdist.scheduling.dispatcher.config import WorkerConfig  # most servers are never invited
+        # Imported here, because most servers are never invited.
+        from zmqdist.scheduling.dispatcher.config import WorkerConfig
 
         if self._node.me[0] in IDLE_JOBS:
             text = f"{named(self._node.me)} at {self._node.address} runs no functions: it is not worker:{index}"
