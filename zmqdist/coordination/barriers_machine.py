@@ -58,7 +58,7 @@ class _Round:
     counter: int | None
     """None until a caller names a number, at a barrier without an earlier round."""
     tasks: frozenset[Task]
-    first: Task
+    first: Task  # the first caller, for error texts
     due: float
     came: dict[Task, Ticket] = field(default_factory=dict)
 

@@ -44,10 +44,8 @@ from zmqdist.errors import (
     UNAVAILABLE,
 )
 
-MISSING: Final = "missing"
-"""It has not registered yet."""
-JOINING: Final = "joining"
-"""It has registered, and waits until the other tasks have."""
+MISSING: Final = "missing"  # it has not registered yet
+JOINING: Final = "joining"  # it has registered, and waits until the other tasks have
 UP: Final = "up"
 ERROR: Final = "error"
 LEFT: Final = "left"
@@ -110,18 +108,19 @@ class TaskStatus(NamedTuple):
 
 @dataclass(slots=True)
 class _Record:
+    """What the keeper knows of one task. `code` and `message` are of its error, in state ERROR only."""
+
     task: Task
     state: str = MISSING
     incarnation: int = 0
     heard_at: float = 0.0
-    away_until: float = inf
-    heard_until: float = -inf
-    """After the task has left: until when its requests get replies."""
+    away_until: float = inf  # the end of its grace; inf while it is connected
+    heard_until: float = -inf  # after it has left: until when its requests get replies
     code: int = OK
     message: str = ""
-    retired: list[int] = field(default_factory=list)
+    retired: list[int] = field(default_factory=list)  # earlier incarnations, at most RETIRED_KEPT
     devices: list[str] = field(default_factory=list)
-    joining: Ticket = None
+    joining: Ticket = None  # its registration, in state JOINING only
 
 
 @dataclass(frozen=True, slots=True)
