@@ -367,7 +367,7 @@ def test_a_former_life_that_still_talks_does_not_take_the_place_of_its_successor
     successor.register(30)
     with pytest.raises(errors.OpError):
         former.beat()
-    successor.close(say_so=False)
+    successor.close(notify=False)
     until(lambda: watcher.task_states()["worker:1"].state == "error")
 
 

@@ -222,13 +222,13 @@ class CoordinationClient:
         """
         self._link.shutdown()
 
-    def close(self, say_so: bool = True) -> None:
+    def close(self, notify: bool = True) -> None:
         """Leave at once, and end the connection. Idempotent.
 
         Args:
-          say_so: whether to notify the keeper. If not, the keeper takes this task for lost.
+          notify: whether to inform the keeper. If not, the keeper takes this task for lost.
         """
-        self._link.close(say_so)
+        self._link.close(notify)
 
     def end_waits(self, why: str) -> None:
         """End the waits of this client with CancelledError, before `close`: for an owner that has more to end than this client.

@@ -237,13 +237,13 @@ class KeeperLink:
             if self._state == UP:
                 self.request("leave", self.identity, True)  # before `close`, so that the signs of life go on meanwhile
         finally:
-            self.close(say_so=False)
+            self.close(notify=False)
 
-    def close(self, say_so: bool = True) -> None:
+    def close(self, notify: bool = True) -> None:
         """Leave, and end the thread and the connections. Idempotent.
 
         Args:
-          say_so: whether to notify the keeper, if it is there. If not, the end of the connection does.
+          notify: whether to inform the keeper, if it is there. If not, the end of the connection does.
         """
         self.end_waits(f"{self.name} was closed")
         with self._changed:
@@ -251,7 +251,7 @@ class KeeperLink:
                 return
             self._closed = True
         try:
-            if say_so and self._was_up:
+            if notify and self._was_up:
                 due = time.monotonic() + LEAVE_S
                 internal_client.start(
                     self._registration_client, PREFIX + "leave", self.identity, False, due=due

@@ -100,7 +100,7 @@ class TaskCoordination:
         if self._service is not None and self._node.loop.running:
             self._service.stop(f"the leader {named(self._leader)}, which keeps barriers and keys, stops")
         if client is not None:
-            client.close(say_so=not self.leads)
+            client.close(notify=not self.leads)
 
 
 def config_of(section: Mapping[str, Any]) -> CoordinationConfig:
