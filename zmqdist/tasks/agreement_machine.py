@@ -135,9 +135,9 @@ class Agreements:
             counter,
             task,
             tasks,
-            due=announcement.due,
-            problem=announcement.failure,
-            title=announcement.signature,
+            announcement.due,
+            announcement.failure,
+            announcement.signature,
         )
         return self._verdicts(effects)
 
