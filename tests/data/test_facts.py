@@ -321,7 +321,7 @@ CARDINALITIES: list[tuple[Any, int]] = [
 
 
 @pytest.mark.parametrize(
-    ("dataset", "count"), CARDINALITIES, ids=lambda value: getattr(value, "op", None) and value.op.told()
+    ("dataset", "count"), CARDINALITIES, ids=lambda value: getattr(value, "op", None) and value.op.one_line()
 )
 def test_the_cardinality_follows_from_the_inputs(dataset: Any, count: int) -> None:
     assert dataset.cardinality() == count

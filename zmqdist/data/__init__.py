@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from zmqdist.data.options import Options
     from zmqdist.data.readers import FixedLengthRecordDataset, ParquetDataset, TextLineDataset, TFRecordDataset
 
-_WHERE = {
+_MODULES = {
     "Dataset": "zmqdist.data.dataset",
     "FixedLengthRecordDataset": "zmqdist.data.readers",
     "Options": "zmqdist.data.options",
@@ -30,8 +30,8 @@ _WHERE = {
 
 
 def __getattr__(name: str) -> Any:
-    if name in _WHERE:
-        value = getattr(importlib.import_module(_WHERE[name]), name)
+    if name in _MODULES:
+        value = getattr(importlib.import_module(_MODULES[name]), name)
     elif name in ("experimental", "service"):
         value = importlib.import_module(f"zmqdist.data.{name}")
     else:

@@ -49,7 +49,7 @@ BLOCK_BYTES_MAX = 2**20
 # -- structures as JSON ---------------------------------------------------------------------------------------------
 
 
-def told(structure: Any, leaf: Callable[[Any], Any]) -> Any:
+def structure_to_json(structure: Any, leaf: Callable[[Any], Any]) -> Any:
     """A structure as JSON, each leaf as `leaf` tells it (no list).
 
     Raises:
@@ -58,26 +58,26 @@ def told(structure: Any, leaf: Callable[[Any], Any]) -> Any:
     if isinstance(structure, dict):
         if not all(type(key) in (str, int, float, bool) for key in structure):
             raise invalid(f"keys of a dict in a file are text or numbers, not {list(structure)}")
-        return ["dict", *([key, told(item, leaf)] for key, item in structure.items())]
+        return ["dict", *([key, structure_to_json(item, leaf)] for key, item in structure.items())]
     if isinstance(structure, tuple):
-        items = [told(item, leaf) for item in structure]
+        items = [structure_to_json(item, leaf) for item in structure]
         if hasattr(structure, "_fields"):
             return ["namedtuple", type(structure).__name__, *map(list, zip(structure._fields, items, strict=True))]
         return ["tuple", *items]
     return leaf(structure)
 
 
-def restored(text: Any, leaf: Callable[[Any], Any]) -> Any:
+def structure_from_json(text: Any, leaf: Callable[[Any], Any]) -> Any:
     """The inverse of `told`. Raises ValueError or TypeError for what is none."""
     match text:
         case ["dict", *items]:
-            return {key: restored(item, leaf) for key, item in items}
+            return {key: structure_from_json(item, leaf) for key, item in items}
         case ["namedtuple", str(name), *items]:
             return generic_namedtuple(name, tuple(key for key, _ in items))(
-                *(restored(item, leaf) for _, item in items)
+                *(structure_from_json(item, leaf) for _, item in items)
             )
         case ["tuple", *items]:
-            return tuple(restored(item, leaf) for item in items)
+            return tuple(structure_from_json(item, leaf) for item in items)
         case list():
             raise ValueError(f"no structure: {text}")
     return leaf(text)
@@ -91,7 +91,7 @@ def spec_to_json(spec: Any) -> Any:
             raise UnimplementedError("elements that hold datasets cannot be written: batch() or flat_map() them before")
         return {"shape": None if one.shape is None else list(one.shape), "dtype": tell_dtype(np.dtype(one.dtype))}
 
-    return told(spec, leaf)
+    return structure_to_json(spec, leaf)
 
 
 def spec_from_json(text: Any) -> Any:
@@ -101,7 +101,7 @@ def spec_from_json(text: Any) -> Any:
         return TensorSpec(None if one["shape"] is None else tuple(one["shape"]), read_dtype(one["dtype"]))
 
     try:
-        return restored(text, leaf)
+        return structure_from_json(text, leaf)
     except (ValueError, TypeError, KeyError, BadArray) as error:
         raise DataLossError(f"not the spec of a dataset: {error}") from None
 
@@ -111,16 +111,16 @@ def spec_from_json(text: Any) -> Any:
 _SCALAR = frozenset({str, bytes})
 
 
-def _walk(x: Any, leaves: list[Any]) -> Any:
+def _flatten(x: Any, leaves: list[Any]) -> Any:
     """Append the leaves of an element; what is alike in elements of one block."""
     cls = type(x)
     if cls is np.ndarray:
         leaves.append(x)
         return x.dtype, x.shape
     if cls is dict:
-        return dict, *((key, _walk(item, leaves)) for key, item in x.items())
+        return dict, *((key, _flatten(item, leaves)) for key, item in x.items())
     if isinstance(x, tuple):
-        return cls, *(_walk(item, leaves) for item in x)
+        return cls, *(_flatten(item, leaves) for item in x)
     leaves.append(x)
     if cls in _SCALAR:
         return cls
@@ -131,7 +131,7 @@ def _walk(x: Any, leaves: list[Any]) -> Any:
     )
 
 
-def _weight(leaf: Any) -> int:
+def _leaf_bytes(leaf: Any) -> int:
     return int(leaf.nbytes) if isinstance(leaf, (np.ndarray, np.generic)) else len(leaf)
 
 
@@ -145,9 +145,9 @@ class BlockWriter:
     def __init__(self, file: Any) -> None:
         self._file = file
         self._first: Any = None
-        self._form: Any = None
+        self._layout: Any = None
         self._rows: list[list[Any]] = []
-        self._held = 0
+        self._pending_bytes = 0
         self.nbytes = 0
 
     def write(self, x: Any) -> None:
@@ -157,27 +157,27 @@ class BlockWriter:
           UnimplementedError: it holds a dataset. OSError: of the file.
         """
         leaves: list[Any] = []
-        form = _walk(x, leaves)
-        if self._rows and form != self._form:
+        layout = _flatten(x, leaves)
+        if self._rows and layout != self._layout:
             self.flush()
         if not self._rows:
-            self._first, self._form = x, form
-        weight = sum(map(_weight, leaves))
+            self._first, self._layout = x, layout
+        size = sum(map(_leaf_bytes, leaves))
         self._rows.append(leaves)
-        self._held += weight
-        self.nbytes += weight
-        if len(self._rows) == ROWS_MAX or self._held >= BLOCK_BYTES_MAX:
+        self._pending_bytes += size
+        self.nbytes += size
+        if len(self._rows) == ROWS_MAX or self._pending_bytes >= BLOCK_BYTES_MAX:
             self.flush()
 
     def flush(self) -> None:
         """Write the block that is begun."""
-        rows, self._rows, self._held = self._rows, [], 0
+        rows, self._rows, self._pending_bytes = self._rows, [], 0
         if not rows:
             return
         arrays: list[Any] = []
         columns = iter(zip(*rows, strict=True))
-        element = told(self._first, lambda leaf: _column(leaf, next(columns), arrays))
-        kinds = [[_tell(array.dtype), array.shape] for array in arrays]
+        element = structure_to_json(self._first, lambda leaf: _column(leaf, next(columns), arrays))
+        kinds = [[_dtype_to_json(array.dtype), array.shape] for array in arrays]
         head = json.dumps({"rows": len(rows), "arrays": kinds, "element": element}, separators=(",", ":"))
         self._file.write(head.encode() + b"\n")
         for array in arrays:
@@ -195,7 +195,7 @@ class _Sink:
         self.write = file.write
 
 
-def _tell(dtype: np.dtype[Any]) -> Any:
+def _dtype_to_json(dtype: np.dtype[Any]) -> Any:
     try:
         return tell_dtype(dtype)
     except BadArray as error:
@@ -222,8 +222,8 @@ class ElementsFile:
     def __init__(self, path: str, compression: str, append: bool = False) -> None:
         """`append` goes on with a file that is there: of a compressed one by another stream, which is read as one."""
         self._file = storage.open_write(path, append)
-        self._pressed = storage.pressing(self._file, compression)
-        self._blocks = BlockWriter(self._pressed)
+        self._compressed = storage.compressing(self._file, compression)
+        self._blocks = BlockWriter(self._compressed)
         self.write = self._blocks.write
 
     @property
@@ -240,8 +240,8 @@ class ElementsFile:
         """Complete it; it is on disk when this returns."""
         try:
             self._blocks.flush()
-            if self._pressed is not self._file:
-                self._pressed.close()
+            if self._compressed is not self._file:
+                self._compressed.close()
             storage.sync(self._file)
         except BaseException:
             self.give_up()
@@ -250,7 +250,7 @@ class ElementsFile:
 
     def give_up(self) -> None:
         """Close it as it is. Harmless when it is closed."""
-        for file in (self._pressed, self._file):
+        for file in (self._compressed, self._file):
             with contextlib.suppress(OSError, ValueError):
                 file.close()
 
@@ -268,7 +268,7 @@ def read_elements(file: IO[bytes], path: str) -> Iterator[Any]:
         while line := file.readline(2**20):
             block = json.loads(line)
             arrays = [_read_array(file, dtype, shape) for dtype, shape in block["arrays"]]
-            yield from _rows_of(restored(block["element"], partial(_Column, iter(arrays))), block["rows"])
+            yield from _rows_of(structure_from_json(block["element"], partial(_Column, iter(arrays))), block["rows"])
     except (
         ValueError,
         TypeError,

@@ -54,8 +54,8 @@ class Sparse(NamedTuple):
     def of(cls, array: Any) -> Sparse:
         """What of an array is not zero."""
         dense = np.asarray(array)
-        places = np.nonzero(dense)
-        return cls(np.stack(places, 1).astype(np.int64), dense[places], np.array(dense.shape, np.int64))
+        coordinates = np.nonzero(dense)
+        return cls(np.stack(coordinates, 1).astype(np.int64), dense[coordinates], np.array(dense.shape, np.int64))
 
     def shape(self) -> tuple[int, ...]:
         """That of the array."""
@@ -92,8 +92,8 @@ def stacked(elements: Sequence[Composite]) -> Composite:
         if not np.array_equal(one.dense_shape, shape) or one.values.dtype != dtype:  # type: ignore[union-attr]
             raise InvalidArgumentError("cannot batch sparse elements that differ in shape or dtype")
     numbers = np.repeat(np.arange(len(elements)), [len(one.values) for one in elements])
-    places = np.concatenate([one.indices for one in elements])  # type: ignore[union-attr]
-    indices = np.concatenate([numbers[:, None], places], axis=1)
+    coordinates = np.concatenate([one.indices for one in elements])  # type: ignore[union-attr]
+    indices = np.concatenate([numbers[:, None], coordinates], axis=1)
     return Sparse(indices, np.concatenate([one.values for one in elements]), np.array([len(elements), *shape]))
 
 

@@ -18,10 +18,10 @@ from zmqdist.random import operation_seed
 D = TypeVar("D", bound="Creation")
 
 
-def user_function(value: Any, what: str) -> PickledFunction:
+def user_function(value: Any, method: str) -> PickledFunction:
     """What an operator keeps of a function. Raises TypeError for anything else; `what` is whose argument it was."""
     if not callable(value):
-        raise TypeError(f"{what} takes a function, not {type(value).__name__}")
+        raise TypeError(f"{method} takes a function, not {type(value).__name__}")
     return PickledFunction(value)
 
 

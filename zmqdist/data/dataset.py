@@ -41,13 +41,13 @@ from zmqdist.data.ops import (
 from zmqdist.data.ops.base import Op
 from zmqdist.data.options import Options
 from zmqdist.data.reductions import DatasetResults
-from zmqdist.data.structure import UNKNOWN_SPEC, common_spec, element, invalid, is_dataset, whole, without_attrs
+from zmqdist.data.structure import UNKNOWN_SPEC, checked_int, common_spec, element, invalid, is_dataset, without_attrs
 from zmqdist.data.tree import Tree
 from zmqdist.random import operation_seed
 from zmqdist.specs import TensorSpec
 
 
-def _several(datasets: Any) -> tuple[Dataset, ...]:
+def _checked_inputs(datasets: Any) -> tuple[Dataset, ...]:
     """Inputs of one kind. Raises ValueError for none, TypeError where they differ in type."""
     inputs = tuple(datasets)
     if not inputs:
@@ -69,8 +69,8 @@ class Dataset(Creation, DatasetResults):
 
     __slots__ = ()
 
-    def _then(self, op: Op, *others: Tree) -> Dataset:
-        return Dataset(op, (self, *others))
+    def _then(self, op: Op, *more_inputs: Tree) -> Dataset:
+        return Dataset(op, (self, *more_inputs))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return deserialize, (self.serialize(),)
@@ -145,13 +145,13 @@ class Dataset(Creation, DatasetResults):
 
     def enumerate(self, start: int = 0, name: str | None = None) -> Dataset:
         """(number, element)."""
-        return self._then(elementwise.Enumerate(whole(start, "start")))
+        return self._then(elementwise.Enumerate(checked_int(start, "start")))
 
     def with_options(self, options: Options, name: str | None = None) -> Dataset:
         """Says how the pipeline runs; later ones win."""
         if not isinstance(options, Options):
             raise TypeError(f"with_options takes Options, not {type(options).__name__}")
-        return self._then(elementwise.WithOptions(options.told()))
+        return self._then(elementwise.WithOptions(options.as_dict()))
 
     def filter(self, predicate: Callable[..., Any], name: str | None = None) -> Dataset:
         """Elements for which `predicate` says True."""
@@ -159,15 +159,15 @@ class Dataset(Creation, DatasetResults):
 
     def take(self, count: int, name: str | None = None) -> Dataset:
         """The first `count` elements; all where it is negative."""
-        return self._then(filtering.Take(whole(count, "count")))
+        return self._then(filtering.Take(checked_int(count, "count")))
 
     def skip(self, count: int, name: str | None = None) -> Dataset:
         """What follows the first `count` elements; nothing where it is negative."""
-        return self._then(filtering.Skip(whole(count, "count")))
+        return self._then(filtering.Skip(checked_int(count, "count")))
 
     def shard(self, num_shards: int, index: int, name: str | None = None) -> Dataset:
         """Elements number `index`, `index + num_shards`, ..."""
-        return self._then(filtering.ShardOp.build(whole(num_shards, "num_shards"), whole(index, "index")))
+        return self._then(filtering.ShardOp.build(checked_int(num_shards, "num_shards"), checked_int(index, "index")))
 
     def take_while(self, predicate: Callable[..., Any], name: str | None = None) -> Dataset:
         """Elements before the first for which `predicate` says False."""
@@ -207,7 +207,7 @@ class Dataset(Creation, DatasetResults):
 
     def rebatch(self, batch_size: Any, drop_remainder: bool = False, name: str | None = None) -> Dataset:
         """Batches of another size; of several sizes in turn, where it is a list."""
-        sizes = tuple(whole(size, "batch_size") for size in np.ravel(batch_size))
+        sizes = tuple(checked_int(size, "batch_size") for size in np.ravel(batch_size))
         if not sizes or min(sizes) < 1:
             raise invalid(f"Batch sizes must be greater than zero, not {batch_size}")
         return self._then(batching.Rebatch(sizes, bool(drop_remainder)))
@@ -278,15 +278,15 @@ class Dataset(Creation, DatasetResults):
         Raises:
           ValueError: another number of batch sizes. TypeError: as of `padded_batch`.
         """
-        boundaries = [whole(one, "bucket_boundaries") for one in bucket_boundaries]
-        sizes = [whole(one, "bucket_batch_sizes") for one in bucket_batch_sizes]
+        boundaries = [checked_int(one, "bucket_boundaries") for one in bucket_boundaries]
+        sizes = [checked_int(one, "bucket_batch_sizes") for one in bucket_batch_sizes]
         if len(sizes) != len(boundaries) + 1:
             raise ValueError(f"{len(boundaries)} boundaries make {len(boundaries) + 1} buckets, not {len(sizes)}")
         if not no_padding:
             padding.PaddedBatch(1, False, padded_shapes, padding_values).check(self.known_spec)
         key = padding.Bucket(element_length_func, boundaries)
-        reached = boundaries if pad_to_bucket_boundary else None
-        make = padding.BucketBatch(sizes, padded_shapes, padding_values, reached, not no_padding, drop_remainder)
+        pad_to = boundaries if pad_to_bucket_boundary else None
+        make = padding.BucketBatch(sizes, padded_shapes, padding_values, pad_to, not no_padding, drop_remainder)
         return self.group_by_window(key, make, window_size_func=padding.BucketSize(sizes))
 
     def window(
@@ -319,7 +319,7 @@ class Dataset(Creation, DatasetResults):
         """
         if (window_size is None) == (window_size_func is None):
             raise ValueError("group_by_window takes either window_size or window_size_func")
-        size = None if window_size is None else whole(window_size, "window_size")
+        size = None if window_size is None else checked_int(window_size, "window_size")
         if size is not None and size < 1:
             raise invalid(f"Window size must be greater than zero, not {window_size}")
         size_func = None if window_size_func is None else user_function(window_size_func, "group_by_window")
@@ -352,15 +352,15 @@ class Dataset(Creation, DatasetResults):
         Raises:
           FailedPreconditionError: a function of the pipeline cannot be pickled, so that nobody can tell it from others.
         """
-        pressed = "" if compression == "AUTO" else readers.checked_compression(compression)
+        codec = "" if compression == "AUTO" else readers.checked_compression(compression)
         functions = [None if one is None else user_function(one, "snapshot") for one in (reader_func, shard_func)]
-        return self._then(saving.Snapshot(os.path.join(os.fspath(path), self.fingerprint()), pressed, *functions))
+        return self._then(saving.Snapshot(os.path.join(os.fspath(path), self.fingerprint()), codec, *functions))
 
     # -- several datasets --
 
     def repeat(self, count: int | None = None, name: str | None = None) -> Dataset:
         """The whole dataset `count` times; for ever where it is None or negative."""
-        return self._then(combining.Repeat(-1 if count is None else whole(count, "count")))
+        return self._then(combining.Repeat(-1 if count is None else checked_int(count, "count")))
 
     @staticmethod
     def zip(*args: Any, datasets: Any = None, name: str | None = None) -> Dataset:
@@ -415,8 +415,8 @@ class Dataset(Creation, DatasetResults):
         """
         if cycle_length is None or cycle_length == AUTOTUNE:
             cycle_length = combining.default_cycle_length(num_parallel_calls)
-        cycle_length = whole(cycle_length, "cycle_length")
-        block_length = 1 if block_length is None else whole(block_length, "block_length")
+        cycle_length = checked_int(cycle_length, "cycle_length")
+        block_length = 1 if block_length is None else checked_int(block_length, "block_length")
         if cycle_length < 1 or block_length < 1:
             raise invalid(f"`cycle_length` and `block_length` must be > 0, not {cycle_length} and {block_length}")
         calls = background.checked_parallel(num_parallel_calls)
@@ -433,7 +433,7 @@ class Dataset(Creation, DatasetResults):
           ValueError: no datasets. TypeError: the choices are no int64 scalars, or the elements differ in type. Reading raises
             InvalidArgumentError for a number that no dataset has.
         """
-        inputs = _several(datasets)
+        inputs = _checked_inputs(datasets)
         known = choice_dataset.known_spec
         if known is not UNKNOWN_SPEC and known != TensorSpec((), np.int64):
             raise TypeError(f"`choice_dataset` gives int64 scalars, not {known}")
@@ -457,7 +457,7 @@ class Dataset(Creation, DatasetResults):
         Raises:
           ValueError: no datasets, or another number of weights. TypeError: weights that are no floats.
         """
-        inputs = _several(datasets)
+        inputs = _checked_inputs(datasets)
         seeds = operation_seed(seed), bool(rerandomize_each_iteration)
         if is_dataset(weights):
             selector = Dataset(combining.Selector(None, *seeds), (weights,))

@@ -37,7 +37,7 @@ def stateful_operators(dataset: Tree) -> list[str]:
     """The operators that depend on external state, sources first, each as `explain` tells it. Runs and unpickles nothing: of a dataset that
     came from a description the marks of functions are not known.
     """
-    return [each.op.told() for each in dataset.walk() if each.op.stateful() or _marked(each.op)]
+    return [each.op.one_line() for each in dataset.walk() if each.op.stateful() or _marked(each.op)]
 
 
 def _marked(op: Op) -> bool:
@@ -52,10 +52,10 @@ def check_external_state(dataset: Tree) -> None:
       FailedPreconditionError: there are such operators, and the policy is FAIL.
       InvalidArgumentError: the policy is none.
     """
-    said = dataset.options().experimental_external_state_policy
-    policy = "WARN" if said is None else str(said).upper()
+    setting = dataset.options().experimental_external_state_policy
+    policy = "WARN" if setting is None else str(setting).upper()
     if policy not in _POLICIES:
-        raise invalid(f"experimental_external_state_policy is one of {', '.join(_POLICIES)}, not {said!r}")
+        raise invalid(f"experimental_external_state_policy is one of {', '.join(_POLICIES)}, not {setting!r}")
     found = [] if policy == "IGNORE" else stateful_operators(dataset)
     if not found:
         return

@@ -34,11 +34,11 @@ _classes: dict[str, Any] = {}
 class Memory:
     """What the iterators of one dataset object share: how many there were, and what an operator keeps from one to the next."""
 
-    __slots__ = ("_numbers", "kept")
+    __slots__ = ("_numbers", "values")
 
     def __init__(self) -> None:
         self._numbers = itertools.count()
-        self.kept: dict[str, Any] = {}
+        self.values: dict[str, Any] = {}
 
     def number(self) -> int:
         """The number of the iterator that is being opened."""

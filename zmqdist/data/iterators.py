@@ -46,7 +46,7 @@ from zmqdist.limits import STATE_BYTES_MAX
 STATE_VERSION = 1
 
 
-class Timed:
+class OperatorTimer:
     """How often and for how long elements of one operator were waited for, those below it included."""
 
     __slots__ = ("elements", "seconds")
@@ -55,7 +55,7 @@ class Timed:
         self.elements = 0
         self.seconds = 0.0
 
-    def over(self, stream: Iterator[Any]) -> Iterator[Any]:
+    def wrap(self, stream: Iterator[Any]) -> Iterator[Any]:
         """The same elements, counted."""
         while True:
             began = time.perf_counter()
@@ -142,14 +142,14 @@ class Context:
         self.options = options
         self.probing = probing
         self.resumable = resumable
-        self.timed: dict[int, Timed] | None = {} if options.stats and not probing else None
+        self.timers: dict[int, OperatorTimer] | None = {} if options.stats and not probing else None
         self.openings = Openings()
         self._splits = splits
         self._sources = 0
-        self._opened: dict[int, int] = {}
+        self._repetitions: dict[int, int] = {}
 
     @property
-    def dealt(self) -> bool:
+    def has_splits(self) -> bool:
         """Whether sources give what somebody deals out."""
         return self._splits is not None
 
@@ -172,13 +172,13 @@ class Context:
             raise
         return nodes
 
-    def place(self) -> int:
+    def next_source(self) -> int:
         """The number of the source that is opened next."""
         return self._sources
 
-    def reopen(self, dataset: DatasetLike, place: int) -> OperatorNode:
+    def reopen(self, dataset: DatasetLike, first_source: int) -> OperatorNode:
         """Open a dataset once more, as a repetition, whose first source has number `place`."""
-        before, self._sources = self._sources, place
+        before, self._sources = self._sources, first_source
         try:
             return self.open(dataset)
         finally:
@@ -188,28 +188,28 @@ class Context:
         """The context of datasets whose sources are whole, as of those that a function returns."""
         context = Context(self.options, self.probing)
         context.openings = self.openings
-        context.timed = None  # they belong to the operator whose function made them
+        context.timers = None  # they belong to the operator whose function made them
         return context
 
-    def next_splits(self) -> Dealt | None:
+    def next_splits(self) -> SplitStream | None:
         """The positions of the source that is being opened; None: all."""
         if self._splits is None:
             return None
         number, self._sources = self._sources, self._sources + 1
-        repetition = self._opened[number] = self._opened.get(number, -1) + 1
-        return Dealt(self, number, repetition)
+        repetition = self._repetitions[number] = self._repetitions.get(number, -1) + 1
+        return SplitStream(self, number, repetition)
 
-    def deal(self, source: int, repetition: int, taken: int) -> Iterator[int]:
+    def positions(self, source: int, repetition: int, taken: int) -> Iterator[int]:
         """The positions of a source in a repetition, behind those that were taken."""
         assert self._splits is not None
         return self._splits(source, repetition, taken)
 
-    def reached(self, source: int, repetition: int) -> None:
+    def set_repetition(self, source: int, repetition: int) -> None:
         """A source was put into a repetition by a state: the next that is opened is the one behind it."""
-        self._opened[source] = repetition
+        self._repetitions[source] = repetition
 
 
-class Dealt:
+class SplitStream:
     """The positions of one source in one repetition, `taken` of them so far. Each `iter` goes on behind those."""
 
     def __init__(self, context: Context, source: int, repetition: int) -> None:
@@ -219,7 +219,7 @@ class Dealt:
         self._taken = 0
 
     def __iter__(self) -> Iterator[int]:
-        for position in self._context.deal(self._source, self._repetition, self._taken):
+        for position in self._context.positions(self._source, self._repetition, self._taken):
             self._taken += 1
             yield position
 
@@ -232,7 +232,7 @@ class Dealt:
     def load(self, state: dict[str, int]) -> None:
         """Go on there: the next `iter` does."""
         self._repetition, self._taken = state["repetition"], state["taken"]
-        self._context.reached(self._source, self._repetition)
+        self._context.set_repetition(self._source, self._repetition)
 
 
 class OperatorNode:
@@ -257,8 +257,8 @@ class OperatorNode:
         """The generator in use."""
         if self._stream is None:
             self._stream = self.run()
-            if self.context.timed is not None:
-                self._stream = self.context.timed.setdefault(id(self.dataset), Timed()).over(self._stream)
+            if self.context.timers is not None:
+                self._stream = self.context.timers.setdefault(id(self.dataset), OperatorTimer()).wrap(self._stream)
         return self._stream
 
     def source(self) -> Iterator[Any]:
@@ -296,12 +296,12 @@ class OperatorNode:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where `state_dict` was called."""
         self._stream = None
-        for child, kept in zip(self.children, state["inputs"], strict=True):
-            child.load_state_dict(kept)
+        for child, child_state in zip(self.children, state["inputs"], strict=True):
+            child.load_state_dict(child_state)
         self.load(state["own"])
 
 
-class _Reading:
+class _IteratorCore:
     """What stands behind an iterator: the node, and one generator after the other until the end.
 
     It does not know the iterator, so that the iterator goes when its last user does.
@@ -311,13 +311,13 @@ class _Reading:
         self.node = node
         self.ended = False
         self.closed = False
-        self._again = True
+        self._needs_generator = True
         self._current: Iterator[Any] | None = None
 
     def streams(self) -> Iterator[Iterator[Any]]:
         """The first generator, and another after each error and each load."""
-        while self._again:
-            self._again = False
+        while self._needs_generator:
+            self._needs_generator = False
             self._current = self._guarded()
             yield self._current
         self.ended = self.ended or not self.closed
@@ -331,14 +331,14 @@ class _Reading:
         except BaseException as error:  # an interrupt, too, costs one element and not the rest
             if self.closed and isinstance(error, CancelledError):
                 return  # closed by another thread while this one waited: that is the end
-            self._again = True
+            self._needs_generator = True
             self.node.restart()
             raise
 
     def load(self, state: dict[str, Any]) -> None:
         """Set the node's fields, and leave the generator that runs on the old ones."""
-        self._leave()
-        self._again = True
+        self._close_generator()
+        self._needs_generator = True
         self.node.load_state_dict(state)
 
     def close(self) -> None:
@@ -347,13 +347,13 @@ class _Reading:
         self.node.context.openings.close()
         self.node.abandon()
         try:
-            self._leave()
+            self._close_generator()
         except ValueError:
             pass  # another thread is in it, and on its way out
-        self._again = False
+        self._needs_generator = False
         self.node.close()
 
-    def _leave(self) -> None:
+    def _close_generator(self) -> None:
         current, self._current = self._current, None
         if current is not None:
             current.close()  # type: ignore[attr-defined]
@@ -368,15 +368,15 @@ class DatasetIterator(chain[Any]):
     It is a chain of generators because a `__next__` in Python would cost more than most pipelines.
     """
 
-    _reading: _Reading
+    _core: _IteratorCore
     _dataset: DatasetLike
     _names: list[str]
 
     def __new__(cls, dataset: DatasetLike, context: Context) -> DatasetIterator:
         """Open a dataset."""
-        reading = _Reading(context.open(dataset))
-        self: Any = cls.from_iterable(reading.streams())
-        self._reading = reading
+        core = _IteratorCore(context.open(dataset))
+        self: Any = cls.from_iterable(core.streams())
+        self._core = core
         self._dataset = dataset
         self._names = [each.op.name for each in dataset.walk()]
         return self  # type: ignore[no-any-return]
@@ -392,14 +392,14 @@ class DatasetIterator(chain[Any]):
           UnimplementedError: an operator cannot tell its state; a buffer holds datasets with functions.
           FailedPreconditionError: the iterator was closed.
         """
-        ended = self._reading.ended
-        if self._reading.closed and not ended:
+        ended = self._core.ended
+        if self._core.closed and not ended:
             raise FailedPreconditionError("a closed iterator does not know its place: ask before you close it")
-        room = _room.set([STATE_BYTES_MAX])
+        token = _state_budget.set([STATE_BYTES_MAX])
         try:
-            tree = None if ended else self._reading.node.state_dict()
+            tree = None if ended else self._core.node.state_dict()
         finally:
-            _room.reset(room)
+            _state_budget.reset(token)
         return {"version": STATE_VERSION, "operators": self._names, "ended": ended, "tree": tree}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -415,13 +415,13 @@ class DatasetIterator(chain[Any]):
             raise invalid(f"a state of version {state['version']}, this is version {STATE_VERSION}")
         if state["operators"] != self._names:
             raise invalid(f"a state of the pipeline {state['operators']}, this one is {self._names}")
-        if self._reading.closed:
+        if self._core.closed:
             raise FailedPreconditionError("an iterator at its end stays there: load the state into a new one")
         if state["ended"]:
-            self._reading.ended = True
+            self._core.ended = True
             self.close()
         else:
-            self._reading.load(state["tree"])
+            self._core.load(state["tree"])
 
     def stats(self) -> list[OperatorStats]:
         """What each operator has done so far, in the order of `explain` upside down: sources first.
@@ -432,23 +432,23 @@ class DatasetIterator(chain[Any]):
         Raises:
           FailedPreconditionError: nothing was counted: set `options.stats` and attach them by `with_options` first.
         """
-        timed = self._reading.node.context.timed
-        if timed is None:
+        timers = self._core.node.context.timers
+        if timers is None:
             raise FailedPreconditionError("no statistics: options.stats = True, dataset.with_options(options)")
-        found = []
+        rows = []
         for each in self._dataset.walk():
-            own = timed.get(id(each), _NOTHING)
+            own = timers.get(id(each), _NOTHING)
             inputs = () if each.op.in_background else each.inputs
-            waited = sum(timed.get(id(one), _NOTHING).seconds for one in inputs)
-            found.append(OperatorStats(each.op.name, own.elements, max(0.0, own.seconds - waited)))
-        return found
+            waited = sum(timers.get(id(one), _NOTHING).seconds for one in inputs)
+            rows.append(OperatorStats(each.op.name, own.elements, max(0.0, own.seconds - waited)))
+        return rows
 
     def close(self) -> None:
         """End the pipeline's threads now. Harmless when called twice; nothing comes after it.
 
         A thread that waits here for a data service gets the end; one that computes an element computes it first.
         """
-        self._reading.close()
+        self._core.close()
 
     def __enter__(self) -> DatasetIterator:
         return self
@@ -457,17 +457,17 @@ class DatasetIterator(chain[Any]):
         self.close()
 
     def __del__(self) -> None:
-        reading = self.__dict__.get("_reading")
-        if reading is None or reading.closed:
+        core = self.__dict__.get("_core")
+        if core is None or core.closed:
             return
-        if reading.node.context.openings.waits:
-            in_background("zmqdist-iterator-close", reading.close)
+        if core.node.context.openings.waits:
+            in_background("zmqdist-iterator-close", core.close)
         else:
-            reading.close()
+            core.close()
 
 
 _END = object()
-_NOTHING = Timed()
+_NOTHING = OperatorTimer()
 
 
 class BufferedError:
@@ -479,16 +479,16 @@ class BufferedError:
         self.error = error
 
 
-_room: ContextVar[list[int]] = ContextVar("room")
+_state_budget: ContextVar[list[int]] = ContextVar("state_budget")
 """Bytes that the elements of the state that is being made may still take."""
 
 
-def _weigh(value: Any) -> int:
+def _payload_bytes(value: Any) -> int:
     """Bytes of its arrays and texts; of a dataset, those that its description holds."""
     if is_dataset(value):
-        return sum(_weigh(getattr(each.op, one.name)) for each in value.walk() for one in fields(each.op))
+        return sum(_payload_bytes(getattr(each.op, one.name)) for each in value.walk() for one in fields(each.op))
     if isinstance(value, (tuple, dict)):
-        return sum(map(_weigh, value.values() if isinstance(value, dict) else value))
+        return sum(map(_payload_bytes, value.values() if isinstance(value, dict) else value))
     return int(value.nbytes) if type(value) is np.ndarray else len(value) if isinstance(value, (str, bytes)) else 0
 
 
@@ -500,36 +500,36 @@ def save_elements(elements: Iterable[Any]) -> list[Any]:
       UnimplementedError: it holds datasets.
       ResourceExhaustedError: with what lies in other buffers it is too much for a state.
     """
-    kept: list[Any] = []
+    parts: list[Any] = []
     run: list[Any] = []
-    room = _room.get(None) or [STATE_BYTES_MAX]
+    budget = _state_budget.get(None) or [STATE_BYTES_MAX]
     for one in elements:
-        room[0] -= _weigh(one)
-        if room[0] < 0:
+        budget[0] -= _payload_bytes(one)
+        if budget[0] < 0:
             raise ResourceExhaustedError(TOO_LARGE)
         if isinstance(one, BufferedError):
             if run:
-                kept.append({"elements": to_json(run)})
+                parts.append({"elements": to_json(run)})
                 run = []
-            told = isinstance(one.error, OpError)
-            text = str(one.error) if told else f"{type(one.error).__name__}: {one.error}"
-            kept.append({"error": [getattr(one.error, "error_code", UnknownError.code), text]})
+            is_op_error = isinstance(one.error, OpError)
+            text = str(one.error) if is_op_error else f"{type(one.error).__name__}: {one.error}"
+            parts.append({"error": [getattr(one.error, "error_code", UnknownError.code), text]})
         else:
             run.append(_packed(one))
     if run:
-        kept.append({"elements": to_json(run)})
-    return kept
+        parts.append({"elements": to_json(run)})
+    return parts
 
 
-def load_elements(kept: Sequence[Any]) -> list[Any]:
+def load_elements(parts: Sequence[Any]) -> list[Any]:
     """The inverse of `save_elements`."""
-    found: list[Any] = []
-    for part in kept:
+    elements: list[Any] = []
+    for part in parts:
         if "error" in part:
-            found.append(BufferedError(from_code(*part["error"])))
+            elements.append(BufferedError(from_code(*part["error"])))
         else:
-            found += map(_unpacked, from_json(part["elements"]))
-    return found
+            elements += map(_unpacked, from_json(part["elements"]))
+    return elements
 
 
 TOO_LARGE = (

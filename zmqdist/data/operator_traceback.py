@@ -19,6 +19,6 @@ def culprit(error: BaseException) -> str:
     if found is None:
         return ""
     try:
-        return str(found.op.told())
+        return str(found.op.one_line())
     except Exception:  # an argument's own == or repr
         return str(found.op.name)

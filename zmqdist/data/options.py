@@ -25,29 +25,29 @@ class _Group:
             setattr(self, name, None)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Group) and type(other) is type(self) and other.told() == self.told()
+        return isinstance(other, _Group) and type(other) is type(self) and other.as_dict() == self.as_dict()
 
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__.lstrip('_')}({', '.join(f'{k}={v!r}' for k, v in self.told().items())})"
+        return f"{type(self).__name__.lstrip('_')}({', '.join(f'{k}={v!r}' for k, v in self.as_dict().items())})"
 
-    def told(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Any]:
         """What was set, as plain values; members of an enum as their names."""
         found: dict[str, Any] = {}
         for name in self._names:
             value = getattr(self, name)
             if isinstance(value, _Group):
-                value = value.told() or None
+                value = value.as_dict() or None
             if isinstance(value, Enum):
                 value = value.name
             if value is not None:
                 found[name] = value
         return found
 
-    def update(self, told: dict[str, Any]) -> None:
+    def update(self, values: dict[str, Any]) -> None:
         """Set what `told` says."""
-        for name, value in told.items():
+        for name, value in values.items():
             have = getattr(self, name)
             if isinstance(have, _Group):
                 have.update(value)
@@ -114,8 +114,8 @@ class Options(_Group):
         self.threading = _Threading()
 
     @classmethod
-    def of(cls, told: dict[str, Any]) -> Options:
+    def of(cls, values: dict[str, Any]) -> Options:
         """The inverse of `told`."""
         options = cls()
-        options.update(told)
+        options.update(values)
         return options

@@ -14,7 +14,7 @@ from typing import Any
 from zmqdist.data.dataset import Dataset
 from zmqdist.data.ops import parquet, readers
 from zmqdist.data.ops.background import checked_parallel
-from zmqdist.data.structure import invalid, is_dataset, whole
+from zmqdist.data.structure import checked_int, invalid, is_dataset
 
 
 def _names(filenames: Any) -> Dataset:
@@ -24,7 +24,7 @@ def _names(filenames: Any) -> Dataset:
     return Dataset.from_tensor_slices([os.fsdecode(one) for one in many])
 
 
-def _how(compression_type: str | None, num_parallel_reads: int | None) -> dict[str, Any]:
+def _common_args(compression_type: str | None, num_parallel_reads: int | None) -> dict[str, Any]:
     """What all readers of files take."""
     parallel = checked_parallel(num_parallel_reads, "num_parallel_reads")
     return {"compression": readers.checked_compression(compression_type), "parallel": parallel}
@@ -42,8 +42,8 @@ def TextLineDataset(
     Args:
       compression_type: None, "GZIP" or "ZLIB".
     """
-    how = _how(compression_type, num_parallel_reads)
-    return Dataset(readers.TextLines(**how), (_names(filenames),))
+    common = _common_args(compression_type, num_parallel_reads)
+    return Dataset(readers.TextLines(**common), (_names(filenames),))
 
 
 def FixedLengthRecordDataset(
@@ -63,10 +63,10 @@ def FixedLengthRecordDataset(
     """
     if record_bytes < 1:
         raise invalid(f"record_bytes must be > 0, not {record_bytes}")
-    how = _how(compression_type, num_parallel_reads)
-    given = {"record_bytes": record_bytes, "header_bytes": header_bytes or 0, "footer_bytes": footer_bytes or 0}
-    sizes: dict[str, Any] = {what: whole(size, what) for what, size in given.items()}
-    return Dataset(readers.FixedLengthRecords(**how, **sizes), (_names(filenames),))
+    common = _common_args(compression_type, num_parallel_reads)
+    counts = {"record_bytes": record_bytes, "header_bytes": header_bytes or 0, "footer_bytes": footer_bytes or 0}
+    sizes: dict[str, Any] = {argument: checked_int(size, argument) for argument, size in counts.items()}
+    return Dataset(readers.FixedLengthRecords(**common, **sizes), (_names(filenames),))
 
 
 def TFRecordDataset(
@@ -81,8 +81,8 @@ def TFRecordDataset(
     Needs google-crc32c, for the checksums: pip install zmqdist[tfrecord].
     """
     readers.crc32c()  # an ImportError here is better than one at a worker
-    how = _how(compression_type, num_parallel_reads)
-    return Dataset(readers.TFRecords(**how), (_names(filenames),))
+    common = _common_args(compression_type, num_parallel_reads)
+    return Dataset(readers.TFRecords(**common), (_names(filenames),))
 
 
 def ParquetDataset(
@@ -102,20 +102,20 @@ def ParquetDataset(
     """
     if batch_size is not None and batch_size < 1:
         raise invalid(f"batch_size must be > 0, not {batch_size}")
-    wanted, size = None if columns is None else tuple(columns), whole(batch_size or 0, "batch_size")
+    selected, size = None if columns is None else tuple(columns), checked_int(batch_size or 0, "batch_size")
     if is_dataset(filenames):
-        return Dataset(parquet.Parquet(wanted, size), (filenames,))
-    places: list[tuple[str, int]] = []
+        return Dataset(parquet.Parquet(selected, size), (filenames,))
+    row_groups: list[tuple[str, int]] = []
     count, spec = 0, None
     for path in [filenames] if isinstance(filenames, (str, bytes, os.PathLike)) else list(filenames):
         with parquet.opened(os.fsdecode(path)) as file:
-            names = parquet.checked_columns(file, wanted, os.fsdecode(path))
+            names = parquet.checked_columns(file, selected, os.fsdecode(path))
             spec = spec or parquet.spec_of_schema(file.schema_arrow, names, size)
             rows = [file.metadata.row_group(number).num_rows for number in range(file.num_row_groups)]
-        places += [(os.path.abspath(os.fsdecode(path)), number) for number in range(len(rows))]
+        row_groups += [(os.path.abspath(os.fsdecode(path)), number) for number in range(len(rows))]
         count += sum(-(-one // size) for one in rows) if size else sum(rows)
-    if not places:
+    if not row_groups:
         raise invalid("no rows: the files have no row groups")
-    paths, groups = zip(*places, strict=True)
-    op = parquet.Parquet(wanted, size, spec, len(places), count)
+    paths, groups = zip(*row_groups, strict=True)
+    op = parquet.Parquet(selected, size, spec, len(row_groups), count)
     return Dataset(op, (Dataset.from_tensor_slices((list(paths), list(groups))),))

@@ -35,8 +35,8 @@ def epoch_seed(dataset: DatasetLike, number: int, seed: tuple[int, int] | None, 
     """The seed of iterator `number` over a dataset: each its own where `fresh`, else the same for all of this object."""
     if fresh:
         return iterator_seed(seed, number)
-    kept: list[int] = dataset.memory.kept.setdefault("seed", iterator_seed(seed, 0))
-    return kept
+    shared: list[int] = dataset.memory.values.setdefault("seed", iterator_seed(seed, 0))
+    return shared
 
 
 class Draws:

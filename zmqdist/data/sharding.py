@@ -132,7 +132,7 @@ def _branches(dataset: Tree) -> tuple[int, ...]:
 
 def _unshardable(dataset: Tree) -> Unshardable:
     return Unshardable(
-        f"Found an unshardable source dataset: {dataset.op.told()}. ShardingPolicy.FILE divides files, and no reader of files"
+        f"Found an unshardable source dataset: {dataset.op.one_line()}. ShardingPolicy.FILE divides files, and no reader of files"
         " stands between this and the end of the pipeline; use DATA or DYNAMIC.",
     )
 
@@ -157,7 +157,7 @@ def _reads_files(dataset: Any) -> bool:
     op = dataset.op
     if isinstance(op, Interleave):
         names = _then(IgnoreErrors(), _without_shuffles(dataset.inputs[0]))  # any will do: no reason to fill a buffer
-        return any(_reads_files(each) for x in islice(names.probe(), 1) for each in op.made(x).walk())
+        return any(_reads_files(each) for x in islice(names.probe(), 1) for each in op.dataset_of(x).walk())
     return bool(op.is_reader)
 
 

@@ -89,8 +89,8 @@ def write_json(path: str, value: Any, by: str | None = None) -> None:
 def read_error(path: str) -> OpError | None:
     """What the ERROR of a snapshot or a stream says; None where there is none."""
     try:
-        told = json.loads(storage.read(snapshot_error_path(path)))
-        return from_code(int(told["code"]), str(told["message"]))
+        content = json.loads(storage.read(snapshot_error_path(path)))
+        return from_code(int(content["code"]), str(content["message"]))
     except FileNotFoundError:
         return None
     except (ValueError, TypeError, KeyError):

@@ -97,15 +97,17 @@ def split_cardinalities(dataset: Tree) -> list[int]:
     """
     if not dataset.inputs:
         return [dataset.op.split_count()]
-    dealt = dataset.op.split_inputs(len(dataset.inputs))
-    found = [count for number in dealt for count in split_cardinalities(dataset.inputs[number])]
-    found += [each.cardinality() for number, each in enumerate(dataset.inputs) if number not in dealt]
+    split_inputs = dataset.op.split_inputs(len(dataset.inputs))
+    found = [count for number in split_inputs for count in split_cardinalities(dataset.inputs[number])]
+    found += [each.cardinality() for number, each in enumerate(dataset.inputs) if number not in split_inputs]
     if dataset.op.name == "enumerate":
         found.append(INFINITE_CARDINALITY)
     return [SplitProvider(count, dataset.op.repetitions).cardinality() for count in found]
 
 
-def open_split(dataset: Tree, ask: Callable[[int, int], int | None], sources: int | None = None) -> DatasetIterator:
+def open_split(
+    dataset: Tree, next_position: Callable[[int, int], int | None], sources: int | None = None
+) -> DatasetIterator:
     """An iterator over what the sources get: `ask(source, repetition)` is the next position of a source, None at its end.
 
     A source asks when it is about to make an element of the position, so that what was not asked for can go to another. Only prefetch and
@@ -124,13 +126,13 @@ def open_split(dataset: Tree, ask: Callable[[int, int], int | None], sources: in
 
     def positions(source: int, repetition: int, taken: int) -> Iterator[int]:
         return iter(
-            partial(ask, source, repetition), None
+            partial(next_position, source, repetition), None
         )  # no generator: that would end with the first error of `ask`
 
     return DatasetIterator(dataset, Context(dataset.options(), splits=positions))
 
 
-def open_stream(dataset: Tree, ask: Callable[[int, int, int], Sequence[int]]) -> DatasetIterator:
+def open_stream(dataset: Tree, next_positions: Callable[[int, int, int], Sequence[int]]) -> DatasetIterator:
     """As `open_split`, for somebody who can be asked again: this iterator tells its state, and goes on from it.
 
     Args:
@@ -139,9 +141,9 @@ def open_stream(dataset: Tree, ask: Callable[[int, int, int], Sequence[int]]) ->
     """
 
     def positions(source: int, repetition: int, taken: int) -> Iterator[int]:
-        while given := ask(source, repetition, taken):
-            taken += len(given)
-            yield from given
+        while portion := next_positions(source, repetition, taken):
+            taken += len(portion)
+            yield from portion
 
     return DatasetIterator(dataset, Context(dataset.options(), splits=positions, resumable=True))
 

@@ -206,20 +206,20 @@ class _ZlibWriter(io.RawIOBase):
 
     def __init__(self, file: IO[bytes], level: int) -> None:
         self._file = file
-        self._press: Any = zlib.compressobj(level)
+        self._compressor: Any = zlib.compressobj(level)
 
     def writable(self) -> bool:
         return True
 
     def write(self, data: Any) -> int:
-        self._file.write(self._press.compress(data))
+        self._file.write(self._compressor.compress(data))
         return memoryview(data).nbytes
 
     def close(self) -> None:
-        press, self._press = self._press, None
+        compressor, self._compressor = self._compressor, None
         try:
-            if press is not None:
-                self._file.write(press.flush())
+            if compressor is not None:
+                self._file.write(compressor.flush())
         finally:
             super().close()
 
@@ -228,21 +228,21 @@ class _ZlibReader(io.RawIOBase):
     """What zlib streams hold, one behind the other; closes their file."""
 
     def __init__(self, file: IO[bytes]) -> None:
-        self._file, self._press = file, zlib.decompressobj()
+        self._file, self._decompressor = file, zlib.decompressobj()
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
         while True:
-            if self._press.eof:  # perhaps another stream follows
-                data = self._press.unused_data or self._file.read(_PIECE)
+            if self._decompressor.eof:  # perhaps another stream follows
+                data = self._decompressor.unused_data or self._file.read(_PIECE)
                 if not data:
                     return 0
-                self._press = zlib.decompressobj()
+                self._decompressor = zlib.decompressobj()
             else:
-                data = self._press.unconsumed_tail or self._file.read(_PIECE)
-            found = self._press.decompress(data, len(buffer))
+                data = self._decompressor.unconsumed_tail or self._file.read(_PIECE)
+            found = self._decompressor.decompress(data, len(buffer))
             if found:
                 buffer[: len(found)] = found
                 return len(found)
@@ -254,7 +254,7 @@ class _ZlibReader(io.RawIOBase):
         super().close()
 
 
-def pressing(file: IO[bytes], compression: str) -> Any:
+def compressing(file: IO[bytes], compression: str) -> Any:
     """What compresses into an open file: to be closed before the file, which it leaves open. "" writes as it is."""
     if compression == "GZIP":
         return gzip.GzipFile("", "wb", 1, file, 0)
@@ -274,7 +274,7 @@ class _GzipReader(gzip.GzipFile):
             file.close()
 
 
-def unpressed(file: IO[bytes], compression: str) -> IO[bytes]:
+def decompressing(file: IO[bytes], compression: str) -> IO[bytes]:
     """What is in a compressed file; closes it when it is closed."""
     if compression == "GZIP":
         return _GzipReader(fileobj=file, mode="rb")  # type: ignore[return-value]

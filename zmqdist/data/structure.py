@@ -76,12 +76,12 @@ def invalid(message: str) -> InvalidArgumentError:
     return InvalidArgumentError(message)
 
 
-def whole(value: Any, what: str) -> int:
+def checked_int(value: Any, argument: str) -> int:
     """An argument that counts something. Raises TypeError for 2.7, which would be cut, and for what is no number."""
     try:
         return index(value)
     except TypeError:
-        raise TypeError(f"`{what}` is a whole number, not {value!r}") from None
+        raise TypeError(f"`{argument}` is a whole number, not {value!r}") from None
 
 
 def is_dataset(value: Any) -> bool:
@@ -193,8 +193,8 @@ def spec_of(value: Any) -> Any:
 
 def plain_dtype(dtype: Any) -> np.dtype[Any]:
     """A dtype without the length of its strings."""
-    kept: np.dtype[Any] = np.dtype(dtype)
-    return np.dtype(kept.kind) if kept.kind in "SU" else kept
+    plain: np.dtype[Any] = np.dtype(dtype)
+    return np.dtype(plain.kind) if plain.kind in "SU" else plain
 
 
 def map_specs(change: Callable[[Any], Any], spec: Any) -> Any:
@@ -252,7 +252,7 @@ def common_spec(one: Any, two: Any) -> Any:
 
 def problem_of(value: Any, spec: Any) -> str | None:
     """What is wrong with an element that should fit `spec`; None when it does."""
-    problem = _other_keys(spec, value)
+    problem = _dict_problem(spec, value)
     if problem is not None:
         return problem
     try:
@@ -272,7 +272,7 @@ def problem_of(value: Any, spec: Any) -> str | None:
     return None
 
 
-def _other_keys(spec: Any, value: Any) -> str | None:
+def _dict_problem(spec: Any, value: Any) -> str | None:
     """What is wrong with the dicts of an element."""
     if isinstance(spec, dict) != isinstance(value, dict):
         return f"expected {type(spec).__name__}, given {type(value).__name__}"
@@ -284,7 +284,7 @@ def _other_keys(spec: Any, value: Any) -> str | None:
         pairs = list(zip(spec, value, strict=False))
     else:
         return None
-    return next((problem for one, other in pairs if (problem := _other_keys(one, other)) is not None), None)
+    return next((problem for one, other in pairs if (problem := _dict_problem(one, other)) is not None), None)
 
 
 @dataclass(frozen=True)
@@ -349,10 +349,10 @@ def stack_leaves(leaves: Sequence[Any]) -> Any:
             return np.fromiter(leaves, np.dtype(cls), len(leaves))
         return np.array(leaves)
     check_leaves(leaves)
-    return _stack_carefully([np.asarray(leaf) for leaf in leaves], leaves)
+    return _stack_checked([np.asarray(leaf) for leaf in leaves], leaves)
 
 
-def _stack_carefully(arrays: list[Any], leaves: Sequence[Any]) -> Any:
+def _stack_checked(arrays: list[Any], leaves: Sequence[Any]) -> Any:
     """What the quick ways leave: strings, which may differ in length, scalars mixed with arrays of no axis, and mistakes."""
     first = arrays[0]
     for array, leaf in zip(arrays, leaves, strict=True):
@@ -405,16 +405,16 @@ def read_only(value: Any) -> Any:
     return value
 
 
-def own_dicts(value: Any) -> Any:
+def copy_dicts(value: Any) -> Any:
     """The element with dicts of its own."""
     if isinstance(value, dict):
         copy = value.copy()
         for key, one in value.items():
             if type(one) not in LEAVES:
-                copy[key] = own_dicts(one)
+                copy[key] = copy_dicts(one)
         return copy
     if isinstance(value, tuple):
-        items = map(own_dicts, value)
+        items = map(copy_dicts, value)
         return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
     return value
 

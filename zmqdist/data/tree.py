@@ -47,7 +47,7 @@ class Tree:
 
     def __repr__(self) -> str:
         known = self.known_spec
-        return f"<{type(self).__name__} {self.op.told()}, element_spec={known!r}>"
+        return f"<{type(self).__name__} {self.op.one_line()}, element_spec={known!r}>"
 
     # -- reading it --
 
@@ -156,13 +156,13 @@ class Tree:
         nodes = self.walk()
         numbers = {id(each): number for number, each in enumerate(nodes)}
         try:
-            told = [
+            described = [
                 {"op": each.op.name, "args": each.op.describe(), "inputs": [numbers[id(one)] for one in each.inputs]}
                 for each in nodes
             ]
         except InvalidArgumentError as error:
             raise FailedPreconditionError(f"the dataset cannot be serialized: {error}") from error
-        return json.dumps({"version": FORMAT_VERSION, "nodes": told}, sort_keys=True, separators=(",", ":"))
+        return json.dumps({"version": FORMAT_VERSION, "nodes": described}, sort_keys=True, separators=(",", ":"))
 
     def fingerprint(self) -> str:
         """A hash of everything that decides what the pipeline computes: equal only for equal descriptions."""
@@ -178,7 +178,7 @@ class Tree:
             )
             spec = dataset.known_spec
             form = "known at the first element" if spec is UNKNOWN_SPEC else repr(spec)
-            lines.append(f"{'  ' * depth}{dataset.op.told()}: {count} elements, {form}")
+            lines.append(f"{'  ' * depth}{dataset.op.one_line()}: {count} elements, {form}")
             for each in dataset.inputs:
                 visit(each, depth + 1)
 

@@ -27,7 +27,7 @@ from zmqdist.data.constants import AUTOTUNE
 from zmqdist.data.interfaces import DatasetLike, operator
 from zmqdist.data.iterators import BufferedError, Context, OperatorNode, load_elements, save_elements
 from zmqdist.data.ops.base import Op
-from zmqdist.data.structure import invalid, whole
+from zmqdist.data.structure import checked_int, invalid
 from zmqdist.errors import FailedPreconditionError
 
 PREFETCH_AUTOTUNE = 8
@@ -36,7 +36,7 @@ PREFETCH_AUTOTUNE = 8
 AHEAD_MAX = 4096
 """Elements that lie ahead at most, where nobody has said how many and they come quickly."""
 
-AHEAD_DEALT_MAX = 64
+AHEAD_SPLITS_MAX = 64
 """The same of positions that somebody deals out: what one takes, others cannot have, and it is lost with its process."""
 
 SHORT_S = 0.001
@@ -47,7 +47,7 @@ FORKED = "this iterator belongs to the process that this one was forked from: ma
 _END = object()
 
 
-class Room:
+class ReadAheadLimit:
     """How many elements may lie ahead.
 
     Waking a thread costs as much as twenty cheap elements, so they are handed over in runs: a run that took next to no time lets
@@ -67,7 +67,7 @@ class Room:
         self._most = max(least, most)
         self._since = time.perf_counter()
 
-    def turn(self) -> None:
+    def run_finished(self) -> None:
         """A run is over."""
         now = time.perf_counter()
         took, self._since = now - self._since, now
@@ -81,7 +81,7 @@ class Room:
         self.low = size - max(1, size // 4)
 
 
-class Ahead:
+class ReadAhead:
     """Reads a node in a thread, `least` elements ahead, or up to `most` where they come quickly; stands in the node's place.
 
     The thread starts with the first read, or with `begin`. It reads in runs, holding `_pulling`, and leaves a run when there is no more
@@ -94,24 +94,24 @@ class Ahead:
     ) -> None:
         """`changed` is that of all among which `wait_for_one` waits; by default it is this one's own."""
         self._node = node
-        self._room = Room(least, most)
+        self._limit = ReadAheadLimit(least, most)
         self._buffer: deque[Any] = deque()
         self.changed = changed or threading.Condition()
-        self._pulling = threading.Lock()
+        self._run_lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._pid = 0
-        self.wanted = False
+        self.wake_requested = False
         self._full = False
-        self._held = False
+        self._state_pending = False
         self._stop = False
         self._ended = False
 
     def stream(self) -> Iterator[Any]:
         """The elements from here on; as `OperatorNode.stream`, but made anew each time."""
-        buffer, room = self._buffer, self._room
+        buffer, limit = self._buffer, self._limit
         while buffer or self._wait():
             x = buffer.popleft()
-            if self._full and len(buffer) <= room.low:
+            if self._full and len(buffer) <= limit.low:
                 self._wake()
             if type(x) is BufferedError:
                 raise x.error
@@ -128,18 +128,18 @@ class Ahead:
         return bool(self._buffer) or self._ended or self._stop
 
     @staticmethod
-    def wait_for_one(several: Sequence[Ahead]) -> None:
+    def wait_for_one(candidates: Sequence[ReadAhead]) -> None:
         """Until one of them is ready; they have one `changed`."""
-        for each in several:
-            each.begin_here()
-        with several[0].changed:
-            while not any(each.ready() for each in several):
-                for each in several:
-                    each.wanted = True
-                if not any(each.ready() for each in several):
-                    several[0].changed.wait()
+        for each in candidates:
+            each.begin_checked()
+        with candidates[0].changed:
+            while not any(each.ready() for each in candidates):
+                for each in candidates:
+                    each.wake_requested = True
+                if not any(each.ready() for each in candidates):
+                    candidates[0].changed.wait()
 
-    def begin_here(self) -> None:
+    def begin_checked(self) -> None:
         """The child of a fork has no thread that reads: FailedPreconditionError."""
         if self._thread is None:
             self._start()
@@ -148,10 +148,10 @@ class Ahead:
 
     def _wait(self) -> bool:
         """Until an element is there; False at the end."""
-        self.begin_here()
+        self.begin_checked()
         with self.changed:
             while not (self._buffer or self._ended or self._stop):
-                self.wanted = True
+                self.wake_requested = True
                 if not (self._buffer or self._ended):
                     self.changed.wait()
         return bool(self._buffer)
@@ -160,14 +160,14 @@ class Ahead:
         """The thread: until a part of the room is free."""
         with self.changed:
             self._full = True
-            while (self._held or len(self._buffer) > self._room.low) and not self._stop:
+            while (self._state_pending or len(self._buffer) > self._limit.low) and not self._stop:
                 self.changed.wait()
             self._full = False
-        self._room.turn()
+        self._limit.run_finished()
 
     def _wake(self) -> None:
         with self.changed:
-            self.wanted = False
+            self.wake_requested = False
             self.changed.notify_all()
 
     def _start(self) -> None:
@@ -179,23 +179,23 @@ class Ahead:
 
     def _read(self) -> None:
         while not (self._stop or self._ended):
-            if self._held or len(self._buffer) >= self._room.size:
+            if self._state_pending or len(self._buffer) >= self._limit.size:
                 self._pause()
                 continue
-            with self._pulling:
+            with self._run_lock:
                 try:
                     self._run()
                 except BaseException as error:  # whoever waits for this thread must hear of it
                     self._node.restart()
                     self._buffer.append(BufferedError(error))
-            if self.wanted:
+            if self.wake_requested:
                 self._wake()
 
     def _run(self) -> None:
-        buffer, size = self._buffer, self._room.size
+        buffer, size = self._buffer, self._limit.size
         for x in self._node.stream():
             buffer.append(x)
-            if self.wanted or self._stop or len(buffer) >= size:
+            if self.wake_requested or self._stop or len(buffer) >= size:
                 return
         self._ended = True
 
@@ -224,13 +224,13 @@ class Ahead:
 
     def state_dict(self) -> dict[str, Any]:
         """The elements that are ahead, and the node's state behind them."""
-        self._held = self.wanted = True
+        self._state_pending = self.wake_requested = True
         try:
-            with self._pulling:
+            with self._run_lock:
                 ahead = save_elements(list(self._buffer))
                 return {"ahead": ahead, "ended": self._ended, "node": self._node.state_dict()}
         finally:
-            self._held = False
+            self._state_pending = False
             self._wake()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -247,7 +247,7 @@ class _PrefetchNode(OperatorNode):
         super().__init__(dataset, context)
         size, most = (PREFETCH_AUTOTUNE, ahead_max(context)) if self.op.size == AUTOTUNE else (self.op.size, 0)
         if size and not context.probing:
-            self.children = [Ahead(self.children[0], size, most)]  # type: ignore[list-item]
+            self.children = [ReadAhead(self.children[0], size, most)]  # type: ignore[list-item]
             context.openings.waits = True
 
     def run(self) -> Iterator[Any]:
@@ -269,7 +269,7 @@ class Prefetch(Op):
     @classmethod
     def checked(cls, size: Any) -> int:
         """The size. Raises InvalidArgumentError for none, TypeError for what is no whole number."""
-        count = whole(size, "buffer_size")
+        count = checked_int(size, "buffer_size")
         if count < AUTOTUNE:
             raise invalid(f"buffer_size must be greater than or equal to 0, or AUTOTUNE, not {size}")
         return count
@@ -277,14 +277,14 @@ class Prefetch(Op):
 
 def threads_for(parallel: int, context: Context) -> int:
     """How many threads an operator gets."""
-    wanted = (os.cpu_count() or 1) if parallel == AUTOTUNE else parallel
+    requested = (os.cpu_count() or 1) if parallel == AUTOTUNE else parallel
     bound = context.options.threading.private_threadpool_size
-    return min(wanted, bound) if bound else wanted
+    return min(requested, bound) if bound else requested
 
 
 def ahead_max(context: Context) -> int:
     """How many elements may lie ahead where nobody has said it."""
-    return AHEAD_DEALT_MAX if context.dealt else AHEAD_MAX
+    return AHEAD_SPLITS_MAX if context.has_splits else AHEAD_MAX
 
 
 def in_order(deterministic: bool | None, context: Context) -> bool:
@@ -292,11 +292,11 @@ def in_order(deterministic: bool | None, context: Context) -> bool:
     return context.options.deterministic is not False if deterministic is None else deterministic
 
 
-def checked_parallel(calls: Any, what: str = "num_parallel_calls") -> int:
+def checked_parallel(calls: Any, argument: str = "num_parallel_calls") -> int:
     """A number of parallel calls, 0 for None. Raises ValueError for none, TypeError for what is no whole number."""
     if calls is None:
         return 0
-    count = whole(calls, what)
+    count = checked_int(calls, argument)
     if count < 1 and count != AUTOTUNE:
-        raise ValueError(f"`{what}` must be greater than 0 or AUTOTUNE, not {calls}")
+        raise ValueError(f"`{argument}` must be greater than 0 or AUTOTUNE, not {calls}")
     return count

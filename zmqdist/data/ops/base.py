@@ -132,7 +132,7 @@ class Op:
 
     def split_count(self) -> int:
         """Of a source: how many positions it is dealt out by. Raises UnimplementedError where it cannot be."""
-        raise UnimplementedError(f"Splitting is not implemented for {self.told()}: it has no positions")
+        raise UnimplementedError(f"Splitting is not implemented for {self.one_line()}: it has no positions")
 
     def per_split(self) -> Fraction | None:
         """How many elements it makes of one of its input; None where that depends on the element. A source: of one position.
@@ -159,7 +159,7 @@ class Op:
         """The inverse of `describe`."""
         return cls(**{name: _restored(value) for name, value in described.items()})
 
-    def told(self) -> str:
+    def one_line(self) -> str:
         """One line for `explain`: the name and the arguments that are not as usual."""
         parts = []
         for field in dataclasses.fields(self):

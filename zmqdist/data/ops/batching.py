@@ -14,7 +14,17 @@ from zmqdist.data.interfaces import DatasetLike, operator
 from zmqdist.data.iterators import Context, OperatorNode, load_elements, save_elements
 from zmqdist.data.ops.base import Op, finite
 from zmqdist.data.ops.parallel import ParallelNode
-from zmqdist.data.structure import batched, element, invalid, leaves_of, length_of, rows_of, stack, unbatched, whole
+from zmqdist.data.structure import (
+    batched,
+    checked_int,
+    element,
+    invalid,
+    leaves_of,
+    length_of,
+    rows_of,
+    stack,
+    unbatched,
+)
 from zmqdist.specs import TensorSpec
 
 
@@ -63,7 +73,7 @@ class Gathering(Op):
     @classmethod
     def checked(cls, size: Any) -> int:
         """The size. Raises InvalidArgumentError for none, TypeError for what is no whole number."""
-        count = whole(size, "batch_size")
+        count = checked_int(size, "batch_size")
         if count < 1:
             raise invalid(f"BatchOp size must be greater than zero, not {size}")
         return count
@@ -97,7 +107,7 @@ class _ParallelBatchNode(ParallelNode):
             self.held = []
             yield held
 
-    def call(self) -> Callable[[Any], Any]:
+    def function(self) -> Callable[[Any], Any]:
         return stack
 
     def state(self) -> dict[str, Any]:

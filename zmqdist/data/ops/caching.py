@@ -26,7 +26,7 @@ from zmqdist.data.chunks import ElementsFile, read_elements
 from zmqdist.data.interfaces import DatasetLike, operator
 from zmqdist.data.iterators import Context, OperatorNode, load_elements, save_elements
 from zmqdist.data.ops.base import Op
-from zmqdist.data.structure import READY, own_dicts, read_only
+from zmqdist.data.structure import READY, copy_dicts, read_only
 from zmqdist.errors import AlreadyExistsError
 from zmqdist.files import open_regular
 
@@ -37,16 +37,16 @@ class _CacheNode(OperatorNode):
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)
         self.position = 0
-        self.reading: list[Any] | None = dataset.memory.kept.get("cache")
+        self.reading: list[Any] | None = dataset.memory.values.get("cache")
         self.recorded: list[Any] = []
-        self.dicts: bool = dataset.memory.kept.get("cache has dicts", False)
+        self.dicts: bool = dataset.memory.values.get("cache has dicts", False)
 
     def run(self) -> Iterator[Any]:
         if self.reading is not None:
             dicts = self.dicts
             for x in self.reading[self.position :]:
                 self.position += 1
-                yield own_dicts(x) if dicts else x
+                yield copy_dicts(x) if dicts else x
             return
         for x in self.source():
             if type(x) in READY:
@@ -55,16 +55,16 @@ class _CacheNode(OperatorNode):
             else:
                 yield self._record(x)
         if not self.context.probing:
-            self.dataset.memory.kept["cache has dicts"] = self.dicts
-            self.dataset.memory.kept["cache"] = self.recorded
+            self.dataset.memory.values["cache has dicts"] = self.dicts
+            self.dataset.memory.values["cache"] = self.recorded
 
     def _record(self, x: Any) -> Any:
         """What the reader gets of it."""
-        kept = read_only(x)
-        self.recorded.append(kept)
-        given = read_only(kept)
-        self.dicts = self.dicts or given is not kept
-        return given
+        stored = read_only(x)
+        self.recorded.append(stored)
+        output = read_only(stored)
+        self.dicts = self.dicts or output is not stored
+        return output
 
     def state(self) -> dict[str, Any]:
         held = self.recorded if self.reading is None else self.reading

@@ -18,10 +18,10 @@ from zmqdist.data import seeds
 from zmqdist.data.constants import AUTOTUNE, INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 from zmqdist.data.interfaces import DatasetLike, operator
 from zmqdist.data.iterators import BufferedError, Context, OperatorNode, load_elements, save_elements
-from zmqdist.data.ops.background import AHEAD_MAX, Ahead, in_order, threads_for
+from zmqdist.data.ops.background import AHEAD_MAX, ReadAhead, in_order, threads_for
 from zmqdist.data.ops.base import Op, PickledFunction, all_of, finite
-from zmqdist.data.ops.opening import Opening
-from zmqdist.data.structure import UNKNOWN_SPEC, NoElements, common_spec, invalid, is_dataset, read_only, whole
+from zmqdist.data.ops.opening import DeferredNode
+from zmqdist.data.structure import UNKNOWN_SPEC, NoElements, checked_int, common_spec, invalid, is_dataset, read_only
 from zmqdist.random import is_seeded
 
 
@@ -46,7 +46,7 @@ class _ZipNode(OperatorNode):
                 self.ended = True
                 # Inputs that end here, too, come to their end: what is kept of them is complete. Where positions are dealt out, others need
                 # what this iterator would only leave out.
-                if not self.context.dealt:
+                if not self.context.has_splits:
                     self._skip_row(len(row))
                 return
             except Exception:
@@ -128,7 +128,7 @@ class _RepeatNode(OperatorNode):
     """`epoch` passes are done; `empty`: nothing came in this one yet."""
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
-        self.place = context.place()
+        self.first_source = context.next_source()
         super().__init__(dataset, context)
         self.epoch = 0
         self.empty = True
@@ -144,7 +144,7 @@ class _RepeatNode(OperatorNode):
             self.epoch += 1
             if self.epoch != count:
                 self.children[0].close()
-                self.children[0] = self.context.reopen(self.dataset.inputs[0], self.place)
+                self.children[0] = self.context.reopen(self.dataset.inputs[0], self.first_source)
             self.empty = True
 
     def _stays_empty(self) -> bool:
@@ -155,7 +155,7 @@ class _RepeatNode(OperatorNode):
         below = self.dataset.inputs[0]
         if below.cardinality() == 0:
             return True
-        shared = self.context.dealt or any(each.op.is_shared for each in below.walk())
+        shared = self.context.has_splits or any(each.op.is_shared for each in below.walk())
         return self.op.count < 0 and not shared
 
     def state(self) -> dict[str, Any]:
@@ -190,10 +190,10 @@ class Repeat(Op):
 # -- datasets of a function ---------------------------------------------------------------------------------------
 
 
-def returned_dataset(value: Any, what: str) -> DatasetLike:
+def returned_dataset(value: Any, operator_name: str) -> DatasetLike:
     """Raises TypeError for anything but a dataset."""
     if not is_dataset(value):
-        raise TypeError(f"the function of {what} returns a Dataset, not {type(value).__name__}")
+        raise TypeError(f"the function of {operator_name} returns a Dataset, not {type(value).__name__}")
     return value  # type: ignore[no-any-return]
 
 
@@ -258,11 +258,11 @@ class InterleaveNode(OperatorNode):
         while True:
             for step in range(len(self.slots)):
                 slot = self.slots[(self.turn + step) % len(self.slots)]
-                if slot is not None and (not isinstance(slot[1], Ahead) or slot[1].ready()):
+                if slot is not None and (not isinstance(slot[1], ReadAhead) or slot[1].ready()):
                     if step:
                         self.turn, self.taken = (self.turn + step) % len(self.slots), 0
                     return
-            Ahead.wait_for_one(self._nodes())  # without one that is read here, which counts as ready
+            ReadAhead.wait_for_one(self._nodes())  # without one that is read here, which counts as ready
 
     def _fill_all(self) -> None:
         """Fill the empty slots, in the order of their turns."""
@@ -298,21 +298,21 @@ class InterleaveNode(OperatorNode):
         """
         if self.threads:
             return self._open_ahead(number, x, state)
-        node = self.context.inner().open(self.op.made(read_only(x)))
+        node = self.context.inner().open(self.op.dataset_of(read_only(x)))
         if state is not None:
             node.load_state_dict(state)
         return node
 
     def _open_ahead(self, number: int, x: Any, state: Any) -> Any:
-        made = partial(self.op.made, read_only(x))
+        make_dataset = partial(self.op.dataset_of, read_only(x))
         if self.ordered and is_seeded():  # operators that the function defines are numbered as they are defined
-            dataset = made()
-            made = partial(_itself, dataset)
-        opening = Opening(made, self.context, self.last_opened if self.ordered else None)
+            dataset = make_dataset()
+            make_dataset = partial(_itself, dataset)
+        opening = DeferredNode(make_dataset, self.context, self.last_opened if self.ordered else None)
         self.last_opened = opening.opened
         node: Any = opening
         if number < self.threads:
-            node = Ahead(opening, self.op.block_length, AHEAD_MAX, self.changed)  # type: ignore[arg-type]
+            node = ReadAhead(opening, self.op.block_length, AHEAD_MAX, self.changed)  # type: ignore[arg-type]
         if state is not None:
             node.load_state_dict(state)
         elif node is opening:
@@ -359,10 +359,13 @@ class InterleaveNode(OperatorNode):
         self.turn, self.taken, self.ended = state["turn"], state["taken"], state["ended"]
         for step in range(len(self.slots)):
             number = (self.turn + step) % len(self.slots)
-            kept = state["slots"][number]
-            if kept is not None:
-                (x,) = load_elements(kept[0])
-                self.slots[number] = (x, None if type(x) is BufferedError else self._open_inner(number, x, kept[1]))
+            slot_state = state["slots"][number]
+            if slot_state is not None:
+                (x,) = load_elements(slot_state[0])
+                self.slots[number] = (
+                    x,
+                    None if type(x) is BufferedError else self._open_inner(number, x, slot_state[1]),
+                )
 
 
 def _itself(dataset: DatasetLike) -> DatasetLike:
@@ -401,10 +404,10 @@ class Interleave(Op):
     def infer(self, dataset: DatasetLike) -> Any:
         for x in dataset.inputs[0].probe():
             with contextlib.suppress(NoElements):  # another may have some
-                return self.made(read_only(x)).element_spec
+                return self.dataset_of(read_only(x)).element_spec
         return UNKNOWN_SPEC
 
-    def made(self, x: Any) -> DatasetLike:
+    def dataset_of(self, x: Any) -> DatasetLike:
         """The dataset of an element. Raises TypeError where the function gives none."""
         fn = self.function.value
         return returned_dataset(fn(*x) if type(x) is tuple else fn(x), self.name)
@@ -439,7 +442,7 @@ class _ChooseNode(OperatorNode):
     def choose(self, count: int) -> int | None:
         """The next input; None: there is no choice any more."""
         for choice in self.children[0].stream():
-            chosen = whole(choice, "choice_dataset")
+            chosen = checked_int(choice, "choice_dataset")
             if not 0 <= chosen < count:
                 raise invalid(f"Selector index out of range: {choice} >= {count}")
             return chosen

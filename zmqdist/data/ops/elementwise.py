@@ -63,12 +63,12 @@ class _ScanNode(OperatorNode):
     def run(self) -> Iterator[Any]:
         fn = self.op.function.value
         for x in self.source():
-            given = fn(read_only(self.carried), x)
-            if type(given) is not tuple or len(given) != 2:
-                raise TypeError(f"the function of scan returns (state, output), not {type(given).__name__}")
-            carried = element(given[0])
+            result = fn(read_only(self.carried), x)
+            if type(result) is not tuple or len(result) != 2:
+                raise TypeError(f"the function of scan returns (state, output), not {type(result).__name__}")
+            carried = element(result[0])
             check_state(carried, self.spec, "scan")
-            out = element(given[1])
+            out = element(result[1])
             self.carried = carried
             yield out if type(out) in READY else read_only(out)
 
@@ -79,11 +79,11 @@ class _ScanNode(OperatorNode):
         (self.carried,) = load_elements(state["carried"])
 
 
-def check_state(value: Any, spec: Any, what: str) -> None:
+def check_state(value: Any, spec: Any, operator_name: str) -> None:
     """Raises TypeError where a new state has another structure, dtype or shape than the first."""
     problem = problem_of(value, spec)
     if problem is not None:
-        raise TypeError(f"the state of {what} must keep its structure, dtype and shape: {problem}")
+        raise TypeError(f"the state of {operator_name} must keep its structure, dtype and shape: {problem}")
 
 
 @operator("scan", _ScanNode)
@@ -143,10 +143,10 @@ class WithOptions(Op):
         return Fraction(1)
 
 
-def truth(value: Any, what: str) -> bool:
+def truth(value: Any, operator_name: str) -> bool:
     """A predicate's answer. Raises TypeError for anything that is no single bool."""
     if value is True or value is False:
         return bool(value)
     if isinstance(value, np.bool_) or (isinstance(value, np.ndarray) and value.shape == () and value.dtype == bool):
         return bool(value)
-    raise TypeError(f"the function of {what} returns a bool, not {type(value).__name__} {value!r:.60}")
+    raise TypeError(f"the function of {operator_name} returns a bool, not {type(value).__name__} {value!r:.60}")

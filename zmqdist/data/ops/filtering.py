@@ -29,8 +29,8 @@ class _FilterNode(OperatorNode):
     def run(self) -> Iterator[Any]:
         fn = self.op.function.value
         for x in self.source():
-            kept = fn(*x) if type(x) is tuple else fn(x)
-            if kept is True or (kept is not False and truth(kept, "filter")):
+            verdict = fn(*x) if type(x) is tuple else fn(x)
+            if verdict is True or (verdict is not False and truth(verdict, "filter")):
                 yield x
 
 
@@ -62,7 +62,7 @@ class _CountingNode(OperatorNode):
 class _TakeNode(_CountingNode):
     """`read_on`: where that was all that there is, the input was read to its end, so that what it keeps is complete."""
 
-    read_on = False
+    end_checked = False
 
     def run(self) -> Iterator[Any]:
         count = self.op.count
@@ -77,8 +77,8 @@ class _TakeNode(_CountingNode):
                     break
             else:
                 return
-        if not self.read_on:
-            self.read_on = True
+        if not self.end_checked:
+            self.end_checked = True
             if 0 <= self.dataset.inputs[0].cardinality() <= count:
                 next(self.source(), None)
 
@@ -136,9 +136,9 @@ class _ShardNode(_CountingNode):
     def run(self) -> Iterator[Any]:
         count, index = self.op.count, self.op.index
         for x in self.source():
-            at = self.position
-            self.position = (at + 1) % count
-            if at == index:
+            number = self.position
+            self.position = (number + 1) % count
+            if number == index:
                 yield x
 
 
@@ -151,34 +151,34 @@ class _FullShardNode(_ShardNode):
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)
         self.first: list[Any] = []
-        self.round = 0
+        self.phase = 0
 
     def run(self) -> Iterator[Any]:
         count, index = self.op.count, self.op.index
-        if self.round == 0:
+        if self.phase == 0:
             for x in islice(self.source(), count - self.position):
                 if self.position == index:
                     self.first = [x]
                 self.position += 1
             if 0 < self.position < count:
-                self.round = 2  # an error is told once: what ignores errors ends here
+                self.phase = 2  # an error is told once: what ignores errors ends here
                 raise invalid(
                     f"Could not apply sharding: the dataset only has {self.position} file(s) or element(s), which is not enough"
                     f" for the required {count} shards/workers. Split your files into more, smaller ones,"
                     " or use ShardingPolicy.DATA or DYNAMIC."
                 )
-            self.position, self.round = 0, 1
-        if self.round == 1:
+            self.position, self.phase = 0, 1
+        if self.phase == 1:
             if self.first:
                 yield self.first.pop()
             yield from super().run()
 
     def state(self) -> dict[str, Any]:
-        return super().state() | {"first": save_elements(self.first), "round": self.round}
+        return super().state() | {"first": save_elements(self.first), "round": self.phase}
 
     def load(self, state: dict[str, Any]) -> None:
         super().load(state)
-        self.first, self.round = load_elements(state["first"]), state["round"]
+        self.first, self.phase = load_elements(state["first"]), state["round"]
 
 
 @operator("shard", _ShardNode)

@@ -18,32 +18,34 @@ from zmqdist.data.iterators import Context, OperatorNode
 from zmqdist.errors import CancelledError
 
 
-class Opening:
+class DeferredNode:
     """Stands in a node's place, and makes it at the first read.
 
     Attributes:
       opened: set when it has been opened, or never will be.
     """
 
-    def __init__(self, made: Callable[[], DatasetLike], context: Context, before: threading.Event | None) -> None:
+    def __init__(
+        self, make_dataset: Callable[[], DatasetLike], context: Context, previous: threading.Event | None
+    ) -> None:
         """
         Args:
           made: makes the dataset.
           before: `opened` of the one that is opened before this one.
         """
-        self._made = made
+        self._make_dataset = make_dataset
         self._context = context
-        self._before = before
+        self._previous = previous
         self._lock = threading.Lock()
         self._node: OperatorNode | None = None
         self._saved: dict[str, Any] | None = None
-        self._over = False
+        self._failed = False
         self._abandoned = False
         self.opened = threading.Event()
 
     def stream(self) -> Iterator[Any]:
         """As `OperatorNode.stream`; the first call opens the dataset."""
-        if self._over:
+        if self._failed:
             return iter(())
         return self.open().stream()
 
@@ -53,10 +55,10 @@ class Opening:
             try:
                 self._node = self._open()
             except BaseException:
-                self._over = True
+                self._failed = True
                 raise
             finally:
-                self._before = None
+                self._previous = None
                 self.opened.set()
             with self._lock:
                 abandoned = self._abandoned
@@ -65,9 +67,9 @@ class Opening:
         return self._node
 
     def _open(self) -> OperatorNode:
-        dataset = self._made()
-        if self._before is not None:
-            self._before.wait()
+        dataset = self._make_dataset()
+        if self._previous is not None:
+            self._previous.wait()
         if self._abandoned:
             raise CancelledError("the iterator was closed")
         node = self._context.inner().open(dataset)
@@ -96,12 +98,12 @@ class Opening:
 
     def state_dict(self) -> dict[str, Any]:
         """The node's state, None before it is opened."""
-        return {"over": self._over, "node": self._node and self._node.state_dict()}
+        return {"over": self._failed, "node": self._node and self._node.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Open it and go on where `state_dict` was called."""
-        self._over, self._saved = state["over"], state["node"]
-        if self._over:
+        self._failed, self._saved = state["over"], state["node"]
+        if self._failed:
             self.opened.set()
         else:
             self.open()

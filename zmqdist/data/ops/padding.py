@@ -18,13 +18,13 @@ from zmqdist.data.structure import (
     UNKNOWN_SPEC,
     check_end,
     check_leaves,
+    checked_int,
     invalid,
     leaves_of,
     map_specs,
     plain_dtype,
     spec_of,
     stack,
-    whole,
 )
 from zmqdist.errors import DataLossError
 from zmqdist.specs import TensorSpec
@@ -52,7 +52,7 @@ def pad(leaves: Sequence[Any], shape: Sequence[int | None], value: Any) -> Any:
         if array.ndim != len(shape) or plain_dtype(array.dtype) != plain_dtype(dtype):
             raise invalid(f"cannot pad {array.dtype} of shape {array.shape} to shape {tuple(shape)} of {dtype}")
     largest = [max(sizes) for sizes in zip(*(array.shape for array in arrays), strict=True)]
-    sizes = [most if wanted is None else wanted for most, wanted in zip(largest, shape, strict=True)]
+    sizes = [most if target is None else target for most, target in zip(largest, shape, strict=True)]
     if any(most > size for most, size in zip(largest, sizes, strict=True)):
         raise DataLossError(
             f"Attempted to pad to a smaller size than the input element: {tuple(largest)} to {tuple(sizes)}"
@@ -64,7 +64,7 @@ def pad(leaves: Sequence[Any], shape: Sequence[int | None], value: Any) -> Any:
     return batch
 
 
-class _Together:
+class _LeafColumn:
     """The leaves of all elements that stand in one place, as one leaf."""
 
     __slots__ = ("leaves",)
@@ -80,7 +80,7 @@ class _PaddedNode(GatheringNode):
         _check_arrays(spec)
         shapes = _shapes(self.op.shapes, spec)
         values = _values(self.op.values, nest.flatten(spec))
-        columns = nest.flatten(stack(elements, _Together))
+        columns = nest.flatten(stack(elements, _LeafColumn))
         padded = [pad(column.leaves, *to) for column, *to in zip(columns, shapes, values, strict=True)]
         return nest.pack_sequence_as(first, padded)
 
@@ -118,7 +118,7 @@ def _shapes(shapes: Any, spec: Any) -> list[Any]:
 
 def _shape(shape: Any) -> Any:
     sizes = [shape] if isinstance(shape, (int, np.integer)) else list(shape)
-    counts = [None if size is None else whole(size, "padded_shapes") for size in sizes]
+    counts = [None if size is None else checked_int(size, "padded_shapes") for size in sizes]
     return tuple(None if count is None or count < 0 else count for count in counts)
 
 
@@ -130,13 +130,13 @@ def _values(values: Any, leaves: Sequence[Any]) -> list[Any]:
     for value, leaf in zip(found, leaves, strict=True):
         if value is None:
             continue
-        given, wanted = np.asarray(value), leaf.dtype
+        array, dtype = np.asarray(value), leaf.dtype
         weak = isinstance(value, (bool, int, float)) and not isinstance(value, np.generic)
-        fits = given.dtype.kind == wanted.kind or (weak and given.dtype.kind == "i" and wanted.kind in "uf")
-        if not fits or (not weak and plain_dtype(given.dtype) != plain_dtype(wanted)):
-            raise TypeError(f"padding value {value!r} ({given.dtype}) does not fit elements of {wanted}")
-        if wanted.kind in "iu" and not np.iinfo(wanted).min <= value <= np.iinfo(wanted).max:
-            raise TypeError(f"padding value {value!r} does not fit elements of {wanted}")
+        fits = array.dtype.kind == dtype.kind or (weak and array.dtype.kind == "i" and dtype.kind in "uf")
+        if not fits or (not weak and plain_dtype(array.dtype) != plain_dtype(dtype)):
+            raise TypeError(f"padding value {value!r} ({array.dtype}) does not fit elements of {dtype}")
+        if dtype.kind in "iu" and not np.iinfo(dtype).min <= value <= np.iinfo(dtype).max:
+            raise TypeError(f"padding value {value!r} does not fit elements of {dtype}")
         check_end(value)
     return found
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from zmqdist.data.interfaces import DatasetLike
 from zmqdist.data.iterators import BufferedError, Context, OperatorNode, load_elements, save_elements
-from zmqdist.data.ops.background import Room, ahead_max, in_order, threads_for
+from zmqdist.data.ops.background import ReadAheadLimit, ahead_max, in_order, threads_for
 from zmqdist.data.structure import READY, element
 
 _END = object()
@@ -48,8 +48,8 @@ class MapThreads:
     Who goes to sleep says so before it looks for something to do once more; who brings something looks behind that whether anybody sleeps.
     """
 
-    def __init__(self, size: int, call: Callable[[Any], Any]) -> None:
-        self._size, self._call = size, call
+    def __init__(self, size: int, function: Callable[[Any], Any]) -> None:
+        self._size, self._function = size, function
         self._todo: deque[MapCall] = deque()
         self._threads: list[threading.Thread] = []
         self._work = threading.Condition()
@@ -58,9 +58,9 @@ class MapThreads:
         self._done = threading.Condition()
         self._awaited: Any = None
 
-    def add(self, piece: MapCall) -> None:
+    def add(self, call: MapCall) -> None:
         """Have it done."""
-        self._todo.append(piece)
+        self._todo.append(call)
         if self._idle:
             with self._work:
                 if self._idle:  # who is woken is not idle any more: the next piece is for another
@@ -71,15 +71,15 @@ class MapThreads:
             self._threads.append(thread)
             thread.start()
 
-    def wait(self, pieces: Sequence[MapCall], ordered: bool) -> MapCall:
+    def wait(self, calls: Sequence[MapCall], ordered: bool) -> MapCall:
         """The first of them when it is done; one that is done, where the order does not matter."""
         with self._done:
-            self._awaited = pieces[0] if ordered else _ANY
+            self._awaited = calls[0] if ordered else _ANY
             try:
                 while True:
-                    for piece in pieces:
-                        if piece.done:
-                            return piece
+                    for call in calls:
+                        if call.done:
+                            return call
                         if ordered:
                             break
                     self._done.wait()
@@ -101,10 +101,10 @@ class MapThreads:
                 thread.join()
 
     def _run(self) -> None:
-        todo, call = self._todo, self._call
+        todo, function = self._todo, self._function
         while not self._stop:
             try:
-                piece = todo.popleft()
+                call = todo.popleft()
             except IndexError:
                 with self._work:
                     self._idle += 1
@@ -114,11 +114,11 @@ class MapThreads:
                         self._work.wait()
                 continue
             try:
-                piece.y = call(piece.x)
+                call.y = function(call.x)
             except BaseException as error:  # the reader's to see, whatever it is
-                piece.y = BufferedError(error)
-            piece.done = True
-            if self._awaited is piece or self._awaited is _ANY:
+                call.y = BufferedError(error)
+            call.done = True
+            if self._awaited is call or self._awaited is _ANY:
                 with self._done:
                     self._done.notify_all()
 
@@ -130,42 +130,42 @@ class ParallelNode(OperatorNode):
         super().__init__(dataset, context)
         self.threads = threads_for(self.op.parallel, context)
         self.ordered = in_order(self.op.deterministic, context)
-        self.room = Room(self.threads, ahead_max(context))
+        self.limit = ReadAheadLimit(self.threads, ahead_max(context))
         self.pending: deque[MapCall] = deque()
-        self._crew: MapThreads | None = None
+        self._pool: MapThreads | None = None
         context.openings.waits = True
 
     def feed(self) -> Iterator[Any]:
         """What the function is called with, from here on."""
         return self.source()
 
-    def call(self) -> Callable[[Any], Any]:
+    def function(self) -> Callable[[Any], Any]:
         """The function."""
         raise NotImplementedError
 
     def run(self) -> Iterator[Any]:
-        pending, room = self.pending, self.room
+        pending, limit = self.pending, self.limit
         while True:
-            if len(pending) <= room.low:
+            if len(pending) <= limit.low:
                 self._fill()
                 if not pending:
                     return
-            piece = pending[0]
-            if not piece.done:
-                assert self._crew is not None
-                piece = self._crew.wait(pending, self.ordered)
-            if piece is pending[0]:
+            call = pending[0]
+            if not call.done:
+                assert self._pool is not None
+                call = self._pool.wait(pending, self.ordered)
+            if call is pending[0]:
                 pending.popleft()
             else:
-                pending.remove(piece)
-            if type(piece.y) is BufferedError:
-                raise piece.y.error
-            yield piece.y
+                pending.remove(call)
+            if type(call.y) is BufferedError:
+                raise call.y.error
+            yield call.y
 
     def _fill(self) -> None:
-        self.room.turn()
+        self.limit.run_finished()
         feed = self.feed()
-        while len(self.pending) < self.room.size:
+        while len(self.pending) < self.limit.size:
             try:
                 x = next(feed, _END)
             except Exception as error:
@@ -177,27 +177,27 @@ class ParallelNode(OperatorNode):
             self._add(x)
 
     def _add(self, x: Any) -> None:
-        piece = MapCall(x)
-        self.pending.append(piece)
+        call = MapCall(x)
+        self.pending.append(call)
         if type(x) is BufferedError:
-            piece.y, piece.done = x, True
+            call.y, call.done = x, True
             return
-        if self._crew is None:
-            self._crew = MapThreads(self.threads, self.call())
-        self._crew.add(piece)
+        if self._pool is None:
+            self._pool = MapThreads(self.threads, self.function())
+        self._pool.add(call)
 
     def close(self) -> None:
         super().close()
-        crew, self._crew = self._crew, None
-        if crew is not None:
-            crew.close()
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.close()
 
     def state(self) -> dict[str, Any]:
-        return {"pending": save_elements([piece.x for piece in self.pending])}
+        return {"pending": save_elements([call.x for call in self.pending])}
 
     def load(self, state: dict[str, Any]) -> None:
-        if self._crew is not None:
-            self._crew.drop()
+        if self._pool is not None:
+            self._pool.drop()
         self.pending.clear()
         for x in load_elements(state["pending"]):
             self._add(x)
@@ -206,7 +206,7 @@ class ParallelNode(OperatorNode):
 class ParallelMapNode(ParallelNode):
     """The function of map, in threads."""
 
-    def call(self) -> Callable[[Any], Any]:
+    def function(self) -> Callable[[Any], Any]:
         return _Call(self.op.fitting().value)
 
 

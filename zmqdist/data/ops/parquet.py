@@ -51,32 +51,32 @@ class _ParquetNode(OperatorNode):
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)
-        self.place: tuple[str, int] | None = None
+        self.current: tuple[str, int] | None = None
         self.done = 0
 
     def run(self) -> Iterator[Any]:
-        if self.place:
+        if self.current:
             yield from self._rest()
-        for named in self.source():
-            path, group = named if isinstance(named, tuple) else (named, -1)
-            self.place, self.done = (str(path), int(group)), 0
+        for item in self.source():
+            path, group = item if isinstance(item, tuple) else (item, -1)
+            self.current, self.done = (str(path), int(group)), 0
             yield from self._rest()
 
     def _rest(self) -> Iterator[Any]:
-        place, self.place = self.place, None  # an error of this row group is its end
-        assert place is not None
-        for x in islice(self.op.elements(*place), self.done, None):
-            self.place = place
+        current, self.current = self.current, None  # an error of this row group is its end
+        assert current is not None
+        for x in islice(self.op.elements(*current), self.done, None):
+            self.current = current
             self.done += 1
             yield x
-            self.place = None
-        self.place = None
+            self.current = None
+        self.current = None
 
     def state(self) -> dict[str, Any]:
-        return {"place": self.place, "done": self.done}
+        return {"place": self.current, "done": self.done}
 
     def load(self, state: dict[str, Any]) -> None:
-        self.place, self.done = state["place"] and tuple(state["place"]), state["done"]
+        self.current, self.done = state["place"] and tuple(state["place"]), state["done"]
 
 
 @operator("parquet", _ParquetNode)
@@ -134,11 +134,11 @@ class Parquet(Op):
 
 def checked_columns(file: Any, columns: Sequence[str] | None, path: str) -> list[str]:
     """The columns to read. Raises InvalidArgumentError for one that is not there."""
-    there = file.schema_arrow.names
-    missing = [name for name in columns or () if name not in there]
+    available = file.schema_arrow.names
+    missing = [name for name in columns or () if name not in available]
     if missing:
-        raise invalid(f"{path} has no column {', '.join(map(repr, missing))}, but {', '.join(map(repr, there))}")
-    return list(there if columns is None else columns)
+        raise invalid(f"{path} has no column {', '.join(map(repr, missing))}, but {', '.join(map(repr, available))}")
+    return list(available if columns is None else columns)
 
 
 def _values(column: Any, name: str, path: str) -> Any:

@@ -49,7 +49,7 @@ def checked_compression(compression: Any) -> str:
 def open_file(path: str, compression: str) -> IO[bytes]:
     """A file to read, decompressed. Raises NotFoundError where there is none."""
     try:
-        return storage.unpressed(storage.open_read(path), compression)
+        return storage.decompressing(storage.open_read(path), compression)
     except FileNotFoundError:
         raise NotFoundError(f"{path}: No such file") from None
 
@@ -109,7 +109,7 @@ class FileReader(Op):
         """For the node of interleave."""
         return default_cycle_length(self.parallel) if self.parallel == AUTOTUNE else self.parallel
 
-    def made(self, name: Any) -> DatasetLike:
+    def dataset_of(self, name: Any) -> DatasetLike:
         """The dataset of one file."""
         return make(replace(self, parallel=0), [make(Tensors.build(name))])
 

@@ -31,7 +31,7 @@ from zmqdist.data.ops.base import Op, PickledFunction
 from zmqdist.data.ops.snapshots import OpenFile, SavedFiles
 from zmqdist.data.ops.sources import Slices
 from zmqdist.data.ops.windows import int_scalar
-from zmqdist.data.structure import invalid, read_only, whole
+from zmqdist.data.structure import checked_int, invalid, read_only
 from zmqdist.errors import DataLossError, FailedPreconditionError, NotFoundError, UnimplementedError
 from zmqdist.files import open_regular
 
@@ -67,9 +67,9 @@ class RunWriter:
         self.count = 0
         os.makedirs(os.path.join(path, self._run), exist_ok=place is not None)
         if place is not None:
-            self._go_on(place)
+            self._resume(place)
 
-    def _go_on(self, place: dict[str, Any]) -> None:
+    def _resume(self, place: dict[str, Any]) -> None:
         self.count = place["count"]
         for name in os.listdir(os.path.join(self._path, self._run)):
             size = place["sizes"].get(name)
@@ -112,7 +112,7 @@ class RunWriter:
     def finish(self, spec: Any) -> None:
         """Make it the folder's newest run."""
         self._close()
-        told = {
+        metadata = {
             "run": self._run,
             "count": self.count,
             "compression": self._compression,
@@ -121,7 +121,7 @@ class RunWriter:
         }
         new = os.path.join(self._path, f"{_METADATA}.{self._run}")
         with open(new, "w") as text:
-            json.dump(told, text)
+            json.dump(metadata, text)
         os.replace(new, os.path.join(self._path, _METADATA))
 
     def give_up(self) -> None:
@@ -131,14 +131,14 @@ class RunWriter:
         shutil.rmtree(os.path.join(self._path, self._run), ignore_errors=True)
 
 
-def _run_name(told: Any) -> str:
+def _run_name(name: Any) -> str:
     """The name of a run's folder, as a file says it: never a path to somewhere else, where a save that goes on would delete files.
 
     Raises ValueError.
     """
-    if not isinstance(told, str) or not _RUN_NAME.fullmatch(told):
-        raise ValueError(f"no run of a saved dataset is called {told!r:.100}")
-    return told
+    if not isinstance(name, str) or not _RUN_NAME.fullmatch(name):
+        raise ValueError(f"no run of a saved dataset is called {name!r:.100}")
+    return name
 
 
 def save(
@@ -152,7 +152,7 @@ def save(
     if dataset.cardinality() == INFINITE_CARDINALITY:
         raise invalid("Saving an infinite dataset is not allowed")
     if checkpoints is not None:
-        _save_with(checkpoints, dataset, path, compression, shard_func)
+        _save_with_checkpoints(checkpoints, dataset, path, compression, shard_func)
         return
     writer = RunWriter(path, compression, shard_func)
     try:
@@ -172,32 +172,32 @@ class Checkpoints:
     interval: int
 
     @classmethod
-    def of(cls, told: Any) -> Checkpoints | None:
+    def of(cls, args: Any) -> Checkpoints | None:
         """From `checkpoint_args`. Raises ValueError for what they cannot be."""
-        if told is None:
+        if args is None:
             return None
-        unknown = set(told) - {"directory", "checkpoint_interval", "max_to_keep", "step_counter"}
-        if unknown or "directory" not in told:
+        unknown = set(args) - {"directory", "checkpoint_interval", "max_to_keep", "step_counter"}
+        if unknown or "directory" not in args:
             raise ValueError(
-                f"checkpoint_args has a `directory`, and perhaps a `checkpoint_interval`, not {sorted(told)}"
+                f"checkpoint_args has a `directory`, and perhaps a `checkpoint_interval`, not {sorted(args)}"
             )
-        interval = whole(told.get("checkpoint_interval", CHECKPOINT_ELEMENTS), "checkpoint_interval")
+        interval = checked_int(args.get("checkpoint_interval", CHECKPOINT_ELEMENTS), "checkpoint_interval")
         if interval < 1:
             raise ValueError(f"`checkpoint_interval` must be > 0, not {interval}")
-        return cls(os.fspath(told["directory"]), interval)
+        return cls(os.fspath(args["directory"]), interval)
 
-    def kept(self) -> dict[str, Any] | None:
+    def read_place(self) -> dict[str, Any] | None:
         """The place of a save that was interrupted."""
         with contextlib.suppress(FileNotFoundError), open_regular(self._name()) as file:
             return json.load(file)  # type: ignore[no-any-return]
         return None
 
-    def keep(self, place: dict[str, Any]) -> None:
+    def write_place(self, place: dict[str, Any]) -> None:
         """Replace the place, in one step."""
         os.makedirs(self.directory, exist_ok=True)
         storage.write(self._name(), json.dumps(place).encode())
 
-    def done(self) -> None:
+    def remove_place(self) -> None:
         """The run is complete: there is nothing to go on with."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._name())
@@ -206,7 +206,7 @@ class Checkpoints:
         return os.path.join(self.directory, "save.json")
 
 
-def _save_with(
+def _save_with_checkpoints(
     checkpoints: Checkpoints, dataset: DatasetLike, path: str, compression: str, shard_func: Callable[..., Any] | None
 ) -> None:
     """Write a run, or the rest of one; what is there stays there when it fails.
@@ -214,19 +214,19 @@ def _save_with(
     Raises:
       FailedPreconditionError: the place belongs to a save of something else.
     """
-    told = {"fingerprint": dataset.fingerprint(), "path": os.path.abspath(path), "compression": compression}
-    kept = checkpoints.kept()
-    if kept is not None and {name: kept[name] for name in told} != told:
+    identity = {"fingerprint": dataset.fingerprint(), "path": os.path.abspath(path), "compression": compression}
+    saved = checkpoints.read_place()
+    if saved is not None and {name: saved[name] for name in identity} != identity:
         raise FailedPreconditionError(
             f"{checkpoints.directory} keeps the place of a save of another dataset or to another folder: delete it",
         )
-    writer = RunWriter(path, compression, shard_func, kept and kept["place"])
+    writer = RunWriter(path, compression, shard_func, saved and saved["place"])
     with iter(dataset) as iterator:
-        if kept is not None:
-            iterator.load_state_dict(kept["state"])
+        if saved is not None:
+            iterator.load_state_dict(saved["state"])
         try:
             while True:
-                checkpoints.keep(told | {"place": writer.pause(), "state": iterator.state_dict()})
+                checkpoints.write_place(identity | {"place": writer.pause(), "state": iterator.state_dict()})
                 before = writer.count
                 for x in islice(iterator, checkpoints.interval):
                     writer.write(x)
@@ -235,7 +235,7 @@ def _save_with(
         finally:
             writer.pause()
     writer.finish(dataset.element_spec)
-    checkpoints.done()
+    checkpoints.remove_place()
 
 
 def load(
@@ -247,34 +247,34 @@ def load(
       NotFoundError: there is none, and nobody shall wait. ValueError: another spec; of a snapshot, another compression, or whoever
         wrote it failed. DataLossError: another compression.
     """
-    kind, told = _metadata(path, wait)
-    spec = spec_from_json(told["spec"])
+    kind, metadata = _metadata(path, wait)
+    spec = spec_from_json(metadata["spec"])
     if element_spec is not None and element_spec != spec:
         raise ValueError(f"User specified element_spec {element_spec}, but the actual element_spec is {spec}.")
-    actual = told["compression"]
+    actual = metadata["compression"]
     if kind == snapshot_layout.METADATA:
         return snapshots.load(path, spec, actual, compression, reader_func)
     if compression is not None and snapshots.checked_compression(compression) != actual:
         raise DataLossError(
             f"User specified compression {compression}, but the actual compression is {actual or None}."
         )
-    return _load_run(path, told, spec, actual, reader_func)
+    return _load_run(path, metadata, spec, actual, reader_func)
 
 
-def _load_run(path: str, told: Any, spec: Any, compression: str, reader_func: Callable[..., Any] | None) -> Any:
+def _load_run(path: str, metadata: Any, spec: Any, compression: str, reader_func: Callable[..., Any] | None) -> Any:
     try:
-        run = _run_name(told["run"])
-        if strange := [name for name in told["files"] if not _FILE_NAME.fullmatch(name)]:
+        run = _run_name(metadata["run"])
+        if strange := [name for name in metadata["files"] if not _FILE_NAME.fullmatch(name)]:
             raise ValueError(f"no file of a run is called {strange[0]!r:.100}")
     except (ValueError, TypeError, KeyError) as error:
         raise DataLossError(f"{path}/{_METADATA}: corrupted record: {error}") from None
-    names = [os.path.join(path, run, name) for name in told["files"]]
+    names = [os.path.join(path, run, name) for name in metadata["files"]]
     files: Any = make(Slices.build(names or [""]))
     if not names:
         files = files.take(0)
     if reader_func is not None:
         return reader_func(files.map(OpenFile(spec, compression)))
-    return make(SavedFiles(compression, spec, len(names), told["count"]), [files])
+    return make(SavedFiles(compression, spec, len(names), metadata["count"]), [files])
 
 
 def _metadata(path: str, wait: bool) -> tuple[str, dict[str, Any]]:

@@ -12,7 +12,7 @@ from zmqdist.data.constants import UNKNOWN_CARDINALITY
 from zmqdist.data.interfaces import DatasetLike, operator
 from zmqdist.data.iterators import Context, OperatorNode, load_elements, save_elements
 from zmqdist.data.ops.base import Op
-from zmqdist.data.structure import invalid, whole
+from zmqdist.data.structure import checked_int, invalid
 
 
 class _ShuffleNode(OperatorNode):
@@ -62,7 +62,7 @@ class Shuffle(Op):
     @classmethod
     def checked(cls, size: Any) -> int:
         """The size of the buffer. Raises InvalidArgumentError for none, TypeError for what is no whole number."""
-        count = whole(size, "buffer_size")
+        count = checked_int(size, "buffer_size")
         if count < 1 and count != UNKNOWN_CARDINALITY:
             raise invalid(f"buffer_size must be greater than zero or UNKNOWN_CARDINALITY, not {size}")
         return count

@@ -89,7 +89,7 @@ class _ChunkFilesNode(OperatorNode):
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)
-        self.given: dict[int, int] = {}
+        self.emitted: dict[int, int] = {}
         self.splits = context.next_splits()
         self._abandoned = threading.Event()
 
@@ -98,15 +98,15 @@ class _ChunkFilesNode(OperatorNode):
 
     def run(self) -> Iterator[Any]:
         if self.splits is not None:
-            yield from self._dealt()
+            yield from self._run_splits()
             return
         delay = POLL_S[0]
         while True:
             done = self._is_done()
             for chunk in snapshot_layout.committed(self.op.path):
-                expected = self.given.get(chunk.stream, 0)
+                expected = self.emitted.get(chunk.stream, 0)
                 if chunk.index == expected:
-                    self.given[chunk.stream] = expected + 1
+                    self.emitted[chunk.stream] = expected + 1
                     delay = POLL_S[0]
                     yield self._path(chunk)
                 elif chunk.index > expected and done:
@@ -116,7 +116,7 @@ class _ChunkFilesNode(OperatorNode):
             self._wait(delay)
             delay = min(POLL_S[1], delay * 1.5)
 
-    def _dealt(self) -> Iterator[Any]:
+    def _run_splits(self) -> Iterator[Any]:
         chunks: list[snapshot_layout.CommittedChunk] | None = None
         assert self.splits is not None
         for position in self.splits:
@@ -149,13 +149,13 @@ class _ChunkFilesNode(OperatorNode):
     def state(self) -> dict[str, Any]:
         if self.splits is not None:
             return {"dealt": self.splits.state()}
-        return {"given": sorted(self.given.items())}
+        return {"given": sorted(self.emitted.items())}
 
     def load(self, state: dict[str, Any]) -> None:
         if self.splits is not None:
             self.splits.load(state["dealt"])
         else:
-            self.given = dict(state["given"])
+            self.emitted = dict(state["given"])
 
 
 @operator("chunk_files", _ChunkFilesNode)
@@ -208,12 +208,12 @@ class Chunks(Op):
     def per_split(self) -> Fraction | None:
         return None if self.cycle_length == 1 else super().per_split()
 
-    def made(self, x: Any) -> DatasetLike:
+    def dataset_of(self, x: Any) -> DatasetLike:
         """The dataset of a file."""
         return OpenFile(self.spec, self.compression)(x)
 
 
-def load(path: str, spec: Any, compression: str, wanted: str | None, reader_func: Callable[..., Any] | None) -> Any:
+def load(path: str, spec: Any, compression: str, requested: str | None, reader_func: Callable[..., Any] | None) -> Any:
     """The elements of a distributed snapshot.
 
     By default as many chunks are open at once as there are processors, and give an element each in turn; of one that is being
@@ -226,10 +226,10 @@ def load(path: str, spec: Any, compression: str, wanted: str | None, reader_func
     error = snapshot_layout.read_error(path)
     if error is not None:
         raise invalid(f"{path}: {type(error).__name__}: {error}: The save job failed to write it.")
-    if wanted is not None and checked_compression(wanted) != compression:
-        raise invalid(f"User specified compression {wanted}, but the actual compression is {compression or None}.")
+    if requested is not None and checked_compression(requested) != compression:
+        raise invalid(f"User specified compression {requested}, but the actual compression is {compression or None}.")
     files: Any = make(ChunkFiles(path))
     if reader_func is not None:
         return reader_func(files.map(OpenFile(spec, compression)))
-    whole = storage.exists(snapshot_layout.snapshot_done_path(path))
-    return make(Chunks(compression, spec, (os.cpu_count() or 1) if whole else 1), [files])
+    complete = storage.exists(snapshot_layout.snapshot_done_path(path))
+    return make(Chunks(compression, spec, (os.cpu_count() or 1) if complete else 1), [files])

@@ -117,14 +117,14 @@ class Range(Indexed):
             raise invalid("step must not be zero")
         if not all(isinstance(one, int) or math.isfinite(one) for one in (start, stop, step)):
             raise invalid(f"a range has finite bounds, not {start}, {stop}, {step}")
-        kept = np.dtype(dtype)
-        made = cls(start, stop, step, kept.str)
-        if kept.kind in "iu" and made.count():
-            bits = 8 * kept.itemsize - (kept.kind == "i")
-            low, high = (-(2**bits) if kept.kind == "i" else 0), 2**bits - 1
+        numpy_dtype = np.dtype(dtype)
+        made = cls(start, stop, step, numpy_dtype.str)
+        if numpy_dtype.kind in "iu" and made.count():
+            bits = 8 * numpy_dtype.itemsize - (numpy_dtype.kind == "i")
+            low, high = (-(2**bits) if numpy_dtype.kind == "i" else 0), 2**bits - 1
             for end in made.ends():
                 if not low <= int(end) <= high:
-                    raise invalid(f"range({start}, {stop}, {step}) holds {end}, which {kept} does not")
+                    raise invalid(f"range({start}, {stop}, {step}) holds {end}, which {numpy_dtype} does not")
         return made
 
     def ends(self) -> tuple[int | float, int | float]:
@@ -205,11 +205,11 @@ class Slices(Indexed):
     @classmethod
     def build(cls, value: Any) -> Slices:
         """Raises ValueError for scalars, for leaves of different lengths, and for composites."""
-        kept = element(value)
-        if any(type(one) in COMPOSITES for one in structure.leaves_of(kept)):
+        converted = element(value)
+        if any(type(one) in COMPOSITES for one in structure.leaves_of(converted)):
             raise ValueError("Ragged and Sparse are taken apart by from_tensors(...).unbatch()")
-        structure.length_of(kept)
-        return cls(kept)
+        structure.length_of(converted)
+        return cls(converted)
 
     def count(self) -> int:
         return len(nest.flatten(self.value)[0])
@@ -251,11 +251,11 @@ class Elements(Indexed):
         return self.spec
 
 
-def _fitting(item: Any, spec: Any, what: str) -> Any:
+def _fitting(item: Any, spec: Any, origin: str) -> Any:
     try:
         return as_spec(item, spec)
     except InvalidArgumentError as error:
-        raise invalid(f"{what} gave something else than its output_signature says: {error.message}") from None
+        raise invalid(f"{origin} gave something else than its output_signature says: {error.message}") from None
 
 
 @operator("from_source", _IndexedNode)
@@ -278,7 +278,7 @@ class Source(Indexed):
         return UNKNOWN_SPEC if self.output_signature is None else self.output_signature
 
 
-_PLACES = (("get_state", "set_state"), ("state_dict", "load_state_dict"))
+_STATE_METHODS = (("get_state", "set_state"), ("state_dict", "load_state_dict"))
 """Methods of iterators that can tell their place and go on there: Grain's, and those of stateful loaders for torch."""
 
 
@@ -291,16 +291,16 @@ class _GeneratorNode(OperatorNode):
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)
         self.read = 0
-        self.place: Any = None
+        self.iterator_state: Any = None
         self._items: Iterator[Any] | None = None
         self.ended = False
 
     def _opened(self) -> Iterator[Any]:
         if self._items is None:
             self._items = iter(self.op.function.value(*map(read_only, self.op.args)))
-            _, go_on = _place_methods(self._items)
-            if self.place is not None and go_on is not None:
-                go_on(structure.from_json(self.place))
+            _, set_state = _state_methods(self._items)
+            if self.iterator_state is not None and set_state is not None:
+                set_state(structure.from_json(self.iterator_state))
             else:
                 for _ in range(self.read):
                     next(self._items, None)
@@ -329,22 +329,22 @@ class _GeneratorNode(OperatorNode):
                 raise  # else the thread that is in it, while another closes the iterator, drops it
 
     def state(self) -> dict[str, Any]:
-        tell, _ = _place_methods(self._items)
-        if tell is not None:
+        get_state, _ = _state_methods(self._items)
+        if get_state is not None:
             with contextlib.suppress(InvalidArgumentError):
-                self.place = structure.to_json(tell())
-        return {"read": self.read, "ended": self.ended, "place": self.place}
+                self.iterator_state = structure.to_json(get_state())
+        return {"read": self.read, "ended": self.ended, "place": self.iterator_state}
 
     def load(self, state: dict[str, Any]) -> None:
         self._items = None
-        self.read, self.ended, self.place = state["read"], state["ended"], state.get("place")
+        self.read, self.ended, self.iterator_state = state["read"], state["ended"], state.get("place")
 
 
-def _place_methods(items: Any) -> tuple[Any, Any]:
+def _state_methods(items: Any) -> tuple[Any, Any]:
     """(tell the place, go on there) of an iterator, or two None."""
-    for tell, go_on in _PLACES:
-        if hasattr(items, tell) and hasattr(items, go_on):
-            return getattr(items, tell), getattr(items, go_on)
+    for get_state, set_state in _STATE_METHODS:
+        if hasattr(items, get_state) and hasattr(items, set_state):
+            return getattr(items, get_state), getattr(items, set_state)
     return None, None
 
 

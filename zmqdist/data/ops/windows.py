@@ -18,10 +18,10 @@ from zmqdist.data.iterators import Context, OperatorNode, load_elements, save_el
 from zmqdist.data.ops.base import Op, PickledFunction, finite
 from zmqdist.data.ops.combining import returned_dataset
 from zmqdist.data.ops.sources import Elements
-from zmqdist.data.structure import UNKNOWN_SPEC, DatasetSpec, NoElements, invalid, spec_of, whole
+from zmqdist.data.structure import UNKNOWN_SPEC, DatasetSpec, NoElements, checked_int, invalid, spec_of
 
 
-def gathered(elements: list[Any], spec: Any = UNKNOWN_SPEC) -> DatasetLike:
+def dataset_of_elements(elements: list[Any], spec: Any = UNKNOWN_SPEC) -> DatasetLike:
     """Elements as a dataset; its spec is that of the first where it is not given."""
     return make(Elements(tuple(elements), spec_of(elements[0]) if spec is UNKNOWN_SPEC else spec))
 
@@ -30,9 +30,9 @@ def _columns(elements: list[Any]) -> Any:
     """A structure of datasets, one for each leaf, as window gives them."""
     first = elements[0]
     if not isinstance(first, (tuple, dict)):
-        return gathered(elements)
+        return dataset_of_elements(elements)
     columns = zip(*map(nest.flatten, elements), strict=True)
-    return nest.pack_sequence_as(first, [gathered(list(column)) for column in columns])
+    return nest.pack_sequence_as(first, [dataset_of_elements(list(column)) for column in columns])
 
 
 class _WindowNode(OperatorNode):
@@ -86,11 +86,11 @@ class Window(Op):
     @classmethod
     def build(cls, size: int, shift: int | None, stride: int, drop_remainder: bool) -> Window:
         """Raises InvalidArgumentError for a number that is not positive, TypeError for one that is not whole."""
-        given = {"size": size, "shift": size if shift is None else shift, "stride": stride}
-        numbers = {what: whole(number, what) for what, number in given.items()}
-        for what, number in numbers.items():
+        arguments = {"size": size, "shift": size if shift is None else shift, "stride": stride}
+        numbers = {argument: checked_int(number, argument) for argument, number in arguments.items()}
+        for argument, number in numbers.items():
             if number < 1:
-                raise invalid(f"Window {what} must be greater than zero, not {number}")
+                raise invalid(f"Window {argument} must be greater than zero, not {number}")
         return cls(numbers["size"], numbers["shift"], numbers["stride"], bool(drop_remainder))
 
     def cardinality(self, inputs: tuple[int, ...]) -> int:
@@ -177,11 +177,11 @@ class _GroupNode(OperatorNode):
             self._open(key, load_elements(elements)).load_state_dict(state["inner"])
 
 
-def int_scalar(value: Any, what: str) -> int:
+def int_scalar(value: Any, argument: str) -> int:
     """What a function that gives numbers gave. Raises ValueError for anything but an integer scalar."""
     array = np.asarray(value)
     if array.shape != () or array.dtype.kind not in "iu":
-        raise ValueError(f"`{what}` must return a single int64, not {array.dtype} of shape {array.shape}")
+        raise ValueError(f"`{argument}` must return a single int64, not {array.dtype} of shape {array.shape}")
     return int(array)
 
 
@@ -212,5 +212,5 @@ class GroupByWindow(Op):
 
     def reduced(self, key: int, elements: list[Any], dataset: DatasetLike) -> DatasetLike:
         """What the function makes of a window of `dataset`'s input. Raises TypeError where that is no dataset."""
-        window = gathered(elements, dataset.inputs[0].known_spec)
+        window = dataset_of_elements(elements, dataset.inputs[0].known_spec)
         return returned_dataset(self.reduce_function.value(np.int64(key), window), "reduce_func")
