@@ -1,6 +1,6 @@
-"""Pipelines of elements: `Dataset`, and the servers that run them elsewhere.
+"""Pipelines of elements (`Dataset`) and the service that runs them in other processes (`service`).
 
-The names load their parts on first use: a pipeline needs no sockets.
+Each name is imported on first use, so that a pipeline without the service loads no sockets.
 """
 
 from __future__ import annotations
