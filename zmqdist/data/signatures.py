@@ -1,6 +1,7 @@
-"""Elements that fit a signature: what a user's function, generator or source gives, held against the spec that the user has promised.
+"""Signatures: checks that what a user function, generator or source returns fits the spec that the user has declared.
 
-Python's numbers and lists take the signature's dtypes where their value survives. What has a dtype is never cast: it fits, or is an error.
+Python numbers and lists are converted to the signature's dtypes if that keeps their value. A value that has a dtype is never cast: it fits,
+or it is an error.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ _ARRAYS = LEAVES - {str, bytes}
 
 
 def as_spec(value: Any, spec: Any, path: str = "element") -> Any:
-    """`value` as an element of a spec. Raises InvalidArgumentError where it does not fit; the text names the `place`."""
+    """Return `value` as an element of `spec`. Raises InvalidArgumentError, which names the `path` of the offending leaf, if it does not
+    fit.
+    """
     if isinstance(spec, TensorSpec):
         try:
             return _leaf(value, spec)
@@ -51,7 +54,7 @@ def _leaf(value: Any, spec: TensorSpec) -> Any:
 
 
 def exact_fit(spec: Any) -> Callable[[Any], bool]:
-    """What tells, in a fraction of a microsecond an array, whether a value is an element of a spec as it is."""
+    """Return a fast predicate: whether a value is an element of `spec` without conversion (a fraction of a microsecond per array)."""
     if isinstance(spec, TensorSpec):
         return _exact_leaf(spec)
     if isinstance(spec, tuple):
@@ -92,7 +95,7 @@ def _exact_leaf(spec: TensorSpec) -> Callable[[Any], bool]:
 
 
 class Fitting:
-    """A function whose results are elements of a spec."""
+    """A picklable function whose results are checked against a spec, and converted to it if necessary."""
 
     def __init__(self, function: Callable[..., Any], spec: Any, operator: str) -> None:
         self._args = function, spec, operator
@@ -110,5 +113,5 @@ class Fitting:
             return as_spec(value, spec)
         except InvalidArgumentError as error:
             raise invalid(
-                f"the function of {operator} gave something else than its output_signature says: {error.message}"
+                f"the function of {operator} returned something else than its output_signature says: {error.message}"
             ) from None
