@@ -628,5 +628,5 @@ def test_a_cut_cache_file_is_data_loss(tmp_path: Any) -> None:
     list(Dataset.range(4).cache(name))
     data = (tmp_path / "kept.data").read_bytes()
     (tmp_path / "kept.data").write_bytes(data[:-1])
-    with pytest.raises(DataLossError, match="cut off"):
+    with pytest.raises(DataLossError, match="truncated"):
         list(Dataset.range(4).cache(name))

@@ -113,5 +113,5 @@ class Fitting:
             return as_spec(value, spec)
         except InvalidArgumentError as error:
             raise invalid(
-                f"the function of {operator} returned something else than its output_signature says: {error.message}"
+                f"the function of {operator} gave something else than its output_signature says: {error.message}"
             ) from None

@@ -77,7 +77,7 @@ def invalid(message: str) -> InvalidArgumentError:
 
 
 def checked_int(value: Any, argument: str) -> int:
-    """Return an argument that has to be an integer. Raises TypeError for anything else, 2.7 included; `argument` names it in the message."""
+    """Return an argument that has to be an integer. Raises TypeError for anything else, 2.7 included, with the name of the `argument`."""
     try:
         return index(value)
     except TypeError:
