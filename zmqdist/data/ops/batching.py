@@ -1,4 +1,4 @@
-"""Elements of several elements and back: batch, unbatch, rebatch."""
+"""batch, unbatch and rebatch: several elements joined to one, and split again."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from zmqdist.specs import TensorSpec
 
 
 class GatheringNode(OperatorNode):
-    """Gathers elements into `held`, and makes one of them when there are enough.
+    """Collects elements in `held`, and joins them when there are enough.
 
-    An error of the input leaves `held` as it is: only the element that failed is lost.
+    An error of the input leaves `held` unchanged, so that only the failed element is lost.
     """
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
@@ -39,18 +39,18 @@ class GatheringNode(OperatorNode):
         self.held: list[Any] = []
 
     def join(self, elements: list[Any]) -> Any:
-        """One element of several."""
+        """Join several elements to one."""
         return stack(elements)
 
     def run(self) -> Iterator[Any]:
         size = self.op.size
         source = self.source()
         while True:
-            self.held.extend(islice(source, size - len(self.held)))  # what came before an error stays in it
+            self.held.extend(islice(source, size - len(self.held)))  # keeps the elements that came before an error
             held = self.held
             if len(held) < size:
                 break
-            self.held = []  # before `join`, whose error costs this batch
+            self.held = []  # before `join`: if that raises, this batch is lost, not repeated
             yield self.join(held)
         if held and not self.op.drop_remainder:
             self.held = []
@@ -65,17 +65,17 @@ class GatheringNode(OperatorNode):
 
 @dataclass(frozen=True)
 class Gathering(Op):
-    """Every `size` elements become one."""
+    """Joins each `size` elements to one."""
 
     size: int
     drop_remainder: bool = False
 
     @classmethod
     def checked(cls, size: Any) -> int:
-        """The size. Raises InvalidArgumentError for none, TypeError for what is no whole number."""
+        """Return the size as an int. Raises InvalidArgumentError if it is not positive, TypeError if it is not an integer."""
         count = checked_int(size, "batch_size")
         if count < 1:
-            raise invalid(f"BatchOp size must be greater than zero, not {size}")
+            raise invalid(f"batch_size must be greater than zero, not {size}")
         return count
 
     def cardinality(self, inputs: tuple[int, ...]) -> int:
@@ -91,7 +91,7 @@ class Gathering(Op):
 
 
 class _ParallelBatchNode(ParallelNode):
-    """Gathers elements into `held`, and has full batches stacked by threads."""
+    """Collects elements in `held`; threads stack the full batches."""
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)
@@ -121,7 +121,7 @@ class _ParallelBatchNode(ParallelNode):
 @operator("batch", GatheringNode)
 @dataclass(frozen=True)
 class BatchOp(Gathering):
-    """Stacks elements of one shape; in `parallel` threads where that is not 0."""
+    """Stacks elements of one shape; in `parallel` threads unless that is 0."""
 
     parallel: int = 0
     deterministic: bool | None = None
@@ -165,10 +165,10 @@ class _UnbatchNode(OperatorNode):
 @operator("unbatch", _UnbatchNode)
 @dataclass(frozen=True)
 class Unbatch(Op):
-    """Takes elements apart along axis 0."""
+    """Splits elements along axis 0."""
 
     known: int | None = None
-    """Rows of each input element, where the spec says it."""
+    """Rows of each input element, if the spec says it."""
 
     def cardinality(self, inputs: tuple[int, ...]) -> int:
         if self.known is None or inputs[0] == UNKNOWN_CARDINALITY:
@@ -183,7 +183,7 @@ class Unbatch(Op):
 
 
 def rows_in(spec: Any) -> int | None:
-    """The length along axis 0 that a spec promises for all leaves, if any. Raises ValueError for scalars and different lengths."""
+    """Return the length along axis 0 that a spec promises for all leaves, or None. Raises ValueError for scalars and different lengths."""
     sizes: set[int | None] = set()
     for one in leaves_of(spec):
         if type(one) in COMPOSITES:
@@ -199,7 +199,7 @@ def rows_in(spec: Any) -> int | None:
 
 
 class _RebatchNode(_UnbatchNode):
-    """Rows of batches, gathered anew; `held` are rows, `turn` says which size is next."""
+    """Collects rows of batches in `held`, and stacks them again; `turn` counts the batches, and selects the size of the next."""
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)
@@ -232,7 +232,7 @@ class _RebatchNode(_UnbatchNode):
 @operator("rebatch", _RebatchNode)
 @dataclass(frozen=True)
 class Rebatch(Op):
-    """Batches of other sizes, which repeat in turn."""
+    """Batches of other sizes, which are used cyclically."""
 
     sizes: tuple[int, ...]
     drop_remainder: bool = False

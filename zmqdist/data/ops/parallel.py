@@ -1,14 +1,14 @@
-"""Functions of elements in several threads, or processes: parallel map and parallel batch.
+"""User functions in several threads: parallel map and parallel batch.
 
 Theory
-    The reader keeps `pending`: pieces of work in the order of the input. Threads take them one by one from a common queue, so that as
-    many run at once as there are threads, whichever of them takes long. Nobody is woken who is awake: a thread sleeps only when the
-    queue is empty, the reader only when the piece that it needs is not done. With cheap functions that makes long runs without a switch
-    of threads.
+    The reading thread keeps `pending`: calls in the order of the input. Worker threads take them one by one from a common queue, so that
+    all threads are busy whichever of the calls takes long. No thread is woken that is awake: a worker thread sleeps only when the queue
+    is empty, the reading thread only when the call that it needs is not done. With cheap functions that gives long runs without a
+    thread switch.
 
 Rules
-    Elements stay in order, unless a `deterministic=False` allows the order in which they are ready. An error costs its own element only.
-    The state is the inputs of what is pending; their functions are called again.
+    Elements stay in order, unless `deterministic=False` lets them leave in the order in which they are ready. An error costs only its
+    own element. The state is the inputs of the pending calls; after a load, the function is called on them again.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ _ANY = object()
 
 
 class MapCall:
-    """An input, and what became of it.
+    """One call of the function.
 
     Attributes:
-      y: the output, or a BufferedError; it is there when `done`.
+      x: the input.
+      y: the output, or a BufferedError; valid once `done`.
     """
 
     __slots__ = ("done", "x", "y")
@@ -43,9 +44,11 @@ class MapCall:
 
 
 class MapThreads:
-    """Threads that call a function of the pieces in a queue. They refer to nothing but the queue and the function.
+    """Threads that run the calls in a queue. They refer to nothing but the queue and the function, so they keep no iterator alive.
 
-    Who goes to sleep says so before it looks for something to do once more; who brings something looks behind that whether anybody sleeps.
+    No wake-up is lost: a thread announces that it will sleep before it checks the queue a last time, and `add` appends to the queue before
+    it
+    checks whether a thread sleeps. `wait` and the end of a call do the same with `_awaited` and `done`.
     """
 
     def __init__(self, size: int, function: Callable[[Any], Any]) -> None:
@@ -59,11 +62,11 @@ class MapThreads:
         self._awaited: Any = None
 
     def add(self, call: MapCall) -> None:
-        """Have it done."""
+        """Queue a call. Wakes an idle thread, or starts one if there are fewer than `size`."""
         self._todo.append(call)
         if self._idle:
             with self._work:
-                if self._idle:  # who is woken is not idle any more: the next piece is for another
+                if self._idle:  # count the woken thread as busy at once, so that the next call wakes another one
                     self._idle -= 1
                     self._work.notify()
         elif len(self._threads) < self._size:
@@ -72,7 +75,7 @@ class MapThreads:
             thread.start()
 
     def wait(self, calls: Sequence[MapCall], ordered: bool) -> MapCall:
-        """The first of them when it is done; one that is done, where the order does not matter."""
+        """Wait for the first of the calls, or, unless `ordered`, for any of them; return it."""
         with self._done:
             self._awaited = calls[0] if ordered else _ANY
             try:
@@ -87,11 +90,11 @@ class MapThreads:
                 self._awaited = None
 
     def drop(self) -> None:
-        """Forget what nobody has begun."""
+        """Remove the calls that have not begun."""
         self._todo.clear()
 
     def close(self) -> None:
-        """End the threads; waits for the calls that run."""
+        """Stop the threads; wait for the calls that are running."""
         self._todo.clear()
         with self._work:
             self._stop = True
@@ -115,7 +118,7 @@ class MapThreads:
                 continue
             try:
                 call.y = function(call.x)
-            except BaseException as error:  # the reader's to see, whatever it is
+            except BaseException as error:  # raised in the reading thread
                 call.y = BufferedError(error)
             call.done = True
             if self._awaited is call or self._awaited is _ANY:
@@ -124,7 +127,7 @@ class MapThreads:
 
 
 class ParallelNode(OperatorNode):
-    """Calls of a function at once. Subclasses say of what (`feed`) and which (`call`)."""
+    """Calls a function on several inputs at once. Subclasses define the inputs (`feed`) and the function (`function`)."""
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)
@@ -136,11 +139,11 @@ class ParallelNode(OperatorNode):
         context.openings.waits = True
 
     def feed(self) -> Iterator[Any]:
-        """What the function is called with, from here on."""
+        """Yield the inputs of the function, from here on."""
         return self.source()
 
     def function(self) -> Callable[[Any], Any]:
-        """The function."""
+        """Return the function."""
         raise NotImplementedError
 
     def run(self) -> Iterator[Any]:
@@ -204,14 +207,14 @@ class ParallelNode(OperatorNode):
 
 
 class ParallelMapNode(ParallelNode):
-    """The function of map, in threads."""
+    """Parallel map."""
 
     def function(self) -> Callable[[Any], Any]:
         return _Call(self.op.fitting().value)
 
 
 class _Call:
-    """A function of the user, of an element."""
+    """A user function, applied to an element."""
 
     __slots__ = ("_function",)
 
