@@ -1,4 +1,4 @@
-"""Several datasets as one, and one several times: zip, concatenate, repeat, flat_map, interleave, choose and sample."""
+"""zip, concatenate, repeat, flat_map, interleave, choose and sample: several datasets as one, or one several times."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from zmqdist.random import is_seeded
 
 
 class _ZipNode(OperatorNode):
-    """`ended`: an input has no more, and the others have been read as far as it."""
+    """Runs `zip`; `ended`: an input has ended, and the others have been read as far."""
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)
@@ -44,8 +44,8 @@ class _ZipNode(OperatorNode):
                     row.append(pull())
             except StopIteration:
                 self.ended = True
-                # Inputs that end here, too, come to their end: what is kept of them is complete. Where positions are dealt out, others need
-                # what this iterator would only leave out.
+                # Read the other inputs as far, so that a cache in an input that ends here as well is complete. If positions are dealt out,
+                # leave them: another process needs the elements that this one would discard.
                 if not self.context.has_splits:
                     self._skip_row(len(row))
                 return
@@ -61,7 +61,7 @@ class _ZipNode(OperatorNode):
         return lambda row: nest.pack_sequence_as(form, row)
 
     def _skip_row(self, failed: int) -> None:
-        """Where one input failed or ended, the others go on, too: rows stay together."""
+        """After an error or the end of one input, read the inputs behind it as far, so that rows stay together."""
         for child in self.children[failed + 1 :]:
             try:
                 next(child.stream(), None)
@@ -81,7 +81,7 @@ class Zip(Op):
     """Rows of one element of each input; ends with the shortest."""
 
     form: Any
-    """The structure of a row, with anything as leaves."""
+    """The structure of a row, with any values as leaves."""
 
     def cardinality(self, inputs: tuple[int, ...]) -> int:
         return all_of(inputs, min)
@@ -113,7 +113,7 @@ class _ConcatenateNode(OperatorNode):
 @operator("concatenate", _ConcatenateNode)
 @dataclass(frozen=True)
 class Concatenate(Op):
-    """One input after the other."""
+    """One input after another."""
 
     def cardinality(self, inputs: tuple[int, ...]) -> int:
         if INFINITE_CARDINALITY in inputs:
@@ -125,7 +125,13 @@ class Concatenate(Op):
 
 
 class _RepeatNode(OperatorNode):
-    """`epoch` passes are done; `empty`: nothing came in this one yet."""
+    """Runs `repeat`.
+
+    Attributes:
+      epoch: the number of completed passes.
+      empty: the current pass has yielded no element yet.
+      first_source: the number of the first source of the input.
+    """
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
         self.first_source = context.next_source()
@@ -148,9 +154,9 @@ class _RepeatNode(OperatorNode):
             self.empty = True
 
     def _stays_empty(self) -> bool:
-        """Whether nothing would come of further passes: always, or for ever where their number has no end.
+        """Return whether to end after an empty pass, since later passes would be empty too, or their number has no end.
 
-        Others may have had all of this pass, and in a later one a filter may let something through.
+        If the elements are shared with other processes, these may have taken all of this pass, and a later pass may have some.
         """
         below = self.dataset.inputs[0]
         if below.cardinality() == 0:
@@ -168,7 +174,7 @@ class _RepeatNode(OperatorNode):
 @operator("repeat", _RepeatNode)
 @dataclass(frozen=True)
 class Repeat(Op):
-    """The input `count` times, each time opened anew; for ever where the count is negative."""
+    """The input `count` times, each time opened anew; without end if `count` is negative."""
 
     count: int
 
@@ -191,18 +197,26 @@ class Repeat(Op):
 
 
 def returned_dataset(value: Any, operator_name: str) -> DatasetLike:
-    """Raises TypeError for anything but a dataset."""
+    """Return `value`, the result of a user function. Raises TypeError if it is not a dataset."""
     if not is_dataset(value):
         raise TypeError(f"the function of {operator_name} returns a Dataset, not {type(value).__name__}")
     return value  # type: ignore[no-any-return]
 
 
 class InterleaveNode(OperatorNode):
-    """`slots` hold (input element, its dataset's node) or None; `turn` is the slot in use, `taken` how much of its block is gone.
+    """Runs `interleave`, `flat_map`, and readers of several files at once.
 
     A slot whose dataset has ended is filled with the next input when its turn comes again. With threads it is filled at once, which gives
-    the same order: slots end in the order of their next turns. So all datasets are being opened at the same time, and a thread reads each
-    from its beginning. An input that failed waits in its slot, as (BufferedError, None), for its turn.
+    the
+    same order, because slots become free in the order of their next turns. So all datasets are opened at the same time, and a thread reads
+    each from its beginning. An input that failed waits in its slot, as (BufferedError, None), until its turn.
+
+    Attributes:
+      slots: (input element, node of its dataset) each, or None for an empty slot.
+      turn: the current slot.
+      taken: the number of elements of the current block that were yielded.
+      threads: how many slots are read by threads; 0: none.
+      last_opened: the event that is set when the dataset opened last is open; the next one waits for it.
     """
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
@@ -254,7 +268,7 @@ class InterleaveNode(OperatorNode):
                     self._fill_all()
 
     def _turn_to_ready(self) -> None:
-        """To the next slot that has something to give; waits until one has."""
+        """Move `turn` to the next slot that has an element ready; wait until there is one."""
         while True:
             for step in range(len(self.slots)):
                 slot = self.slots[(self.turn + step) % len(self.slots)]
@@ -262,7 +276,7 @@ class InterleaveNode(OperatorNode):
                     if step:
                         self.turn, self.taken = (self.turn + step) % len(self.slots), 0
                     return
-            ReadAhead.wait_for_one(self._nodes())  # without one that is read here, which counts as ready
+            ReadAhead.wait_for_one(self._nodes())
 
     def _fill_all(self) -> None:
         """Fill the empty slots, in the order of their turns."""
@@ -272,13 +286,14 @@ class InterleaveNode(OperatorNode):
                 return
 
     def _fill(self, number: int) -> bool:
+        """Open the dataset of the next input in a slot. Return False if there is no input left."""
         if self.ended or self.abandoned.is_set():
             return False
         try:
             for x in self.source():
                 node = self._open_inner(number, x)
                 self.slots[number] = (x, node)
-                if self.abandoned.is_set():  # by another thread, which did not see this slot
+                if self.abandoned.is_set():  # another thread closes the iterator, and has not seen this slot
                     node.abandon()
                     node.close()
                 return True
@@ -292,9 +307,9 @@ class InterleaveNode(OperatorNode):
         return False
 
     def _open_inner(self, number: int, x: Any, state: Any = None) -> Any:
-        """The node of the dataset that the function makes of an input element, in a state where one is given.
+        """Return the node of the dataset that the function returns for `x`, in `state` if that is given.
 
-        The function gets the element read-only, because a state holds it, and a load calls the function again.
+        The function gets the element read-only, because a state contains it, and a load calls the function on it again.
         """
         if self.threads:
             return self._open_ahead(number, x, state)
@@ -305,7 +320,9 @@ class InterleaveNode(OperatorNode):
 
     def _open_ahead(self, number: int, x: Any, state: Any) -> Any:
         make_dataset = partial(self.op.dataset_of, read_only(x))
-        if self.ordered and is_seeded():  # operators that the function defines are numbered as they are defined
+        # With a global seed, operators get their seeds in the order in which they are defined, so the function is called here, not in
+        # a thread.
+        if self.ordered and is_seeded():
             dataset = make_dataset()
             make_dataset = partial(_itself, dataset)
         opening = DeferredNode(make_dataset, self.context, self.last_opened if self.ordered else None)
@@ -373,7 +390,7 @@ def _itself(dataset: DatasetLike) -> DatasetLike:
 
 
 def default_cycle_length(parallel: int | None) -> int:
-    """How many datasets interleave keeps open where nobody says."""
+    """Return how many datasets interleave keeps open by default."""
     cpus = os.cpu_count() or 1
     if parallel is None:
         return cpus
@@ -383,7 +400,7 @@ def default_cycle_length(parallel: int | None) -> int:
 @operator("interleave", InterleaveNode)
 @dataclass(frozen=True)
 class Interleave(Op):
-    """Blocks of the datasets that a function makes of the elements, in turn; flat_map with one dataset at a time."""
+    """Blocks of the datasets that a function returns for the elements, in turn; flat_map is interleave with one dataset at a time."""
 
     function: PickledFunction
     cycle_length: int = 1
@@ -403,12 +420,12 @@ class Interleave(Op):
 
     def infer(self, dataset: DatasetLike) -> Any:
         for x in dataset.inputs[0].probe():
-            with contextlib.suppress(NoElements):  # another may have some
+            with contextlib.suppress(NoElements):  # the dataset of the next element may not be empty
                 return self.dataset_of(read_only(x)).element_spec
         return UNKNOWN_SPEC
 
     def dataset_of(self, x: Any) -> DatasetLike:
-        """The dataset of an element. Raises TypeError where the function gives none."""
+        """Return the dataset of an element. Raises TypeError if the function returns anything else."""
         fn = self.function.value
         return returned_dataset(fn(*x) if type(x) is tuple else fn(x), self.name)
 
@@ -417,7 +434,12 @@ class Interleave(Op):
 
 
 class _ChooseNode(OperatorNode):
-    """The first child selects, the others are selected from; `ended` are those that have no more."""
+    """Runs `choose_from_datasets`.
+
+    Attributes:
+      ended: the inputs that have ended.
+      stopped: no more elements will be chosen.
+    """
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)
@@ -440,7 +462,7 @@ class _ChooseNode(OperatorNode):
                 self.stopped = self.op.stop_on_empty_dataset or len(self.ended) == len(inputs)
 
     def choose(self, count: int) -> int | None:
-        """The next input; None: there is no choice any more."""
+        """Return the index of the next input to read, or None if there are no more choices."""
         for choice in self.children[0].stream():
             chosen = checked_int(choice, "choice_dataset")
             if not 0 <= chosen < count:
@@ -478,11 +500,11 @@ class _Selecting(Op):
 @operator("choose_from_datasets", _ChooseNode)
 @dataclass(frozen=True)
 class Choose(_Selecting):
-    """Elements of the inputs behind the first, which says whose turn it is."""
+    """Takes each element from one of the inputs behind the first; the first input gives their indices."""
 
 
 class _SelectorNode(OperatorNode):
-    """Numbers of inputs, by weight. Weights come from the input where there is one."""
+    """Draws indices of inputs by weight. The weights come from the input, if there is one."""
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)
@@ -511,7 +533,7 @@ class _SelectorNode(OperatorNode):
 @operator("selector", _SelectorNode)
 @dataclass(frozen=True)
 class Selector(Op):
-    """Whose turn it is, by weight: the first input of `choose_from_datasets` in `sample_from_datasets`."""
+    """Random indices by weight: the first input of `choose_from_datasets` in `sample_from_datasets`."""
 
     weights: tuple[float, ...] | None
     seed: tuple[int, int] | None

@@ -1,10 +1,10 @@
-"""A dataset of interleave that is made and opened where it is read: in a thread of its own, while others open theirs.
+"""A dataset of interleave that is created and opened by the thread that reads it, while other threads open theirs.
 
 Rules
-    The functions run at once. The nodes are opened in the order of the inputs where elements keep their order: the n-th iterator over one
-    dataset object has the n-th order of its shuffle, and which is the n-th must not depend on threads.
+    The user functions run concurrently. If elements keep their order, the nodes are opened in the order of the inputs: the n-th iterator
+    over a dataset object has the n-th order of its shuffle, and which iterator is the n-th must not depend on threads.
 
-    What cannot be opened gives its error once, and then nothing.
+    A dataset that cannot be opened raises its error once, and then ends.
 """
 
 from __future__ import annotations
@@ -19,19 +19,18 @@ from zmqdist.errors import CancelledError
 
 
 class DeferredNode:
-    """Stands in a node's place, and makes it at the first read.
+    """Takes the place of a node, and creates it at the first read.
 
     Attributes:
-      opened: set when it has been opened, or never will be.
+      opened: set once the node has been opened, or never will be.
     """
 
     def __init__(
         self, make_dataset: Callable[[], DatasetLike], context: Context, previous: threading.Event | None
     ) -> None:
-        """
-        Args:
-          made: makes the dataset.
-          before: `opened` of the one that is opened before this one.
+        """Args:
+        make_dataset: returns the dataset.
+        previous: the event `opened` of the node that has to be opened before this one; None: any order.
         """
         self._make_dataset = make_dataset
         self._context = context
@@ -50,7 +49,11 @@ class DeferredNode:
         return self.open().stream()
 
     def open(self) -> OperatorNode:
-        """The node. Raises what the function raised, and CancelledError where the iterator is being closed."""
+        """Return the node; the first call opens it.
+
+        Raises:
+          CancelledError: the iterator is being closed. Any error of the function, or of opening its dataset.
+        """
         if self._node is None:
             try:
                 self._node = self._open()
@@ -62,7 +65,7 @@ class DeferredNode:
                 self.opened.set()
             with self._lock:
                 abandoned = self._abandoned
-            if abandoned:  # it came too late to hear of it
+            if abandoned:  # `abandon` was called before the node existed
                 self._node.abandon()
         return self._node
 
@@ -83,7 +86,7 @@ class DeferredNode:
             self._node.restart()
 
     def abandon(self) -> None:
-        """As `OperatorNode.abandon`; those that are to be opened behind this one do not wait for it any more."""
+        """As `OperatorNode.abandon`; nodes that are to be opened after this one no longer wait for it."""
         with self._lock:
             self._abandoned = True
             node = self._node
@@ -97,11 +100,11 @@ class DeferredNode:
             self._node.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """The node's state, None before it is opened."""
+        """Return the state of the node, None before it is opened."""
         return {"over": self._failed, "node": self._node and self._node.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Open it and go on where `state_dict` was called."""
+        """Open the node and continue from a state that `state_dict` returned."""
         self._failed, self._saved = state["over"], state["node"]
         if self._failed:
             self.opened.set()

@@ -61,8 +61,7 @@ class Shuffle(Op):
 
     @classmethod
     def checked(cls, size: Any) -> int:
-        """Return the buffer size as an int. Raises InvalidArgumentError if it is not positive (-2 is allowed), TypeError if not an integer.
-        """
+        """Return the buffer size as an int. Raises InvalidArgumentError unless it is positive or -2, TypeError if it is not an integer."""
         count = checked_int(size, "buffer_size")
         if count < 1 and count != UNKNOWN_CARDINALITY:
             raise invalid(f"buffer_size must be greater than zero or UNKNOWN_CARDINALITY, not {size}")
