@@ -158,7 +158,7 @@ class BlockWriter:
         """
         leaves: list[Any] = []
         layout = _flatten(x, leaves)
-        if self._rows and layout != self._layout:
+        if self._rows and layout != self._layout:  # Invariant: the rows of a block are alike
             self.flush()
         if not self._rows:
             self._first, self._layout = x, layout
@@ -181,6 +181,7 @@ class BlockWriter:
         head = json.dumps({"rows": len(rows), "arrays": kinds, "element": element}, separators=(",", ":"))
         self._file.write(head.encode() + b"\n")
         for array in arrays:
+            # NumPy's header cannot name the dtypes of ml_dtypes: write their bits.
             known = (
                 array.dtype.isbuiltin == 1 or array.dtype.names is not None or array.dtype.type.__module__ == "numpy"
             )

@@ -105,10 +105,8 @@ class Creation(Tree):
         """Return the items of an iterable, or of an object with items by position: lists, torch and Hugging Face datasets, Grain sources.
 
         An object with `len(source)` and `source[position]` is read by position: a data service can split it among workers, and the state
-        of an
-        iterator is a position. Any other object is read as by `from_generator`: each iterator calls `iter(source)`. If the result can save
-        its
-        position (`get_state` or `state_dict`), the state of the iterator holds that; otherwise it is a count.
+        of an iterator is a position. Any other object is read as by `from_generator`: each iterator calls `iter(source)`. If the result can
+        save its position (`get_state` or `state_dict`), the state of the iterator holds that; otherwise it is a count.
 
         Args:
           output_signature: the spec of the items; without it, the first item determines the spec.

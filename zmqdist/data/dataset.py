@@ -497,7 +497,7 @@ class Dataset(Creation, DatasetResults):
         if shares.dtype not in (np.float32, np.float64):
             raise TypeError(f"weights are float32 or float64, not {shares.dtype}")
         if shares.shape != (len(inputs),):
-            raise ValueError(f"{len(inputs)} datasets need as many weights, not {shares.shape}")
+            raise ValueError(f"there are {len(inputs)} datasets, but the weights have the shape {shares.shape}")
         chosen = [(float(share), each) for share, each in zip(shares, inputs, strict=True) if share > 0]
         if not chosen:
             return inputs[0].take(0)

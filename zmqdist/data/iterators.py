@@ -104,7 +104,7 @@ class Openings:
             self._interrupts.append(interrupt)
             closed = self._closed
         try:
-            if closed:
+            if closed:  # before this call could register
                 interrupt()
             yield
         finally:
@@ -116,6 +116,7 @@ class Openings:
         with self._lock:
             self._closed = True
             interrupts = list(self._interrupts)
+        # Without the lock: the interrupted calls need it to unregister.
         for interrupt in interrupts:
             interrupt()
 
@@ -332,6 +333,7 @@ class _IteratorCore:
             self._needs_generator = False
             self._current = self._guarded()
             yield self._current
+        # `close` leaves the loop as well, and then the data has not ended.
         self.ended = self.ended or not self.closed
         self.close()
 
@@ -439,8 +441,7 @@ class DatasetIterator(chain[Any]):
         """Return what each operator has done so far, sources first (the reverse of `explain`).
 
         The operators below a prefetch run in its thread; the time of the prefetch itself is the time that its reader waited. Datasets that
-        a
-        function returns (interleave, windows) count for the operator that calls the function.
+        a function returns (interleave, windows) count for the operator that calls the function.
 
         Raises:
           FailedPreconditionError: statistics are off: set `options.stats` and attach the options by `with_options`.
@@ -453,6 +454,7 @@ class DatasetIterator(chain[Any]):
         rows = []
         for each in self._dataset.walk():
             own = timers.get(id(each), _NOTHING)
+            # A thread waits for the inputs of a prefetch, so its own reader did not.
             inputs = () if each.op.in_background else each.inputs
             waited = sum(timers.get(id(one), _NOTHING).seconds for one in inputs)
             rows.append(OperatorStats(each.op.name, own.elements, max(0.0, own.seconds - waited)))

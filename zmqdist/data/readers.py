@@ -91,8 +91,7 @@ def ParquetDataset(
     """Return the rows of Parquet files, as dicts of columns. Needs pyarrow: pip install zmqdist[parquet].
 
     Opens each file now, to read its schema. A data service splits and shards the dataset by row groups. If `filenames` is a Dataset, no
-    file
-    is opened before it is read, and each is read as a whole.
+    file is opened before it is read, and each is read as a whole.
 
     Args:
       columns: the columns to read; None: all.

@@ -44,8 +44,7 @@ class DatasetResults(Tree):
           compression: None, "GZIP" or "ZLIB".
           shard_func: returns, for an element, the number of the file that the element goes to.
           checkpoint_args: {"directory": folder, "checkpoint_interval": number of elements}. After every interval (1,000 elements by
-            default)
-            a checkpoint is written to the folder; if the save is interrupted, calling it again continues there. `max_to_keep` and
+            default) a checkpoint is written to the folder; if the save is interrupted, calling it again continues there. `max_to_keep` and
             `step_counter` are accepted and ignored.
 
         Raises:

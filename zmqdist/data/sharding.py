@@ -68,7 +68,10 @@ def shard_for_worker(dataset: Tree, policy: str, num_workers: int, index: int, s
         except Unshardable:
             if policy == "FILE":
                 raise
-    if policy in ("DATA", "FILE_OR_DATA"):
+    if policy in (
+        "DATA",
+        "FILE_OR_DATA",
+    ):  # not `full`: a worker without elements is no error, unlike one without files
         return _by_element(dataset, lambda below: put(below, full=False))
     if policy == "HINT":
         return dataset.rewrite(lambda one: put(one.inputs[0]) if _is_hint(one) else one)

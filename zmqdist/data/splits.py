@@ -56,7 +56,7 @@ class SplitProvider:
 
     def next(self, repetition: int) -> int | None:
         """Return the next position of a repetition, or None if the repetition has ended."""
-        if repetition < self.repetition:
+        if repetition < self.repetition:  # another process has begun a later one
             return None
         if repetition > self.repetition:
             self.repetition, self.position = repetition, 0
@@ -95,8 +95,7 @@ def split_cardinalities(dataset: Tree) -> list[int]:
     """Return the number of splits of each source, as TensorFlow lists them in the metadata of a dataset.
 
     Includes the sources that every worker reads whole (the selector of choose and sample, the counter of enumerate), each behind the
-    sources
-    of the operator that it belongs to.
+    sources of the operator that it belongs to.
 
     Raises:
       UnimplementedError: as for `split_providers`.
@@ -117,8 +116,7 @@ def open_split(
     """Open a dataset whose sources read only the positions that `next_position(source, repetition)` returns, until it returns None.
 
     A source requests a position just before it makes the element, so that positions not yet requested can go to another process. Only
-    prefetch
-    and parallel operators run ahead of their reader.
+    prefetch and parallel operators run ahead of their reader.
 
     The iterator has no state, because the process that deals out the positions keeps it. See `open_stream`.
 
@@ -201,7 +199,7 @@ def portion_rules(dataset: Tree) -> PortionRules:
     chain = [dataset]
     while chain[-1].inputs:
         if len(chain[-1].inputs) > 1:
-            chain[-1].op.per_split()
+            chain[-1].op.per_split()  # may raise an error that says more
             raise _unfit(chain[-1], "has several sources")
         chain.append(chain[-1].inputs[0])
     rules = PortionRules(chain[-1].op.split_count(), 1, 1)

@@ -99,7 +99,7 @@ def rename(old: str, new: str) -> None:
         files.mv(name, _driver(new)[1], recursive=files.isdir(name))
         return
     os.replace(old, new)
-    _sync_folder(os.path.dirname(new))
+    _sync_folder(os.path.dirname(new))  # without this, a power failure could undo the rename
 
 
 def _sync_folder(path: str) -> None:
@@ -115,7 +115,7 @@ def names(folder: str, unfinished: bool = False) -> list[str]:
     try:
         if "://" in folder:
             files, name = _driver(folder)
-            files.invalidate_cache()
+            files.invalidate_cache()  # drivers remember listings, and other processes add files
             found = [one.rstrip("/").rsplit("/", 1)[-1] for one in files.ls(name, detail=False)]
         else:
             found = os.listdir(folder)

@@ -81,7 +81,7 @@ def checked_int(value: Any, argument: str) -> int:
     try:
         return index(value)
     except TypeError:
-        raise TypeError(f"`{argument}` is a whole number, not {value!r}") from None
+        raise TypeError(f"`{argument}` must be a whole number, not {value!r}") from None
 
 
 def is_dataset(value: Any) -> bool:
@@ -113,7 +113,7 @@ def element(value: Any) -> Any:
     if isinstance(value, tuple):
         items = map(element, value)
         return cls(*items) if hasattr(value, "_fields") else tuple(items)
-    if isinstance(value, str):
+    if isinstance(value, str):  # np.str_ and other subclasses
         return str(value)
     if isinstance(value, bytes):
         return bytes(value)
@@ -226,7 +226,7 @@ def unbatched(spec: Any) -> Any:
         if type(one) in COMPOSITES:
             return row_spec(one)
         if one.shape == ():
-            raise ValueError("a scalar has no first axis to take apart")
+            raise ValueError("a scalar has no axis 0 to split along")
         return TensorSpec(None if one.shape is None else one.shape[1:], one.dtype)
 
     return map_specs(rows, spec)
@@ -317,7 +317,7 @@ def stack(elements: Sequence[Any], join: Callable[[Sequence[Any]], Any] | None =
         return stacked(elements)
     kind = tuple if isinstance(first, tuple) else dict if cls is dict else None
     if kind is None:
-        raise invalid(f"cannot batch {cls.__name__}")
+        raise invalid(f"cannot batch elements of type {cls.__name__}")
     if not all(issubclass(one, kind) for one in set(map(type, elements))):
         raise invalid(_DIFFERENT)
     if not all(map(len(first).__eq__, map(len, elements))):
@@ -405,7 +405,7 @@ def read_only(value: Any) -> Any:
         return value
     if cls in READY:
         return value
-    if isinstance(value, dict):
+    if isinstance(value, dict):  # always a copy: no dict is read-only
         return {key: read_only(one) for key, one in value.items()}
     if isinstance(value, tuple):
         items = [read_only(one) for one in value]
@@ -446,7 +446,7 @@ def length_of(value: Any) -> int:
     if not shapes:
         raise ValueError("the structure has no leaves to slice")
     if not all(shapes):
-        raise ValueError("a scalar has no first axis to slice")
+        raise ValueError("a scalar has no axis 0 to slice along")
     lengths = {shape[0] for shape in shapes}
     if len(lengths) > 1:
         raise ValueError(f"the leaves differ in length along axis 0: {sorted(lengths)}")

@@ -80,8 +80,7 @@ class Tree:
 
         It is known without computing elements, except after a function without `output_signature`. In that case the first use computes the
         first element, once, and takes its shapes for those of all elements. The function then runs in this process, even if it is meant to
-        run
-        elsewhere.
+        run elsewhere.
 
         Raises:
           FailedPreconditionError: there is no first element.

@@ -51,8 +51,7 @@ class ReadAheadLimit:
     """How many elements are read ahead, adapted to how long they take.
 
     Waking a thread costs as much as twenty cheap elements, so elements are handed over in runs. A run shorter than SHORT_S doubles the
-    limit;
-    a run longer than ten times that halves it. So some milliseconds of work lie ahead, and never less than `least` elements.
+    limit; a run longer than ten times that halves it. So some milliseconds of work lie ahead, and never less than `least` elements.
 
     Attributes:
       size: the current limit.
@@ -213,6 +212,7 @@ class ReadAhead:
             self._stop = True
             self._wake()
             thread, self._thread = self._thread, None
+        # A finalizer that closes the iterator may run in the reading thread itself.
         if thread is not None and thread is not threading.current_thread():
             thread.join()
 
@@ -223,13 +223,13 @@ class ReadAhead:
     def close(self) -> None:
         """Stop the thread and close the node."""
         self._stop = True
-        self._node.abandon()
+        self._node.abandon()  # `halt` joins the thread, which may be blocked in the node
         self.halt()
         self._node.close()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the elements read ahead, and the state of the node behind them."""
-        self._state_pending = self.wake_requested = True
+        self._state_pending = self.wake_requested = True  # the thread ends its run, and starts no other
         try:
             with self._run_lock:
                 ahead = save_elements(list(self._buffer))

@@ -190,7 +190,7 @@ def rows_in(spec: Any) -> int | None:
             sizes.add(None)
         if isinstance(one, TensorSpec) and one.shape is not None:
             if one.shape == ():
-                raise ValueError("a scalar has no first axis to take apart")
+                raise ValueError("a scalar has no axis 0 to split along")
             sizes.add(one.shape[0])
     known = {size for size in sizes if size is not None}
     if len(known) > 1:

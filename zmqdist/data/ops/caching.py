@@ -63,7 +63,7 @@ class _CacheNode(OperatorNode):
                 yield x
             else:
                 yield self._record(x)
-        if not self.context.probing:
+        if not self.context.probing:  # a probe leaves nothing behind
             self.dataset.memory.values["cache has dicts"] = self.dicts
             self.dataset.memory.values["cache"] = self.recorded
 
@@ -126,6 +126,7 @@ class _FileCacheNode(OperatorNode):
 
     def _opened(self) -> ElementsFile:
         if self.part is None:
+            # Exclusive creation decides between iterators that start to record at the same time.
             with contextlib.suppress(FileExistsError), open(self.path + ".part", "xb"):
                 self.part = ElementsFile(self.path + ".part", "")
             if self.part is None:
@@ -159,6 +160,7 @@ class _FileCacheNode(OperatorNode):
         if self.part is None:
             held = save_elements(self.carried)
         else:
+            # The state carries the elements themselves, because `close` deletes the file.
             self.part.flush()
             with open(self.path + ".part", "rb") as file:
                 held = save_elements(read_elements(file, self.path))

@@ -149,6 +149,7 @@ class _RepeatNode(OperatorNode):
                 return
             self.epoch += 1
             if self.epoch != count:
+                # A new node: a shuffle draws its next order, a cache reads what the first pass has recorded.
                 self.children[0].close()
                 self.children[0] = self.context.reopen(self.dataset.inputs[0], self.first_source)
             self.empty = True
@@ -207,9 +208,8 @@ class InterleaveNode(OperatorNode):
     """Runs `interleave`, `flat_map`, and readers of several files at once.
 
     A slot whose dataset has ended is filled with the next input when its turn comes again. With threads it is filled at once, which gives
-    the
-    same order, because slots become free in the order of their next turns. So all datasets are opened at the same time, and a thread reads
-    each from its beginning. An input that failed waits in its slot, as (BufferedError, None), until its turn.
+    the same order, because slots become free in the order of their next turns. So all datasets are opened at the same time, and a thread
+    reads each from its beginning. An input that failed waits in its slot, as (BufferedError, None), until its turn.
 
     Attributes:
       slots: (input element, node of its dataset) each, or None for an empty slot.
@@ -256,7 +256,7 @@ class InterleaveNode(OperatorNode):
                 if self.taken < block:
                     yield x
                 else:
-                    self._advance()
+                    self._advance()  # before the yield: the fields have to be correct there
                     yield x
                     break
             else:
@@ -300,6 +300,7 @@ class InterleaveNode(OperatorNode):
         except Exception as error:
             if not self.threads:
                 raise
+            # With threads, slots are filled ahead of their turn, and the error waits for it.
             self.slots[number] = (BufferedError(error), None)
             self.children[0].restart()
             return True
@@ -466,7 +467,7 @@ class _ChooseNode(OperatorNode):
         for choice in self.children[0].stream():
             chosen = checked_int(choice, "choice_dataset")
             if not 0 <= chosen < count:
-                raise invalid(f"Selector index out of range: {choice} >= {count}")
+                raise invalid(f"Selector index out of range: {choice} is not in [0, {count})")
             return chosen
         return None
 

@@ -133,7 +133,7 @@ class _ShardNode(_CountingNode):
         super().__init__(dataset, context)
         if self.op.count == SHARD_HINT:
             raise FailedPreconditionError(
-                "`shard(SHARD_HINT, ...)` can only be used in a tf.data service with"
+                "`shard(SHARD_HINT, ...)` can only be used in a data service with"
                 " `zmqdist.data.service.ShardingPolicy.HINT` processing mode.",
             )
 

@@ -47,9 +47,8 @@ def pad(leaves: Sequence[Any], shape: Sequence[int | None], value: Any) -> Any:
         for leaf in leaves:
             check_end(leaf)
         strings = [array for array in arrays if array.dtype.kind == dtype.kind]
-        dtype = np.result_type(
-            *strings, *([] if value is None else [np.asarray(value)])
-        )  # the padding may be the longest
+        # The longest string decides, which may be the padding.
+        dtype = np.result_type(*strings, *([] if value is None else [np.asarray(value)]))
     for array in arrays:
         if array.ndim != len(shape) or plain_dtype(array.dtype) != plain_dtype(dtype):
             raise invalid(f"cannot pad {array.dtype} of shape {array.shape} to shape {tuple(shape)} of {dtype}")

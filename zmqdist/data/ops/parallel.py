@@ -47,8 +47,7 @@ class MapThreads:
     """Threads that run the calls in a queue. They refer to nothing but the queue and the function, so they keep no iterator alive.
 
     No wake-up is lost: a thread announces that it will sleep before it checks the queue a last time, and `add` appends to the queue before
-    it
-    checks whether a thread sleeps. `wait` and the end of a call do the same with `_awaited` and `done`.
+    it checks whether a thread sleeps. `wait` and the end of a call do the same with `_awaited` and `done`.
     """
 
     def __init__(self, size: int, function: Callable[[Any], Any]) -> None:
@@ -100,6 +99,7 @@ class MapThreads:
             self._stop = True
             self._work.notify_all()
         for thread in self._threads:
+            # A finalizer that closes the iterator may run in one of these threads.
             if thread is not threading.current_thread():
                 thread.join()
 
@@ -174,7 +174,7 @@ class ParallelNode(OperatorNode):
             except Exception as error:
                 self.children[0].restart()
                 feed = self.feed()
-                x = BufferedError(error)
+                x = BufferedError(error)  # keeps the place of the failed input
             if x is _END:
                 return
             self._add(x)
@@ -183,7 +183,7 @@ class ParallelNode(OperatorNode):
         call = MapCall(x)
         self.pending.append(call)
         if type(x) is BufferedError:
-            call.y, call.done = x, True
+            call.y, call.done = x, True  # there is no input to call the function on
             return
         if self._pool is None:
             self._pool = MapThreads(self.threads, self.function())

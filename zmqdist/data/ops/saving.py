@@ -51,8 +51,7 @@ class RunWriter:
     """Writes a run into a folder; readers do not see it before `finish`.
 
     Between two elements, `pause` returns a place from which a later writer can continue; that writer cuts off what was written after it.
-    In a
-    compressed file each pause ends a stream, and the next element begins another; readers read the streams as one.
+    In a compressed file each pause ends a stream, and the next element begins another; readers read the streams as one.
 
     Attributes:
       count: the number of elements written.
@@ -71,6 +70,7 @@ class RunWriter:
             self._resume(place)
 
     def _resume(self, place: dict[str, Any]) -> None:
+        """Cut off what was written after `place`: its elements will be written again."""
         self.count = place["count"]
         for name in os.listdir(os.path.join(self._path, self._run)):
             size = place["sizes"].get(name)

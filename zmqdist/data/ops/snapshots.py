@@ -102,7 +102,7 @@ class _ChunkFilesNode(OperatorNode):
             return
         delay = POLL_S[0]
         while True:
-            done = self._is_done()
+            done = self._is_done()  # before the listing, so that no chunk committed in between is missed
             for chunk in snapshot_layout.committed(self.op.path):
                 expected = self.emitted.get(chunk.stream, 0)
                 if chunk.index == expected:
@@ -110,7 +110,9 @@ class _ChunkFilesNode(OperatorNode):
                     delay = POLL_S[0]
                     yield self._path(chunk)
                 elif chunk.index > expected and done:
-                    raise DataLossError(f"{self.op.path}: lost chunk {expected} of stream {chunk.stream}")
+                    raise DataLossError(
+                        f"{self.op.path}: lost chunk {expected} of stream {chunk.stream}: its file is missing"
+                    )
             if done:
                 return
             self._wait(delay)

@@ -129,7 +129,7 @@ class Range(Indexed):
             low, high = (-(2**bits) if numpy_dtype.kind == "i" else 0), 2**bits - 1
             for end in made.ends():
                 if not low <= int(end) <= high:
-                    raise invalid(f"range({start}, {stop}, {step}) holds {end}, which {numpy_dtype} does not")
+                    raise invalid(f"range({start}, {stop}, {step}) holds {end}, which {numpy_dtype} cannot hold")
         return made
 
     def ends(self) -> tuple[int | float, int | float]:
@@ -291,8 +291,7 @@ class _GeneratorNode(OperatorNode):
     """Reads the iterator that a function returns.
 
     A state is the number of items read, and the iterator's own state if it has one that the safe codec accepts. A load calls the function
-    again
-    and restores the iterator's own state; without one, it skips the items.
+    again and restores the iterator's own state; without one, it skips the items.
     """
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
@@ -304,6 +303,7 @@ class _GeneratorNode(OperatorNode):
 
     def _opened(self) -> Iterator[Any]:
         if self._items is None:
+            # Read-only, because every iterator passes the same arguments.
             self._items = iter(self.op.function.value(*map(read_only, self.op.args)))
             _, set_state = _state_methods(self._items)
             if self.iterator_state is not None and set_state is not None:
@@ -339,7 +339,7 @@ class _GeneratorNode(OperatorNode):
     def state(self) -> dict[str, Any]:
         get_state, _ = _state_methods(self._items)
         if get_state is not None:
-            with contextlib.suppress(InvalidArgumentError):
+            with contextlib.suppress(InvalidArgumentError):  # the safe codec refuses its types: a load will skip items
                 self.iterator_state = structure.to_json(get_state())
         return {"read": self.read, "ended": self.ended, "place": self.iterator_state}
 
