@@ -231,8 +231,7 @@ class Dataset(Creation, DatasetResults):
         reshuffle_each_iteration: bool | None = True,
         name: str | None = None,
     ) -> Dataset:
-        """Shuffle through a buffer of `buffer_size` elements: each element that comes in replaces one drawn at random. -2 buffers all
-        elements.
+        """Shuffle through a buffer of `buffer_size` elements: each element that comes in replaces one drawn at random. -2 buffers all.
 
         Each iterator, and each epoch of a later `repeat`, draws another order, unless `reshuffle_each_iteration=False`.
         """
@@ -389,9 +388,7 @@ class Dataset(Creation, DatasetResults):
 
     @staticmethod
     def zip(*args: Any, datasets: Any = None, name: str | None = None) -> Dataset:
-        """Return rows with one element of each dataset, up to the end of the shortest. `zip(a, b)`, `zip((a, b))` or `zip({"x": a, "y":
-        b})`.
-        """
+        """Return rows with one element of each dataset; end with the shortest. `zip(a, b)`, `zip((a, b))` or `zip({"x": a, "y": b})`."""
         if datasets is None:
             datasets = args[0] if len(args) == 1 else args
         elif args:

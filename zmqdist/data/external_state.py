@@ -1,9 +1,9 @@
 """Pipelines that depend on state outside their description, so that each worker would compute different elements.
 
 Rules
-    Operators that are known to: numbers drawn without a seed (`random`, the selector of `sample_from_datasets`, `rejection_resample`). A
-    shuffle without a seed does not count, because its elements are the same in any order. What a function depends on cannot be
-    detected; its author marks it with `stateful`.
+    An operator depends on such state if it draws numbers without a seed: `random`, the selector of `sample_from_datasets`, and
+    `rejection_resample`. A shuffle without a seed does not count, because it yields the same elements in any order. What a function
+    depends on cannot be detected; its author marks it with `stateful`.
 
     `Options.experimental_external_state_policy` decides what happens: "WARN" (the default), "IGNORE" or "FAIL", or an enum member
     with such a name.

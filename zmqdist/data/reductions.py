@@ -37,14 +37,15 @@ class DatasetResults(Tree):
         checkpoint_args: dict[str, Any] | None = None,
         name: str | None = None,
     ) -> None:
-        """Write all elements to the folder `path`, for `load`. Saving again writes a new run beside the old one, and `load` takes the
-        newest.
+        """Write all elements to the folder `path`. Saving again writes a new run beside the old one; `load` takes the newest.
 
         Args:
           compression: None, "GZIP" or "ZLIB".
           shard_func: returns, for an element, the number of the file that the element goes to.
           checkpoint_args: {"directory": folder, "checkpoint_interval": number of elements}. After every interval (1,000 elements by
-            default) a checkpoint is written to the folder; if the save is interrupted, calling it again continues there. `max_to_keep` and
+            default),
+            the save writes a checkpoint to `directory`. If the save is interrupted, calling it again continues from there. `max_to_keep`
+            and
             `step_counter` are accepted and ignored.
 
         Raises:

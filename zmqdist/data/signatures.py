@@ -17,8 +17,10 @@ _ARRAYS = LEAVES - {str, bytes}
 
 
 def as_spec(value: Any, spec: Any, path: str = "element") -> Any:
-    """Return `value` as an element of `spec`. Raises InvalidArgumentError, which names the `path` of the offending leaf, if it does not
-    fit.
+    """Return `value` as an element of `spec`.
+
+    Raises:
+      InvalidArgumentError: it does not fit; the text names the `path` of the offending leaf.
     """
     if isinstance(spec, TensorSpec):
         try:

@@ -94,7 +94,7 @@ def read_error(path: str) -> OpError | None:
     except FileNotFoundError:
         return None
     except (ValueError, TypeError, KeyError):
-        return UnknownError(f"writing the snapshot failed, and {snapshot_error_path(path)} cannot be read")
+        return UnknownError(f"writing failed, and the reason in {snapshot_error_path(path)} cannot be read")
 
 
 def write_error(path: str, error: OpError, by: str | None = None) -> None:

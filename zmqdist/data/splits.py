@@ -10,8 +10,8 @@ Theory
     returns (flat_map, interleave, the windows of group_by_window).
 
     A `repeat` opens the sources below it again, as repetition 1, 2, ... A request for a later repetition makes the provider start over;
-    for an earlier one it has no positions left. So the shorter side of a zip goes on to its next repetition although the longer side is
-    still in the one before.
+    for an earlier one it has no positions left. Each source counts its repetitions on its own: in a zip, the shorter source may be in a
+    later repetition than the longer one.
 
     A portion is a range of positions in one repetition of the only source. Running a pipeline over consecutive portions gives the same
     elements as running it over the whole if each operator looks at one element at a time (`Op.per_split`). An operator that joins a

@@ -85,9 +85,7 @@ def checked_int(value: Any, argument: str) -> int:
 
 
 def is_dataset(value: Any) -> bool:
-    """Return whether `value` is a Dataset. Tests an attribute of its class, because this module is imported by the one that defines the
-    class.
-    """
+    """Return whether `value` is a Dataset. Tests an attribute of its class, because the module that defines the class imports this one."""
     return hasattr(type(value), "element_spec")
 
 
@@ -439,8 +437,10 @@ def leaves_of(structure: Any) -> Iterator[Any]:
 
 
 def length_of(value: Any) -> int:
-    """Return the length of all leaves along axis 0: how many rows `rows_of` yields. Raises ValueError for scalars and for different
-    lengths.
+    """Return the number of rows that `rows_of` yields: the length of all leaves along axis 0.
+
+    Raises:
+      ValueError: a leaf is a scalar, the leaves differ in length, or there are none.
     """
     shapes = [one.shape() if type(one) in COMPOSITES else np.shape(one) for one in leaves_of(value)]
     if not shapes:

@@ -273,8 +273,10 @@ class Prefetch(Op):
 
     @classmethod
     def checked(cls, size: Any) -> int:
-        """Return the size as an int. Raises InvalidArgumentError if it is negative (AUTOTUNE is allowed), TypeError if it is not an
-        integer.
+        """Return the size as an int.
+
+        Raises:
+          InvalidArgumentError: it is negative, and not AUTOTUNE. TypeError: it is not an integer.
         """
         count = checked_int(size, "buffer_size")
         if count < AUTOTUNE:
@@ -300,8 +302,10 @@ def in_order(deterministic: bool | None, context: Context) -> bool:
 
 
 def checked_parallel(calls: Any, argument: str = "num_parallel_calls") -> int:
-    """Return a number of parallel calls, 0 for None. Raises ValueError if it is not positive (AUTOTUNE is allowed), TypeError for a
-    non-integer.
+    """Return a number of parallel calls, 0 for None.
+
+    Raises:
+      ValueError: it is neither positive nor AUTOTUNE. TypeError: it is not an integer.
     """
     if calls is None:
         return 0
