@@ -1,4 +1,4 @@
-"""What the modules of a pipeline know of each other, so that each imports only modules below it; and the registry of operators.
+"""Interfaces between the modules of a pipeline, so that each imports only modules below it; and the registry of operators.
 
 Rules
     Iterators and operators see datasets only as `DatasetLike`. To create one (a window, a file of an interleave, a dataset in a saved
@@ -32,7 +32,7 @@ _classes: dict[str, Any] = {}
 
 
 class Memory:
-    """What the iterators of one dataset object share: their count, and values that an operator keeps from one iterator for the next."""
+    """State that the iterators of one dataset object share: their count, and values that operators keep from one iterator for the next."""
 
     __slots__ = ("_numbers", "values")
 

@@ -71,7 +71,7 @@ class OperatorTimer:
 
 
 class OperatorStats(NamedTuple):
-    """What one operator has done for one iterator.
+    """The work of one operator for one iterator.
 
     Attributes:
       name: the name of the operator.
@@ -122,7 +122,7 @@ class Openings:
 
 
 class Context:
-    """What the nodes of one iterator share.
+    """The state that the nodes of one iterator share.
 
     Attributes:
       options: the options of the whole pipeline.
@@ -139,9 +139,11 @@ class Context:
         splits: Callable[[int, int, int], Iterator[int]] | None = None,
         resumable: bool = False,
     ) -> None:
-        """Args:
-        splits: `splits(source, repetition, taken)` iterates over the positions that a source gets in a repetition, without the
-          first `taken` of them; None: each source reads all of its positions.
+        """Begin an iterator, which has opened no nodes yet.
+
+        Args:
+          splits: `splits(source, repetition, taken)` iterates over the positions that a source gets in a repetition, without the
+            first `taken` of them; None: each source reads all of its positions.
         """
         self.options = options
         self.probing = probing
@@ -315,7 +317,7 @@ class OperatorNode:
 
 
 class _IteratorCore:
-    """What an iterator runs on: the root node, and one generator after another until the end.
+    """The inside of an iterator: the root node, and one generator after another until the end.
 
     It holds no reference to the iterator, so that the iterator is freed when its user drops it.
     """

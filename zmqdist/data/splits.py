@@ -121,7 +121,7 @@ def open_split(
     The iterator has no state, because the process that deals out the positions keeps it. See `open_stream`.
 
     Args:
-      sources: the number of sources that the dealing process expects; None: not checked.
+      sources: the number of sources that the process that deals out the splits expects; None: not checked.
 
     Raises:
       FailedPreconditionError: the dataset has another number of sources. While iterating: what `next_position` raises; the next element
@@ -146,9 +146,9 @@ def open_stream(dataset: Tree, next_positions: Callable[[int, int, int], Sequenc
     """
 
     def positions(source: int, repetition: int, taken: int) -> Iterator[int]:
-        while portion := next_positions(source, repetition, taken):
-            taken += len(portion)
-            yield from portion
+        while run := next_positions(source, repetition, taken):
+            taken += len(run)
+            yield from run
 
     return DatasetIterator(dataset, Context(dataset.options(), splits=positions, resumable=True))
 

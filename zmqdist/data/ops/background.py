@@ -94,8 +94,10 @@ class ReadAhead:
     def __init__(
         self, node: OperatorNode, least: int, most: int = 0, changed: threading.Condition | None = None
     ) -> None:
-        """Args:
-        changed: the condition that all candidates of one `wait_for_one` share; None: a condition of its own.
+        """Prepare to read `node`; the thread is not started yet.
+
+        Args:
+          changed: the condition that all candidates of one `wait_for_one` share; None: a condition of its own.
         """
         self._node = node
         self._limit = ReadAheadLimit(least, most)
@@ -144,7 +146,7 @@ class ReadAhead:
                     candidates[0].changed.wait()
 
     def begin_checked(self) -> None:
-        """Start the thread. Raises FailedPreconditionError in the child of a fork, to which the thread does not belong."""
+        """Start the thread unless it runs. Raises FailedPreconditionError in the child of a fork, which does not have the thread."""
         if self._thread is None:
             self._start()
         elif self._pid != os.getpid():

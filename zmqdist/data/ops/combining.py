@@ -276,7 +276,7 @@ class InterleaveNode(OperatorNode):
                     if step:
                         self.turn, self.taken = (self.turn + step) % len(self.slots), 0
                     return
-            ReadAhead.wait_for_one(self._nodes())
+            ReadAhead.wait_for_one(self._nodes())  # all are ReadAheads here: any other node counts as ready
 
     def _fill_all(self) -> None:
         """Fill the empty slots, in the order of their turns."""

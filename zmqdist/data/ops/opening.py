@@ -28,9 +28,11 @@ class DeferredNode:
     def __init__(
         self, make_dataset: Callable[[], DatasetLike], context: Context, previous: threading.Event | None
     ) -> None:
-        """Args:
-        make_dataset: returns the dataset.
-        previous: the event `opened` of the node that has to be opened before this one; None: any order.
+        """Prepare to open a node; nothing is called yet.
+
+        Args:
+          make_dataset: returns the dataset.
+          previous: the event `opened` of the node that has to be opened before this one; None: any order.
         """
         self._make_dataset = make_dataset
         self._context = context
