@@ -60,7 +60,13 @@ def methods(address: str | None, *, as_json: bool, timeout_s: float, **secrets: 
     type=click.Path(path_type=Path),
     help="Save the answer: .npy an array, .npz arrays by name, .json anything.",
 )
-@click.option("--timeout", "timeout_s", type=Seconds(), metavar="SECONDS", help="Longest time to wait for the answer.  [default: no limit]")
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=Seconds(),
+    metavar="SECONDS",
+    help="Longest time to wait for the answer.  [default: no limit]",
+)
 @click.option("--role", type=click.Choice(ROLES), default="client", show_default=True, help="Role in which to connect.")
 @click.option("--traceback", is_flag=True, help="Also print where the method raised its error.")
 @secret_options

@@ -63,7 +63,9 @@ def grace_option(help: str) -> Callable[[F], F]:
 def secret_options(command: F) -> F:
     """Add --token-file, --keys and --insecure: where the secret is, if not in its usual place."""
     for option in (
-        click.option("--insecure", is_flag=True, help="Neither token nor keys: every process that reaches the port can run code."),
+        click.option(
+            "--insecure", is_flag=True, help="Neither token nor keys: every process that reaches the port can run code."
+        ),
         click.option("--keys", "keys_dir", metavar="DIR", help="CURVE keys, made by zmqdist keygen."),
         click.option("--token-file", metavar="FILE", help="Token instead of the user's own."),
     ):

@@ -21,7 +21,9 @@ PORT: Final = 5050
 HOST: Final = "127.0.0.1"
 
 _port = click.IntRange(0, 65535)
-_config = click.option("--config", "file", metavar="FILE", help="Cluster file; the options of the command line override it.")
+_config = click.option(
+    "--config", "file", metavar="FILE", help="Cluster file; the options of the command line override it."
+)
 _grace = grace_option("Time that running functions have to end after Ctrl-C or SIGTERM.")
 
 
@@ -82,10 +84,16 @@ def dispatcher(context: click.Context, /, file: str | None, **options: Any) -> N
 @click.command(short_help="Run a worker in the foreground.")
 @click.option("--dispatcher", "target", metavar="HOST:PORT", help="Dispatcher; by default the one of ZMQDIST_CONFIG.")
 @click.option("--slots", type=Slots(), metavar="N|auto", help="Functions that run at a time.  [default: 1]")
-@click.option("--threads", is_flag=True, help="Slots are threads instead of processes; a running function cannot be cut off.")
+@click.option(
+    "--threads", is_flag=True, help="Slots are threads instead of processes; a running function cannot be cut off."
+)
 @click.option("--job", default="worker", show_default=True, metavar="NAME", help="First half of its name.")
-@click.option("--index", type=click.IntRange(0), metavar="N", help="Second half of its name; by default the lowest free one.")
-@click.option("--host", "--bind", "host", metavar="HOST", help="Address at which other processes fetch its large results.")
+@click.option(
+    "--index", type=click.IntRange(0), metavar="N", help="Second half of its name; by default the lowest free one."
+)
+@click.option(
+    "--host", "--bind", "host", metavar="HOST", help="Address at which other processes fetch its large results."
+)
 @click.option("--port", type=_port, default=0, metavar="PORT", help="TCP port of that address; 0 takes a free one.")
 @click.option(
     "--orphan-limit",

@@ -22,8 +22,15 @@ if TYPE_CHECKING:
     "--spec", metavar="JSON", help='In place of CONFIG: {"worker": ["host:port", ...], ...}, or @FILE with it.'
 )
 @click.option("--job", metavar="NAME", help="Job of this task; may be left out where the cluster has only one job.")
-@click.option("--index", type=click.IntRange(0), metavar="N", help="Index of this task; may be left out where its job has only one task.")
-@click.option("--bind", "bind_host", metavar="HOST", help="Address to listen on, in place of its address in the cluster.")
+@click.option(
+    "--index",
+    type=click.IntRange(0),
+    metavar="N",
+    help="Index of this task; may be left out where its job has only one task.",
+)
+@click.option(
+    "--bind", "bind_host", metavar="HOST", help="Address to listen on, in place of its address in the cluster."
+)
 @grace_option("Time that running calls have to end after Ctrl-C or SIGTERM.")
 @secret_options
 @click.pass_context

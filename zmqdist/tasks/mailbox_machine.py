@@ -23,8 +23,8 @@ Promises, checked by tests/machines/test_mailbox.py and tests/sim/test_tasks.py
     P2  no letter of one incarnation of a sender reaches a wait for another one
     P3  a wait ends once: with a letter, by cancellation, at its deadline, at the end of its sender, or by the abort
     P4  after an abort every send and every wait ends with its status, and no earlier wait is left
-    P5  the mailbox refuses a letter beyond `items_max` letters or `bytes_max` bytes, and its sender gets an error; it never refuses a letter
-        that a waiter puts back
+    P5  the mailbox refuses a letter beyond `items_max` letters or `bytes_max` bytes, and its sender gets an error; a letter that a waiter
+        puts back is never refused
     P6  of letters and waits that have ended, only a few numbers for each sender stay
 
 Not here: how a letter travels (mail.py), which tasks are alive (liveness.py).

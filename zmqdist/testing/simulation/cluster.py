@@ -346,7 +346,9 @@ class SimCluster:
             work = int(payload.split(b"|")[2])
             worker, priority, apart = coordinator.options.get(work, PLAIN)
             assert worker in ("", member.name), f"dispatch P12: work {work} is for {worker}, and goes to {member.name}"
-            assert assign.first == bool(worker), f"dispatch P12: {member.name} does not know which worker work {work} names"
+            assert assign.first == bool(worker), (
+                f"dispatch P12: {member.name} does not know which worker work {work} names"
+            )
             line = (number, worker, apart)
             if line not in waiting:
                 waiting[line] = self._waiting(coordinator, worker, apart)
