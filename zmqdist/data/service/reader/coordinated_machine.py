@@ -59,6 +59,7 @@ class RoundsSource:
       next: the first round that was not received.
       received: (round, element) of what was not shown yet; a round that is not there was skipped.
       common: the last round that all consumers are known to have received.
+      life: the incarnation of its worker that was there last.
       there: the dispatcher says that its worker is there.
       lost: it does not answer; not to be asked before the dispatcher has said what becomes of it.
       paused_until: not to be asked before; infinitely long ago where it is not paused.
@@ -72,6 +73,7 @@ class RoundsSource:
     common: int = -1
     where: str = ""
     address: str = ""
+    life: int = -1
     there: bool = False
     asked: bool = False
     skipped: bool = False
@@ -160,7 +162,7 @@ class CoordinatedDelivery:
                 source.paused_until = -inf  # ask what cannot answer: its failure says so
             if source.there and where:
                 source.lost = False
-                source.where, source.address = where, address
+                source.where, source.address, source.life = where, address, life
             elif not source.there and not source.where:
                 source.lost = True
         if not news.hold:

@@ -506,8 +506,10 @@ class ServiceReader:
                 link = self._links.get((task, life))
                 if where and life >= 0 and (link is None or link.where != where):
                     self._links[task, life] = TaskLink(where, life, self._at(task, where, life))
-        present = {(place.task, place.life) for place in places}
-        self._links = {key: link for key, link in self._links.items() if key in present or link.answers}
+        lives = {place.task: place.life for place in places}  # negative while the worker is away
+        for key, link in [*self._links.items()]:
+            if not link.answers and 0 <= lives.get(key[0], -1) != key[1]:
+                del self._links[key]
         return places, len(places) < len(tasks)
 
     def _at(self, task: int, where: str, life: int) -> LocalTask | RemoteTask:
