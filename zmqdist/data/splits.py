@@ -92,10 +92,10 @@ def split_providers(dataset: Tree) -> list[SplitProvider]:
 
 
 def split_cardinalities(dataset: Tree) -> list[int]:
-    """Return the number of splits of each source, as TensorFlow lists them in the metadata of a dataset.
+    """Return the number of splits of each source, including the sources that every worker reads whole.
 
-    Includes the sources that every worker reads whole (the selector of choose and sample, the counter of enumerate), each behind the
-    sources of the operator that it belongs to.
+    Those are the selector of choose and sample and the counter of enumerate; each comes behind the sources of the operator that it belongs
+    to.
 
     Raises:
       UnimplementedError: as for `split_providers`.
