@@ -24,7 +24,7 @@ def one(found: Finding | list[Finding], level: str, told: str, advice: str) -> N
     if isinstance(found, list):
         (found,) = found
     assert (found.level, bool(found.advice)) == (level, level != "ok"), found
-    assert told in found.told, found.told
+    assert told in found.message, found.message
     assert advice in found.advice, found.advice
 
 
@@ -32,7 +32,7 @@ def test_a_line_names_the_level_the_subject_what_is_and_what_to_do() -> None:
     assert ok("memory", "much").line() == "ok       memory: much"
     assert warning("a", "b\n c", "d").line() == "warning  a: b c: d"
     assert problem("\x1b[2J", "b", "d").line() == "problem  ?[2J: b: d"
-    assert problem("a", "b", "c").record() == {"level": "problem", "subject": "a", "told": "b", "advice": "c"}
+    assert problem("a", "b", "c").record() == {"level": "problem", "subject": "a", "message": "b", "advice": "c"}
 
 
 def test_only_a_problem_makes_a_machine_ill() -> None:
@@ -45,7 +45,7 @@ def test_this_machine_is_well_enough_for_the_tests() -> None:
     found = host.examine()
     assert healthy(found), [finding.line() for finding in found]
     assert {finding.subject for finding in found} >= {"zmqdist", "ZeroMQ", "descriptors", "/proc", "memory", "loopback"}
-    assert "NumPy" in found[0].told
+    assert "NumPy" in found[0].message
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("zmqdist.launch")
 
-Line = Callable[[str], object]
+LineHandler = Callable[[str], object]
 
 _prctl = ctypes.CDLL(None).prctl
 _PR_SET_PDEATHSIG = 1
@@ -80,7 +80,7 @@ class Child:
         """A descriptor that can be read when it has ended; the caller closes it."""
         return os.dup(self.process.pidfd) if isinstance(self.process, Forked) else os.pidfd_open(self.pid)
 
-    def read_lines(self, on_line: Line) -> None:
+    def read_lines(self, on_line: LineHandler) -> None:
         """Pass on what it writes, line by line, in a thread."""
         self._reader = threading.Thread(
             target=self._read, args=(on_line,), name=f"zmqdist-log-{self.name}", daemon=True
@@ -99,13 +99,13 @@ class Child:
                     else:
                         os.kill(self.pid, number)
 
-    def let_go(self) -> None:
+    def break_lifeline(self) -> None:
         """Break its lifeline: it ends by itself."""
         if self._lifeline >= 0:
             os.close(self._lifeline)
             self._lifeline = -1
 
-    def _read(self, on_line: Line) -> None:
+    def _read(self, on_line: LineHandler) -> None:
         assert self.process.stdout is not None
         for raw in self.process.stdout:
             line = raw.decode(errors="replace").rstrip("\n")
@@ -125,7 +125,7 @@ class Child:
         # A process of its own that it left behind may still hold the pipe; then closing would wait for the reader, which has the lock.
         if self.process.stdout is not None and (self._reader is None or not self._reader.is_alive()):
             self.process.stdout.close()
-        self.let_go()
+        self.break_lifeline()
 
 
 class Children:
@@ -147,19 +147,21 @@ class Children:
         self._thread.start()
 
     def start_role(
-        self, config: WorkerConfig | TaskConfig, environment: Mapping[str, str], on_line: Line | None = None
+        self, config: WorkerConfig | TaskConfig, environment: Mapping[str, str], on_line: LineHandler | None = None
     ) -> Child:
         """Start a worker, or a task of a cluster (roles.py); arguments as `start`."""
-        told = type(config).__name__, json.dumps(dataclasses.asdict(config))
+        kind, fields = type(config).__name__, json.dumps(dataclasses.asdict(config))
         name = f"{config.job}:{config.index}"
-        return self.start(name, lambda lifeline: ["zmqdist.launch.roles", str(lifeline), *told], environment, on_line)
+        return self.start(
+            name, lambda lifeline: ["zmqdist.launch.roles", str(lifeline), kind, fields], environment, on_line
+        )
 
     def start(
         self,
         name: str,
         command: Callable[[int], list[str]],
         environment: Mapping[str, str],
-        on_line: Line | None = None,
+        on_line: LineHandler | None = None,
         pass_fds: Sequence[int] = (),
     ) -> Child:
         """Start a module of ours.
@@ -169,14 +171,14 @@ class Children:
           on_line: gets each line that it writes; None: it writes where this process does.
           pass_fds: further descriptors that it gets, under the same numbers.
         """
-        theirs, ours = os.pipe2(os.O_CLOEXEC)
+        child_end, own_end = os.pipe2(os.O_CLOEXEC)
         try:
-            module, *arguments = command(theirs)
-            given = [theirs, *pass_fds]
-            forked = _fork(name, module, arguments, environment, on_line is not None, given)
+            module, *arguments = command(child_end)
+            inherited_fds = [child_end, *pass_fds]
+            forked = _fork(name, module, arguments, environment, on_line is not None, inherited_fds)
             process = forked or subprocess.Popen(
                 child_command(module, *arguments),
-                pass_fds=given,
+                pass_fds=inherited_fds,
                 stdin=subprocess.DEVNULL,
                 stdout=None if on_line is None else subprocess.PIPE,
                 stderr=None if on_line is None else subprocess.STDOUT,
@@ -184,13 +186,15 @@ class Children:
                 start_new_session=True,  # Ctrl-C is for the one who started it: it ends them in good order
             )
         except BaseException:
-            os.close(ours)
+            os.close(own_end)
             raise
         finally:
-            os.close(theirs)
-        return self._adopt(Child(name, process, ours), on_line)
+            os.close(child_end)
+        return self._adopt(Child(name, process, own_end), on_line)
 
-    def start_program(self, name: str, command: Sequence[str], environment: Mapping[str, str], on_line: Line) -> Child:
+    def start_program(
+        self, name: str, command: Sequence[str], environment: Mapping[str, str], on_line: LineHandler
+    ) -> Child:
         """Start any program; it has no lifeline, but is told to end when the thread that calls this ends. Arguments as `start`."""
         process = subprocess.Popen(
             command,
@@ -203,7 +207,7 @@ class Children:
         )
         return self._adopt(Child(name, process, -1), on_line)
 
-    def _adopt(self, child: Child, on_line: Line | None) -> Child:
+    def _adopt(self, child: Child, on_line: LineHandler | None) -> Child:
         if on_line is not None:
             child.read_lines(on_line)
         with self._lock:
@@ -266,18 +270,18 @@ class Children:
 
 
 def _fork(
-    name: str, module: str, arguments: list[str], environment: Mapping[str, str], piped: bool, given: list[int]
+    name: str, module: str, arguments: list[str], environment: Mapping[str, str], piped: bool, inherited_fds: list[int]
 ) -> Forked | None:
     """Fork a child from the zygote, with its output in a pipe or where that of this process goes; None where that cannot be."""
-    order = Order(name, module, arguments, dict(environment), [1, 2, *given])
+    order = Order(name, module, arguments, dict(environment), [1, 2, *inherited_fds])
     if not piped:
-        return zygote_client.fork(order, [1, 2, *given])
-    ours, theirs = os.pipe2(os.O_CLOEXEC)
-    stdout = os.fdopen(ours, "rb")
+        return zygote_client.fork(order, [1, 2, *inherited_fds])
+    own_end, child_end = os.pipe2(os.O_CLOEXEC)
+    stdout = os.fdopen(own_end, "rb")
     try:
-        forked = zygote_client.fork(order, [theirs, theirs, *given], stdout)
+        forked = zygote_client.fork(order, [child_end, child_end, *inherited_fds], stdout)
     finally:
-        os.close(theirs)
+        os.close(child_end)
     if forked is None:
         stdout.close()
     return forked

@@ -33,10 +33,10 @@ class RunFolder:
         self.path = Path(tempfile.mkdtemp(prefix=PREFIX))
         self._lock = -1
         with contextlib.suppress(OSError):  # a file system without locks: then nobody will tidy up after a kill
-            new = self.path / f".{OWNER}"
-            self._lock = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            lock_path = self.path / f".{OWNER}"
+            self._lock = os.open(lock_path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             fcntl.flock(self._lock, fcntl.LOCK_EX)
-            new.rename(self.path / OWNER)  # nobody can meet it without its lock
+            lock_path.rename(self.path / OWNER)  # nobody can meet it without its lock
 
     def close(self) -> None:
         """Remove it. Idempotent."""
@@ -59,8 +59,8 @@ def remove_left_behind() -> list[Path]:
 
 def _is_left_behind(path: Path) -> bool:
     try:
-        told = path.lstat()
-        if not stat.S_ISDIR(told.st_mode) or told.st_uid != os.geteuid():
+        status = path.lstat()
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
             return False
         fd = os.open(path / OWNER, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:  # without the file it is somebody else's, or just being made

@@ -68,7 +68,7 @@ class Launch:
         self._command = [*_with_this_python(config.command), *arguments]
         self._say = say
         self._grace_s = grace_s
-        self._over = False
+        self._program_ended = False
         self._signals: list[int] = []
         self._shares_terminal = False
         """Ctrl-C at a terminal reaches the program, too."""
@@ -83,9 +83,9 @@ class Launch:
         )  # its imports take as long as all that follows
         with contextlib.ExitStack() as stack:
             stack.enter_context(_Signals(self._signalled))
-            own = RunFolder()
-            stack.callback(own.close)
-            folder = own.path
+            run_folder = RunFolder()
+            stack.callback(run_folder.close)
+            folder = run_folder.path
             credentials = self._credentials(folder)
             self._dispatcher = stack.enter_context(DispatchServer(self._dispatcher_config(credentials)))
             self._reserve(stack)
@@ -98,7 +98,7 @@ class Launch:
             evaluator = self._start_evaluator(stack)
             code = self._run_program(environment)
             if evaluator is not None:
-                self._let_end(evaluator)
+                self._wait_for_evaluator(evaluator)
             return code
 
     def stop(self, number: int = signal.SIGTERM) -> None:
@@ -167,20 +167,20 @@ class Launch:
             return
         host, _ = split(self._dispatcher_section().address)
         host = LOOPBACK if is_wildcard(host) else host
-        places = {index: split(address) for index, address in section.addresses().items()}
+        fixed_addresses = {index: split(address) for index, address in section.addresses().items()}
         tasks = {}
         for index in section.indices():
-            port = Reserved(*places.get(index, (host, 0)))
+            port = Reserved(*fixed_addresses.get(index, (host, 0)))
             stack.callback(port.close)
             tasks[index] = section.addresses().get(index, port.address)
-        placed = msgspec.structs.replace(section, count=None, tasks=tasks)
-        jobs = msgspec.structs.replace(self._config.jobs, ps=placed)
+        section_with_addresses = msgspec.structs.replace(section, count=None, tasks=tasks)
+        jobs = msgspec.structs.replace(self._config.jobs, ps=section_with_addresses)
         self._config = msgspec.structs.replace(self._config, jobs=jobs)
 
     def _environment_of(self, job: str, index: int, environment: dict[str, str]) -> dict[str, str]:
         """What a task of a job finds; `env` of the file stands above all."""
-        told = {TF_CONFIG_ENV: self._config.tf_config(job, index)}
-        return {**environment, **self._importable(environment), **told, **self._config.jobs.task_jobs()[job].env}
+        tf_config = {TF_CONFIG_ENV: self._config.tf_config(job, index)}
+        return {**environment, **self._importable(environment), **tf_config, **self._config.jobs.task_jobs()[job].env}
 
     def _start_workers(self, tasks: Tasks, credentials: Credentials, environment: dict[str, str]) -> None:
         section = self._workers
@@ -220,7 +220,7 @@ class Launch:
         if section is None:
             return None
         (index,) = section.indices()
-        told = {TF_CONFIG_ENV: self._config.tf_config("evaluator", index)}
+        tf_config = {TF_CONFIG_ENV: self._config.tf_config("evaluator", index)}
         environment = {name: value for name, value in os.environ.items() if name != CONFIG_ENV}
         children = Children(self._evaluator_exited, whole_groups=True)
         stack.callback(children.close, self._grace_s)
@@ -228,7 +228,7 @@ class Launch:
         return children.start_program(
             f"evaluator:{index}",
             self._evaluator_command(),
-            {**environment, **told, **section.env},
+            {**environment, **tf_config, **section.env},
             lambda line: self._say(f"{prefix} {line}"),
         )
 
@@ -288,16 +288,16 @@ class Launch:
         self._dispatcher.report_exit(job, int(index), child.pid, child.exit_code, child.tail)
 
     def _evaluator_exited(self, child: Child) -> None:
-        if child.exit_code and not self._over:
+        if child.exit_code and not self._program_ended:
             how = errors.describe_exit(child.exit_code)
             self._say(f"[{child.name.replace(':', '-')}] ended ({how}); nothing is evaluated any more")
 
-    def _let_end(self, evaluator: Child) -> None:
+    def _wait_for_evaluator(self, evaluator: Child) -> None:
         """The program has ended: its side-car may do the same, unless somebody is in a hurry."""
         until = time.monotonic() + self._grace_s
         while not self._signals and time.monotonic() < until and not evaluator.ended.wait(0.05):
             pass
-        self._over = True
+        self._program_ended = True
 
 
 class _Signals:

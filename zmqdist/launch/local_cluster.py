@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 START_LIMIT_S = 30.0
 STOP_GRACE_S = 2.0
-LOOK_S = 0.005
+POLL_S = 0.005
 
 
 class local_cluster:
@@ -91,7 +91,7 @@ class local_cluster:
         self._threads: list[WorkerServer | Server] = []
         self.workers = 0
         self._closed = threading.Lock()
-        self._closing: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._executors: weakref.WeakSet[Any] = weakref.WeakSet()
         """Executors: told before it is closed."""
         self._dispatcher: DispatchServer | None = None
         self._pid = os.getpid()
@@ -216,7 +216,7 @@ class local_cluster:
                 steps.callback(self._children.close, STOP_GRACE_S)
             for each in self._threads:
                 steps.callback(each.stop, 0.0)
-            for executor in list(self._closing):
+            for executor in list(self._executors):
                 steps.callback(executor.cluster_closed)
 
     def __del__(self) -> None:
@@ -275,7 +275,7 @@ class local_cluster:
                 del servers[task]
             if servers and time.monotonic() > until:
                 raise errors.UnavailableError(f"not all ps served after {START_LIMIT_S:g} s")
-            started[0].ended.wait(LOOK_S)
+            started[0].ended.wait(POLL_S)
         for child in started:
             if child.ended.is_set():
                 how = errors.describe_exit(child.exit_code or 0)

@@ -207,7 +207,7 @@ def _serve(server: _Server, signals: _Signals, lifeline: int, grace_s: float, st
     threading.Thread(target=logged, args=(wake_when_ended,), name="zmqdist-joined", daemon=True).start()
     while not server.join(0):
         if signals.wait(lifeline):
-            grace_s = 0.0 if _broken(lifeline) else grace_s
+            grace_s = 0.0 if _lifeline_broken(lifeline) else grace_s
             stopping = threading.Thread(target=logged, args=(stop, grace_s), name="zmqdist-stop", daemon=True)
             stopping.start()
             while stopping.is_alive():
@@ -217,7 +217,7 @@ def _serve(server: _Server, signals: _Signals, lifeline: int, grace_s: float, st
     stop(0.0)
 
 
-def _broken(lifeline: int) -> bool:
+def _lifeline_broken(lifeline: int) -> bool:
     return lifeline >= 0 and bool(select.select([lifeline], [], [], 0)[0])
 
 
@@ -243,10 +243,10 @@ class _Signals:
 
     def wait(self, lifeline: int, timeout_s: float | None = None) -> bool:
         """True when a signal came or the lifeline broke; False when woken, or after the time-out."""
-        wanted = [self._read] if lifeline < 0 else [self._read, lifeline]
-        ready, _, _ = select.select(wanted, [], [], timeout_s)
-        told = os.read(self._read, 64) if self._read in ready else b""
-        return any(number in told for number in self._NUMBERS) or lifeline in ready
+        descriptors = [self._read] if lifeline < 0 else [self._read, lifeline]
+        ready, _, _ = select.select(descriptors, [], [], timeout_s)
+        received = os.read(self._read, 64) if self._read in ready else b""
+        return any(number in received for number in self._NUMBERS) or lifeline in ready
 
     def wake(self) -> None:
         os.write(self._write, b"\0")
@@ -277,15 +277,15 @@ def main() -> int:
     prepare(*sys.argv[1:])
     add_working_directory()
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
-    lifeline, kind, told = int(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3])
-    name_process(f"{told['job']}:{told['index']}")
+    lifeline, kind, fields = int(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3])
+    name_process(f"{fields['job']}:{fields['index']}")
     if kind == "WorkerConfig":
         from zmqdist.scheduling.dispatcher.config import WorkerConfig
 
-        return run_worker(WorkerConfig(**told), lifeline=lifeline, announce=log.info)
+        return run_worker(WorkerConfig(**fields), lifeline=lifeline, announce=log.info)
     from zmqdist.cluster.spec import ClusterSpec
 
-    task = TaskConfig(**told)
+    task = TaskConfig(**fields)
     credentials = Credentials(task.token_file, task.keys_dir, task.insecure)
-    given = ClusterSpec(task.cluster), task.job, task.index, credentials
-    return run_server(*given, lifeline=lifeline, announce=log.info)
+    cluster = ClusterSpec(task.cluster)
+    return run_server(cluster, task.job, task.index, credentials, lifeline=lifeline, announce=log.info)

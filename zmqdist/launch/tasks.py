@@ -20,7 +20,7 @@ from zmqdist.launch.roles import OK, REFUSED, USAGE, TaskConfig
 from zmqdist.scheduling.dispatcher.config import WorkerConfig
 
 Say = Callable[[str], object]
-Exited = Callable[[Child], object]
+ExitHandler = Callable[[Child], object]
 
 
 class Restarts:
@@ -68,7 +68,7 @@ class Tasks:
       say: gets each line that they write, with a prefix, and what happens to them.
     """
 
-    def __init__(self, on_worker_exit: Exited, say: Say) -> None:
+    def __init__(self, on_worker_exit: ExitHandler, say: Say) -> None:
         self._on_worker_exit = on_worker_exit
         self._say = say
         self._lock = threading.Lock()
@@ -114,12 +114,12 @@ class Tasks:
         with self._lock:
             if self._stopping:
                 return
-            again = self._again(self._tasks[child.name], child.exit_code)
+            restart = self._plan_restart(self._tasks[child.name], child.exit_code)
         how = errors.describe_exit(child.exit_code or 0)
         lost = "its variables are lost; " if job == "ps" else ""
-        self._say(f"[{job}-{index}] ended ({how}); {lost}{again or self._left(job)}")
+        self._say(f"[{job}-{index}] ended ({how}); {lost}{restart or self._workers_left(job)}")
 
-    def _again(self, task: _Task, code: int | None) -> str:
+    def _plan_restart(self, task: _Task, code: int | None) -> str:
         """Have it started again after a pause, and say so; "" where it is not."""
         pause_s = task.restarts.pause_after(code, time.monotonic())
         if pause_s is None:
@@ -129,7 +129,7 @@ class Tasks:
         task.pause.start()
         return f"it is started again ({task.restarts.used} of {task.restarts.allowed})"
 
-    def _left(self, job: str) -> str:
+    def _workers_left(self, job: str) -> str:
         if job == "ps":
             return "it is not started again"
         count = sum(child.name.startswith("worker:") for child in self._children.running)

@@ -35,7 +35,7 @@ from zmqdist.transport.address import join, split
 from zmqdist.transport.pyzmq_echo import BareClient
 
 MIB: Final = 2**20
-ANSWER_MS: Final = 30_000
+REPLY_MS: Final = 30_000
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ def measure_calls(peer: str, plan: BenchPlan) -> list[Figure]:
     Raises:
       OpError: the peer cannot be reached, or is none.
     """
-    with Client.create("zmq", peer, "zmqdist bench", ANSWER_MS) as client:
+    with Client.create("zmq", peer, "zmqdist bench", REPLY_MS) as client:
         if not hasattr(client, "bare_port_blocking"):
             client.methods()  # tells an unreachable server from another kind of server
             raise ValueError(f"{peer} is no peer of a benchmark: start `zmqdist bench --serve HOST:PORT` there")
@@ -152,8 +152,8 @@ def measure_calls(peer: str, plan: BenchPlan) -> list[Figure]:
             ]
 
 
-def _blocking(name: str, ask: Callable[[int], object], bare: BareClient, plan: BenchPlan) -> Figure:
-    return _latency(name, lambda: _timed(lambda: ask(7), plan.calls), lambda: bare.round_trips(plan.calls), plan)
+def _blocking(name: str, call: Callable[[int], object], bare: BareClient, plan: BenchPlan) -> Figure:
+    return _latency(name, lambda: _timed(lambda: call(7), plan.calls), lambda: bare.round_trips(plan.calls), plan)
 
 
 def _pipelined(start_call: Callable[[int], StatusOrResult], bare: BareClient, plan: BenchPlan) -> Figure:
@@ -178,21 +178,21 @@ def nothing() -> None:
 
 
 @functools.lru_cache(maxsize=1)
-def _kept(byte_count: int) -> np.ndarray[Any, Any]:
+def _cached_ones(byte_count: int) -> np.ndarray[Any, Any]:
     return np.ones(byte_count, np.uint8)
 
 
 def large(byte_count: int) -> np.ndarray[Any, Any]:
     """The task whose result is large. The array is made once in each slot, so that only its way here is measured."""
-    return _kept(byte_count)
+    return _cached_ones(byte_count)
 
 
 @contextlib.contextmanager
 def _interrupts_held() -> Iterator[None]:
     """Ctrl-C waits for the end of this. Processes that this thread starts in here never hear it: each would print a traceback."""
-    heard: list[int] = []
+    received: list[int] = []
     main = threading.current_thread() is threading.main_thread()  # any other may hear it for this one
-    handler = signal.signal(signal.SIGINT, lambda number, _: heard.append(number)) if main else None
+    handler = signal.signal(signal.SIGINT, lambda number, _: received.append(number)) if main else None
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -200,7 +200,7 @@ def _interrupts_held() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         if main:
             signal.signal(signal.SIGINT, handler or signal.SIG_DFL)
-        if heard:
+        if received:
             signal.raise_signal(signal.SIGINT)
 
 
@@ -266,19 +266,19 @@ def _result(coordinator: ClusterCoordinator, bare: BareClient, size: int, transf
 
 def bare_of(peer: str) -> BareClient:
     """A client of the bare echo that a peer (peer.py) has beside its RPC server; close it, or use it in a with-statement."""
-    with Client.create("zmq", peer, "zmqdist bench", ANSWER_MS) as client:
+    with Client.create("zmq", peer, "zmqdist bench", REPLY_MS) as client:
         return BareClient(join(split(peer)[0], int(client.call("bare_port").get_value()[0])))
 
 
 # -- blocks and medians ---------------------------------------------------------------------------------------------------
 
 
-def _timed(ask: Callable[[], object], count: int) -> list[float]:
+def _timed(call: Callable[[], object], count: int) -> list[float]:
     """The seconds of each of `count` calls."""
     took = []
     for _ in range(count):
         start = perf_counter()
-        ask()
+        call()
         took.append(perf_counter() - start)
     return took
 

@@ -46,14 +46,14 @@ class Table:
         grid = [names, *map(list, self.rows)]
         widths = [max(len(row[at]) for row in grid) for at in range(len(names))]
         right = [name.startswith(">") for name in self.columns]
-        told = [self.title]
+        text_lines = [self.title]
         for row in grid:
             cells = [
                 text.rjust(width) if to_right else text.ljust(width)
                 for text, width, to_right in zip(row, widths, right, strict=True)
             ]
-            told.append(("  " + "  ".join(cells)).rstrip())
-        return told
+            text_lines.append(("  " + "  ".join(cells)).rstrip())
+        return text_lines
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def totals(status: Status) -> Totals:
 def headline(status: Status) -> str:
     """The whole record in one line."""
     sums = totals(status)
-    told = [
+    parts = [
         f"dispatcher at {printable(status['address'])} (pid {status['pid']}): {plural(sums.workers, 'worker')}",
         plural(sums.slots, "slot"),
         f"{sums.queued:,} queued",
@@ -100,8 +100,8 @@ def headline(status: Status) -> str:
         f"{sums.rate:,.0f}/s",
     ]
     if sums.losses:
-        told.append(plural(sums.losses, "loss", "losses"))
-    return ", ".join(told)
+        parts.append(plural(sums.losses, "loss", "losses"))
+    return ", ".join(parts)
 
 
 def tables(status: Status) -> list[Table]:
@@ -112,12 +112,12 @@ def tables(status: Status) -> list[Table]:
 
 def lines(status: Status) -> list[str]:
     """The whole record as plain text, line by line."""
-    told = [headline(status), *troubles(status)]
+    text_lines = [headline(status), *troubles(status)]
     if not status["workers"]:
-        told.append(f"no worker has registered: zmqdist worker --dispatcher {printable(status['address'])}")
+        text_lines.append(f"no worker has registered: zmqdist worker --dispatcher {printable(status['address'])}")
     for table in tables(status):
-        told += ["", *table.lines()]
-    return told
+        text_lines += ["", *table.lines()]
+    return text_lines
 
 
 def jobs(status: Status) -> Table:
@@ -203,18 +203,18 @@ def losses(status: Status) -> Table:
 
 def troubles(status: Status) -> list[str]:
     """What went wrong, by functions, networks and strangers; empty in good times."""
-    told = []
+    notes = []
     if status.get("slot_deaths"):
-        told.append(slot_deaths(status))
+        notes.append(slot_deaths(status))
     if status.get("relayed"):
         pieces = plural(status["relayed"], "piece")
-        told.append(f"{pieces} of large payloads came by the dispatcher: a data port could not be reached")
+        notes.append(f"{pieces} of large payloads came by the dispatcher: a data port could not be reached")
     if status["refused_handshakes"]:
-        told.append(f"{status['refused_handshakes']:,} connections refused: a wrong token or key, or no zmqdist")
-    dropped = {printable(str(what)): count for what, count in status["dropped"].items() if count}
+        notes.append(f"{status['refused_handshakes']:,} connections refused: a wrong token or key, or no zmqdist")
+    dropped = {printable(str(kind)): count for kind, count in status["dropped"].items() if count}
     if dropped:
-        told.append("messages dropped: " + ", ".join(f"{what} {count:,}" for what, count in sorted(dropped.items())))
-    return told
+        notes.append("messages dropped: " + ", ".join(f"{kind} {count:,}" for kind, count in sorted(dropped.items())))
+    return notes
 
 
 def slot_deaths(status: Status) -> str:

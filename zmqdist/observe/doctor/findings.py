@@ -23,12 +23,12 @@ class Finding:
 
     level: str
     subject: str
-    told: str
+    message: str
     advice: str = ""
 
     def line(self) -> str:
         """For people. What other processes say of themselves may be in it, so nothing moves a cursor."""
-        text = f"{self.subject}: {self.told}" + (f": {self.advice}" if self.advice else "")
+        text = f"{self.subject}: {self.message}" + (f": {self.advice}" if self.advice else "")
         text = " ".join(text.split())
         return f"{self.level:<8} " + "".join(char if char.isprintable() else "?" for char in text)
 
@@ -37,19 +37,19 @@ class Finding:
         return asdict(self)
 
 
-def ok(subject: str, told: str) -> Finding:
+def ok(subject: str, message: str) -> Finding:
     """Nothing to do."""
-    return Finding(OK, subject, told)
+    return Finding(OK, subject, message)
 
 
-def warning(subject: str, told: str, advice: str) -> Finding:
+def warning(subject: str, message: str, advice: str) -> Finding:
     """It works, but not well, or not yet."""
-    return Finding(WARNING, subject, told, advice)
+    return Finding(WARNING, subject, message, advice)
 
 
-def problem(subject: str, told: str, advice: str) -> Finding:
+def problem(subject: str, message: str, advice: str) -> Finding:
     """Something will fail."""
-    return Finding(PROBLEM, subject, told, advice)
+    return Finding(PROBLEM, subject, message, advice)
 
 
 def healthy(findings: list[Finding]) -> bool:

@@ -53,20 +53,20 @@ def examine(descriptors_wanted: int = DESCRIPTORS_MIN) -> list[Finding]:
 def versions() -> Finding:
     """For a bug report."""
     python = ".".join(map(str, sys.version_info[:3]))
-    told = f"{__version__}, protocol {PROTOCOL[0]}.{PROTOCOL[1]}, Python {python}"
-    return ok("zmqdist", f"{told}, NumPy {np.__version__}, msgspec {msgspec.__version__}")
+    message = f"{__version__}, protocol {PROTOCOL[0]}.{PROTOCOL[1]}, Python {python}"
+    return ok("zmqdist", f"{message}, NumPy {np.__version__}, msgspec {msgspec.__version__}")
 
 
 def transport(build: port_probe.Build) -> Finding:
     """pyzmq and the libzmq in it."""
     libzmq = ".".join(map(str, build.libzmq))
-    told = f"pyzmq {build.pyzmq}, libzmq {libzmq}"
+    message = f"pyzmq {build.pyzmq}, libzmq {libzmq}"
     advice = "install pyzmq from a wheel (pip install --force-reinstall pyzmq)"
     if build.libzmq < LIBZMQ_MIN:
-        return problem("ZeroMQ", f"{told}, which is older than {'.'.join(map(str, LIBZMQ_MIN))}", advice)
+        return problem("ZeroMQ", f"{message}, which is older than {'.'.join(map(str, LIBZMQ_MIN))}", advice)
     if not build.curve:
-        return warning("ZeroMQ", f"{told}, built without CURVE: nothing but loopback can be used", advice)
-    return ok("ZeroMQ", f"{told} with CURVE")
+        return warning("ZeroMQ", f"{message}, built without CURVE: nothing but loopback can be used", advice)
+    return ok("ZeroMQ", f"{message} with CURVE")
 
 
 def descriptors(wanted: int) -> Finding:
@@ -74,12 +74,12 @@ def descriptors(wanted: int) -> Finding:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= wanted:
         return ok("descriptors", f"{soft:,} may be open, {wanted:,} are enough")
-    can = hard == resource.RLIM_INFINITY or hard >= wanted
+    raisable = hard == resource.RLIM_INFINITY or hard >= wanted
     advice = f"`ulimit -n {wanted}` in the shell that starts it"
-    if not can:
+    if not raisable:
         advice += f"; the hard limit is {hard}, so whoever runs this system has to raise that first (limits.conf)"
-    kind = problem if wanted > DESCRIPTORS_MIN else warning
-    return kind("descriptors", f"{soft:,} may be open, {wanted:,} are wanted", advice)
+    make_finding = problem if wanted > DESCRIPTORS_MIN else warning
+    return make_finding("descriptors", f"{soft:,} may be open, {wanted:,} are wanted", advice)
 
 
 def proc() -> Finding:
@@ -88,9 +88,9 @@ def proc() -> Finding:
         Path("/proc/net/tcp").read_bytes()
         os.listdir("/proc/self/fd")
     except OSError as error:
-        told = f"/proc cannot be read ({error.strerror})"
+        message = f"/proc cannot be read ({error.strerror})"
         return problem(
-            "/proc", told, "mount it (mount -t proc proc /proc), or use CURVE keys and expect slow large arrays"
+            "/proc", message, "mount it (mount -t proc proc /proc), or use CURVE keys and expect slow large arrays"
         )
     return ok("/proc", "can be read")
 
@@ -109,19 +109,19 @@ def shared_memory() -> Finding:
             "shared memory", f"there is none ({error}): {slower}", "this needs memfd_create of Linux 3.17 or newer"
         )
     try:
-        told = os.urandom(8)
-        os.pwrite(fd, told, 0)
+        pattern = os.urandom(8)
+        os.pwrite(fd, pattern, 0)
         command = [sys.executable, "-I", "-c", _READ_THROUGH_PROC, f"/proc/{os.getpid()}/fd/{fd}"]
         done = subprocess.run(command, capture_output=True, timeout=PATIENCE_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         return warning("shared memory", f"it could not be tried ({error})", "try again when the machine is less busy")
     finally:
         os.close(fd)
-    if done.stdout == told:
+    if done.stdout == pattern:
         return ok("shared memory", "a child could open memory of this process")
-    why = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+    reason = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
     advice = "run all processes as one user and group, in one container, and not as a program that has changed its user"
-    return warning("shared memory", f"a child could not open memory of this process ({why}): {slower}", advice)
+    return warning("shared memory", f"a child could not open memory of this process ({reason}): {slower}", advice)
 
 
 def memory() -> Finding:
@@ -132,12 +132,12 @@ def memory() -> Finding:
         free, total = kilobytes["MemAvailable"] * 1024, kilobytes["MemTotal"] * 1024
     except (OSError, ValueError, KeyError):
         return ok("memory", "this system does not tell how much is free")
-    told = f"{free / 2**30:.1f} of {total / 2**30:.1f} GiB are free"
+    message = f"{free / 2**30:.1f} of {total / 2**30:.1f} GiB are free"
     if free < MEMORY_LOW:
         return warning(
-            "memory", told, "end something: the kernel kills processes when memory runs out (killed by SIGKILL)"
+            "memory", message, "end something: the kernel kills processes when memory runs out (killed by SIGKILL)"
         )
-    return ok("memory", told)
+    return ok("memory", message)
 
 
 def loopback() -> Finding:
@@ -164,9 +164,9 @@ def loopback() -> Finding:
 
 def proxies() -> list[Finding]:
     """Who comes from gRPC has learned to fear them."""
-    there = [name for name in PROXIES if os.environ.get(name)]
+    variables = [name for name in PROXIES if os.environ.get(name)]
     return (
-        [ok("proxies", f"{', '.join(there)} set, which zmqdist does not look at: it connects directly")]
-        if there
+        [ok("proxies", f"{', '.join(variables)} set, which zmqdist does not look at: it connects directly")]
+        if variables
         else []
     )

@@ -83,8 +83,8 @@ class Executor(futures.Executor):
         self._coordinator = _Coordinator(target, width=max_workers, **options)
         self._coordinator.call_on_begun(lambda works: None if (found := this()) is None else found._begin(works))
         program_end.watch(self)
-        if (closing := getattr(target, "_closing", None)) is not None:
-            closing.add(self)
+        if (executors := getattr(target, "_executors", None)) is not None:
+            executors.add(self)
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> futures.Future[T]:
         """Schedule `fn(*args, **kwargs)`. What cannot be pickled is the error of the Future, a `pickle.PicklingError`.
