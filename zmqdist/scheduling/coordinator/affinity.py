@@ -70,18 +70,18 @@ class Pins:
         self.members: dict[str, Joined] = {}
         self.recovery_limit_s = recovery_limit_s
         self._pinned: dict[str, set[int]] = {}
-        self._missed: dict[str, float] = {}
+        self._missing_since: dict[str, float] = {}
         """Workers that have work pinned to them and are not there: since when."""
-        self.told = False
-        self._all = True
+        self.members_known = False
+        self._next_is_complete = True
         """Whether the next Members tells all that are there."""
 
     @property
     def deadline(self) -> float | None:
         """When somebody will have been missed for too long; None for never."""
-        if not self._missed or self.recovery_limit_s is None:
+        if not self._missing_since or self.recovery_limit_s is None:
             return None
-        return min(self._missed.values()) + self.recovery_limit_s
+        return min(self._missing_since.values()) + self.recovery_limit_s
 
     def add(self, options: Mapping[int, WorkOptions], now: float) -> None:
         """Work with options was scheduled."""
@@ -92,7 +92,7 @@ class Pins:
             if worker:
                 self._pinned.setdefault(worker, set()).add(work)
                 if worker not in self.members:
-                    self._missed.setdefault(worker, now)
+                    self._missing_since.setdefault(worker, now)
 
     def ended(self, work: int) -> bool:
         """A piece of work has ended; whether it was apart."""
@@ -105,7 +105,7 @@ class Pins:
             works.discard(work)
             if not works:
                 del self._pinned[worker]
-                self._missed.pop(worker, None)
+                self._missing_since.pop(worker, None)
         self.apart.discard(work)
         return options.apart
 
@@ -125,40 +125,40 @@ class Pins:
         first.update(islice(((work, None) for work in unsent if work not in self.apart), max(0, room)))
         return first
 
-    def enlisted(self) -> None:
+    def expect_all_members(self) -> None:
         """The next Members tells all that are there."""
-        self._all = True
+        self._next_is_complete = True
 
-    def hear(self, news: Members, now: float) -> MembersChanged | None:
+    def update_members(self, members: Members, now: float) -> MembersChanged | None:
         """What has changed, also when nothing has but is told for the first time; else None for nothing."""
         before = self.members
-        after = {} if self._all else dict(before)
-        gone = {name: (incarnation, reason) for name, incarnation, reason in news.left}
-        for name, (incarnation, _) in gone.items():
+        after = {} if self._next_is_complete else dict(before)
+        departures = {name: (incarnation, reason) for name, incarnation, reason in members.left}
+        for name, (incarnation, _) in departures.items():
             if name in after and after[name][1] == incarnation:
                 del after[name]
-        after.update((member[0], member) for member in news.joined)
-        told, self.told, self._all = self.told, True, False
+        after.update((member[0], member) for member in members.joined)
+        known_before, self.members_known, self._next_is_complete = self.members_known, True, False
         left = []
         for name, member in before.items():
             if name not in after or after[name][1] != member[1]:
-                _, reason = gone.get(name, (0, "the dispatcher does not know it any more"))
+                _, reason = departures.get(name, (0, "the dispatcher does not know it any more"))
                 left.append((name, member[1], reason))
         joined = [m for m in after.values() if m[0] not in before or before[m[0]][1] != m[1]]
         self.members = after
         if len(after) and not len(before):  # there was no worker at all: all clocks start anew
-            self._missed = dict.fromkeys(self._missed, now)
+            self._missing_since = dict.fromkeys(self._missing_since, now)
         for name in self._pinned:
             if name in after:
-                self._missed.pop(name, None)
+                self._missing_since.pop(name, None)
             else:
-                self._missed.setdefault(name, now)
-        return MembersChanged(joined, left) if joined or left or not told else None
+                self._missing_since.setdefault(name, now)
+        return MembersChanged(joined, left) if joined or left or not known_before else None
 
     def overdue(self, now: float) -> list[tuple[str, list[int]]]:
         """Workers that were missed for too long, and what is pinned to each, oldest first; `ended` is called for that."""
         limit_s = self.recovery_limit_s
         if limit_s is None:
             return []
-        late = [name for name, since in self._missed.items() if since + limit_s <= now]
-        return [(name, sorted(self._pinned[name])) for name in late]
+        overdue = [name for name, since in self._missing_since.items() if since + limit_s <= now]
+        return [(name, sorted(self._pinned[name])) for name in overdue]

@@ -77,7 +77,7 @@ class QueueBytes:
         self.works: dict[int, tuple[int, tuple[int, ...]]] = {}
         self._parts: dict[int, tuple[int, int]] = {}
         """Bytes of a part, and how many pieces of work have it."""
-        self._told_idle = False
+        self._warned_idle = False
 
     def fits(self, nbytes: int, parts: Sequence[int]) -> bool:
         """Whether one more may be scheduled, with packed arguments of so many bytes and these parts."""
@@ -113,11 +113,11 @@ class QueueBytes:
         if not self.works:
             self.works = {}  # a dict keeps the room that it once needed
 
-    def tell_idle(self, idle: int, nbytes: int, parts: Sequence[int]) -> None:
+    def warn_if_workers_idle(self, idle: int, nbytes: int, parts: Sequence[int]) -> None:
         """Somebody waits while so many workers have nothing to do: say once that the reason is this bound, where it is."""
-        if self._told_idle or idle <= 0 or self.fits(nbytes, parts):
+        if self._warned_idle or idle <= 0 or self.fits(nbytes, parts):
             return
-        self._told_idle = True
+        self._warned_idle = True
         log.warning(
             "schedule() waits, and %d workers are idle: the arguments of unfinished work take %d bytes, the next ones take %d more, and"
             " queue_bytes_max is %d. Schedule smaller pieces, or give the coordinator a larger queue_bytes_max where there is memory",

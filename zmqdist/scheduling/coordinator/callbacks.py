@@ -38,9 +38,9 @@ class Callbacks:
         if not calls:
             return
         with self._lock:
-            into = self._started()
+            calls_queue = self._started()
             for call in calls:
-                into.put(call)
+                calls_queue.put(call)
             if self._closed:
                 self._end()
 

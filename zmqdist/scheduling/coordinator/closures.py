@@ -111,9 +111,9 @@ class Closures:
         self.generation = self.round = 1
         self.workers, self.ending = 0, False
         self.pins = Pins(recovery_limit_s)
-        self._watch = recovery_limit_s is not None
-        self._starts_told, self._width = starts, width
-        self._wanted_back: set[int] = set()
+        self._watch_members = recovery_limit_s is not None
+        self._report_starts, self._width = starts, width
+        self._take_backs: set[int] = set()
         """Work of which the dispatcher was asked whether it has begun, and perhaps some that has ended."""
         self._queue_max = queue_max
         self._cancel_grace_s = cancel_grace_s
@@ -133,8 +133,8 @@ class Closures:
         self._to_forget: list[int] = []
         """Numbers to be forgotten everywhere, which no dispatcher was told yet."""
         self._enlisted = False
-        self._former = False
-        self._out_of_sight = False
+        self._submitted_before = False
+        self._may_run_unseen = False
         """Something of this generation may be executing at a worker that was lost."""
         self._alone_since: float | None = now
         self._submitted = self._left_queue = self._finished = 0
@@ -191,7 +191,7 @@ class Closures:
         """Apply one event and return what must be done about it, in order. `now` is monotonic seconds."""
         match event:
             case Heard():
-                effects = self._hear(event.message, now)
+                effects = self._handle_message(event.message, now)
             case Scheduled():
                 self._to_keep.update(event.keep)
                 if event.options:
@@ -218,22 +218,31 @@ class Closures:
                 effects = self._unreachable(work, attempt, problem)
             case UnfinishedFailed(error):
                 sent = [work for work in self._works if work not in self._unsent] if self._enlisted else []
-                effects = self._resolve(_all(list(self._works), ERROR, error)) + self._take_back(sent)
+                effects = self._resolve(_ended_alike(list(self._works), ERROR, error)) + self._take_back(sent)
             case KeptDropped(works):
                 effects = self._let_go(works)
             case DispatcherUp():
                 enlist = Enlist(
-                    self.coordinator, self._queue_max, self.generation, self._former, self._watch, self._starts_told
+                    self.coordinator,
+                    self._queue_max,
+                    self.generation,
+                    self._submitted_before,
+                    self._watch_members,
+                    self._report_starts,
                 )
                 effects = [Send(DISPATCHER, enlist)]
             case DispatcherDown(for_good):
                 self._enlisted = False
-                lost = self._out_of_sight or len(self._works) > len(self.pins.apart)
-                self._out_of_sight = lost and not for_good
+                lost = self._may_run_unseen or len(self._works) > len(self.pins.apart)
+                self._may_run_unseen = lost and not for_good
                 self._kept.clear()
-                self._be_alone(now)
-                back, self._wanted_back = self._wanted_back, set()
-                effects = self._resolve(_all(sorted(back & self._works.keys()), CANCELLED)) if back else []
+                self._start_lost_clock(now)
+                take_backs, self._take_backs = self._take_backs, set()
+                effects = (
+                    self._resolve(_ended_alike(sorted(take_backs & self._works.keys()), CANCELLED))
+                    if take_backs
+                    else []
+                )
                 effects += self._round_ended() if for_good and self.ending else []
             case Ticked():
                 effects = self._tick(now)
@@ -242,7 +251,7 @@ class Closures:
         if self._unsent and self._enlisted and not self.ending:
             effects = effects + self._submit()
         if self._was_full or self.queued >= self._queue_max:
-            effects = effects + self._say_room()
+            effects = effects + self._note_room()
         return effects
 
     # -- from the user ------------------------------------------------------------------------------------------
@@ -263,10 +272,10 @@ class Closures:
             return []
         sent = [work for work in known if work not in self._unsent] if self._enlisted else []
         effects = self._resolve(
-            _all(known if not sent else [work for work in known if work in self._unsent], CANCELLED)
+            _ended_alike(known if not sent else [work for work in known if work in self._unsent], CANCELLED)
         )
         if unbegun:
-            self._wanted_back.update(sent)
+            self._take_backs.update(sent)
         return effects + self._take_back(sent, unbegun)
 
     def _take_back(self, works: list[int], unbegun: bool = False) -> list[Effect]:
@@ -284,19 +293,19 @@ class Closures:
         if self._enlisted:
             return [self._end_generation()]
         # A worker that was given up executes until it misses the dispatcher, too: only another dispatcher knows when that is over.
-        return [] if self._out_of_sight or len(self._works) > len(self.pins.apart) else self._round_ended()
+        return [] if self._may_run_unseen or len(self._works) > len(self.pins.apart) else self._round_ended()
 
     def _end_generation(self) -> Send:
         return Send(DISPATCHER, EndGeneration(self.generation, self._cancel_grace_s))
 
     def _round_ended(self) -> list[Effect]:
         apart = self.pins.apart
-        effects = self._resolve(_all([work for work in self._works if work not in apart], CANCELLED))
+        effects = self._resolve(_ended_alike([work for work in self._works if work not in apart], CANCELLED))
         ended = self.round
         self.generation += 1
         self.round += 1
-        self.ending = self._out_of_sight = False
-        self._former = bool(self._works)  # what is apart goes on
+        self.ending = self._may_run_unseen = False
+        self._submitted_before = bool(self._works)  # what is apart goes on
         return [*effects, RoundEnded(ended)]
 
     def _define(self, functions: list[tuple[int, bytes]]) -> list[Effect]:
@@ -304,14 +313,14 @@ class Closures:
 
     # -- from the dispatcher ------------------------------------------------------------------------------------
 
-    def _hear(self, message: object, now: float) -> list[Effect]:
+    def _handle_message(self, message: object, now: float) -> list[Effect]:
         match message:
             case Results(items):
                 return self._resolve(items)
             case StartsLost():
                 return self._starts_lost(message)
             case Begun(works):
-                self._wanted_back.difference_update(works)
+                self._take_backs.difference_update(works)
                 unfinished = [work for work in works if work in self._works]
                 return [WorkBegun(unfinished)] if unfinished else []
             case Progress(left_queue):
@@ -319,7 +328,9 @@ class Closures:
                 return []
             case Members():
                 changed = self.pins.hear(message, now)
-                self._out_of_sight |= any(reason != SAID_GOODBYE for _, _, reason in (changed.left if changed else ()))
+                self._may_run_unseen |= any(
+                    reason != SAID_GOODBYE for _, _, reason in (changed.left if changed else ())
+                )
                 return [changed] if changed else []
             case Enlisted(_, workers):
                 return self._welcome(workers, now)
@@ -340,7 +351,7 @@ class Closures:
         effects: list[Effect] = []
         effects += self._define(list(self._functions.items()))
         effects += self._forget_everywhere() if self._to_forget else []
-        if self._former:
+        if self._submitted_before:
             for work, attempt, lost, fn, payload in self._works.values():
                 again = ((attempt >> SUBMISSION_SHIFT) + 1) << SUBMISSION_SHIFT
                 self._works[work] = (work, again, lost, fn, payload)
@@ -352,7 +363,7 @@ class Closures:
         effects: list[Effect] = []
         freed: list[int] = []
         kept: list[tuple[int, int]] = []
-        aside: tuple[int, ...] = ()
+        apart_ended: tuple[int, ...] = ()
         works, uses, unsent, pins = self._works, self._uses, self._unsent, self.pins
         for work, attempt, kind, payload in items:
             if kind == BULK:
@@ -374,7 +385,7 @@ class Closures:
                 freed.append(fn)
             apart = pins.options and pins.ended(work)
             if apart:
-                aside = (*aside, work)
+                apart_ended = (*apart_ended, work)
             if unsent and work in unsent:
                 del unsent[work]
             elif not apart:
@@ -389,9 +400,9 @@ class Closures:
             effects.append(Send(DISPATCHER, Taken(kept, keep=True)))
         if not works:
             self._works, self._unsent = {}, {}  # a dict keeps the room that it once needed
-            self._wanted_back.clear()
+            self._take_backs.clear()
         if resolved:
-            effects.append(Resolve(resolved, (), aside))
+            effects.append(Resolve(resolved, (), apart_ended))
         return effects + self._forget_unused(freed) if freed else effects
 
     def _bulk_reported(self, work: int, attempt: int, reference: bytes) -> Effect:
@@ -422,15 +433,15 @@ class Closures:
         return effects
 
     def _bulk_arrived(self, work: int, attempt: int, payload: Any) -> list[Effect]:
-        return self._take(work, attempt, self._resolve([(work, attempt, 0, payload)]))
+        return self._with_receipt(work, attempt, self._resolve([(work, attempt, 0, payload)]))
 
     def _unreachable(self, work: int, attempt: int, problem: str) -> list[Effect]:
         item = self._works.get(work)
         if item is None or item[1] != attempt:
             return []  # its worker was lost in the meantime, and it runs again
-        return self._take(work, attempt, self._resolve([(work, attempt, UNAVAILABLE, problem.encode())]))
+        return self._with_receipt(work, attempt, self._resolve([(work, attempt, UNAVAILABLE, problem.encode())]))
 
-    def _take(self, work: int, attempt: int, resolved: list[Effect]) -> list[Effect]:
+    def _with_receipt(self, work: int, attempt: int, resolved: list[Effect]) -> list[Effect]:
         """Before the dispatcher is told to forget the function: else it could hand out the work anew, and not have it."""
         taken: list[Effect] = [Send(DISPATCHER, Taken([(work, attempt)]))] if self._enlisted else []
         return resolved[:1] + taken + resolved[1:]
@@ -442,14 +453,14 @@ class Closures:
             return []
         if self._alone_since is None:
             return self._give_up_missed(now)
-        whom = "any worker" if self._enlisted else "a dispatcher"
-        problem = f"the cluster was without {whom} for {self._lost_limit_s:g} s".encode()
+        missing = "any worker" if self._enlisted else "a dispatcher"
+        problem = f"the cluster was without {missing} for {self._lost_limit_s:g} s".encode()
         effects: list[Effect] = []
         if self._enlisted:
             effects.append(self._end_generation())
             effects += self._take_back([work for work in self.pins.apart if work not in self._unsent])
         was_ending = self.ending
-        effects += self._resolve(_all(self._works, UNAVAILABLE, problem))
+        effects += self._resolve(_ended_alike(self._works, UNAVAILABLE, problem))
         if was_ending:
             effects += self._round_ended()
         else:
@@ -462,10 +473,10 @@ class Closures:
         for worker, works in self.pins.overdue(now):
             sent = [work for work in works if work not in self._unsent]
             problem = f"it is for {worker} alone, which was not there for {self.pins.recovery_limit_s:g} s".encode()
-            effects += self._resolve(_all(works, UNAVAILABLE, problem)) + self._take_back(sent)
+            effects += self._resolve(_ended_alike(works, UNAVAILABLE, problem)) + self._take_back(sent)
         return effects
 
-    def _be_alone(self, now: float) -> None:
+    def _start_lost_clock(self, now: float) -> None:
         if self._alone_since is None:
             self._alone_since = now
 
@@ -474,7 +485,7 @@ class Closures:
         if count:
             self._alone_since = None
         else:
-            self._be_alone(now)
+            self._start_lost_clock(now)
 
     def _submit(self) -> list[Effect]:
         """Send what waits, in messages that are not too large."""
@@ -485,7 +496,7 @@ class Closures:
         else:
             for work in sending:
                 del self._unsent[work]
-        self._former = True
+        self._submitted_before = True
         effects: list[Effect] = []
         for options, group in self.pins.grouped(items):
             if not options.apart:
@@ -494,22 +505,22 @@ class Closures:
         return effects
 
     def _forget_unused(self, functions: list[int]) -> list[Effect]:
-        gone = [fn for fn in functions if fn in self._dropped and not self._uses.get(fn)]
-        for fn in gone:
+        unused = [fn for fn in functions if fn in self._dropped and not self._uses.get(fn)]
+        for fn in unused:
             self._dropped.discard(fn)
             self._functions.pop(fn, None)
             self._uses.pop(fn, None)
-        return [Send(DISPATCHER, Forget(self.coordinator, gone))] if gone and self._enlisted else []
+        return [Send(DISPATCHER, Forget(self.coordinator, unused))] if unused and self._enlisted else []
 
     def _forget_everywhere(self) -> list[Effect]:
         numbers, self._to_forget = self._to_forget, []
         return [Send(DISPATCHER, Forget(self.coordinator, numbers, everywhere=True))]
 
-    def _say_room(self) -> list[Effect]:
+    def _note_room(self) -> list[Effect]:
         was_full, self._was_full = self._was_full, self.queued >= self._queue_max
         return [RoomMade()] if was_full and not self._was_full else []
 
 
-def _all(works: Iterable[int], kind: int, payload: bytes = b"") -> list[Result]:
+def _ended_alike(works: Iterable[int], kind: int, payload: bytes = b"") -> list[Result]:
     """That these have all ended in the same way."""
     return [(work, 0, kind, payload) for work in works]

@@ -15,8 +15,8 @@ class CoalescedQueue:
       take: gets what was put since the last time, in the loop; it is not called with nothing.
     """
 
-    def __init__(self, in_loop: Callable[..., Any], take: Callable[[list[int]], object]) -> None:
-        self._in_loop = in_loop
+    def __init__(self, call_in_loop: Callable[..., Any], take: Callable[[list[int]], object]) -> None:
+        self._call_in_loop = call_in_loop
         self._take = take
         self._numbers: deque[int] = deque()
 
@@ -26,9 +26,9 @@ class CoalescedQueue:
     def put(self, number: int) -> None:
         """One more."""
         self._numbers.append(number)
-        self._in_loop(self._give)
+        self._call_in_loop(self._take_all)
 
-    def _give(self) -> None:
+    def _take_all(self) -> None:
         numbers = [self._numbers.popleft() for _ in range(len(self._numbers))]  # others append meanwhile
         if numbers:
             self._take(numbers)

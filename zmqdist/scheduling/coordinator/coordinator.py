@@ -39,12 +39,12 @@ from zmqdist.scheduling.coordinator.remote_value import RemoteValue, in_order_of
 from zmqdist.scheduling.coordinator.resources import Resources
 from zmqdist.scheduling.coordinator.runtime import CoordinatorRuntime
 from zmqdist.scheduling.coordinator.target import resolve
-from zmqdist.scheduling.coordinator.task_specs import NONE, Plan, Wishes
+from zmqdist.scheduling.coordinator.task_specs import NO_OPTIONS, Plan, PlanOptions
 from zmqdist.scheduling.worker.references import KEEP
 from zmqdist.transport.credentials import Credentials
 from zmqdist.wire import trusted
 
-ASK_MS = 20_000
+REQUEST_MS = 20_000
 """For a question to the dispatcher, the connection included."""
 
 log = logging.getLogger("zmqdist.coordinator")
@@ -85,8 +85,8 @@ class ClusterCoordinator:
         allocate = getattr(type(target), "_allocate_coordinator", None)
         if allocate is None or cls is not ClusterCoordinator:
             return object.__new__(cls)
-        made: ClusterCoordinator = allocate(target)  # a strategy has one, of a class of its own
-        return made
+        coordinator: ClusterCoordinator = allocate(target)  # a strategy has one, of a class of its own
+        return coordinator
 
     def __init__(
         self,
@@ -98,10 +98,10 @@ class ClusterCoordinator:
         cluster_lost_limit_s: float = limits.CLUSTER_LOST_LIMIT_S,
         worker_recovery_timeout_s: float = limits.WORKER_RECOVERY_TIMEOUT_S,
     ) -> None:
-        found = resolve(target)
-        queue_max = found.queue_max if queue_max is None else queue_max
-        queue_bytes_max = found.queue_bytes_max if queue_bytes_max is None else queue_bytes_max
-        cancel_grace_s = found.cancel_grace_s if cancel_grace_s is None else cancel_grace_s
+        resolved = resolve(target)
+        queue_max = resolved.queue_max if queue_max is None else queue_max
+        queue_bytes_max = resolved.queue_bytes_max if queue_bytes_max is None else queue_bytes_max
+        cancel_grace_s = resolved.cancel_grace_s if cancel_grace_s is None else cancel_grace_s
         check_seconds(
             cancel_grace_s=cancel_grace_s,
             cluster_lost_limit_s=cluster_lost_limit_s,
@@ -109,9 +109,9 @@ class ClusterCoordinator:
         )
         self._cluster_lost_limit_s = cluster_lost_limit_s
         self._works = itertools.count(1)
-        self._failed: list[Callable[[], BaseException]] = []
+        self._error_factories: list[Callable[[], BaseException]] = []
         self._runtime = CoordinatorRuntime(
-            found,
+            resolved,
             queue_max=checked_queue_max(queue_max),
             queue_bytes_max=checked_bytes_max(queue_bytes_max),
             cancel_grace_s=cancel_grace_s,
@@ -171,16 +171,16 @@ class ClusterCoordinator:
         """
         if not callable(fn):
             raise TypeError(f"schedule() takes a callable, not {type(fn).__name__}")
-        options, wishes = PLAIN, NONE
+        options, plan_options = PLAIN, NO_OPTIONS
         if worker is not None or priority:
             options = _options(worker, priority)
         if retries or timeout is not None or lineage:
-            wishes = Wishes.checked(retries, timeout, lineage)
+            plan_options = PlanOptions.checked(retries, timeout, lineage)
         if isinstance(args, (str, bytes)) or not (args is None or isinstance(args, Iterable)):
             raise TypeError(f"args is {args!r}, wants a tuple or a list: args=({args!r},)")
         positional = () if args is None else tuple(args)
         keywords = {} if kwargs is None else dict(kwargs)
-        return self._schedule(fn, positional, keywords, keep or lineage, options, wishes)
+        return self._schedule(fn, positional, keywords, keep or lineage, options, plan_options)
 
     def _schedule(
         self,
@@ -189,7 +189,7 @@ class ClusterCoordinator:
         kwargs: dict[str, Any],
         keep: bool,
         options: WorkOptions,
-        wishes: Wishes,
+        plan_options: PlanOptions,
     ) -> RemoteValue:
         runtime = self._runtime
         with runtime.turn:
@@ -208,8 +208,8 @@ class ClusterCoordinator:
                 raise unwrapped(error) from error.__cause__
             finally:
                 runtime.packing = None
-                given, inputs = runtime.given, runtime.inputs
-                if given or inputs:
+                uses, inputs = runtime.given, runtime.inputs
+                if uses or inputs:
                     runtime.given, runtime.inputs = [], {}
             plan: Plan | None = None
             bulks = list(held)
@@ -221,8 +221,8 @@ class ClusterCoordinator:
                     packed, of_arguments = runtime.held(packed)
                     bulks += of_arguments
                 payload = packed
-                if inputs or wishes is not NONE:
-                    plan = Plan(payload, bulks, inputs, given, keep, wishes, options)
+                if inputs or plan_options is not NO_OPTIONS:
+                    plan = Plan(payload, bulks, inputs, uses, keep, plan_options, options)
                     plan.take(runtime.held)
                 elif keep:
                     payload = KEEP + payload
@@ -234,7 +234,7 @@ class ClusterCoordinator:
                     number, name = runtime.functions.number(fn, function, held)
                     if plan is not None:
                         return runtime.plans.enqueue(plan, work, number, name, self._alive)
-                    return runtime.enqueue(work, number, name, payload, bulks, keep, given, options, self._alive)
+                    return runtime.enqueue(work, number, name, payload, bulks, keep, uses, options, self._alive)
             except BaseException:
                 runtime.drop(bulks)
                 raise
@@ -248,8 +248,8 @@ class ClusterCoordinator:
 
         What the function captures is for all items as it is when this is called: it is pickled once, whatever it captures.
         """
-        taken = self._taken(fn)
-        return [self.schedule(taken, (item,)) for item in iterable]
+        snapshot = self._taken(fn)
+        return [self.schedule(snapshot, (item,)) for item in iterable]
 
     def _taken(self, fn: Callable[..., Any]) -> FunctionSnapshot:
         """A function as it is now, for `schedule`. Raises as that for the function."""
@@ -310,7 +310,7 @@ class ClusterCoordinator:
 
         The same list is the attribute `failures` of that one, where it takes attributes. They are fresh copies.
         """
-        return [fail() for fail in self._failed]
+        return [make_error() for make_error in self._error_factories]
 
     def fetch(self, val: Any) -> Any:
         """The structure `val` (lists, tuples, dicts) with each RemoteValue in it replaced by its result; the rest as it is.
@@ -343,8 +343,8 @@ class ClusterCoordinator:
                 if runtime.changed.wait(min(limits.WAIT_LOG_S, until - time.monotonic())):
                     continue
                 if time.monotonic() >= until:
-                    raise errors.UnavailableError(f"no workers are known: waited for {runtime.missing.whom}")
-                log.warning("workers(): waiting for %s", runtime.missing.whom)
+                    raise errors.UnavailableError(f"no workers are known: waited for {runtime.missing.description}")
+                log.warning("workers(): waiting for %s", runtime.missing.description)
             self._check_open()
             if runtime.members is None and runtime.refusal is not None:
                 raise runtime.refusal()
@@ -362,13 +362,13 @@ class ClusterCoordinator:
           UnavailableError, DeadlineExceededError: the dispatcher cannot be reached, or does not answer for 20 s.
         """
         job, _, number = worker_name(worker).rpartition(":")
-        self._ask("drain", job, int(number), float(grace_s))
+        self._call_dispatcher("drain", job, int(number), float(grace_s))
 
-    def _ask(self, method: str, *args: Any) -> Any:
+    def _call_dispatcher(self, method: str, *args: Any) -> Any:
         """What the dispatcher answers to a call."""
         address = self._runtime.address
         security = self.credentials.client(address, "submit")
-        with closing(ZmqClient(address, "", True, ASK_MS, security=security)) as client:
+        with closing(ZmqClient(address, "", True, REQUEST_MS, security=security)) as client:
             return getattr(client, f"{method}_blocking")(*args)
 
     def create_per_worker_resource(
@@ -424,9 +424,9 @@ class ClusterCoordinator:
         Raises:
           UnavailableError, DeadlineExceededError: the dispatcher cannot be reached, or does not answer for 20 s.
         """
-        rows = self._ask("status")["workers"]
-        told = {name: metrics.get_metric_summary(name) for name in metrics.names()}
-        return {**told, "workers": {row["name"]: row for row in rows}}
+        rows = self._call_dispatcher("status")["workers"]
+        figures = {name: metrics.get_metric_summary(name) for name in metrics.names()}
+        return {**figures, "workers": {row["name"]: row for row in rows}}
 
     def snapshot(self) -> CoordinatorSnapshot:
         """An immutable record of what is unfinished, waited for and held here. Does not wait; any thread may ask, also after `close`."""
@@ -467,14 +467,14 @@ class ClusterCoordinator:
         self._check_open()
         while not runtime.has_room(nbytes, bulks):
             idle = runtime.machine.closures.workers - (runtime.scheduled - runtime.resolved)
-            runtime.queue_bytes.tell_idle(idle, nbytes, bulks)
-            runtime.crowded += 1
+            runtime.queue_bytes.warn_if_workers_idle(idle, nbytes, bulks)
+            runtime.waiting_for_room += 1
             try:
                 self._wait_until(
                     lambda: runtime.closed or bool(runtime.failures.unseen) or runtime.has_room(nbytes, bulks)
                 )
             finally:
-                runtime.crowded -= 1
+                runtime.waiting_for_room -= 1
             self._check_open()
             if runtime.failures.unseen:  # also when it came together with the room
                 runtime.lock.release()
@@ -515,10 +515,10 @@ class ClusterCoordinator:
                 self._wait_until(partial(_is_over, runtime, before), until, timeout)
                 if runtime.failures.round is not failed:
                     return  # another thread has raised it
-            fail, self._failed = runtime.failures.take()
-        error = fail()
+            make_error, self._error_factories = runtime.failures.take()
+        error = make_error()
         try:
-            error.failures = [each() for each in self._failed]  # type: ignore[attr-defined]
+            error.failures = [make() for make in self._error_factories]  # type: ignore[attr-defined]
         except Exception:  # it takes no attributes
             log.debug("a %s cannot be told the other failures", type(error).__name__)
         raise error
@@ -548,7 +548,7 @@ def _is_over(runtime: CoordinatorRuntime, rounds: int) -> bool:
 def _give_up(runtime: CoordinatorRuntime) -> None:
     """In the garbage collector, and so in any thread, which may have any lock: the loop does it."""
     if runtime.pid == os.getpid():
-        runtime.in_loop(runtime.give_up)
+        runtime.call_in_loop(runtime.give_up)
 
 
 def _options(worker: int | str | None, priority: int) -> WorkOptions:

@@ -241,7 +241,7 @@ class _Plan:
         self.wanted = self.dropped = False
 
     @property
-    def is_there(self) -> bool:
+    def is_available(self) -> bool:
         return self.made > 0 and not self.attempt and not self.missing
 
 
@@ -264,7 +264,7 @@ class Dependencies:
         """Who waits for an input, in order."""
         self._lost: set[int] = set()
         """Plans that have ended well, whose value is known to be lost, and for which nobody asks at present."""
-        self._news: deque[tuple[int, bool | None]] = deque()
+        self._followups: deque[tuple[int, bool | None]] = deque()
         """What follows from an event, in order and not nested, for chains may be long: (work, whether it has ended well, None: is to
         be made again)."""
         self._due: list[tuple[float, int]] = []
@@ -344,8 +344,8 @@ class Dependencies:
                 self._give_up(effects)
             case Ticked():
                 self._tick(now, effects)
-        while self._news:
-            work, well = self._news.popleft()
+        while self._followups:
+            work, well = self._followups.popleft()
             if well is not None:
                 self._tell(work, well, effects)
             elif work in self._lost and not self._ending:
@@ -364,7 +364,7 @@ class Dependencies:
             self._end(plan, INPUT_FAILED, effects, planned.failed)
             return
         for work in plan.inputs:
-            if not self._is_there(work):
+            if not self._is_available(work):
                 self._await(plan, work)
         self._go_on(plan, effects)
 
@@ -374,19 +374,19 @@ class Dependencies:
             if work not in self._plans:
                 self._end(plan, INPUT_FAILED, effects, work)
                 return
-            if not self._is_there(work):
+            if not self._is_available(work):
                 self._await(plan, work)
         self._go_on(plan, effects)
 
-    def _is_there(self, work: int) -> bool:
+    def _is_available(self, work: int) -> bool:
         plan = self._plans.get(work)
-        return plan is not None and plan.is_there and work not in self._lost
+        return plan is not None and plan.is_available and work not in self._lost
 
     def _await(self, plan: _Plan, work: int) -> None:
         plan.missing.add(work)
         self._awaited.setdefault(work, {})[plan.work] = None
         if work in self._lost:
-            self._news.append((work, None))
+            self._followups.append((work, None))
 
     def _go_on(self, plan: _Plan, effects: list[Effect]) -> None:
         if plan.missing or self._ending:
@@ -405,7 +405,7 @@ class Dependencies:
         plan = self._attempts.pop(number, None)
         if plan is None:
             if number < FIRST_ATTEMPT:
-                self._news.append((number, kind in (VALUE, KEPT)))
+                self._followups.append((number, kind in (VALUE, KEPT)))
             return
         plan.attempt = 0
         if not plan.made:
@@ -435,7 +435,7 @@ class Dependencies:
             self._made[number] = plan
         else:
             self._remove(plan, effects)
-        self._news.append((plan.work, True))
+        self._followups.append((plan.work, True))
 
     def _tell(self, work: int, well: bool, effects: list[Effect]) -> None:
         """Those who wait for this piece of work learn that it has ended."""
@@ -465,7 +465,7 @@ class Dependencies:
             self.waiting -= 1
         effects.append(End(plan.work, kind, cause, plan.made > 0))
         self._remove(plan, effects)
-        self._news.append((plan.work, False))
+        self._followups.append((plan.work, False))
 
     def _remove(self, plan: _Plan, effects: list[Effect]) -> None:
         del self._plans[plan.work]
@@ -488,19 +488,19 @@ class Dependencies:
         effects.append(Free(plan.work))
 
     def _drop(self, functions: Iterable[int], effects: list[Effect]) -> None:
-        gone = [fn for fn in functions if fn in self._unused and not self._uses.get(fn)]
-        self._unused.difference_update(gone)
+        unused = [fn for fn in functions if fn in self._unused and not self._uses.get(fn)]
+        self._unused.difference_update(unused)
         for fn in functions:
             if not self._uses.get(fn):
                 self._uses.pop(fn, None)
-        if gone:
-            effects.append(DropFunctions(gone))
+        if unused:
+            effects.append(DropFunctions(unused))
 
     # -- values that are lost -----------------------------------------------------------------------------------
 
     def _input_lost(self, plan: _Plan, lost: int, effects: list[Effect]) -> None:
-        other = self._plans[lost]
-        if other.is_there and other.made == plan.used.get(lost):
+        maker = self._plans[lost]
+        if maker.is_available and maker.made == plan.used.get(lost):
             self._lost.add(lost)
         if self._ending:
             self._rest(plan)
@@ -525,13 +525,13 @@ class Dependencies:
 
     def _value_lost(self, work: int, attempt: int, effects: list[Effect]) -> None:
         plan = self._plans.get(work)
-        if plan is None or (plan.is_there and plan.made != attempt):
+        if plan is None or (plan.is_available and plan.made != attempt):
             effects.append(Remade(work, new=False))
-        elif plan.is_there:
+        elif plan.is_available:
             self._lost.add(work)
             plan.wanted = True
             if not self._ending:
-                self._news.append((work, None))
+                self._followups.append((work, None))
         else:
             plan.wanted = True  # should it be given up with the round
 
@@ -539,7 +539,7 @@ class Dependencies:
         plan = self._made.get(attempt)
         if plan is None:
             return
-        if plan.is_there:
+        if plan.is_available:
             self._remove(plan, effects)
         else:
             plan.dropped = True
@@ -561,21 +561,21 @@ class Dependencies:
         for plan in list(self._plans.values()):
             if not plan.made:
                 self._end(plan, CANCELLED, effects)
-            elif not plan.is_there:
+            elif not plan.is_available:
                 if plan.attempt:
                     effects.append(WithdrawAttempts([plan.attempt]))
                     del self._attempts[plan.attempt]
                     plan.attempt = 0
                 self._rest(plan)
         self._awaited.clear()
-        self._news.clear()
+        self._followups.clear()
         self._ending = False
         for work in sorted(self._lost):
             plan = self._plans[work]
             if plan.dropped:
                 self._remove(plan, effects)
             elif plan.wanted:
-                self._news.append((work, None))
+                self._followups.append((work, None))
 
     def _give_up(self, effects: list[Effect]) -> None:
         for plan in list(self._plans.values()):
@@ -585,7 +585,7 @@ class Dependencies:
             else:
                 self._end(plan, None, effects)
         self._awaited.clear()
-        self._news.clear()
+        self._followups.clear()
 
     def _tick(self, now: float, effects: list[Effect]) -> None:
         while (deadline := self.deadline) is not None and deadline <= now:

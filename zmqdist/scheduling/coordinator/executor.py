@@ -79,9 +79,11 @@ class Executor(futures.Executor):
         self._submitting = 0
         self._shut = False
         self._broken: Callable[[], BaseException] | None = None
-        this = weakref.ref(self)
+        executor_ref = weakref.ref(self)
         self._coordinator = _Coordinator(target, width=max_workers, **options)
-        self._coordinator.call_on_begun(lambda works: None if (found := this()) is None else found._begin(works))
+        self._coordinator.call_on_begun(
+            lambda works: None if (executor := executor_ref()) is None else executor._mark_begun(works)
+        )
         program_end.watch(self)
         if (executors := getattr(target, "_executors", None)) is not None:
             executors.add(self)
@@ -105,7 +107,7 @@ class Executor(futures.Executor):
             future.end(None, error)
             return future
         else:
-            self._enter(future, value)
+            self._register(future, value)
             return future
         finally:
             with self._idle:
@@ -135,17 +137,17 @@ class Executor(futures.Executor):
         until = None if timeout is None else time.monotonic() + timeout
         with self._idle:
             self._check_open()
-        taken: Callable[..., T] = fn
+        snapshot: Callable[..., T] = fn
         with contextlib.suppress(trusted.NotPicklableError):  # which is the error of each Future
-            taken = self._coordinator._taken(fn)
+            snapshot = self._coordinator._taken(fn)
         items = zip(*iterables, strict=False)
-        submitted = [self.submit(taken, *args) for args in itertools.islice(items, buffersize)]
-        this = weakref.ref(self)  # who has only the iterator does not keep the executor
+        submitted = [self.submit(snapshot, *args) for args in itertools.islice(items, buffersize)]
+        executor_ref = weakref.ref(self)  # who has only the iterator does not keep the executor
 
         def submit_next() -> futures.Future[T] | None:
-            executor = this()
-            found = None if executor is None else next(items, None)
-            return None if executor is None or found is None else executor.submit(taken, *found)
+            executor = executor_ref()
+            arguments = None if executor is None else next(items, None)
+            return None if executor is None or arguments is None else executor.submit(snapshot, *arguments)
 
         return _results(deque(submitted), None if buffersize is None else submit_next, until)
 
@@ -241,7 +243,7 @@ class Executor(futures.Executor):
             if coordinator.ready is None:
                 coordinator.ready = coordinator.create_per_worker_resource(self._initializer, self._initargs)
 
-    def _enter(self, future: _Future[Any], value: RemoteValue) -> None:
+    def _register(self, future: _Future[Any], value: RemoteValue) -> None:
         work = value.work
         future.value = value
         self._futures[work] = future
@@ -258,7 +260,7 @@ class Executor(futures.Executor):
             future.end(None, self._broken())
             self._forget(work)
 
-    def _begin(self, works: list[int]) -> None:
+    def _mark_begun(self, works: list[int]) -> None:
         """Workers have begun these. In the loop, which must not wait."""
         for work in works:
             self._begun_early.add(work)  # first: the submitting thread looks after it has put the Future there
@@ -337,13 +339,13 @@ class _Coordinator(ClusterCoordinator):
         if self.ready is None:
             return super()._pack(args, kwargs)
         try:
-            return trusted.pack(_AfterInitializer(self.ready, args, kwargs))
+            return trusted.pack(_ArgumentsAfterInitializer(self.ready, args, kwargs))
         except errors.InvalidArgumentError:
             super()._pack(args, kwargs)  # which says where in them
             raise
 
 
-class _AfterInitializer:
+class _ArgumentsAfterInitializer:
     """The arguments of a function, and what has to be there before it begins."""
 
     def __init__(self, *parts: Any) -> None:
@@ -367,7 +369,7 @@ class _Future(futures.Future[T]):
     def __init__(self) -> None:
         super().__init__()
         self.value: RemoteValue | None = None
-        self._answers: list[_Answer] = []
+        self._replies: list[_CancelReply] = []
 
     def cancel(self) -> bool:
         """Cancel it unless a worker has begun it; waits for the worker to say so: two trips through the dispatcher.
@@ -375,7 +377,7 @@ class _Future(futures.Future[T]):
         Returns:
           Whether it is cancelled now, or was before.
         """
-        self._cancelled(self._ask())
+        self._finish_cancel(self._request_cancel())
         return self.cancelled()
 
     def begin(self) -> None:
@@ -383,9 +385,9 @@ class _Future(futures.Future[T]):
         with self._condition:
             if self._state == "PENDING":
                 self._state = "RUNNING"
-            answers, self._answers = self._answers, []
-        for answer in answers:
-            answer.release()
+            replies, self._replies = self._replies, []
+        for reply in replies:
+            reply.release()
 
     def end(self, result: T | None, error: BaseException | None) -> None:
         """Settle it, unless that has been done."""
@@ -405,41 +407,41 @@ class _Future(futures.Future[T]):
                 self.set_running_or_notify_cancel()  # for those that wait
         return cancelled
 
-    def _ask(self) -> _Answer | None:
+    def _request_cancel(self) -> _CancelReply | None:
         """Take it back unless it has begun. None where there is nothing to ask."""
         value = self.value
         if value is None or value.forked:
             return None
-        answer = _Answer()
+        reply = _CancelReply()
         with self._condition:
             if self._state != "PENDING":
                 return None
-            self._answers.append(answer)
-        value.release_at_end(answer)
+            self._replies.append(reply)
+        value.release_at_end(reply)
         value.take_back()
-        answer.value = value
-        return answer
+        reply.value = value
+        return reply
 
-    def _cancelled(self, answer: _Answer | None) -> None:
+    def _finish_cancel(self, reply: _CancelReply | None) -> None:
         """Wait for the answer, and act on it."""
-        if answer is None:
+        if reply is None:
             return
-        answer.wait()
-        if answer.value is not None and outcome_of(answer.value)[0] == CANCELLED:
+        reply.wait()
+        if reply.value is not None and outcome_of(reply.value)[0] == CANCELLED:
             self.end_as_cancelled()
 
 
-class _Answer(threading.Event):
+class _CancelReply(threading.Event):
     """To the question whether work was taken back: it has ended, or begun."""
 
     value: RemoteValue | None = None
     release = threading.Event.set
 
 
-def _cancel_all(wanted: Iterable[Any]) -> None:
+def _cancel_all(pending: Iterable[Any]) -> None:
     """Cancel these Futures: one question for all of them."""
-    for future, answer in [(future, future._ask()) for future in wanted if isinstance(future, _Future)]:
-        future._cancelled(answer)
+    for future, reply in [(future, future._request_cancel()) for future in pending if isinstance(future, _Future)]:
+        future._finish_cancel(reply)
 
 
 def _results(
@@ -452,15 +454,15 @@ def _results(
     """
     try:
         while submitted:
-            taken = [_taken(submitted, until)]
+            result_cell = [_pop_result(submitted, until)]
             if submit_next is not None and (future := submit_next()) is not None:
                 submitted.append(future)
-            yield taken.pop()
+            yield result_cell.pop()
     finally:
         _cancel_all(submitted)
 
 
-def _taken(submitted: deque[futures.Future[T]], until: float | None) -> T:
+def _pop_result(submitted: deque[futures.Future[T]], until: float | None) -> T:
     """Of the first one, which nothing refers to afterwards."""
     result = submitted[0].result(None if until is None else until - time.monotonic())
     del submitted[0]
@@ -500,7 +502,7 @@ def _unavailable(text: str) -> BaseException:
 def _broken(text: str, cause: BaseException | None = None) -> BaseException:
     from zmqdist.scheduling.coordinator.broken_pool import ExecutorBroken
 
-    said = "" if cause is None else f": {type(cause).__name__}: {cause}"
-    error = ExecutorBroken(text + said)
+    reason = "" if cause is None else f": {type(cause).__name__}: {cause}"
+    error = ExecutorBroken(text + reason)
     error.__cause__ = cause
     return error

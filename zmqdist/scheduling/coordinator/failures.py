@@ -23,7 +23,7 @@ from zmqdist.wire import trusted
 
 log = logging.getLogger("zmqdist.coordinator")
 
-Makes: TypeAlias = "Callable[[], BaseException]"
+ErrorFactory: TypeAlias = "Callable[[], BaseException]"
 """An error, a fresh one each time, so that no traceback grows."""
 
 
@@ -50,8 +50,8 @@ class Failure:
             case ends.TIMED_OUT:
                 return errors.DeadlineExceededError(f"{name} has not ended {payload:g} s after it was scheduled")
         assert self.kind == messages.CANCELLED, self.kind
-        told = f"{name} was cancelled, by cancel() or because its round ended with another function's error"
-        return errors.CancelledError(told + ": schedule it again")
+        text = f"{name} was cancelled, by cancel() or because its round ended with another function's error"
+        return errors.CancelledError(text + ": schedule it again")
 
 
 class Failures:
@@ -67,9 +67,9 @@ class Failures:
     def __init__(self, reported: bool) -> None:
         self.unseen: set[int] = set()
         self._reported = reported
-        self._errors: list[tuple[int, Makes]] = []
+        self._errors: list[tuple[int, ErrorFactory]] = []
         self._pid = os.getpid()
-        _all.add(self)
+        _instances.add(self)
 
     def __bool__(self) -> bool:
         """Whether the round has failed."""
@@ -80,17 +80,17 @@ class Failures:
         """The same object as long as the round's errors have not been taken; None where there are none."""
         return self._errors[0] if self._errors else None
 
-    def add(self, work: int, make: Makes) -> None:
+    def add(self, work: int, make: ErrorFactory) -> None:
         """One more; of the first FAILURES_TOLD of a round the error is kept."""
         self.unseen.add(work)
         if len(self._errors) < limits.FAILURES_TOLD:
             self._errors.append((work, make))
 
-    def saw(self, work: int) -> None:
+    def mark_seen(self, work: int) -> None:
         """The program has the error of this one. From any thread."""
         self.unseen.discard(work)
 
-    def take(self) -> tuple[Makes, list[Makes]]:
+    def take(self) -> tuple[ErrorFactory, list[ErrorFactory]]:
         """The error to raise, which is the first that the program has not seen, and all of them: it sees them now. There has to be one."""
         kept, self._errors = self._errors, []
         first = next((make for work, make in kept if work in self.unseen), kept[0][1])
@@ -110,11 +110,11 @@ class Failures:
         )
 
 
-_all: WeakSet[Failures] = WeakSet()
+_instances: WeakSet[Failures] = WeakSet()
 
 
 @atexit.register
 def _report_all() -> None:
     """Of coordinators that were not closed."""
-    for failures in list(_all):
+    for failures in list(_instances):
         failures.report()

@@ -67,4 +67,4 @@ class FunctionSnapshot:
     def __del__(self) -> None:
         """In a finalizer: takes no lock of the coordinator's."""
         if self.bulks and self.runtime.pid == os.getpid():
-            self.runtime.in_loop(self.runtime.drop, self.bulks)
+            self.runtime.call_in_loop(self.runtime.drop, self.bulks)

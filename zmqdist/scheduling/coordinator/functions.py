@@ -67,12 +67,12 @@ class FunctionNumbers:
         elif len(packed) > INLINE_BYTES_MAX:
             packed = [packed]
         if self._cache.pickles != pickles:
-            self._look_at_module(fn)
+            self._warn_if_reloaded(fn)
         if metrics.enable_metrics:
             self._took_s = time.perf_counter() - began
         return packed
 
-    def _look_at_module(self, fn: Callable[..., Any]) -> None:
+    def _warn_if_reloaded(self, fn: Callable[..., Any]) -> None:
         """A function of a module travels by its name, and a worker process imports a module once."""
         name = getattr(fn, "__module__", None)
         spec = getattr(sys.modules.get(name or ""), "__spec__", None)

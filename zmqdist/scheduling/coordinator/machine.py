@@ -90,7 +90,7 @@ class CoordinatorMachine:
         self._events: deque[Event] = deque()
         """For the closures, in order."""
         self._ended: list[tuple[int, int, Any]] = []
-        self._after: list[Effect] = []
+        self._after_resolve: list[Effect] = []
         """What the plans want done after `_ended` has been resolved."""
 
     @property
@@ -110,18 +110,18 @@ class CoordinatorMachine:
         """Apply one event and return what must be done about it, in order. `now` is monotonic seconds."""
         effects: list[Effect] = []
         if type(event) is Heard or type(event) is Scheduled:  # nearly all events: the plans have no part in these
-            self._follow(self.closures.handle(event, now), now, effects)
+            self._apply(self.closures.handle(event, now), now, effects)
         else:
             self._route(event, now, effects)
-            if self._after or self._ended:
+            if self._after_resolve or self._ended:
                 self._flush(effects)
         while self._events:
-            self._follow(self.closures.handle(self._events.popleft(), now), now, effects)
+            self._apply(self.closures.handle(self._events.popleft(), now), now, effects)
         if self._refusal is not None and (self.closures.unfinished or self.plans):
             self._fail_all(self._refusal, now)
             self._flush(effects)
             while self._events:
-                self._follow(self.closures.handle(self._events.popleft(), now), now, effects)
+                self._apply(self.closures.handle(self._events.popleft(), now), now, effects)
         return effects
 
     def _route(self, event: Event, now: float, effects: list[Effect]) -> None:
@@ -165,9 +165,9 @@ class CoordinatorMachine:
                 pass
         self._events.append(event)
 
-    def _follow(self, happened: list[Effect], now: float, effects: list[Effect]) -> None:
+    def _apply(self, closure_effects: list[Effect], now: float, effects: list[Effect]) -> None:
         """What the closures want done, with what follows from it for the plans."""
-        for effect in happened:
+        for effect in closure_effects:
             match effect:
                 case Resolve(items, _, apart):
                     if self._planned:
@@ -177,7 +177,7 @@ class CoordinatorMachine:
                     self._flush(effects, apart)
                 case RoundEnded():
                     self._decide(dependencies.RoundOver(), now)
-                    after, self._after = self._after, [effect]
+                    after, self._after_resolve = self._after_resolve, [effect]
                     self._flush(effects)
                     self.failed = None
                     effects += after
@@ -194,9 +194,9 @@ class CoordinatorMachine:
             if failures and self.failed is None:
                 self.failed = failures[0]
             effects.append(Resolve(ended, frozenset(failures) if failures else (), apart))
-        if self._after:
-            effects += self._after
-            self._after = []
+        if self._after_resolve:
+            effects += self._after_resolve
+            self._after_resolve = []
 
     # -- refusal ------------------------------------------------------------------------------------------------
 
@@ -231,37 +231,39 @@ class CoordinatorMachine:
             self._end_of(number, kind, payload, now)
 
     def _end_of(self, number: int, kind: int, payload: Any, now: float) -> None:
-        lost, present = 0, payload
+        lost, outcome_payload = 0, payload
         work = self.user_of(number)
         lineage = self.plans.has_lineage(work)
         if kind == INPUT_LOST:
-            lost, present = self._decode_loss(payload)
+            lost, outcome_payload = self._decode_loss(payload)
         elif kind == KEPT:
-            present = KeptAt(number, payload, lineage)
+            outcome_payload = KeptAt(number, payload, lineage)
         if kind in (VALUE, KEPT) and not lineage:
             waiting = self.plans.waiting_for(work)
             if waiting:
-                self._after.append(KeepInput(work, payload, waiting))
-        self._decide(dependencies.Ended(number, kind, lost), now, (ERROR if kind == INPUT_LOST else kind, present))
+                self._after_resolve.append(KeepInput(work, payload, waiting))
+        self._decide(
+            dependencies.Ended(number, kind, lost), now, (ERROR if kind == INPUT_LOST else kind, outcome_payload)
+        )
 
-    def _decide(self, event: dependencies.Event, now: float, present: tuple[int, Any] = (VALUE, b"")) -> None:
+    def _decide(self, event: dependencies.Event, now: float, outcome: tuple[int, Any] = (VALUE, b"")) -> None:
         """Have the plans decide. `present`: how the attempt has ended by which they do, (kind, payload)."""
         for effect in self.plans.handle(event, now):
             match effect:
                 case dependencies.End(work, kind, cause, made):
-                    ending = present if kind is None else (kind, self._reason(kind, cause))
+                    ending = outcome if kind is None else (kind, self._reason(kind, cause))
                     if made:
-                        self._after.append(Replace(work, *ending))
+                        self._after_resolve.append(Replace(work, *ending))
                     else:
                         self._ended.append((work, *ending))
                 case dependencies.Remade(work, True):
-                    self._after.append(Replace(work, *present))
+                    self._after_resolve.append(Replace(work, *outcome))
                 case dependencies.WithdrawAttempts(attempts):
                     self._events.append(WithdrawAsked(attempts))
                 case dependencies.DropFunctions(functions):
                     self._events.append(FunctionsDropped(functions))
                 case dependencies.HandIn() | dependencies.Free() | dependencies.Remade():
-                    self._after.append(effect)
+                    self._after_resolve.append(effect)
 
     def _reason(self, kind: int, cause: int) -> Any:
         if kind == INPUT_FAILED:

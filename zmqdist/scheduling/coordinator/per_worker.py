@@ -18,7 +18,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from typing import Any
 
 from zmqdist import errors, task_context
-from zmqdist.scheduling.coordinator.remote_value import RemoteValue, RemoteValueGiven, RemoteValueStatus
+from zmqdist.scheduling.coordinator.remote_value import RemoteValue, RemoteValueNotAllowed, RemoteValueStatus
 from zmqdist.scheduling.coordinator.resources import Definition, Resource, Resources
 from zmqdist.scheduling.worker import datasets
 from zmqdist.scheduling.worker import resources as at_worker
@@ -43,7 +43,7 @@ class ResourceValue(RemoteValue):
         return f"<RemoteValue: {self.name}: {self.status.value}>"
 
     def __reduce__(self) -> Any:
-        raise RemoteValueGiven(f"{self.name} is nowhere else: give the function the PerWorkerValues, which choose")
+        raise RemoteValueNotAllowed(f"{self.name} is nowhere else: give the function the PerWorkerValues, which choose")
 
     @property
     def status(self) -> RemoteValueStatus:
@@ -66,11 +66,11 @@ class ResourceValue(RemoteValue):
           InvalidArgumentError: it cannot be pickled, as an iterator cannot.
           Exception: what its function raised.
         """
-        return self._asked(at_worker.read, timeout)
+        return self._read(at_worker.read, timeout)
 
     def fetch(self, timeout: float | None = None) -> Any:
         """As `get`, with each leaf that has a `numpy()` replaced by what that gives."""
-        return self._asked(at_worker.read_numpy, timeout)
+        return self._read(at_worker.read_numpy, timeout)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Wait until it is built; the error that `get` would raise, None for none. DeadlineExceededError as in `get`."""
@@ -79,9 +79,9 @@ class ResourceValue(RemoteValue):
             building, lost = self._state()
             if lost is not None:
                 error = errors.ClosureAbortedError(errors.UnavailableError(lost))
-                told = errors.CancelledError(f"{self.name} is aborted until the worker is back: {lost}")
-                told.__cause__ = error
-                return told
+                cancelled = errors.CancelledError(f"{self.name} is aborted until the worker is back: {lost}")
+                cancelled.__cause__ = error
+                return cancelled
             assert building is not None, "a worker that is there builds it"
             failed = building.exception(_left(until))
             if self._state() == (building, None):
@@ -112,7 +112,7 @@ class ResourceValue(RemoteValue):
             state = self._resource.states[self._index]
             return state.building, state.lost
 
-    def _asked(self, fn: Callable[[Any], Any], timeout: float | None) -> Any:
+    def _read(self, fn: Callable[[Any], Any], timeout: float | None) -> Any:
         until = None if timeout is None else time.monotonic() + float(timeout)
         while True:
             error = self.exception(_left(until))
@@ -120,7 +120,7 @@ class ResourceValue(RemoteValue):
                 raise error
             building = self._state()[0]
             try:
-                return self._resource.owner.ask(self._resource, self._index, fn).get(_left(until))
+                return self._resource.owner.run_at(self._resource, self._index, fn).get(_left(until))
             except errors.CancelledError:
                 if self._state() == (building, None):
                     raise  # else its worker was lost meanwhile
@@ -144,29 +144,29 @@ class PerWorkerValues:
     """
 
     def __init__(self, values: Iterable[RemoteValue]) -> None:
-        self._given = tuple(values)
+        self._fixed_values = tuple(values)
         self._resource: Resource | None = None
-        for value in self._given:
+        for value in self._fixed_values:
             if not isinstance(value, RemoteValue):
                 raise AssertionError(
                     f"`PerWorkerValues` should only take `RemoteValue`s, one for each worker, not {type(value).__name__}"
                 )
-        resources = {value._resource if isinstance(value, ResourceValue) else None for value in self._given}
+        resources = {value._resource if isinstance(value, ResourceValue) else None for value in self._fixed_values}
         if len(resources) == 1:
             (self._resource,) = resources
 
     @classmethod
     def of(cls, resource: Resource) -> Any:
         """Those of a resource."""
-        made = cls(())
-        made._resource = resource
-        return made
+        values = cls(())
+        values._resource = resource
+        return values
 
     @property
     def _values(self) -> tuple[RemoteValue, ...]:
         resource = self._resource
         if resource is None:
-            return self._given
+            return self._fixed_values
         with resource.owner.runtime.lock:
             indices = sorted(resource.states)
         return tuple(ResourceValue(resource, index) for index in indices)
@@ -194,10 +194,10 @@ class PerWorkerValues:
     def __reduce__(self) -> Any:
         resource = self._resource
         if resource is None:
-            return at_worker.slice_of, (self._given,)
+            return at_worker.slice_of, (self._fixed_values,)
         runtime = resource.owner.runtime
         if runtime.packing != get_ident():
-            raise RemoteValueGiven(f"{resource.name} is for functions that are scheduled by its own coordinator")
+            raise RemoteValueNotAllowed(f"{resource.name} is for functions that are scheduled by its own coordinator")
         runtime.given.append(resource)
         return resource.call
 
@@ -268,7 +268,7 @@ class PerWorkerDataset:
         if self._spec is None:
             resource = self._resources.create(DATASET, self._definition)
             value = PerWorkerValues.of(resource)[0]
-            spec = value._asked(at_worker.read_spec, None)
+            spec = value._read(at_worker.read_spec, None)
             self._spec = lambda: spec
         return self._spec()
 

@@ -64,7 +64,7 @@ class ValueOwner(Protocol):
 
     def let_go(self, work: int) -> None: ...
 
-    def tell(self, event: Event) -> None: ...
+    def post_event(self, event: Event) -> None: ...
 
 
 class RemoteValue:
@@ -116,14 +116,14 @@ class RemoteValue:
     def __reduce__(self) -> Any:
         """As an argument of a scheduled function, or captured by one: its value is put there where that is unpickled."""
         if self._owner.packing != get_ident():
-            raise RemoteValueGiven(
+            raise RemoteValueNotAllowed(
                 "a RemoteValue can only be given to functions of its own coordinator: fetch() it first"
             )
         if not self._owner.by_reference:
             self._owner.inputs[self.work] = self
             return remote_results.taken, (self.work, self.name)
         if self._kind != KEPT:
-            raise RemoteValueGiven(
+            raise RemoteValueNotAllowed(
                 "only a RemoteValue of keep=True that has ended can be given to all workers: fetch() it first"
             )
         self._owner.given.append(self._payload)
@@ -186,7 +186,7 @@ class RemoteValue:
                 with metrics.monitored_timer("remote_value_fetch"):
                     value = self._owner.fetching.kept(held.encoded, self.name)
             except errors.UnavailableError:
-                if not held.lineage or not self._remade(held, until, timeout):
+                if not held.lineage or not self._wait_for_remake(held, until, timeout):
                     raise
                 continue
             with self._owner.unpacking:
@@ -194,7 +194,7 @@ class RemoteValue:
                     self._value = value
         return self._value
 
-    def _remade(self, lost: Kept, until: float | None, timeout: float | None) -> bool:
+    def _wait_for_remake(self, lost: Kept, until: float | None, timeout: float | None) -> bool:
         """Wait until a lost value was made again, or has failed; False where the coordinator has been closed."""
         waiter = allocate_lock()
         waiter.acquire()
@@ -205,9 +205,9 @@ class RemoteValue:
                 return True
             self._waiters = [*(self._waiters or ()), waiter]
             self._owner.lost_values[self.work] = self
-        self._owner.tell(ValueLost(self.work, lost.work))
+        self._owner.post_event(ValueLost(self.work, lost.work))
         if not waiter.acquire(True, -1 if until is None else max(0.0, until - time.monotonic())):
-            self._give_up(waiter)
+            self._remove_waiter(waiter)
             problem = f"{self.name}, whose value was lost, has not been made again after {timeout:g} s"
             raise errors.DeadlineExceededError(problem)
         return self._payload is not lost
@@ -263,13 +263,13 @@ class RemoteValue:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
 
-        def tell() -> None:
+        def set_done() -> None:
             if not future.done():
                 future.set_result(None)
 
         def ended(_: RemoteValue) -> None:
             try:
-                loop.call_soon_threadsafe(tell)
+                loop.call_soon_threadsafe(set_done)
             except RuntimeError:  # the event loop has been closed: nobody waits
                 pass
 
@@ -337,18 +337,18 @@ class RemoteValue:
         if timeout is None:
             waiter.acquire()
         elif not waiter.acquire(True, min(max(0.0, timeout), threading.TIMEOUT_MAX)):
-            self._give_up(waiter)
+            self._remove_waiter(waiter)
             if not self.done():
                 raise errors.DeadlineExceededError(f"{self.name} has not ended after {timeout:g} s")
 
-    def _give_up(self, waiter: Any) -> None:
+    def _remove_waiter(self, waiter: Any) -> None:
         with self._owner.lock:
             if self._waiters is not None and waiter in self._waiters:
                 self._waiters.remove(waiter)
 
     def error(self) -> BaseException:
         """How it has failed, for the program, which has seen it then."""
-        self._owner.failures.saw(self.work)
+        self._owner.failures.mark_seen(self.work)
         return Failure(self._kind, self._payload, self.name)()
 
 
@@ -378,7 +378,7 @@ class Kept:
         self._owner.let_go(self.work)
 
 
-class RemoteValueGiven(ValueError):
+class RemoteValueNotAllowed(ValueError):
     """A RemoteValue that cannot be an argument was met while arguments were packed."""
 
 
@@ -386,7 +386,7 @@ def unwrapped(error: errors.InvalidArgumentError) -> Exception:
     """The ValueError about a RemoteValue, where that was the reason; it may be wrapped more than once."""
     cause: BaseException | None = error
     while cause is not None:
-        if isinstance(cause, RemoteValueGiven):
+        if isinstance(cause, RemoteValueNotAllowed):
             return ValueError(str(cause))
         cause = cause.__cause__ or cause.__context__
     return error
@@ -421,7 +421,7 @@ def in_order_of_completion(values: Iterable[RemoteValue], timeout: float | None)
     ended: queue.SimpleQueue[RemoteValue] = queue.SimpleQueue()
     wanted = list(dict.fromkeys(values))
     for value in wanted:
-        value.release_at_end(_Put(ended, value))
+        value.release_at_end(_CompletionWaiter(ended, value))
     for count in range(len(wanted)):
         try:
             yield ended.get(timeout=None if until is None else max(0.0, until - time.monotonic()))
@@ -430,13 +430,13 @@ def in_order_of_completion(values: Iterable[RemoteValue], timeout: float | None)
             raise errors.DeadlineExceededError(problem) from None
 
 
-class _Put:
+class _CompletionWaiter:
     """A waiter that says which value has ended."""
 
     __slots__ = ("_queue", "_value")
 
-    def __init__(self, into: queue.SimpleQueue[RemoteValue], value: RemoteValue) -> None:
-        self._queue = into
+    def __init__(self, completed: queue.SimpleQueue[RemoteValue], value: RemoteValue) -> None:
+        self._queue = completed
         self._value = value
 
     def release(self) -> None:

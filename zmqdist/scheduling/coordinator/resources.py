@@ -59,7 +59,7 @@ class Definition:
 
     def __del__(self) -> None:
         if bulks := self.__dict__.get("_bulks"):
-            self._owner.gone(0, bulks)
+            self._owner.release(0, bulks)
 
 
 class _State:
@@ -71,11 +71,11 @@ class _State:
       lost: why its worker is not there; None when it is.
     """
 
-    __slots__ = ("asked", "building", "lost")
+    __slots__ = ("building", "lost", "reads")
 
     def __init__(self, lost: str | None) -> None:
         self.building: RemoteValue | None = None
-        self.asked: list[RemoteValue] = []
+        self.reads: list[RemoteValue] = []
         self.lost = lost
 
 
@@ -87,11 +87,11 @@ class Resource:
     """
 
     def __init__(
-        self, owner: Resources, number: int, what: str, definition: Definition, sharers: Sequence[int]
+        self, owner: Resources, number: int, kind: str, definition: Definition, sharers: Sequence[int]
     ) -> None:
         self.owner = owner
         self.number = number
-        self.what = what
+        self.kind = kind
         self.definition = definition
         self.sharers = sharers
         self.states: dict[int, _State] = {}
@@ -99,19 +99,19 @@ class Resource:
     @property
     def name(self) -> str:
         """For messages."""
-        return f"the {self.what} of {self.definition.name}"
+        return f"the {self.kind} of {self.definition.name}"
 
     @property
     def call(self) -> tuple[Any, ...]:
         """What it is in a pickle."""
-        about = self.owner.runtime.number, self.number, self.what, self.definition.encoded, self.sharers
-        return at_worker.resource, about
+        arguments = self.owner.runtime.number, self.number, self.kind, self.definition.encoded, self.sharers
+        return at_worker.resource, arguments
 
     def __del__(self) -> None:
-        self.owner.gone(self.number, [])
+        self.owner.release(self.number, [])
 
 
-class _Call:
+class _ResourceCall:
     """Stands for a resource in the arguments of work of our own."""
 
     def __init__(self, resource: Resource) -> None:
@@ -134,7 +134,7 @@ class Resources:
         self._works = works
         self._patience_s = patience_s
         self._live: dict[int, ref[Resource]] = {}
-        self._gone: deque[tuple[int, list[int]]] = deque()
+        self._released: deque[tuple[int, list[int]]] = deque()
         self._present: set[int] = set()
         self._lost: dict[int, str] = {}
         """Workers that are missing: why."""
@@ -168,7 +168,9 @@ class Resources:
                 return sorted(self._present)
         if runtime.refusal is not None:
             raise runtime.refusal()
-        problem = f"no worker was there for {self._patience_s:g} s: waited for {runtime.missing.whom or 'a worker'}"
+        problem = (
+            f"no worker was there for {self._patience_s:g} s: waited for {runtime.missing.description or 'a worker'}"
+        )
         raise errors.UnavailableError(problem)
 
     def define(
@@ -192,7 +194,7 @@ class Resources:
                 uses, runtime.given = runtime.given, []
         return Definition(self, name, packed, uses)
 
-    def create(self, what: str, definition: Definition, sharers: Sequence[int] = ()) -> Resource:
+    def create(self, kind: str, definition: Definition, sharers: Sequence[int] = ()) -> Resource:
         """A new resource, which all workers are asked to build. Raises as `workers`.
 
         Args:
@@ -201,7 +203,7 @@ class Resources:
         self.workers(missing=True)
         with self.runtime.lock:
             self._check_open()
-            resource = Resource(self, self.runtime.functions.fresh(), what, definition, sharers)
+            resource = Resource(self, self.runtime.functions.fresh(), kind, definition, sharers)
             self._live[resource.number] = ref(resource)
             for index in sorted(self._present):
                 self._build(resource, index)
@@ -209,27 +211,27 @@ class Resources:
                 resource.states[index] = _State(reason)
         return resource
 
-    def ask(self, resource: Resource, index: int, fn: Callable[[Any], Any]) -> RemoteValue:
+    def run_at(self, resource: Resource, index: int, fn: Callable[[Any], Any]) -> RemoteValue:
         """What `fn` gives for a resource at that worker, which waits until it is there."""
         with self.runtime.lock:
             self._check_open()
             state = resource.states[index]
-            asked = self._enqueue(resource, index, fn)
-            state.asked = [*(each for each in state.asked if not each.done()), asked]
-            return asked
+            read = self._enqueue(resource, index, fn)
+            state.reads = [*(each for each in state.reads if not each.done()), read]
+            return read
 
-    def gone(self, number: int, bulks: list[int]) -> None:
+    def release(self, number: int, bulks: list[int]) -> None:
         """Nobody uses a resource, or what was held for a definition. In finalizers: takes no lock."""
         if self.runtime.pid != os.getpid():
             return
-        self._gone.append((number, bulks))
-        self.runtime.in_loop(self._drop)
+        self._released.append((number, bulks))
+        self.runtime.call_in_loop(self._drop)
 
     # -- in the loop --------------------------------------------------------------------------------------------------
 
     def _drop(self) -> None:
-        while self._gone:
-            number, bulks = self._gone.popleft()
+        while self._released:
+            number, bulks = self._released.popleft()
             self.runtime.drop(bulks)
             if number:
                 self._live.pop(number, None)
@@ -243,14 +245,14 @@ class Resources:
             for name, _, reason in left:
                 index = _index(name)
                 self._present.discard(index)
-                told = f"{name} is lost: {reason}"
+                reason_lost = f"{name} is lost: {reason}"
                 if reason != SAID_GOODBYE:
-                    self._lost[index] = told
+                    self._lost[index] = reason_lost
                 for resource in live:
                     state = resource.states.get(index)
                     if state is not None:
-                        state.lost = told
-                        cancelled += state.asked
+                        state.lost = reason_lost
+                        cancelled += state.reads
                         if state.building is not None:
                             cancelled.append(state.building)
             for name, *_ in joined:
@@ -276,7 +278,7 @@ class Resources:
         state.lost = None
 
     def _enqueue(self, resource: Resource, index: int, fn: Callable[[Any], Any]) -> RemoteValue:
-        payload = trusted.pack_call((_Call(resource),), {})
+        payload = trusted.pack_call((_ResourceCall(resource),), {})
         assert isinstance(payload, bytes), "what is large in a definition is held beside it"
         work = next(self._works)
         number, _ = self.runtime.functions.number(fn, trusted.pack_function(fn), [])

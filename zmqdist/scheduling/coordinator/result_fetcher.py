@@ -86,7 +86,7 @@ class Fetching:
             return parts
         job = _Job(work, attempt, reference)
         try:
-            self._have_threads()
+            self._ensure_threads()
         except RuntimeError as error:  # the process can have no more
             self._fail(job, error)
         else:
@@ -117,7 +117,7 @@ class Fetching:
         for thread in self._threads:
             thread.join(5.0)
 
-    def _have_threads(self) -> None:
+    def _ensure_threads(self) -> None:
         while len(self._threads) < THREADS:
             thread = threading.Thread(target=self._serve, name="zmqdist-fetch", daemon=True)
             try:
@@ -162,11 +162,11 @@ class Fetching:
             except BaseException as error:  # a MemoryError, say
                 self._fail(job, error)
             else:
-                self._hand_on(job, parts)
+                self._deliver(job, parts)
                 del parts
             del job
 
-    def _hand_on(self, job: _Job, parts: list[Any]) -> None:
+    def _deliver(self, job: _Job, parts: list[Any]) -> None:
         try:
             self._fetched(job.work, job.attempt, parts)
         except BaseException:  # this thread is ours, and others wait for what it fetches next

@@ -61,7 +61,7 @@ from zmqdist.scheduling.coordinator.remote_value import Kept, RemoteValue
 from zmqdist.scheduling.coordinator.result_fetcher import Fetching
 from zmqdist.scheduling.coordinator.target import Target
 from zmqdist.scheduling.coordinator.task_specs import Plans
-from zmqdist.scheduling.coordinator.unreachable_log import Missing
+from zmqdist.scheduling.coordinator.unreachable_log import UnreachableLog
 from zmqdist.scheduling.coordinator.watchdog import WatchDog
 from zmqdist.scheduling.dispatcher.heap_trimming import MemoryKeeper
 from zmqdist.scheduling.dispatcher.membership import SAID_GOODBYE
@@ -145,7 +145,7 @@ class CoordinatorRuntime:
         self.queue_max = queue_max
         self.turn, self.lock, self.unpacking = threading.Lock(), threading.Lock(), threading.RLock()
         self.changed = threading.Condition(self.lock)
-        self.scheduled = self.resolved = self.rounds_ended = self.waiting = self.crowded = self.room = 0
+        self.scheduled = self.resolved = self.rounds_ended = self.waiting = self.waiting_for_room = self.room = 0
         self.packing: int | None = None
         self.given: list[Any] = []
         self.inputs: dict[int, RemoteValue] = {}
@@ -158,7 +158,7 @@ class CoordinatorRuntime:
         self.on_begun: Callable[[list[int]], object] = lambda works: None
         self.refusal: Failure | None = None
         self.values: dict[int, ref[RemoteValue]] = {}
-        self.callees: set[RemoteValue] = set()
+        self.with_callbacks: set[RemoteValue] = set()
         self.lost_values: dict[int, RemoteValue] = {}
         self.outbox: list[tuple[int, int, bytes]] = []
         self._staying: list[int] = []
@@ -167,13 +167,13 @@ class CoordinatorRuntime:
         self._apart: set[int] = set()
         """What is apart from the rounds: not in `scheduled` and `resolved`."""
         self._apart_outbox: list[tuple[int, int, bytes]] = []
-        self._cancels = CoalescedQueue(self.in_loop, self._cancel)
-        self._take_backs = CoalescedQueue(self.in_loop, self._take_back)
-        self._dropped = CoalescedQueue(self.in_loop, self._let_go)
-        self._forgotten = CoalescedQueue(self.in_loop, lambda numbers: self._handle(ForgetAsked(numbers)))
+        self._cancels = CoalescedQueue(self.call_in_loop, self._cancel)
+        self._take_backs = CoalescedQueue(self.call_in_loop, self._take_back)
+        self._dropped = CoalescedQueue(self.call_in_loop, self._let_go)
+        self._forgotten = CoalescedQueue(self.call_in_loop, lambda numbers: self._handle(ForgetAsked(numbers)))
         self._watchers: list[Watcher] = []
         self.held_by_work: dict[int, list[int]] = {}
-        self._given: dict[int, list[Any]] = {}
+        self._uses_by_work: dict[int, list[Any]] = {}
         self.plans = Plans(self)
         self.queue_bytes = QueueBytes(queue_bytes_max, lambda bulk: self.store.size_of(bulk))
         self._draining = False
@@ -210,7 +210,7 @@ class CoordinatorRuntime:
         payload: bytes,
         bulks: list[int],
         keep: bool,
-        given: list[Any],
+        uses: list[Any],
         options: WorkOptions = PLAIN,
         alive: object = None,
     ) -> RemoteValue:
@@ -230,8 +230,8 @@ class CoordinatorRuntime:
             bulks.clear()  # they are not the caller's to drop any more
         if keep:
             self._staying.append(work)
-        if given:
-            self._given[work] = given
+        if uses:
+            self._uses_by_work[work] = uses
         value = RemoteValue(self, work, name, alive)
         self.values[work] = ref(value)
         if options is not PLAIN:
@@ -277,13 +277,13 @@ class CoordinatorRuntime:
             self._watchers.append(watcher)
             watcher(list(self.machine.closures.pins.members.values()), [])
 
-        self.in_loop(begin)
+        self.call_in_loop(begin)
 
     @property
     def members(self) -> dict[str, Joined] | None:
         """The workers that are there, by name; None before a dispatcher has told. The loop puts another dict in its place at a change."""
         pins = self.machine.closures.pins
-        return pins.members if pins.told else None
+        return pins.members if pins.members_known else None
 
     def has_room(self, nbytes: int, bulks: list[int]) -> bool:
         """Whether the queue takes one more; what waits for its inputs has another of the same length. With the lock held."""
@@ -305,7 +305,7 @@ class CoordinatorRuntime:
 
     def keep(self, value: RemoteValue) -> None:
         """Somebody wants to be called back: it must not be dropped. With the lock held."""
-        self.callees.add(value)
+        self.with_callbacks.add(value)
 
     def give_up(self) -> None:
         """Leave the dispatcher; everything that has not ended is cancelled. The first call does it. In any thread, the loop's included."""
@@ -336,8 +336,8 @@ class CoordinatorRuntime:
             self.changed.notify_all()
         self.failures.report()
         self.callbacks.put(calls)
-        self.callees.clear()
-        self._given.clear()
+        self.with_callbacks.clear()
+        self._uses_by_work.clear()
         self.callbacks.close()
 
     # -- in the loop ----------------------------------------------------------------------------------------------
@@ -356,8 +356,8 @@ class CoordinatorRuntime:
             credentials,
             self.address,
             lambda work, attempt: self.machine.closures.wants(work, attempt),
-            lambda work, attempt, parts: self.tell(BulkArrived(work, attempt, parts)),
-            lambda work, attempt, problem: self.tell(BulkUnreachable(work, attempt, problem)),
+            lambda work, attempt, parts: self.post_event(BulkArrived(work, attempt, parts)),
+            lambda work, attempt, problem: self.post_event(BulkUnreachable(work, attempt, problem)),
         )
         closures = Closures(
             coordinator=incarnation,
@@ -376,19 +376,19 @@ class CoordinatorRuntime:
             self.address,
             credentials.client(self.address, "submit"),
             our_hello("coordinator", incarnation, name),
-            on_up=self._up,
-            on_message=self._hear,
+            on_up=self._connected,
+            on_message=self._handle_message,
             on_down=lambda: self._handle(DispatcherDown()),
             on_refused=self._refused,
         )
-        self.missing = Missing(loop, self.machine.closures, self._dealer)
+        self.missing = UnreachableLog(loop, self.machine.closures, self._dealer)
 
-    def _up(self, _hello: Hello) -> None:
+    def _connected(self, _hello: Hello) -> None:
         with self.lock:
             self.room = 0  # what had left the old queue waits in the new one again
         self._handle(DispatcherUp())
 
-    def _hear(self, message: Message, _frames: list[memoryview]) -> None:
+    def _handle_message(self, message: Message, _frames: list[memoryview]) -> None:
         if isinstance(message, Read):
             self._dealer.send(*self.store.answer(message))
         elif isinstance(message, Refused):
@@ -422,13 +422,13 @@ class CoordinatorRuntime:
         if apart:  # first: per-worker values are built before functions begin that were scheduled after them
             self._handle(Scheduled(apart, (), options))
         if planned:
-            begin = 0
+            position = 0
             for plan in planned:
-                if plan.position > begin:
-                    self._handle(Scheduled(outbox[begin : plan.position], staying, options))
-                    begin = plan.position
+                if plan.position > position:
+                    self._handle(Scheduled(outbox[position : plan.position], staying, options))
+                    position = plan.position
                 self._handle(self.plans.begin(plan))
-            outbox = outbox[begin:]
+            outbox = outbox[position:]
         if outbox:
             self._handle(Scheduled(outbox, staying, options))
         if dropped:
@@ -456,7 +456,7 @@ class CoordinatorRuntime:
             self._due = due
             self._loop.set_timer(self, due, self._tick)
         self.missing.watch()
-        if self.crowded and self.machine.plans.waiting != waiting:
+        if self.waiting_for_room and self.machine.plans.waiting != waiting:
             with self.lock:
                 self.changed.notify_all()
 
@@ -464,7 +464,7 @@ class CoordinatorRuntime:
         self._due = None
         self._handle(Ticked())
 
-    def _perform(self, effects: list[Effect], answers: deque[Event]) -> None:
+    def _perform(self, effects: list[Effect], replies: deque[Event]) -> None:
         for effect in effects:
             match effect:
                 case Send(_, message):
@@ -472,7 +472,7 @@ class CoordinatorRuntime:
                 case Resolve(items, failures):
                     self.settle(self.plans.ended(items) if self.plans else items, failures)
                 case HandIn(work, attempt):
-                    answers.append(AttemptPacked(attempt, self.plans.pack(work)))
+                    replies.append(AttemptPacked(attempt, self.plans.pack(work)))
                 case KeepInput(work, payload, plans):
                     self.plans.put(work, payload, plans)
                 case Replace(work, kind, payload):
@@ -511,10 +511,10 @@ class CoordinatorRuntime:
     def settle(self, items: list[Any], failures: Collection[int]) -> None:
         """The user's work has ended: (work, kind, payload); by `failures` among it the round has failed."""
         calls: list[tuple[Callable[[RemoteValue], object], RemoteValue]] = []
-        given: list[list[Any]] = []
+        released: list[list[Any]] = []
         with self.lock:
             values, before = self.values, len(self.values)
-            apart, aside, counted = self._apart, 0, self.queue_bytes.works
+            apart, apart_count, counted = self._apart, 0, self.queue_bytes.works
             for work, kind, payload in items:
                 if kind and kind == KEPT and type(payload) is bytes:
                     payload = Kept(self, work, payload)
@@ -525,12 +525,12 @@ class CoordinatorRuntime:
                     self.queue_bytes.end(work)
                 if self.held_by_work and work in self.held_by_work:
                     self.store.free(self.held_by_work.pop(work))
-                if self._given and work in self._given:
-                    given.append(self._given.pop(work))
+                if self._uses_by_work and work in self._uses_by_work:
+                    released.append(self._uses_by_work.pop(work))
                 value = reference()
                 if apart and work in apart:
                     apart.discard(work)
-                    aside += 1
+                    apart_count += 1
                 elif failures and work in failures:
                     name = "a scheduled function" if value is None else value.name
                     self.failures.add(work, Failure(kind, payload, name))
@@ -538,11 +538,11 @@ class CoordinatorRuntime:
                     continue
                 if callbacks := value.settle(kind, payload):
                     calls += [(fn, value) for fn in callbacks]
-                    self.callees.discard(value)
-            self.resolved += before - len(values) - aside
+                    self.with_callbacks.discard(value)
+            self.resolved += before - len(values) - apart_count
             if not values:
                 self.values = {}  # a dict keeps the room that it once needed
-            if self.waiting and (self.resolved == self.scheduled or self.failures or self.crowded):
+            if self.waiting and (self.resolved == self.scheduled or self.failures or self.waiting_for_room):
                 self.changed.notify_all()
         self._executions.end(items)
         self._memory.look(len(self.values), lambda: True)
@@ -559,11 +559,11 @@ class CoordinatorRuntime:
         if parts is not None:
             self._loop.call_soon(self._handle, BulkArrived(work, attempt, parts))
 
-    def tell(self, event: Event) -> None:
+    def post_event(self, event: Event) -> None:
         """Have the loop hand this event to the machine. In any thread; takes no lock of ours."""
-        self.in_loop(self._handle, event)
+        self.call_in_loop(self._handle, event)
 
-    def in_loop(self, fn: Callable[..., object], *args: Any) -> None:
+    def call_in_loop(self, fn: Callable[..., object], *args: Any) -> None:
         """Have the loop call it; dropped when it has ended. Takes no lock of ours."""
         try:
             self._loop.call_soon(fn, *args)

@@ -35,7 +35,7 @@ Outcome: TypeAlias = "tuple[int, int, Any]"
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
+class PlanOptions:
     """What makes a plan of work that has no inputs. `until` is on the clock of time.monotonic."""
 
     retries: int = 0
@@ -44,7 +44,7 @@ class Wishes:
     lineage: bool = False
 
     @classmethod
-    def checked(cls, retries: int, timeout: float | None, lineage: bool) -> Wishes:
+    def checked(cls, retries: int, timeout: float | None, lineage: bool) -> PlanOptions:
         """Raises ValueError for what cannot be wished, TypeError for retries that are no whole number."""
         if index(retries) < 0:
             raise ValueError(f"retries is {retries}, wants 0 or more")
@@ -53,7 +53,7 @@ class Wishes:
         return cls(retries, timeout, None if timeout is None else time.monotonic() + float(timeout), lineage)
 
 
-NONE = Wishes()
+NO_OPTIONS = PlanOptions()
 
 
 class Plan:
@@ -71,16 +71,16 @@ class Plan:
     __slots__ = (
         "bulks",
         "fn",
-        "given",
+        "input_values",
         "inputs",
         "keep",
         "made_at",
         "options",
         "packed",
+        "plan_options",
         "position",
         "uses",
         "value",
-        "wishes",
         "work",
     )
 
@@ -88,18 +88,18 @@ class Plan:
         self,
         packed: bytes,
         bulks: list[int],
-        given: dict[int, RemoteValue],
+        input_values: dict[int, RemoteValue],
         uses: list[Any],
         keep: bool,
-        wishes: Wishes,
+        plan_options: PlanOptions,
         options: WorkOptions,
     ) -> None:
         self.packed = packed
         self.bulks = bulks
-        self.given = dict(given)
+        self.input_values = dict(input_values)
         self.uses = list(uses)
         self.keep = keep
-        self.wishes = wishes
+        self.plan_options = plan_options
         self.options = options
         self.inputs: dict[int, bytes] = {}
         self.work = self.fn = self.position = 0
@@ -108,7 +108,7 @@ class Plan:
 
     def take(self, held: Callable[[list[Any]], tuple[bytes, list[int]]]) -> None:
         """Take the results that are here, as they are now. Raises InvalidArgumentError where one was changed into what cannot be packed."""
-        for work, value in self.given.items():
+        for work, value in self.input_values.items():
             if work not in self.inputs:
                 value.copied(lambda packed, work=work: self.put(work, packed, held))  # type: ignore[misc]
 
@@ -167,7 +167,7 @@ class Plans:
             self._free(plan)
             return Unpackable(plan.work, trusted.pack_error(error))
         self._plans[plan.work] = plan
-        for work, value in plan.given.items():
+        for work, value in plan.input_values.items():
             if work in plan.inputs:
                 continue
             kind, payload = outcome_of(value)
@@ -177,15 +177,15 @@ class Plans:
                 plan.inputs[work] = payload.encoded
             else:
                 failed = failed or work
-        wishes = plan.wishes
+        plan_options = plan.plan_options
         return Planned(
             plan.work,
             plan.fn,
             tuple(inputs),
             failed,
-            wishes.retries,
-            wishes.until,
-            wishes.lineage,
+            plan_options.retries,
+            plan_options.until,
+            plan_options.lineage,
             plan.keep,
             plan.options,
         )
@@ -199,10 +199,10 @@ class Plans:
         """What travels of an attempt of this plan."""
         plan = self._plans[work]
         payload = plan.packed
-        if plan.given:
+        if plan.input_values:
             inputs = {
                 work: self._plans[work].made_at if encoded is None else encoded
-                for work in plan.given
+                for work in plan.input_values
                 for encoded in (plan.inputs.get(work),)
             }
             payload = encode_inputs(inputs, payload)
@@ -241,7 +241,7 @@ class Plans:
         """Nothing of all this will end any more. With the coordinator's lock held; in any thread, after the loop."""
         plans, self._plans = self._plans, {}
         for plan in plans.values():
-            plan.given.clear()
+            plan.input_values.clear()
 
     def _end(self, item: Outcome, roots: dict[int, RemoteValue]) -> Outcome:
         """`roots`: for the plans whose input failed, which work is to blame: those that are not settled yet."""
@@ -251,14 +251,14 @@ class Plans:
             plan.made_at = payload.reference
             payload = Kept(self._runtime, *payload)
         elif kind == INPUT_FAILED:
-            given = plan.given[payload]
-            its_kind, root = outcome_of(given)
-            payload = roots[work] = root if its_kind == INPUT_FAILED else roots.get(payload, given)
+            failed_input = plan.input_values[payload]
+            input_kind, root = outcome_of(failed_input)
+            payload = roots[work] = root if input_kind == INPUT_FAILED else roots.get(payload, failed_input)
         elif kind == TIMED_OUT:
-            payload = plan.wishes.timeout
+            payload = plan.plan_options.timeout
         return work, kind, payload
 
     def _free(self, plan: Plan) -> None:
         self._runtime.drop(plan.bulks)
-        plan.given.clear()
+        plan.input_values.clear()
         plan.uses = []

@@ -15,7 +15,7 @@ from zmqdist.transport.loop import Loop
 log = logging.getLogger("zmqdist.coordinator")
 
 
-class Missing:
+class UnreachableLog:
     """What the machine says of it, for people. `watch` is the loop's; `whom` may be asked by any thread."""
 
     def __init__(self, loop: Loop, machine: Closures, dealer: DealerConnection) -> None:
@@ -25,7 +25,7 @@ class Missing:
         self._since: float | None = None
 
     @property
-    def whom(self) -> str | None:
+    def description(self) -> str | None:
         """Who is missing, and why; None when the cluster is there."""
         address = self._dealer.address
         if not self._machine.enlisted:
@@ -37,13 +37,15 @@ class Missing:
         since = self._machine.alone_since
         if since != self._since:
             self._since = since
-            self._loop.set_timer(self, None if since is None else since + limits.WAIT_LOG_S, self._say)
+            self._loop.set_timer(self, None if since is None else since + limits.WAIT_LOG_S, self._warn)
 
-    def _say(self) -> None:
+    def _warn(self) -> None:
         if self._since is None:
             return
         now = self._loop.now()
-        self._loop.set_timer(self, now + limits.WAIT_LOG_S, self._say)
+        self._loop.set_timer(self, now + limits.WAIT_LOG_S, self._warn)
         count = self._machine.unfinished
         functions = f"{count} scheduled function{'' if count == 1 else 's'}"
-        log.warning("%s: waiting for %s (%.0f s so far)", functions, self.whom or "the cluster", now - self._since)
+        log.warning(
+            "%s: waiting for %s (%.0f s so far)", functions, self.description or "the cluster", now - self._since
+        )

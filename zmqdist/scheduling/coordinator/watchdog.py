@@ -20,7 +20,7 @@ log = logging.getLogger("zmqdist.coordinator")
 TIMEOUT_ENV = "ZMQDIST_COORDINATOR_WATCH_DOG_TIMEOUT"
 """Whole seconds: wins over what the program says."""
 
-LOOKS = 10
+CHECKS = 10
 """So often in one time-out it looks."""
 
 
@@ -74,8 +74,8 @@ class WatchDog:
         *,
         progress: Callable[[], tuple[int, int]] | None = None,
     ) -> None:
-        told = os.environ.get(TIMEOUT_ENV, "")
-        self.timeout = int(told) if told.isdigit() else timeout
+        setting = os.environ.get(TIMEOUT_ENV, "")
+        self.timeout = int(setting) if setting.isdigit() else timeout
         self._file = traceback_file
         self._on_triggered = on_triggered
         self._progress = progress
@@ -83,7 +83,7 @@ class WatchDog:
         self._since = time.monotonic()
         self._timer: RepeatedTimer | None = None
         if self.timeout > 0:
-            self._timer = RepeatedTimer(self.timeout / LOOKS, self._look, name="WatchDog")
+            self._timer = RepeatedTimer(self.timeout / CHECKS, self._check, name="WatchDog")
 
     def report_closure_done(self) -> None:
         """Something has ended: the clock starts anew."""
@@ -94,7 +94,7 @@ class WatchDog:
         if self._timer is not None:
             self._timer.stop()
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         if self._progress is not None:
             ended, in_flight = self._progress()
             if ended != self._ended or not in_flight:
