@@ -192,7 +192,7 @@ class ClusterCoordinator:
         plan_options: PlanOptions,
     ) -> RemoteValue:
         runtime = self._runtime
-        with runtime.turn:
+        with runtime.schedule_lock:
             if runtime.failures.unseen:
                 self._end_round()
             runtime.packing = get_ident()
@@ -272,8 +272,8 @@ class ClusterCoordinator:
         """
         until = None if timeout is None else time.monotonic() + float(timeout)
         runtime = self._runtime
-        turn = runtime.turn
-        if not turn.acquire(timeout=-1 if timeout is None else min(max(0.0, timeout), threading.TIMEOUT_MAX)):
+        schedule_lock = runtime.schedule_lock
+        if not schedule_lock.acquire(timeout=-1 if timeout is None else min(max(0.0, timeout), threading.TIMEOUT_MAX)):
             raise errors.DeadlineExceededError(f"another thread joins or schedules for more than {timeout:g} s")
         try:
             with runtime.lock:
@@ -283,7 +283,7 @@ class ClusterCoordinator:
             if failed:
                 self._end_round(until, timeout)
         finally:
-            turn.release()
+            schedule_lock.release()
 
     def done(self, timeout: float | None = None) -> bool:
         """Whether everything that was scheduled has ended. After an error: raises it as `join` does, and waits for that.

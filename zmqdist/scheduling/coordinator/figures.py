@@ -84,7 +84,7 @@ def snapshot_of(runtime: CoordinatorRuntime, resources: int) -> CoordinatorSnaps
             unfinished=runtime.scheduled - runtime.resolved,
             queued=_queued(runtime),
             queue_bytes=runtime.queue_bytes.held,
-            busy=runtime.turn.locked(),
+            busy=runtime.schedule_lock.locked(),
             waiting_for_room=runtime.waiting_for_room,
             waiting_for_end=runtime.waiting - runtime.waiting_for_room,
             failed=bool(runtime.failures),

@@ -42,7 +42,7 @@ class FunctionSnapshot:
     @classmethod
     def take(cls, runtime: CoordinatorRuntime, fn: Callable[..., Any]) -> FunctionSnapshot:
         """Of now. Raises as `ClusterCoordinator.schedule` for the function."""
-        with runtime.turn:
+        with runtime.schedule_lock:
             runtime.packing = get_ident()
             try:
                 packed = runtime.functions.pickled(fn)

@@ -183,7 +183,7 @@ class Resources:
           ValueError: values that cannot be given away are among its arguments.
         """
         runtime = self.runtime
-        with runtime.turn:
+        with runtime.schedule_lock:
             runtime.packing, runtime.by_reference = get_ident(), True
             try:
                 packed = trusted.pack_call((fn, *args), dict(kwargs or {}))

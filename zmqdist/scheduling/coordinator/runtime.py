@@ -94,7 +94,7 @@ def _forked() -> None:
     """
     for runtime in opened:
         runtime.room = 0
-        runtime.turn, runtime.lock, runtime.unpacking = threading.Lock(), threading.Lock(), threading.RLock()
+        runtime.schedule_lock, runtime.lock, runtime.unpacking = threading.Lock(), threading.Lock(), threading.RLock()
         runtime.changed = threading.Condition(runtime.lock)
 
 
@@ -143,7 +143,7 @@ class CoordinatorRuntime:
         self.address = target.address
         self.credentials = target.credentials
         self.queue_max = queue_max
-        self.turn, self.lock, self.unpacking = threading.Lock(), threading.Lock(), threading.RLock()
+        self.schedule_lock, self.lock, self.unpacking = threading.Lock(), threading.Lock(), threading.RLock()
         self.changed = threading.Condition(self.lock)
         self.scheduled = self.resolved = self.rounds_ended = self.waiting = self.waiting_for_room = self.room = 0
         self.packing: int | None = None
