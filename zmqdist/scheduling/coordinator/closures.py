@@ -327,7 +327,7 @@ class Closures:
                 self._left_queue = left_queue
                 return []
             case Members():
-                changed = self.pins.hear(message, now)
+                changed = self.pins.update_members(message, now)
                 self._may_run_unseen |= any(
                     reason != SAID_GOODBYE for _, _, reason in (changed.left if changed else ())
                 )
@@ -344,7 +344,7 @@ class Closures:
 
     def _welcome(self, workers: int, now: float) -> list[Effect]:
         self._enlisted = True
-        self.pins.enlisted()
+        self.pins.expect_all_members()
         self._count_workers(workers, now)
         self._submitted = self._left_queue = self._finished = 0
         self._unsent = dict.fromkeys(self._works)
