@@ -1,29 +1,30 @@
-"""The coordinator's record of what it has scheduled: submission, results, the first error, the end of a round; no I/O.
+"""The coordinator's record of scheduled work: submission, results, lost starts and the end of a round; no I/O.
 
 Theory of operation
-    The coordinator owns its work: the dispatcher's queue is only a copy. Each connection to a dispatcher starts from nothing:
-    what is unfinished is submitted again, under attempt numbers that no earlier submission has used, with the starts that it has
-    lost so far. A result is accepted while its work is unfinished, and never again.
-    When the user waits for the end of a round, its generation is ended; what remains is
-    cancelled once the dispatcher says that nothing of it can be executing. The next round has the next generation.
+    The coordinator owns its work; the dispatcher's queue is a copy. On each connection to a dispatcher it submits all unfinished work
+    from scratch, under attempt numbers that no earlier submission has used, and with the starts lost so far. It accepts one result
+    of each work item, while that is unfinished, and discards later ones.
+    When the program waits for the end of a round, the coordinator ends the round's generation. It cancels the remaining work once the
+    dispatcher reports that none of it can be executing. The next round has the next generation.
 
 Promises, checked by tests/machines/test_closures.py and tests/sim
-    P1  each scheduled piece of work is resolved exactly once
-    P2  a bulk result is resolved when it is here, not before
-    P3  after RoundEnded nothing that was scheduled before it can be executing
-    P4  after a reconnect exactly what is unfinished is submitted again, oldest first
-    P5  lost starts are counted over all dispatchers: work that kills its process fails after `attempts_max` of them
-    P6  without a dispatcher, or without any worker, for `lost_limit_s` everything unfinished is resolved as unavailable
-    P7  a function is forgotten by all once no unfinished work uses it and the cache has dropped it
-    P8  a bulk result that is to be kept is resolved by its reference, and let go of when the user has dropped it
-    P9  work goes to every dispatcher with the options that it was scheduled with
-    P10 work that is apart is not queued, ends no round by its error, and does not end with one
-    P11 work that is pinned to a worker which is not there for `recovery_limit_s`, while others are, is resolved as unavailable
-    P12 MembersChanged tells each worker that joined and each that left once, whatever dispatcher says so, in that order from none on
-    P13 with a width no more than so much work is with the dispatcher at a time, the oldest first
-    P14 work that is to be had back unless it has begun is resolved as cancelled, told in WorkBegun, or resolved as ever; as cancelled when
-        the connection to the dispatcher is lost before
-    P15 the end of a round that is over, or has not begun, is not asked for
+    P1  each scheduled work item is resolved exactly once
+    P2  a bulk result is resolved when it has arrived here, not before
+    P3  after RoundEnded no work scheduled before it can be executing
+    P4  after a reconnect exactly the unfinished work is submitted again, oldest first
+    P5  lost starts are counted over all dispatchers: work that crashes its process fails after `attempts_max` of them
+    P6  without a dispatcher, or without any worker, for `lost_limit_s` all unfinished work is resolved as unavailable
+    P7  all parties forget a function once no unfinished work uses it and the cache has dropped it
+    P8  a bulk result that is to be kept is resolved by its reference, and released when the program has dropped it
+    P9  each dispatcher gets work with the options that it was scheduled with
+    P10 work that is apart is not queued, its error does not end a round, and the end of a round does not end it
+    P11 work pinned to a worker that is absent for `recovery_limit_s`, while others are present, is resolved as unavailable
+    P12 MembersChanged reports each worker that joined and each that left once, in that order and starting from none, whichever
+        dispatcher is connected
+    P13 with a width the dispatcher has at most that many work items at a time, the oldest first
+    P14 work to be taken back unless it has begun is resolved as cancelled, reported in WorkBegun, or resolved as usual; it is resolved
+        as cancelled if the connection to the dispatcher is lost first
+    P15 the coordinator does not request the end of a round that is over or has not begun
 
 Not here: values and exceptions (payloads are opaque), plans (dependencies_and_retries.py), threads that wait (runtime.py).
 """
@@ -80,19 +81,27 @@ from zmqdist.scheduling.coordinator.effects import Effect, Fetch, Resolve, RoomM
 from zmqdist.scheduling.dispatcher.membership import SAID_GOODBYE
 
 DISPATCHER: Final = "dispatcher"
-"""The one peer of this machine."""
+"""The only peer of this machine."""
 
 WITHDRAW_MAX = 100_000
-"""Numbers in one message: far below what a header may have."""
+"""Work numbers in one message: far below the limit of a header."""
 
 SUBMISSION_SHIFT = 16
-"""Each submission of a piece of work opens a new range of 65,536 attempt numbers."""
+"""Each submission of a work item opens a new range of 65,536 attempt numbers."""
 
 
 class Closures:
-    """See the module's docstring.
+    """The state of all scheduled work; the module's docstring has the rules.
 
-    An unfinished piece of work is the tuple that travels and nothing else: a million of them have to fit, and each costs its time.
+    An unfinished work item is the tuple that is sent and nothing else, because there may be a million of them.
+
+    Args:
+      coordinator: the coordinator's number in the cluster.
+      queue_max: the bound of the dispatcher's queue for this coordinator.
+      cancel_grace_s: how long cancelled work may go on before its slot is killed.
+      lost_limit_s, recovery_limit_s: the time limits of P6 and P11; without `recovery_limit_s` members are not watched.
+      starts: whether the dispatcher reports the work that workers begin (P14).
+      width: how many work items the dispatcher may have (P13); None for no bound.
     """
 
     def __init__(
@@ -114,28 +123,28 @@ class Closures:
         self._watch_members = recovery_limit_s is not None
         self._report_starts, self._width = starts, width
         self._take_backs: set[int] = set()
-        """Work of which the dispatcher was asked whether it has begun, and perhaps some that has ended."""
+        """Work that the dispatcher was requested to take back unless it has begun. May include work that has ended."""
         self._queue_max = queue_max
         self._cancel_grace_s = cancel_grace_s
         self._lost_limit_s = lost_limit_s
         self._works: dict[int, Item] = {}
         self._starts: dict[int, tuple[LostStart, ...]] = {}
-        """Of unfinished work that has lost some."""
+        """The lost starts of unfinished work items that have any."""
         self._unsent: dict[int, None] = {}
-        """Unfinished work that this dispatcher was not given yet; the rest is counted in `_submitted`."""
+        """Unfinished work that the present dispatcher has not been sent, in order; `_submitted` counts the rest."""
         self._to_keep: set[int] = set()
         """Unfinished work whose value is to stay with its worker."""
         self._kept: dict[int, int] = {}
-        """Values that are with their workers: work -> attempt. The dispatcher forgets them with the connection."""
+        """Values held by their workers: work -> attempt. The dispatcher forgets them when the connection is lost."""
         self._functions: dict[int, bytes] = {}
         self._uses: dict[int, int] = {}
         self._dropped: set[int] = set()
         self._to_forget: list[int] = []
-        """Numbers to be forgotten everywhere, which no dispatcher was told yet."""
+        """Numbers to be forgotten everywhere that have not been sent to a dispatcher."""
         self._enlisted = False
         self._submitted_before = False
         self._may_run_unseen = False
-        """Something of this generation may be executing at a worker that was lost."""
+        """Whether work of this generation may be executing at a worker that was lost."""
         self._alone_since: float | None = now
         self._submitted = self._left_queue = self._finished = 0
         self._was_full = False
@@ -145,21 +154,21 @@ class Closures:
         return len(self._works)
 
     def __contains__(self, work: int) -> bool:
-        """Whether this piece of work is unfinished."""
+        """Return whether this work item is unfinished."""
         return work in self._works
 
     def lost_starts(self, work: int) -> int:
-        """How many starts this unfinished piece of work has lost."""
+        """Return how many starts this unfinished work item has lost."""
         return len(self._starts.get(work, ()))
 
     def wants(self, work: int, attempt: int) -> bool:
-        """Whether a bulk result of this attempt is what its work waits for. In any thread."""
+        """Return whether its work item still waits for the bulk result of this attempt. Any thread may call this."""
         item = self._works.get(work)
         return item is not None and item[1] == attempt
 
     @property
     def kept(self) -> int:
-        """Values that are with their workers."""
+        """How many values their workers hold."""
         return len(self._kept)
 
     @property
@@ -168,7 +177,7 @@ class Closures:
 
     @property
     def queued(self) -> int:
-        """Pieces of work that have not left the queue, as far as is known here; never too few."""
+        """An upper bound of the work items in the queue, from the dispatcher's reports so far."""
         unsent = 0 if self.ending else len(self._unsent)
         if unsent and self.pins.apart:
             unsent -= len(self._unsent.keys() & self.pins.apart)
@@ -184,11 +193,11 @@ class Closures:
 
     @property
     def alone_since(self) -> float | None:
-        """Since when unfinished work has been without a dispatcher, or without any worker; None where nothing misses either."""
+        """When unfinished work began to be without a dispatcher or any worker; None while both are present or nothing waits for them."""
         return self._alone_since if self._works or self.ending else None
 
     def handle(self, event: Event, now: float) -> list[Effect]:
-        """Apply one event and return what must be done about it, in order. `now` is monotonic seconds."""
+        """Apply one event and return the effects to carry out, in order. `now` is monotonic seconds."""
         match event:
             case Heard():
                 effects = self._handle_message(event.message, now)
@@ -254,11 +263,11 @@ class Closures:
             effects = effects + self._note_room()
         return effects
 
-    # -- from the user ------------------------------------------------------------------------------------------
+    # -- from the program ---------------------------------------------------------------------------------------
 
     def _schedule(self, items: list[tuple[int, int, bytes]], now: float) -> list[Effect]:
         if not self._works and self._alone_since is not None:
-            self._alone_since = now  # nobody missed the cluster before
+            self._alone_since = now  # P6: the time without a cluster counts only while there is work
         works, uses, unsent = self._works, self._uses, self._unsent
         for work, fn, payload in items:
             works[work] = (work, 0, 0, fn, payload)
@@ -292,7 +301,7 @@ class Closures:
         self.ending = True
         if self._enlisted:
             return [self._end_generation()]
-        # A worker that was given up executes until it misses the dispatcher, too: only another dispatcher knows when that is over.
+        # P3: a lost worker executes until it has missed the dispatcher in turn, and only a dispatcher knows when that is over.
         return [] if self._may_run_unseen or len(self._works) > len(self.pins.apart) else self._round_ended()
 
     def _end_generation(self) -> Send:
@@ -305,7 +314,7 @@ class Closures:
         self.generation += 1
         self.round += 1
         self.ending = self._may_run_unseen = False
-        self._submitted_before = bool(self._works)  # what is apart goes on
+        self._submitted_before = bool(self._works)  # P10: work that is apart goes on
         return [*effects, RoundEnded(ended)]
 
     def _define(self, functions: list[tuple[int, bytes]]) -> list[Effect]:
@@ -358,7 +367,7 @@ class Closures:
         return [*effects, self._end_generation()] if self.ending else effects
 
     def _resolve(self, items: list[Result]) -> list[Effect]:
-        """Results of what is unfinished; a second one for the same work finds nothing."""
+        """Resolve the unfinished work among these results. A second result for a work item is discarded (P1)."""
         resolved: list[tuple[int, int, bytes]] = []
         effects: list[Effect] = []
         freed: list[int] = []
@@ -370,7 +379,8 @@ class Closures:
                 if work not in self._to_keep:
                     effects.append(self._bulk_reported(work, attempt, payload))
                     continue
-                if self.ending and work not in pins.apart:  # the dispatcher has let go of it: it ends with its round
+                # The dispatcher has released the value with the generation: the work is cancelled with its round.
+                if self.ending and work not in pins.apart:
                     continue
                 kind = KEPT
                 self._kept[work] = attempt
@@ -399,7 +409,7 @@ class Closures:
         if kept:
             effects.append(Send(DISPATCHER, Taken(kept, keep=True)))
         if not works:
-            self._works, self._unsent = {}, {}  # a dict keeps the room that it once needed
+            self._works, self._unsent = {}, {}  # new ones, because a dict never shrinks
             self._take_backs.clear()
         if resolved:
             effects.append(Resolve(resolved, (), apart_ended))
@@ -438,11 +448,14 @@ class Closures:
     def _unreachable(self, work: int, attempt: int, problem: str) -> list[Effect]:
         item = self._works.get(work)
         if item is None or item[1] != attempt:
-            return []  # its worker was lost in the meantime, and it runs again
+            return []  # a result of an earlier attempt: its worker was lost, and the work runs again
         return self._with_receipt(work, attempt, self._resolve([(work, attempt, UNAVAILABLE, problem.encode())]))
 
     def _with_receipt(self, work: int, attempt: int, resolved: list[Effect]) -> list[Effect]:
-        """Before the dispatcher is told to forget the function: else it could hand out the work anew, and not have it."""
+        """Insert the receipt for a bulk result after its Resolve.
+
+        It must precede a Forget of the function: the dispatcher could otherwise assign the work again without having the function.
+        """
         taken: list[Effect] = [Send(DISPATCHER, Taken([(work, attempt)]))] if self._enlisted else []
         return resolved[:1] + taken + resolved[1:]
 
@@ -468,7 +481,7 @@ class Closures:
         return effects
 
     def _give_up_missed(self, now: float) -> list[Effect]:
-        """What is pinned to workers that were missed for too long."""
+        """P11: resolve the work pinned to workers that were missed for too long."""
         effects: list[Effect] = []
         for worker, works in self.pins.overdue(now):
             sent = [work for work in works if work not in self._unsent]
@@ -488,7 +501,7 @@ class Closures:
             self._start_lost_clock(now)
 
     def _submit(self) -> list[Effect]:
-        """Send what waits, in messages that are not too large."""
+        """Send unsent work, split into messages of limited size."""
         sending = self._unsent if self._width is None else self.pins.within(self._width, len(self._works), self._unsent)
         items = [self._works[work] for work in sending]
         if len(sending) == len(self._unsent):
@@ -522,5 +535,5 @@ class Closures:
 
 
 def _ended_alike(works: Iterable[int], kind: int, payload: bytes = b"") -> list[Result]:
-    """That these have all ended in the same way."""
+    """Return results that end all these work items in the same way."""
     return [(work, 0, kind, payload) for work in works]

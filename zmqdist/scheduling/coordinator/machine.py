@@ -1,19 +1,19 @@
-"""The coordinator's machine: what becomes of all that it has scheduled; no I/O.
+"""The coordinator's machine: what becomes of all scheduled work; no I/O.
 
 Theory of operation
-    The machine is composed of two parts, which never call each other:
-      closures.py                   what is with the dispatcher or on its way there, and its pins (affinity.py)
-      dependencies_and_retries.py   plans: work with inputs, retries, a time-out or a lineage
-    A plan becomes attempts, which are work for the first part under numbers from FIRST_ATTEMPT on. This module alone passes the end of an
-    attempt to its plan, and what a plan wants to the first part, one after the other and not nested.
-    What has to be packed is a HandIn, answered by AttemptPacked; the runtime answers before it hands in another event.
+    The machine consists of two parts, which never call each other:
+      closures.py                   work that the dispatcher has or will get, and the workers that pinned work waits for (affinity.py)
+      dependencies_and_retries.py   plans: work with inputs, retries, a timeout or a lineage
+    A plan becomes attempts, which are work items for the first part under numbers from FIRST_ATTEMPT on. Only this module passes the
+    end of an attempt to its plan, and the effects of plans to the first part, one after the other and not nested.
+    A HandIn requests that the runtime pack an attempt. The runtime replies with AttemptPacked before it hands in another event.
 
-Promises, beside those of the parts, checked by tests/machines/test_coordinator_machine.py and tests/sim
-    C1  the user's work is resolved exactly once, whether it is a plan or not; the number of an attempt is never resolved
-    C2  work fails its round when the user's work ends badly, after all its retries, and only then: an error of the function, all starts
-        lost, a failed input, its time-out, or nothing to run it on; not what is apart from the rounds, and not where there are none
-    C3  Resolve comes before what it makes possible: KeepInput, then HandIn
-    C4  after the dispatcher has refused the coordinator for good, everything ends with that error, at once
+Promises, in addition to those of the parts, checked by tests/machines/test_coordinator_machine.py and tests/sim
+    C1  the program's work is resolved exactly once, plan or not; the number of an attempt is never resolved
+    C2  a round fails when work of the program fails after all its retries, and only then: by an error of the function, the loss of all
+        starts, a failed input, its timeout, or a lack of workers; not by work that is apart, and never where there are no rounds
+    C3  Resolve precedes the effects that it makes possible: KeepInput, then HandIn
+    C4  after the dispatcher has refused the coordinator for good, all work ends with that error, at once
 
 Not here: payloads and exceptions, which are opaque, and threads that wait (runtime.py).
 """
@@ -57,19 +57,19 @@ FAILURES: Final = frozenset({ERROR, LOST, UNAVAILABLE, INPUT_FAILED, TIMED_OUT})
 """The kinds of ends that fail a round."""
 
 ROUND: Final = 0
-"""The number of no work: an error of the whole round."""
+"""Stands for the whole round in place of a work number: no work item has it."""
 
 
 class CoordinatorMachine:
-    """See the module's docstring.
+    """The two parts as one machine; the module's docstring has the rules.
 
     Args:
-      closures, plans: the parts; they are this object's from now on, and others only read them.
-      decode_loss: the input that was lost, and the packed error, of the payload of an INPUT_LOST.
-      rounds: whether work that ends badly fails a round.
+      closures, plans: the parts. This object owns them; others may only read them.
+      decode_loss: decodes the payload of an INPUT_LOST into the lost input and the packed error.
+      rounds: whether failing work fails a round.
 
     Attributes:
-      failed: the work by whose end the present round has failed first; ROUND for a refusal, None while nothing has.
+      failed: the work that failed the present round first; ROUND for a refusal, None if nothing has failed.
     """
 
     def __init__(
@@ -86,12 +86,12 @@ class CoordinatorMachine:
         self._rounds = rounds
         self._refusal: bytes | None = None
         self._planned = False
-        """Whether there was a plan ever: the closures may still have an attempt of it."""
+        """Whether there was ever a plan: if so, the closures may have attempts."""
         self._events: deque[Event] = deque()
-        """For the closures, in order."""
+        """Events for the closures, in order."""
         self._ended: list[tuple[int, int, Any]] = []
         self._after_resolve: list[Effect] = []
-        """What the plans want done after `_ended` has been resolved."""
+        """Effects of the plans that must follow the Resolve of `_ended` (C3)."""
 
     @property
     def deadline(self) -> float | None:
@@ -103,13 +103,13 @@ class CoordinatorMachine:
         return other if first is None or (other is not None and other < first) else first
 
     def user_of(self, number: int) -> int:
-        """The number of the user's work for that of an attempt, or of work that is no plan; 0 where nobody waits for the attempt."""
+        """Return the program's work item behind the number of an attempt or an ordinary work item; 0 if the attempt is no longer needed."""
         return number if number < FIRST_ATTEMPT else self.plans.work_of(number)
 
     def handle(self, event: Event, now: float) -> list[Effect]:
-        """Apply one event and return what must be done about it, in order. `now` is monotonic seconds."""
+        """Apply one event and return the effects to carry out, in order. `now` is monotonic seconds."""
         effects: list[Effect] = []
-        if type(event) is Heard or type(event) is Scheduled:  # nearly all events: the plans have no part in these
+        if type(event) is Heard or type(event) is Scheduled:  # nearly all events, and of no concern to the plans
             self._apply(self.closures.handle(event, now), now, effects)
         else:
             self._route(event, now, effects)
@@ -125,7 +125,7 @@ class CoordinatorMachine:
         return effects
 
     def _route(self, event: Event, now: float, effects: list[Effect]) -> None:
-        """Tell the plans what they have to know of it, and queue what the closures have to."""
+        """Pass the event to the plans if it concerns them, and queue it for the closures if it concerns those."""
         match event:
             case Planned():
                 self._planned = True
@@ -166,7 +166,7 @@ class CoordinatorMachine:
         self._events.append(event)
 
     def _apply(self, closure_effects: list[Effect], now: float, effects: list[Effect]) -> None:
-        """What the closures want done, with what follows from it for the plans."""
+        """Pass on the effects of the closures, together with what follows from them for the plans."""
         for effect in closure_effects:
             match effect:
                 case Resolve(items, _, apart):
@@ -185,7 +185,7 @@ class CoordinatorMachine:
                     effects.append(effect)
 
     def _flush(self, effects: list[Effect], apart: Collection[int] = ()) -> None:
-        """Resolve what has ended for the user: here is decided which of it fails the round."""
+        """Resolve the program's work that has ended. C2: decides which of it fails the round."""
         if self._ended:
             ended, self._ended = self._ended, []
             failures = [
@@ -201,7 +201,7 @@ class CoordinatorMachine:
     # -- refusal ------------------------------------------------------------------------------------------------
 
     def _refused(self, error: bytes, now: float, effects: list[Effect]) -> None:
-        """A complaint that comes over a connection that stands ends what is unfinished; any other is for good."""
+        """Fail unfinished work. A refusal over a registered connection ends only that work; any other refusal is for good (C4)."""
         for_good = not self.closures.enlisted
         if self.failed is None:
             self.failed = ROUND
@@ -218,7 +218,7 @@ class CoordinatorMachine:
     # -- plans --------------------------------------------------------------------------------------------------
 
     def _end_all(self, items: list[tuple[int, int, Any]], now: float) -> None:
-        """What these ends of work and of attempts mean for the user's work."""
+        """Translate the ends of ordinary work and of attempts into ends of the program's work."""
         for number, kind, payload in items:
             if number < FIRST_ATTEMPT:
                 self._ended.append((number, kind, payload))
@@ -226,7 +226,7 @@ class CoordinatorMachine:
                     continue
             elif not self.plans.awaits(number):
                 if kind == KEPT:
-                    self._events.append(KeptDropped([number]))  # nobody wants it
+                    self._events.append(KeptDropped([number]))  # its plan has ended, so no RemoteValue will release it
                 continue
             self._end_of(number, kind, payload, now)
 
@@ -247,7 +247,7 @@ class CoordinatorMachine:
         )
 
     def _decide(self, event: dependencies.Event, now: float, outcome: tuple[int, Any] = (VALUE, b"")) -> None:
-        """Have the plans decide. `present`: how the attempt has ended by which they do, (kind, payload)."""
+        """Pass an event to the plans and translate their effects. `outcome`: (kind, payload) of the attempt whose end this is."""
         for effect in self.plans.handle(event, now):
             match effect:
                 case dependencies.End(work, kind, cause, made):
