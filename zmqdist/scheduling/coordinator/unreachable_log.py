@@ -1,6 +1,6 @@
-"""Whom a coordinator misses, a dispatcher or a worker, and the line in the log that says so as long as something waits for it.
+"""The log line that says whether a coordinator misses its dispatcher or its workers, while unfinished work waits for them.
 
-One line for all that wait, in whatever way: `join`, `get`, `as_completed`, an Executor's future, or a program that has not asked yet.
+There is one line for all waiting threads, whether in `join`, `get`, `as_completed` or an Executor's Future, and even if none waits.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ log = logging.getLogger("zmqdist.coordinator")
 
 
 class UnreachableLog:
-    """What the machine says of it, for people. `watch` is the loop's; `whom` may be asked by any thread."""
+    """Describes what the machine is missing. The loop calls `watch`; any thread may read `description`."""
 
     def __init__(self, loop: Loop, machine: Closures, dealer: DealerConnection) -> None:
         self._loop = loop
@@ -26,14 +26,14 @@ class UnreachableLog:
 
     @property
     def description(self) -> str | None:
-        """Who is missing, and why; None when the cluster is there."""
+        """What is missing, and why; None if the cluster is complete."""
         address = self._dealer.address
         if not self._machine.enlisted:
             return f"the dispatcher at {address}: {self._dealer.trouble or 'no answer'}"
         return None if self._machine.workers else f"a worker to register with the dispatcher at {address}"
 
     def watch(self) -> None:
-        """After each event: see to it that there is a line every WAIT_LOG_S while unfinished work misses the cluster."""
+        """Start or stop the timer that logs every WAIT_LOG_S while unfinished work misses the cluster. Called after each event."""
         since = self._machine.alone_since
         if since != self._since:
             self._since = since
