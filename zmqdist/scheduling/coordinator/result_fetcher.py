@@ -82,7 +82,10 @@ class Fetching:
         self._closed = False
 
     def ask(self, work: int, attempt: int, encoded: bytes) -> list[Any] | None:
-        """Return the parts of a result if all are in shared memory; else return None and have a thread fetch them. Call it from one thread."""
+        """Return the parts of a result if all are in shared memory. Else have a thread fetch them, and return None.
+
+        Call it from one thread only.
+        """
         reference = decode_reference(encoded)
         parts = self._fetcher.near.attach(reference)
         if not any(isinstance(part, Held) for part in parts):
