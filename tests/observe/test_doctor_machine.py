@@ -105,7 +105,7 @@ def test_shared_memory_that_is_switched_off(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_shared_memory_that_others_cannot_open(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "_READ_THROUGH_PROC", "raise PermissionError('not dumpable')")
-    told = "a child could not open memory of this process (PermissionError: not dumpable): large arrays go by sockets"
+    told = "a child could not open memory of this process (PermissionError: not dumpable): large arrays go through sockets"
     one(host.shared_memory(), "warning", told, "run all processes as one user and group")
 
 
@@ -116,7 +116,7 @@ def test_shared_memory_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_memory_that_is_low(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "MEMORY_LOW", 2**60)
-    one(host.memory(), "warning", "GiB are free", "end something")
+    one(host.memory(), "warning", "GiB are free", "end other programs")
 
 
 def test_loopback_that_is_down(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,7 +132,7 @@ def test_proxies_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
     assert host.proxies() == []
     monkeypatch.setenv("http_proxy", "http://proxy:3128")
-    one(host.proxies(), "ok", "http_proxy set, which zmqdist does not look at", "")
+    one(host.proxies(), "ok", "http_proxy set, which zmqdist ignores", "")
 
 
 # -- secrets -----------------------------------------------------------------------------------------------------------
@@ -226,7 +226,7 @@ BROKEN_KEYS: list[tuple[str, Callable[[Path], object], str, str]] = [
         "add the line",
     ),
     ("no authorized", lambda folder: (folder / "authorized").unlink(), "there is no key file", "copy the files"),
-    ("nobody", lambda folder: (folder / "authorized").write_text("# x\n"), "`authorized` lets nobody in", "add a line"),
+    ("no client", lambda folder: (folder / "authorized").write_text("# x\n"), "`authorized` admits no client", "add a line"),
     ("no role", lambda folder: _replaced(folder, "authorized", "client ", "guest "), "'guest' is not a role", "copy"),
 ]
 

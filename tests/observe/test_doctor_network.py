@@ -381,7 +381,7 @@ def test_a_port_of_the_file_that_another_program_has(
 
 def test_a_port_of_the_file_on_another_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(port_probe, "is_own", lambda number: False)
-    told = "127.0.0.1 is up, and nobody listens on port .* yet"
+    told = "127.0.0.1 is up, and nothing listens on port .* yet"
     one(plan(f"127.0.0.1:{free_port()}"), "warning", told, "start it on 127.0.0.1")
 
 

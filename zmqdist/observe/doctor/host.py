@@ -1,4 +1,4 @@
-"""This machine and this Python: what zmqdist needs of them, tried for real where that is possible."""
+"""Checks of this machine and this Python for what zmqdist needs, by trying it where possible."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from zmqdist.wire.hello import PROTOCOL
 
 LIBZMQ_MIN: Final = (4, 3, 0)
 DESCRIPTORS_MIN: Final = 1024
-"""What systems give by default: a dispatcher with some hundred workers, or a worker with a hundred slots."""
+"""The usual limit of systems: enough for a dispatcher with some hundred workers, or a worker with a hundred slots."""
 MEMORY_LOW: Final = 2**30
 PATIENCE_S: Final = 10.0
 _PAGE: Final = 4096
@@ -33,10 +33,10 @@ PROXIES: Final = ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS
 
 
 def examine(descriptors_wanted: int = DESCRIPTORS_MIN) -> list[Finding]:
-    """Everything here.
+    """Run all checks of this machine.
 
     Args:
-      descriptors_wanted: by the process of a cluster that needs most.
+      descriptors_wanted: how many descriptors the most demanding process of a cluster needs.
     """
     return [
         versions(),
@@ -51,14 +51,14 @@ def examine(descriptors_wanted: int = DESCRIPTORS_MIN) -> list[Finding]:
 
 
 def versions() -> Finding:
-    """For a bug report."""
+    """Report the versions, for a bug report."""
     python = ".".join(map(str, sys.version_info[:3]))
     message = f"{__version__}, protocol {PROTOCOL[0]}.{PROTOCOL[1]}, Python {python}"
     return ok("zmqdist", f"{message}, NumPy {np.__version__}, msgspec {msgspec.__version__}")
 
 
 def transport(build: port_probe.Build) -> Finding:
-    """pyzmq and the libzmq in it."""
+    """Check pyzmq and the libzmq in it."""
     libzmq = ".".join(map(str, build.libzmq))
     message = f"pyzmq {build.pyzmq}, libzmq {libzmq}"
     advice = "install pyzmq from a wheel (pip install --force-reinstall pyzmq)"
@@ -70,20 +70,20 @@ def transport(build: port_probe.Build) -> Finding:
 
 
 def descriptors(wanted: int) -> Finding:
-    """`ulimit -n` against what is needed: each connection and each slot takes some."""
+    """Check `ulimit -n`: each connection and each slot needs descriptors."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= wanted:
         return ok("descriptors", f"{soft:,} may be open, {wanted:,} are enough")
     raisable = hard == resource.RLIM_INFINITY or hard >= wanted
     advice = f"`ulimit -n {wanted}` in the shell that starts it"
     if not raisable:
-        advice += f"; the hard limit is {hard}, so whoever runs this system has to raise that first (limits.conf)"
+        advice += f"; the hard limit is {hard}, so an administrator has to raise that first (limits.conf)"
     make_finding = problem if wanted > DESCRIPTORS_MIN else warning
     return make_finding("descriptors", f"{soft:,} may be open, {wanted:,} are wanted", advice)
 
 
 def proc() -> Finding:
-    """/proc tells whose a port is, and opens shared memory."""
+    """Check that /proc can be read: it tells which user listens on a port, and opens shared memory."""
     try:
         Path("/proc/net/tcp").read_bytes()
         os.listdir("/proc/self/fd")
@@ -96,12 +96,12 @@ def proc() -> Finding:
 
 
 def shared_memory() -> Finding:
-    """A real memory file, opened by a child as another process of a cluster would."""
+    """Check shared memory with a real memory file, opened by a child as another process of a cluster would."""
     if os.environ.get(VARIABLE) == "off":
         return warning(
-            "shared memory", f"switched off by {VARIABLE}=off", f"unset {VARIABLE} to have large arrays move faster"
+            "shared memory", f"switched off by {VARIABLE}=off", f"unset {VARIABLE} to transfer large arrays faster"
         )
-    slower = "large arrays go by sockets, which is slower"
+    slower = "large arrays go through sockets, which is slower"
     try:
         fd = make_memfd(_PAGE)
     except (OSError, AttributeError) as error:
@@ -125,23 +125,23 @@ def shared_memory() -> Finding:
 
 
 def memory() -> Finding:
-    """What is free, as the kernel sees it."""
+    """Check how much memory the kernel reports as available."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
         kilobytes = {line.split(":")[0]: int(line.split()[1]) for line in lines if line.endswith(" kB")}
         free, total = kilobytes["MemAvailable"] * 1024, kilobytes["MemTotal"] * 1024
     except (OSError, ValueError, KeyError):
-        return ok("memory", "this system does not tell how much is free")
+        return ok("memory", "this system does not report how much is free")
     message = f"{free / 2**30:.1f} of {total / 2**30:.1f} GiB are free"
     if free < MEMORY_LOW:
         return warning(
-            "memory", message, "end something: the kernel kills processes when memory runs out (killed by SIGKILL)"
+            "memory", message, "end other programs: the kernel kills processes when memory runs out (SIGKILL)"
         )
     return ok("memory", message)
 
 
 def loopback() -> Finding:
-    """A connection of this process to itself."""
+    """Check a connection of this process to itself."""
     try:
         with (
             socket.create_server(("127.0.0.1", 0)) as server,
@@ -163,10 +163,8 @@ def loopback() -> Finding:
 
 
 def proxies() -> list[Finding]:
-    """Who comes from gRPC has learned to fear them."""
+    """Report proxy variables, because users of gRPC expect them to matter."""
     variables = [name for name in PROXIES if os.environ.get(name)]
     return (
-        [ok("proxies", f"{', '.join(variables)} set, which zmqdist does not look at: it connects directly")]
-        if variables
-        else []
+        [ok("proxies", f"{', '.join(variables)} set, which zmqdist ignores: it connects directly")] if variables else []
     )

@@ -1,6 +1,6 @@
-"""Addresses: the name, the port, what listens there, whether it lets us in, and what it says of itself.
+"""Checks of an address, step by step: the name, the port, the server behind it, its security, and what it reports about itself.
 
-Each step is a reason of its own why nothing works, and the next is only tried when it has succeeded.
+Each step has its own cause of failure, and the next step is tried only after it has succeeded.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from zmqdist.transport.credentials import Credentials
 from zmqdist.transport.port_probe import Owner, Seen
 
 PROBES: Final = 5
-"""Questions for the round trip and the clock; the quickest counts."""
+"""How many calls measure the round trip and the clock; the fastest counts."""
 
 CLOCK_OFF_S: Final = 2.0
 
@@ -36,7 +36,7 @@ class Address:
     """What was found at one address.
 
     Attributes:
-      about: what the server there says of itself; None where none answered us.
+      info: what the server there reports about itself; None if no server replied.
     """
 
     findings: list[Finding]
@@ -44,7 +44,7 @@ class Address:
 
 
 def examine_server(address: str, credentials: Credentials, timeout_s: float, *, subject: str = "") -> Address:
-    """An address at which a server should be running."""
+    """Check an address at which a server should be running."""
     subject = subject or address
     seen = port_probe.look(address, timeout_s)
     if seen.failure is not None:
@@ -53,7 +53,7 @@ def examine_server(address: str, credentials: Credentials, timeout_s: float, *, 
 
 
 def examine_planned(address: str, credentials: Credentials, timeout_s: float, *, subject: str) -> Address:
-    """An address of a cluster file: a server may be running there already, or will be started."""
+    """Check an address of a cluster file: a server may already run there, or will be started."""
     address = f"localhost{address}" if address.startswith(":") else address
     try:
         host, port = split(address)
@@ -66,7 +66,7 @@ def examine_planned(address: str, credentials: Credentials, timeout_s: float, *,
         return Address([problem(subject, *port_probe.explain(address, seen, timeout_s))])
     if not port_probe.is_own(seen.number):
         advice = f"start it on {host}; if it runs, its address is another one"
-        return Address([warning(subject, f"{host} is up, and nobody listens on port {port} yet", advice)])
+        return Address([warning(subject, f"{host} is up, and nothing listens on port {port} yet", advice)])
     try:
         with socket.socket(socket.AF_INET6 if ":" in seen.number else socket.AF_INET) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -80,7 +80,7 @@ def examine_planned(address: str, credentials: Credentials, timeout_s: float, *,
 
 
 def _identify(subject: str, address: str, seen: Seen, credentials: Credentials, timeout_s: float) -> Address:
-    """A TCP connection was made: what is it, and does it let us in?"""
+    """Check the server behind an open TCP connection: what it is, and whether it admits this side."""
     _, port = split(address)
     owner = port_probe.owner(seen.number, port) if port_probe.is_own(seen.number) else None
     if seen.mechanism is None:
@@ -111,10 +111,10 @@ def _identify(subject: str, address: str, seen: Seen, credentials: Credentials, 
 
 
 def _history(subject: str, client: ZmqClient, timeout_s: float) -> list[Finding]:
-    """What a dispatcher remembers of workers and slots that died, and of data ports that could not be reached."""
+    """Return findings from a dispatcher's record of lost workers, crashed slots and unreachable data ports."""
     try:
         record = internal_client.start(client, "status", due=time.monotonic() + timeout_s).get_value()
-    except errors.OpError:  # of another version; it has just answered who it is
+    except errors.OpError:  # it has just replied to a call, so it is of another version
         return []
     found = []
     if lost := record.get("losses_count"):
@@ -131,7 +131,11 @@ def _history(subject: str, client: ZmqClient, timeout_s: float) -> list[Finding]
 
 
 def client_of(address: str, credentials: Credentials, key: bytes = b"") -> ZmqClient:
-    """As the first role that this side has the key of; with the token any will do. `key`: of what listens there, if that is no server."""
+    """Return a client in the first role whose key this side has; with a token each role will do.
+
+    Args:
+      key: the public key of a server that does not have the cluster's server key (a worker).
+    """
     problems = []
     for role in ("submit", "worker", "admin", "client"):
         try:
@@ -142,7 +146,7 @@ def client_of(address: str, credentials: Credentials, key: bytes = b"") -> ZmqCl
 
 
 def listening_keys(credentials: Credentials) -> list[bytes]:
-    """The public keys that a worker of this cluster may show, as far as this side knows them."""
+    """Return the public keys that workers of this cluster may have, as far as this side knows them."""
     folder = credentials.keys_dir or os.environ.get(keys.ENVIRONMENT)
     try:
         authorized = keys.load_authorized(folder) if folder else {}
@@ -152,7 +156,7 @@ def listening_keys(credentials: Credentials) -> list[bytes]:
 
 
 def _probe(client: ZmqClient, timeout_s: float) -> tuple[About, float, float]:
-    """What it says of itself, the quickest round trip, and how far its clock is ahead, both in seconds."""
+    """Return what the server reports about itself, the fastest round trip, and how far its clock is ahead (both in seconds)."""
     until = time.monotonic() + timeout_s
     probes = []
     for _ in range(PROBES):
@@ -184,13 +188,13 @@ def _described(subject: str, info: About, rtt_s: float, clock_ahead_s: float, me
         message = (
             f"its clock is {abs(clock_ahead_s):.1f} s {'ahead of' if clock_ahead_s > 0 else 'behind'} this machine's"
         )
-        advice = "run NTP on both; zmqdist does not need it, whoever compares log lines does"
+        advice = "run NTP on both; zmqdist does not need it, but comparing log lines does"
         found.append(warning(subject, message, advice))
     return found
 
 
 def _refused(subject: str, error: errors.OpError, owner: Owner | None, timeout_s: float) -> Finding:
-    """A ZeroMQ server that did not answer; the client's own words are best where it was turned away."""
+    """Explain why a ZeroMQ server did not reply. If it refused this side, the client's error says it best."""
     if isinstance(error, errors.DeadlineExceededError):
         message = f"it greets, and does not answer within {timeout_s:g} s: its Python is busy or stuck"
         process = f" of pid {owner.pid}" if owner is not None and owner.pid else ""
@@ -203,7 +207,9 @@ def _refused(subject: str, error: errors.OpError, owner: Owner | None, timeout_s
         )
     if error.error_code == errors.INVALID_ARGUMENT:
         return warning(
-            subject, f"it lets us in, and cannot say who it is ({error.message})", "install the same zmqdist there"
+            subject,
+            f"it admits this side, but cannot identify itself ({error.message})",
+            "install the same zmqdist there",
         )
     return problem(subject, error.message, "give both ends the same zmqdist and the same kind of security")
 

@@ -1,4 +1,4 @@
-"""Tokens and keys as the next start will find them: there, private, whole, and fitting each other."""
+"""Checks of tokens and keys as the next start will find them: present, private, complete, and matching."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _KEYS_ADVICE = "copy the files of the folder that `zmqdist keygen` made once mor
 
 
 def examine(credentials: Credentials) -> list[Finding]:
-    """The token, and the keys where there are any, by the rules of transport/security.py."""
+    """Check the token, or the keys if there are any, by the rules of transport/security.py."""
     if credentials.insecure:
         return [
             warning("security", "switched off by --insecure", "make keys (zmqdist keygen DIR), or stay on 127.0.0.1")
@@ -27,7 +27,7 @@ def examine(credentials: Credentials) -> list[Finding]:
 
 
 def user_token(path: str | None) -> Finding:
-    """The one that would be used; the user's own is not made if it is missing."""
+    """Check the token that would be used. If the user's own token is missing, it is not created."""
     try:
         own = token.default_path()
         if not path and not os.environ.get(token.ENVIRONMENT) and not own.exists():
@@ -39,7 +39,7 @@ def user_token(path: str | None) -> Finding:
 
 
 def key_folder(folder: Path) -> list[Finding]:
-    """A folder made by `zmqdist keygen`, or a part of one."""
+    """Check a folder made by `zmqdist keygen`, or a part of one."""
     subject = f"keys {folder}"
     if not folder.is_dir():
         return [problem(subject, "there is no such folder", f"`zmqdist keygen {folder}`, or name the right one")]
@@ -79,11 +79,11 @@ def _serving(folder: Path, subject: str) -> list[Finding]:
     except FailedPreconditionError as error:
         return [problem(subject, error.message, _KEYS_ADVICE)]
     if public != pair.public:
-        message = "server.pub is not the public half of server.key: who connects with it is told that the key is wrong"
+        message = "server.pub is not the public half of server.key: clients that connect with it are refused"
         return [problem(subject, message, "copy both from the folder in which `zmqdist keygen` made them")]
     if not authorized:
         advice = "add a line `role PUBLIC-KEY` for each, from the first lines of the key files"
-        return [problem(subject, "`authorized` lets nobody in", advice)]
+        return [problem(subject, "`authorized` admits no client", advice)]
     return []
 
 

@@ -262,14 +262,13 @@ class ClusterCoordinator:
         """Wait until all scheduled functions have ended.
 
         Raises:
-          Exception: a function of this round failed. Raises the first error that the program has not seen yet or, if it has seen all of
-            them, the first error (as TensorFlow does, even after `get` has raised it). It is raised once, with all errors of the round as
+          Exception: a function of this round failed. It is the first error that the program has not seen yet or, if it has seen all of
+            them, the first error (as in TensorFlow, even after `get` has raised it). It is raised once, with all errors of the round as
             its `failures`. By then no function of the round is executing: functions that had not begun were dropped; running ones were
-              asked
-            to stop and killed after `cancel_grace_s` (where slots are threads, they were waited for). The RemoteValues of all these raise
-            CancelledError. The coordinator can be used again.
-          DeadlineExceededError: not all functions ended within `timeout` seconds. They go on; if one has failed, the others have been asked
-            to stop, and the next `join` raises its error.
+            asked to stop, and killed after `cancel_grace_s` (where slots are threads, they were waited for). The RemoteValues of all these
+            raise CancelledError. The coordinator can be used again.
+          DeadlineExceededError: not all functions ended within `timeout` seconds. They go on; if one has failed, the others have been
+            asked to stop, and the next `join` raises its error.
           UnavailableError: there was no dispatcher, or no worker, for `cluster_lost_limit_s`.
         """
         until = None if timeout is None else time.monotonic() + float(timeout)

@@ -141,7 +141,7 @@ class Executor(futures.Executor):
             self._check_open()
         snapshot: Callable[..., T] = fn
         with contextlib.suppress(trusted.NotPicklableError):  # `submit` makes it the error of each Future
-            snapshot = self._coordinator._taken(fn)
+            snapshot = self._coordinator.pickled_now(fn)
         items = zip(*iterables, strict=False)
         submitted = [self.submit(snapshot, *args) for args in itertools.islice(items, buffersize)]
         executor_ref = weakref.ref(self)  # the iterator must not keep the executor alive
@@ -342,6 +342,10 @@ class _Coordinator(ClusterCoordinator):
     def call_on_begun(self, fn: Callable[[list[int]], object]) -> None:
         """Call `fn(works)` in the loop whenever workers have begun these work items."""
         self._runtime.on_begun = fn
+
+    def pickled_now(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        """Pickle a function once, for any number of `schedule` calls. Raises as `schedule` does for the function."""
+        return self._taken(fn)
 
     def _pack(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> trusted.Packed:
         if self.ready is None:

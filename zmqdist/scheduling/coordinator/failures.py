@@ -106,7 +106,9 @@ class Failures:
         log.error(
             "the program has not looked at %d error%s of scheduled functions: call join() before the end, or get() of each "
             "value. The first: %s",
-            *(len(unseen), "s" if len(unseen) > 1 else "", f"{type(error).__name__}: {error}"),
+            len(unseen),
+            "s" if len(unseen) > 1 else "",
+            f"{type(error).__name__}: {error}",
         )
 
 

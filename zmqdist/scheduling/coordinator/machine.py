@@ -271,4 +271,4 @@ class CoordinatorMachine:
         if kind != UNAVAILABLE:
             return b""
         times = self.plans.remakes_max
-        return f"its value was lost with its worker, made again {times} times, and lost again".encode()
+        return f"its value was lost with its worker, recomputed {times} times, and lost again".encode()

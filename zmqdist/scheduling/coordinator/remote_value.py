@@ -147,10 +147,10 @@ class RemoteValue:
         """Wait for the function to end and return its result: the same object each time, private to this process.
 
         Args:
-          timeout: seconds; None waits as long as there is a cluster. The first call for a kept value also fetches it, and that time comes
-            on top: it fails at once if the worker on this host has ended or refuses connections, and after about 20 s if the worker does
-              not
-            reply.
+          timeout: seconds; None waits as long as there is a cluster. The first call for a kept value also fetches it, which may take
+            longer: the fetch fails at once if the worker is on this host and has ended, or if it refuses connections, and after about 20 s
+              if it
+            does not reply.
 
         Raises:
           DeadlineExceededError (a TimeoutError): not ended within `timeout`; the function goes on, call again. If `done` is true, the
@@ -158,8 +158,7 @@ class RemoteValue:
           CancelledError: it was cancelled, or its round ended with another function's error; schedule it again.
           WorkerLost: each process that started it crashed.
           ClosureInputError: one of its inputs has no value; `original_exception` says why.
-          UnavailableError: there was no dispatcher, or no worker, for `cluster_lost_limit_s`; or the value was kept by its worker and is
-            lost.
+          UnavailableError: there was no dispatcher, or no worker, for `cluster_lost_limit_s`; or its worker kept the value and it is lost.
           Exception: what the function raised, of its own class if that can be pickled, with the remote traceback as its cause; a fresh
             copy each time. A single crash of a worker is not an error, because the function then runs again.
         """
@@ -212,7 +211,7 @@ class RemoteValue:
         self._owner.post_event(ValueLost(self.work, lost.work))
         if not waiter.acquire(True, -1 if until is None else max(0.0, until - time.monotonic())):
             self._remove_waiter(waiter)
-            problem = f"{self.name}, whose value was lost, has not been made again after {timeout:g} s"
+            problem = f"{self.name}, whose value was lost, has not been recomputed after {timeout:g} s"
             raise errors.DeadlineExceededError(problem)
         return self._payload is not lost
 
