@@ -105,7 +105,9 @@ def test_shared_memory_that_is_switched_off(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_shared_memory_that_others_cannot_open(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "_READ_THROUGH_PROC", "raise PermissionError('not dumpable')")
-    told = "a child could not open memory of this process (PermissionError: not dumpable): large arrays go through sockets"
+    told = (
+        "a child could not open memory of this process (PermissionError: not dumpable): large arrays go through sockets"
+    )
     one(host.shared_memory(), "warning", told, "run all processes as one user and group")
 
 
@@ -226,7 +228,12 @@ BROKEN_KEYS: list[tuple[str, Callable[[Path], object], str, str]] = [
         "add the line",
     ),
     ("no authorized", lambda folder: (folder / "authorized").unlink(), "there is no key file", "copy the files"),
-    ("no client", lambda folder: (folder / "authorized").write_text("# x\n"), "`authorized` admits no client", "add a line"),
+    (
+        "no client",
+        lambda folder: (folder / "authorized").write_text("# x\n"),
+        "`authorized` admits no client",
+        "add a line",
+    ),
     ("no role", lambda folder: _replaced(folder, "authorized", "client ", "guest "), "'guest' is not a role", "copy"),
 ]
 

@@ -240,7 +240,7 @@ def duration(seconds: float) -> str:
 
 
 def plural(count: int, one: str, many: str = "") -> str:
-    """ "1 worker", "2,000 workers"."""
+    """Return a count with its noun: "1 worker", "2,000 workers"."""
     return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 

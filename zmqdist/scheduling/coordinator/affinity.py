@@ -26,7 +26,10 @@ Left: TypeAlias = "tuple[str, int, str]"
 
 
 class WorkOptions(NamedTuple):
-    """How to schedule a work item that is not plain; `messages.Submit` defines the fields."""
+    """How to schedule a work item that is not plain; `messages.Submit` defines the fields.
+
+    Work that is `apart` belongs to no round: it takes no room in the queue, its error fails no round, and no round's end cancels it.
+    """
 
     worker: str = ""
     priority: int = 0

@@ -222,7 +222,7 @@ class Closures:
             case TakeBackAsked(works):
                 effects = self._withdraw(works, unbegun=True)
             case EndAsked(number):
-                effects = self._end() if number == self.round else []
+                effects = self._end() if number == self.round else []  # P15
             case BulkUnreachable(work, attempt, problem):
                 effects = self._unreachable(work, attempt, problem)
             case UnfinishedFailed(error):
@@ -246,12 +246,9 @@ class Closures:
                 self._may_run_unseen = lost and not for_good
                 self._kept.clear()
                 self._start_lost_clock(now)
-                take_backs, self._take_backs = self._take_backs, set()
-                effects = (
-                    self._resolve(_ended_alike(sorted(take_backs & self._works.keys()), CANCELLED))
-                    if take_backs
-                    else []
-                )
+                # P14: the reply is lost with the connection, and submitting this work again would run it after all.
+                unanswered, self._take_backs = sorted(self._take_backs & self._works.keys()), set()
+                effects = self._resolve(_ended_alike(unanswered, CANCELLED)) if unanswered else []
                 effects += self._round_ended() if for_good and self.ending else []
             case Ticked():
                 effects = self._tick(now)
@@ -337,9 +334,9 @@ class Closures:
                 return []
             case Members():
                 changed = self.pins.update_members(message, now)
-                self._may_run_unseen |= any(
-                    reason != SAID_GOODBYE for _, _, reason in (changed.left if changed else ())
-                )
+                # A worker that left without a Goodbye may still execute work, until it misses the dispatcher in turn (P3).
+                left = changed.left if changed else []
+                self._may_run_unseen |= any(reason != SAID_GOODBYE for _, _, reason in left)
                 return [changed] if changed else []
             case Enlisted(_, workers):
                 return self._welcome(workers, now)
@@ -361,6 +358,7 @@ class Closures:
         effects += self._define(list(self._functions.items()))
         effects += self._forget_everywhere() if self._to_forget else []
         if self._submitted_before:
+            # New ranges of attempt numbers fence off late results of earlier submissions.
             for work, attempt, lost, fn, payload in self._works.values():
                 again = ((attempt >> SUBMISSION_SHIFT) + 1) << SUBMISSION_SHIFT
                 self._works[work] = (work, again, lost, fn, payload)
@@ -417,7 +415,7 @@ class Closures:
 
     def _bulk_reported(self, work: int, attempt: int, reference: bytes) -> Effect:
         item = self._works.get(work)
-        if item is None:
+        if item is None:  # resolved meanwhile: the receipt lets the worker free the value
             return Send(DISPATCHER, Taken([(work, attempt)]))
         self._works[work] = (work, attempt, *item[2:])
         return Fetch(work, attempt, reference)
@@ -428,6 +426,7 @@ class Closures:
             item = self._works.get(work)
             if item is None:
                 continue
+            # P5: the work item carries its count of lost starts, so the next dispatcher goes on counting from there.
             starts = (*self._starts.get(work, ()), LostStart(worker, attempt, exit_code, log))
             self._starts[work] = starts
             _, submitted, _, fn, payload = item
@@ -469,7 +468,7 @@ class Closures:
         missing = "any worker" if self._enlisted else "a dispatcher"
         problem = f"the cluster was without {missing} for {self._lost_limit_s:g} s".encode()
         effects: list[Effect] = []
-        if self._enlisted:
+        if self._enlisted:  # the dispatcher must not give this work to a worker that comes later
             effects.append(self._end_generation())
             effects += self._take_back([work for work in self.pins.apart if work not in self._unsent])
         was_ending = self.ending

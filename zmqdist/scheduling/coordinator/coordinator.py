@@ -141,7 +141,9 @@ class ClusterCoordinator:
         timeout: float | None = None,
         lineage: bool = False,
     ) -> RemoteValue:
-        """Run `fn(*args, **kwargs)` on a worker and return a RemoteValue for its result. Blocks only while the queue is full.
+        """Run `fn(*args, **kwargs)` on a worker and return a RemoteValue for its result.
+
+        Blocks while the queue is full, while another thread is in `join`, and while a failed round ends.
 
         Arguments, and what the function captures, are pickled before this returns, so the program may change them afterwards. The function
         runs at least once, because it runs again when its worker is lost; exactly one result is accepted.

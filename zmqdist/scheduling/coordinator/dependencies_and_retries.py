@@ -416,7 +416,7 @@ class Dependencies:
             self._succeed(plan, number, kind, effects)
         elif lost and self.has_lineage(lost):
             self._input_lost(plan, lost, effects)
-        elif kind == ERROR and not lost and plan.retries and not self._ending:
+        elif kind == ERROR and not lost and plan.retries and not self._ending:  # G4, G5
             plan.retries -= 1
             self._begin_again(plan, effects)
         elif kind == CANCELLED and plan.made and self._ending:

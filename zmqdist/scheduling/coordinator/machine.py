@@ -202,7 +202,7 @@ class CoordinatorMachine:
 
     def _refused(self, error: bytes, now: float, effects: list[Effect]) -> None:
         """Fail unfinished work. A refusal over a registered connection ends only that work; any other refusal is for good (C4)."""
-        for_good = not self.closures.enlisted
+        for_good = not self.closures.enlisted  # the registration was refused or taken over: another try would not help
         if self.failed is None:
             self.failed = ROUND
         effects.append(RoundRefused(error, for_good))
@@ -224,7 +224,7 @@ class CoordinatorMachine:
                 self._ended.append((number, kind, payload))
                 if not self.plans.awaits(number):
                     continue
-            elif not self.plans.awaits(number):
+            elif not self.plans.awaits(number):  # an attempt whose plan has ended: C1
                 if kind == KEPT:
                     self._events.append(KeptDropped([number]))  # its plan has ended, so no RemoteValue will release it
                 continue

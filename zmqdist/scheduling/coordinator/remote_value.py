@@ -290,7 +290,10 @@ class RemoteValue:
         return self.get()
 
     def release_at_end(self, waiter: Any) -> None:
-        """Call `waiter.release()` when the value has ended; at once if it has. `waiter` does not keep this value from being collected."""
+        """Call `waiter.release()` when the value has ended; at once if it has.
+
+        Unlike a callback, a waiter does not keep the value alive; the waiter has to refer to it.
+        """
         with self._owner.lock:
             if self._kind is None:
                 self._waiters = [*(self._waiters or ()), waiter]

@@ -44,7 +44,7 @@ class PlanOptions:
 
     @classmethod
     def checked(cls, retries: int, timeout: float | None, lineage: bool) -> PlanOptions:
-        """Check and build. Raises ValueError for a value out of range, TypeError if `retries` is not a whole number."""
+        """Return checked options. Raises ValueError for a value out of range, TypeError if `retries` is not a whole number."""
         if index(retries) < 0:
             raise ValueError(f"retries is {retries}, wants 0 or more")
         if timeout is not None and not timeout > 0:  # so that NaN is refused, too
