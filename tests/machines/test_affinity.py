@@ -86,7 +86,7 @@ def sent(options: WorkOptions, *works: int, generation: int = 1, attempt: int = 
 
 
 def missed(work: int, worker: str) -> Resolve:
-    return Resolve([(work, UNAVAILABLE, f"it is for {worker} alone, which was not there for 20 s".encode())])
+    return Resolve([(work, UNAVAILABLE, f"it is pinned to {worker}, which was absent for 20 s".encode())])
 
 
 # -- P9: options ------------------------------------------------------------------------------------------------------

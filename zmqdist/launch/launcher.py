@@ -83,9 +83,8 @@ class Launch:
         Returns the program's exit code; 128 + n if signal n ended it.
         """
         self.check()
-        zygote_client.prepare(
-            "zmqdist.launch.roles", "-1", "WorkerConfig"
-        )  # its imports take as long as all that follows
+        # The zygote's imports take as long as the rest of the start, so they run beside it.
+        zygote_client.prepare("zmqdist.launch.roles", "-1", "WorkerConfig")
         with contextlib.ExitStack() as stack:
             stack.enter_context(_Signals(self._signalled))
             run_folder = RunFolder()

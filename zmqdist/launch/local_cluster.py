@@ -265,14 +265,16 @@ class local_cluster:
         if not self.dispatcher.wait_for(
             lambda present: workers <= present or any(child.ended.is_set() for child in started), START_LIMIT_S
         ):
-            raise errors.UnavailableError(f"not all workers had registered after {START_LIMIT_S:g} s")
+            raise errors.UnavailableError(
+                f"not all workers had registered after {START_LIMIT_S:g} s; see standard error"
+            )
         while servers and not any(child.ended.is_set() for child in started):
             from zmqdist.transport.port_probe import listening
 
             for task in listening(servers):
                 del servers[task]
             if servers and time.monotonic() > until:
-                raise errors.UnavailableError(f"not all ps served after {START_LIMIT_S:g} s")
+                raise errors.UnavailableError(f"not all ps served after {START_LIMIT_S:g} s; see standard error")
             started[0].ended.wait(POLL_S)
         for child in started:
             if child.ended.is_set():

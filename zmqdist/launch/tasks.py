@@ -136,5 +136,5 @@ class Tasks:
         with self._lock:
             count += sum(task.pause is not None for name, task in self._tasks.items() if name.startswith("worker:"))
         if not count:
-            return "no worker is left: what is scheduled fails after a while"
+            return "no worker is left: scheduled functions fail after a while"
         return f"its work runs elsewhere, {'1 worker is' if count == 1 else f'{count} workers are'} left"

@@ -213,7 +213,7 @@ def measure_tasks(cluster: Any, plan: BenchPlan) -> list[Figure]:
       cluster: a target for ClusterCoordinator, with two worker processes.
     """
     pool_tasks = max(1, plan.tasks // 5)
-    # Not forked: this process has threads. Its children import this module, as the workers do.
+    # Spawned, because a fork of a process with threads is unsafe. The children import this module, as the workers do.
     with _interrupts_held():  # an interrupt in the middle would leave a semaphore behind
         pool = ProcessPoolExecutor(2, get_context("spawn"))
     with ClusterCoordinator(cluster) as coordinator, pool:

@@ -158,7 +158,7 @@ def loopback() -> Finding:
             "loopback", f"127.0.0.1 cannot be used ({error})", "`ip link set lo up`, and allow it in the firewall"
         )
     if not arrived:
-        return problem("loopback", "what was sent to 127.0.0.1 was lost", "allow loopback in the firewall")
+        return problem("loopback", "data sent to 127.0.0.1 was lost", "allow loopback in the firewall")
     return ok("loopback", "127.0.0.1 works")
 
 

@@ -484,7 +484,7 @@ class Closures:
         effects: list[Effect] = []
         for worker, works in self.pins.overdue(now):
             sent = [work for work in works if work not in self._unsent]
-            problem = f"it is for {worker} alone, which was not there for {self.pins.recovery_limit_s:g} s".encode()
+            problem = f"it is pinned to {worker}, which was absent for {self.pins.recovery_limit_s:g} s".encode()
             effects += self._resolve(_ended_alike(works, UNAVAILABLE, problem)) + self._take_back(sent)
         return effects
 

@@ -280,7 +280,7 @@ class Dependencies:
         return len(self._plans)
 
     def awaits(self, work: int) -> bool:
-        """Return whether the end of this work item must be reported here."""
+        """Return whether plans must learn of the end of this work item."""
         return work in self._awaited or work in self._attempts
 
     def work_of(self, attempt: int) -> int:

@@ -43,7 +43,7 @@ class ResourceValue(RemoteValue):
         return f"<RemoteValue: {self.name}: {self.status.value}>"
 
     def __reduce__(self) -> Any:
-        raise RemoteValueNotAllowed(f"{self.name} is nowhere else: give the function the PerWorkerValues, which choose")
+        raise RemoteValueNotAllowed(f"{self.name} exists only at its worker: give the function the PerWorkerValues")
 
     @property
     def status(self) -> RemoteValueStatus:

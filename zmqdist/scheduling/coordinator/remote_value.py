@@ -70,15 +70,15 @@ class ValueOwner(Protocol):
 class RemoteValue:
     """The result of one `schedule`; only a ClusterCoordinator makes these.
 
-    A ready value is ready for good: the result is on this machine, and no loss of a worker can take it away. Any thread may call any
-    method. Dropping a RemoteValue does not cancel its function; the result is then discarded.
+    A ready value is ready for good, because the result is on this machine (except for kept values, below). Any thread may call any method.
+    Dropping a RemoteValue does not cancel its function; the result is then discarded.
 
     A RemoteValue may be an argument of other functions of the same coordinator, at any depth, or captured by them, even before it has
     ended. Such a function waits for it and gets a value private to its run.
 
     A value of `schedule(..., keep=True)` is ready once its worker has it. The worker holds it until the RemoteValue is collected. Other
-    functions fetch it from that worker; only `get` brings it to the program. Until then the value is lost with its worker, with the
-    dispatcher, or with the coordinator's connection to the dispatcher. With `schedule(..., lineage=True)` it is then recomputed.
+    functions fetch it from that worker; only `get` brings it to the program. Until `get` has done so, the value is lost if the worker or
+    the dispatcher is lost, or the connection to the dispatcher breaks. With `schedule(..., lineage=True)` it is then recomputed.
 
     Attributes:
       name: the name of its function.
@@ -193,7 +193,7 @@ class RemoteValue:
                     raise
                 continue
             with self._owner.unpacking:
-                if self._value is _NOTHING:  # else another thread was faster
+                if self._value is _NOTHING:  # unless another thread was faster
                     self._value = value
         return self._value
 

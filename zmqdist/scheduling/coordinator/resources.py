@@ -273,7 +273,9 @@ class Resources:
         if self.runtime.closed:
             raise errors.FailedPreconditionError("this ClusterCoordinator has been closed")
         if self.runtime.pid != os.getpid():
-            raise errors.FailedPreconditionError("this ClusterCoordinator was made before a fork")
+            raise errors.FailedPreconditionError(
+                "this ClusterCoordinator was made before a fork: make a new one in the child process"
+            )
 
     def _build(self, resource: Resource, index: int) -> None:
         state = resource.states.setdefault(index, _State(None))

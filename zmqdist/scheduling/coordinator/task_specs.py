@@ -47,7 +47,7 @@ class PlanOptions:
         """Return checked options. Raises ValueError for a value out of range, TypeError if `retries` is not a whole number."""
         if index(retries) < 0:
             raise ValueError(f"retries is {retries}, wants 0 or more")
-        if timeout is not None and not timeout > 0:  # so that NaN is refused, too
+        if timeout is not None and not timeout > 0:  # also refuses NaN
             raise ValueError(f"timeout is {timeout}, wants more than 0 s, or None")
         return cls(retries, timeout, None if timeout is None else time.monotonic() + float(timeout), lineage)
 

@@ -52,7 +52,7 @@ def _repeat(stopped: threading.Event, interval: float, function: Callable[..., o
         try:
             function(*args)
         except BaseException:
-            log.exception("a repeated call failed")
+            log.exception("a repeated call of %r failed", function)
 
 
 class WatchDog:
@@ -102,7 +102,7 @@ class WatchDog:
                 self.report_closure_done()
         if time.monotonic() - self._since < self.timeout:
             return
-        log.warning("nothing that was scheduled has ended for %g s; the stacks of all threads follow", self.timeout)
+        log.warning("no scheduled function has ended for %g s; the stacks of all threads follow", self.timeout)
         try:
             if self._on_triggered is not None:
                 self._on_triggered()
