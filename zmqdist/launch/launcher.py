@@ -55,8 +55,7 @@ class Launch:
     Args:
       config: the loaded file; this class fills in its `runtime`.
       arguments: added to the program's command line.
-      say: called with each line of output other than the program's: lines of workers, ps and evaluator with a prefix, and events of
-        theirs.
+      say: called with each line of output other than the program's: lines of workers, ps and evaluator with a prefix, and their ends.
       grace_s: how long the program and the tasks may take to stop before they are killed.
 
     Raises (from `run`):

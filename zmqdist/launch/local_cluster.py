@@ -49,7 +49,7 @@ class local_cluster:
       workers: how many workers.
       slots: how many functions each worker runs at a time.
       ps: how many parameter servers, for `zmqdist.ParameterServerStrategy`.
-      processes: True: workers and their slots are processes, started by command, so that scripts and notebooks need no `__main__` guard.
+      processes: True: workers and their slots are processes, not forked from this one, and scripts and notebooks need no `__main__` guard.
         False: they are threads of this process, which start faster, for examples and debugging.
       options: fields of DispatcherConfig, such as `attempts_max` or `lease_s`.
 

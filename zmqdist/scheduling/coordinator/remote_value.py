@@ -148,9 +148,8 @@ class RemoteValue:
 
         Args:
           timeout: seconds; None waits as long as there is a cluster. The first call for a kept value also fetches it, which may take
-            longer: the fetch fails at once if the worker is on this host and has ended, or if it refuses connections, and after about 20 s
-              if it
-            does not reply.
+            longer. That fetch fails at once if the worker refuses connections, or is on this host and has ended; if the worker does not
+            reply, it fails after about 20 s.
 
         Raises:
           DeadlineExceededError (a TimeoutError): not ended within `timeout`; the function goes on, call again. If `done` is true, the
