@@ -114,9 +114,7 @@ class RemoteValue:
         return f"<RemoteValue of {self.name}: {state}>"
 
     def __reduce__(self) -> Any:
-        """Pickle a placeholder, for an argument or a captured value of a scheduled function. The worker that unpickles it puts the value
-        there. READY once the function has ended, even with an error. Only values of per-worker resources are ever ABORTED.
-        """
+        """Pickle a placeholder for the value, which the worker that unpickles it fills in (as an argument or captured by a function)."""
         if self._owner.packing != get_ident():
             raise RemoteValueNotAllowed(
                 "a RemoteValue can only be given to functions of its own coordinator: fetch() it first"
@@ -133,7 +131,7 @@ class RemoteValue:
 
     @property
     def status(self) -> RemoteValueStatus:
-        """READY as soon as it has ended, also with an error. ABORTED is only for what belongs to a worker that was lost."""
+        """READY once the function has ended, even with an error. Only values of per-worker resources are ever ABORTED."""
         return RemoteValueStatus.NOT_READY if self._kind is None else RemoteValueStatus.READY
 
     @property
