@@ -159,7 +159,7 @@ class local_cluster:
         self._kill("worker", index)
 
     def kill_ps(self, index: int) -> None:
-        """Kill a parameter server in the same way; its variables are lost, its port stays reserved. Raises as `kill_worker`."""
+        """Kill a parameter server as `kill_worker` does a worker: its variables are lost, and its port stays reserved."""
         self._kill("ps", index)
 
     def restart_worker(self, index: int) -> None:

@@ -249,7 +249,7 @@ class ClusterCoordinator:
         return trusted.pack_call(args, kwargs)
 
     def map(self, fn: Callable[..., Any], iterable: Iterable[Any]) -> list[RemoteValue]:
-        """Schedule `fn(item)` for each item; return the values in order. The function and what it captures are pickled once, now."""
+        """Schedule `fn(item)` for each item; return the RemoteValues in order. `fn` and what it captures are pickled once, now."""
         snapshot = self._taken(fn)
         return [self.schedule(snapshot, (item,)) for item in iterable]
 
