@@ -1,4 +1,4 @@
-"""Scheduling functions on a cluster: `ClusterCoordinator`, `RemoteValue`, `PerWorkerValues`, and where a function runs."""
+"""The public names for scheduling functions on a cluster: `ClusterCoordinator`, its values, and the place where a function runs."""
 
 from zmqdist.scheduling.coordinator import metrics as metrics
 from zmqdist.scheduling.coordinator.coordinator import ClusterCoordinator
