@@ -16,6 +16,9 @@ WRITTEN = (
     "zmqdist/coordination",
     "zmqdist/data/experimental",
     "zmqdist/data/ops",
+    "zmqdist/launch",
+    "zmqdist/observe",
+    "zmqdist/scheduling/coordinator",
     "zmqdist/tasks",
     "zmqdist/testing/runner",
 )
