@@ -70,10 +70,10 @@ class RoundsSource:
     end: float = inf
     received: deque[tuple[int, Any]] = field(default_factory=deque)
     common: int = -1
-    where: str = ""
+    location: str = ""
     address: str = ""
-    there: bool = False
-    asked: bool = False
+    worker_alive: bool = False
+    in_flight: bool = False
     skipped: bool = False
     lost: bool = False
     pause_s: float = 0.0
@@ -98,11 +98,11 @@ class CoordinatedDelivery:
         self._limit = ROUNDS_MAX if outstanding_max < 0 else outstanding_max
         self._sources: dict[int, RoundsSource] = {}
         self._round = 0
-        self._shown = -1
+        self._last_task = -1
         """The last task whose turn in this round is over."""
         self._stop = -1
         """The round that is not to be begun; -1: none."""
-        self._said: tuple[Any, ...] = (-1, {})
+        self._reported: tuple[Any, ...] = (-1, {})
         self._waiting: deque[int] = deque()
         """Elements in each batch that the consumer has not taken."""
         self._finished = self._over = False
@@ -125,20 +125,20 @@ class CoordinatedDelivery:
                         source.paused_until = -inf
         if self._over:
             return []
-        shown: list[Any] = []
+        delivered: list[Any] = []
         effects: list[Effect] = []
-        while self._step(shown, effects):
+        while self._step(delivered, effects):
             pass
-        if shown:
-            self._waiting.append(len(shown))
-            effects.insert(0, Deliver([shown]))
-        return effects + self._next_questions()
+        if delivered:
+            self._waiting.append(len(delivered))
+            effects.insert(0, Deliver([delivered]))
+        return effects + self._next_requests()
 
     def standing(self) -> tuple[Any, ...]:
-        self._said = self._stands()
-        return self._said
+        self._reported = self._current_standing()
+        return self._reported
 
-    def _stands(self) -> tuple[Any, ...]:
+    def _current_standing(self) -> tuple[Any, ...]:
         return self._stop, {each.task: each.next for each in self._sources.values() if each.lost}
 
     def awaited(self) -> str:
@@ -153,15 +153,15 @@ class CoordinatedDelivery:
         for number, end in news.ended.items():
             if number in self._sources:
                 self._end_of(self._sources[number], end)
-        for number, address, where, life, start in news.tasks:
+        for number, address, location, incarnation, start in news.tasks:
             source = self._sources.setdefault(number, RoundsSource(number, start, start))
-            source.there = life >= 0
-            if not source.there:
+            source.worker_alive = incarnation >= 0
+            if not source.worker_alive:
                 source.paused_until = -inf  # ask what cannot answer: its failure says so
-            if source.there and where:
+            if source.worker_alive and location:
                 source.lost = False
-                source.where, source.address = where, address
-            elif not source.there and not source.where:
+                source.location, source.address = location, address
+            elif not source.worker_alive and not source.location:
                 source.lost = True
         if not news.hold:
             self._stop = -1
@@ -178,7 +178,7 @@ class CoordinatedDelivery:
 
     # -- elements ---------------------------------------------------------------------------------------------------------
 
-    def _next_questions(self) -> list[Effect]:
+    def _next_requests(self) -> list[Effect]:
         if self._over:
             return []
         if self._finished:
@@ -187,18 +187,18 @@ class CoordinatedDelivery:
         full = sum(self._waiting) >= self._limit
         effects: list[Effect] = []
         for source in self._sources.values():
-            idle = not (source.asked or source.lost or source.paused_until > -inf or source.error)
-            if not idle or not source.where or source.next >= source.end:
+            idle = not (source.in_flight or source.lost or source.paused_until > -inf or source.error)
+            if not idle or not source.location or source.next >= source.end:
                 continue
             near = source.common < self._round or source.next - self._round < ROUNDS_MAX
-            if (near and not full) or not source.there:
-                effects.append(self._question(source))
-        if self._stands() != self._said:
+            if (near and not full) or not source.worker_alive:
+                effects.append(self._request_of(source))
+        if self._current_standing() != self._reported:
             effects.append(AskForNews())
         return effects
 
-    def _question(self, source: RoundsSource) -> Ask:
-        source.asked = True
+    def _request_of(self, source: RoundsSource) -> Ask:
+        source.in_flight = True
         wanted = Wanted(
             min(ROUNDS_MAX, self._limit),
             BATCH_BYTES,
@@ -211,7 +211,7 @@ class CoordinatedDelivery:
         return Ask(source, wanted)
 
     def _answered(self, source: RoundsSource, kind: int, value: Any, error: OpError | None, now: float) -> None:
-        source.asked = False
+        source.in_flight = False
         if error is None:
             try:
                 self._receive(source, kind, value)
@@ -230,7 +230,7 @@ class CoordinatedDelivery:
     def _fail(self, source: RoundsSource, error: OpError, now: float) -> None:
         if error.error_code not in RETRIABLE:
             source.error, source.common = error, source.next
-        elif not source.there or source.pause_s >= PAUSE_S_MAX:
+        elif not source.worker_alive or source.pause_s >= PAUSE_S_MAX:
             source.lost = True
         else:
             source.pause_s = longer(source.pause_s)
@@ -238,10 +238,10 @@ class CoordinatedDelivery:
 
     # -- turns ------------------------------------------------------------------------------------------------------------
 
-    def _step(self, shown: list[Any], effects: list[Effect]) -> bool:
+    def _step(self, delivered: list[Any], effects: list[Effect]) -> bool:
         """One task's turn, or a new round; False: neither can be yet."""
         in_round = [each for each in self._sources.values() if each.start <= self._round < each.end]
-        source = min((each for each in in_round if each.task > self._shown), key=attrgetter("task"), default=None)
+        source = min((each for each in in_round if each.task > self._last_task), key=attrgetter("task"), default=None)
         if source is None:
             return self._begin_round()
         if source.next <= self._round:
@@ -252,8 +252,8 @@ class CoordinatedDelivery:
         if source.received and source.received[0][0] == self._round:
             if self._round > source.common:
                 return False
-            shown.append(source.received.popleft()[1])
-        self._shown = source.task
+            delivered.append(source.received.popleft()[1])
+        self._last_task = source.task
         return True
 
     def _begin_round(self) -> bool:
@@ -263,5 +263,5 @@ class CoordinatedDelivery:
         following = min((max(each.start, self._round + 1) for each in self._sources.values()), default=None)
         if following is None or 0 <= self._stop <= following:
             return False
-        self._round, self._shown = following, -1
+        self._round, self._last_task = following, -1
         return True

@@ -233,19 +233,19 @@ class ExactlyOnceDelivery:
         window = self._window
         match event:
             case Answered():
-                return self._answered(event, now) + self._next_questions()
+                return self._answered(event, now) + self._next_requests()
             case Took():
                 window.held -= 1
             case Waits():
-                return self._acknowledge(now) + self._next_questions()
+                return self._acknowledge(now) + self._next_requests()
             case Works():
                 self._acknowledge_later(now)
                 return []
-            case Reported(TellDispatcher(method, about), code, message):
+            case Reported(TellDispatcher(method, payload), code, message):
                 if method == ACKNOWLEDGE:
-                    return self._acknowledged(about, code, message, now)
+                    return self._acknowledged(payload, code, message, now)
                 if code in TRANSIENT:
-                    self._missed[about] = now + AGAIN_S
+                    self._missed[payload] = now + AGAIN_S
                 return []
             case News():
                 window.note(event)
@@ -254,8 +254,8 @@ class ExactlyOnceDelivery:
                 self._begun = True
             case _:
                 window.resume(now)
-                return self._due(now) + self._next_questions()
-        return self._next_questions()
+                return self._due(now) + self._next_requests()
+        return self._next_requests()
 
     def standing(self) -> tuple[Any, ...]:
         return ()
@@ -265,7 +265,7 @@ class ExactlyOnceDelivery:
 
     # -- what is asked ----------------------------------------------------------------------------------------------------
 
-    def _next_questions(self) -> list[Effect]:
+    def _next_requests(self) -> list[Effect]:
         if self._over:
             return []
         if self._finished:
@@ -290,10 +290,10 @@ class ExactlyOnceDelivery:
 
     def _answered(self, event: Answered, now: float) -> list[Effect]:
         source, error = event.source, event.error
-        source.asked -= 1
+        source.in_flight -= 1
         if error is not None and error.error_code in RETRIABLE:
             self._window.fail(source, now)
-            return [TellDispatcher(MISSED, source.life)]
+            return [TellDispatcher(MISSED, source.incarnation)]
         if error is not None:  # the task cannot go on
             return self._end(error)
         if event.kind == SOME:
@@ -307,18 +307,22 @@ class ExactlyOnceDelivery:
     def _accept(self, source: TaskSource, value: tuple[Any, ...]) -> list[Effect]:
         runs, bytes_, source.in_hand = value[2]
         batch = PortionBatch(value)
-        place = 0
+        index = 0
         pieces = []
         for number, skip, first, count, done, code, text in runs:
-            stop = place if code else place + count
+            stop = index if code else index + count
             offset = self._arrived.get(number, skip)
             if sets.end_of(self._whole, number // self._lanes) is None and first <= offset:
-                had = min(count, offset - first)
-                if count > had or done:
-                    error = from_code(code, text) if code and count > had else None
-                    pieces.append(PortionPiece(batch, number, first + had, min(stop, place + had), stop, done, error))
+                duplicates = min(count, offset - first)
+                if count > duplicates or done:
+                    error = from_code(code, text) if code and count > duplicates else None
+                    pieces.append(
+                        PortionPiece(
+                            batch, number, first + duplicates, min(stop, index + duplicates), stop, done, error
+                        )
+                    )
                     _note(self._whole, self._arrived, self._lanes, number, first + count, done)
-            place = stop
+            index = stop
         return self._offer(self._in_turn(pieces, bytes_) if self._ordered else pieces)
 
     def _in_turn(self, pieces: list[PortionPiece], bytes_: int) -> list[PortionPiece]:
@@ -353,9 +357,9 @@ class ExactlyOnceDelivery:
 
     def _due(self, now: float) -> list[Effect]:
         effects: list[Effect] = []
-        for life in [life for life, at in self._missed.items() if at <= now]:
-            del self._missed[life]
-            effects.append(TellDispatcher(MISSED, life))
+        for incarnation in [incarnation for incarnation, at in self._missed.items() if at <= now]:
+            del self._missed[incarnation]
+            effects.append(TellDispatcher(MISSED, incarnation))
         return effects + self._acknowledge(now) if self._acknowledge_at <= now else effects
 
     def _acknowledge_later(self, now: float) -> None:

@@ -54,11 +54,11 @@ class PlainDelivery:
                 self._begun = True
             case _:
                 window.resume(now)
-        return effects + self._next()
+        return effects + self._next_effects()
 
     def _answered(self, event: Answered, now: float) -> list[Effect]:
         source, error = event.source, event.error
-        source.asked -= 1
+        source.in_flight -= 1
         if event.kind == SOME:
             self._window.succeed(source)
             return [Deliver([event.value])]
@@ -71,12 +71,12 @@ class PlainDelivery:
             source.ended = source.ended or event.kind == END
         return []
 
-    def _next(self) -> list[Effect]:
+    def _next_effects(self) -> list[Effect]:
         if self._over or not self._begun:
             return []
         window = self._window
         effects: list[Effect] = [*window.questions(window.askable())]
-        if (self._finished and not window.asks) or window.exhausted:
+        if (self._finished and not window.has_in_flight) or window.exhausted:
             self._over = True
             effects.append(Over(None))
         return effects
@@ -91,6 +91,6 @@ class PlainDelivery:
 def _from_worker(address: str, error: OpError) -> OpError:
     """A permanent error of a task, as tf.data service words it."""
     text = f"Failed to get element from worker {address}: Failed to get an element, with a nonretryable error: "
-    made = from_code(error.error_code, text + error.message)
-    made.__cause__ = error.__cause__
-    return made
+    described = from_code(error.error_code, text + error.message)
+    described.__cause__ = error.__cause__
+    return described

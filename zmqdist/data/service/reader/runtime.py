@@ -73,7 +73,7 @@ from zmqdist.transport.loop import Loop
 
 log = logging.getLogger("zmqdist.data")
 
-TARGET_OF: Final = 16
+ELEMENT_S_SAMPLES: Final = 16
 """The consumer's time for an element is a mean over about so many batches."""
 
 WATCH: Final = "zmqdist.data.watch"
@@ -120,7 +120,7 @@ class SavedReader(msgspec.Struct, frozen=True):
         """As JSON has it."""
         return msgspec.json.decode(msgspec.json.encode(self), type=dict[str, Any])
 
-    def question(self) -> tuple[Any, ...]:
+    def as_args(self) -> tuple[Any, ...]:
         """For the dispatcher."""
         return msgspec.structs.astuple(self)[1:]
 
@@ -154,69 +154,72 @@ class Wish:
 class TaskLink:
     """The way to one task, in one incarnation of its worker."""
 
-    where: str
-    life: int
-    at: LocalTask | RemoteTask
-    answers: deque[list[Any]] = field(default_factory=deque)
+    location: str
+    incarnation: int
+    client: LocalTask | RemoteTask
+    replies: deque[list[Any]] = field(default_factory=deque)
     """Of each question asked its answer, or nothing yet: two answers may come in from two threads, and the order of a task counts."""
 
 
 class ServiceReader:
     """See the module's docstring. One consumer at a time."""
 
-    def __init__(self, wish: Wish, credentials: Credentials, openings: Openings) -> None:
+    def __init__(self, request: Wish, credentials: Credentials, openings: Openings) -> None:
         """Open the iteration; waits until the dispatcher is there, or `openings` are closed.
 
         Raises:
           OpError: what the dispatcher says.
         """
-        if wish.terms.cache:
-            check_shared(wish.job_name, wish.repetition, wish.terms.num_consumers)
-        self._wish = wish
+        if request.terms.cache:
+            check_shared(request.job_name, request.repetition, request.terms.num_consumers)
+        self._request = request
         self._credentials = credentials
         self._stopped = threading.Event()
-        self._abandoned = threading.Event()
+        self._open_cancelled = threading.Event()
         """Nobody waits for the iteration to be opened."""
         self._ready = threading.Condition()
         self._queue: deque[Any] = deque()
         self._over = False
         self._error: OpError | None = None
-        self._given: list[Any] = []
+        self._elements_in_use: list[Any] = []
         """The elements that the consumer is at."""
         self._links: dict[int, TaskLink] = {}
         self._clients: dict[tuple[str, bytes], ZmqClient] = {}
         self._target = ""
-        self._target_s = 0.0
+        self._element_s = 0.0
         """The consumer needs so long for an element."""
         self._tick_at = inf
         self._finished = False
         self._version = 0
-        self._watching = 0
+        self._watch_number = 0
         self._watch_pause_s = 0.0
-        self._trouble = ""
+        self._dispatcher_error = ""
         """Why the dispatcher did not do what it was asked the last time."""
-        self._dispatcher = self._connect(wish.dispatcher)
+        self._dispatcher = self._connect(request.dispatcher)
         self._opened: tuple[int, int] | None = None
         """The number of the dispatcher's state, and that of the client that this is to it."""
-        self._lanes = max(1, wish.terms.num_consumers)
-        self._consumption = Consumption(self._ready, self._lanes, wish.consumed)
-        request = secrets.randbits(62)
-        terms = tuple(getattr(wish.terms, name) for name in wish.terms.__struct_fields__)
-        question = None if wish.saved is None else wish.saved.question()
-        args = (request, wish.job_name, wish.repetition, terms, wish.consumer_index, question)
+        self._lanes = max(1, request.terms.num_consumers)
+        self._consumption = Consumption(self._ready, self._lanes, request.consumed)
+        open_number = secrets.randbits(62)
+        terms = tuple(getattr(request.terms, name) for name in request.terms.__struct_fields__)
+        saved = None if request.saved is None else request.saved.as_args()
+        args = (open_number, request.job_name, request.repetition, terms, request.consumer_index, saved)
         self._loop = Loop("zmqdist-reader")
         self._loop.start()
         _readers.add(self)
         try:
-            with openings.one(self._give_up):
-                self._target = target_of(wish.terms, self._deployment_mode())
-                what = f"reading from {wish.dispatcher}"
+            with openings.one(self._cancel_open):
+                self._target = target_of(request.terms, self._deployment_mode())
                 client, self.iteration, state, self._cut = insist(
-                    self._dispatcher, "open", *args, what=what, stopped=self._abandoned
+                    self._dispatcher,
+                    "open",
+                    *args,
+                    what=f"reading from {request.dispatcher}",
+                    stopped=self._open_cancelled,
                 )
                 self._opened = (state, client)
                 if self._target == "LOCAL":
-                    check_local(wish.terms, wish.dispatcher, state)
+                    check_local(request.terms, request.dispatcher, state)
             self._delivery = self._delivery_for(client)
         except BaseException:
             self.close()
@@ -224,21 +227,26 @@ class ServiceReader:
         self._loop.call_soon(self._watch)
 
     def _delivery_for(self, client: int) -> Delivery:
-        wish, terms = self._wish, self._wish.terms
+        request, terms = self._request, self._request.terms
         if terms.portioned:
-            window = TaskWindow(client, wish.trainer, wish.max_outstanding)
+            window = TaskWindow(client, request.trainer, request.max_outstanding)
             first, ordered = self._cut[3], terms.ordered
-            return ExactlyOnceDelivery(window, self._consumption, self._lanes, first, ordered, wish.consumed)
+            return ExactlyOnceDelivery(window, self._consumption, self._lanes, first, ordered, request.consumed)
         if terms.coordinated:
-            return CoordinatedDelivery(client, wish.consumer_index, wish.max_outstanding, self._elements_of)
-        return PlainDelivery(client, wish.trainer, wish.max_outstanding)
+            return CoordinatedDelivery(client, request.consumer_index, request.max_outstanding, self._elements_of)
+        return PlainDelivery(client, request.trainer, request.max_outstanding)
 
     def _deployment_mode(self) -> str:
         """What the dispatcher was told of its workers; asked only where it matters."""
-        if self._wish.terms.target_workers != "AUTO" or ShardingPolicy(self._wish.terms.mode) not in STATIC:
+        if self._request.terms.target_workers != "AUTO" or ShardingPolicy(self._request.terms.mode) not in STATIC:
             return ""
-        what = f"asking {self._wish.dispatcher}"
-        return str(insist(self._dispatcher, "config", what=what, stopped=self._abandoned)["deployment_mode"])
+        config = insist(
+            self._dispatcher,
+            "config",
+            what=f"asking {self._request.dispatcher}",
+            stopped=self._open_cancelled,
+        )
+        return str(config["deployment_mode"])
 
     # -- the consumer -----------------------------------------------------------------------------------------------------
 
@@ -248,27 +256,27 @@ class ServiceReader:
         Raises:
           OpError: also what ends the reading.
         """
-        coordinated = self._wish.terms.coordinated
-        self._tell(BEGAN)
+        coordinated = self._request.terms.coordinated
+        self._post(BEGAN)
         while (value := self._take()) is not None:
-            self._tell(TOOK)
+            self._post(TOOK)
             if isinstance(value, OpError):
                 raise copy(value)
-            elements = self._given = value if coordinated else self._elements_of(value)
-            given_at = time.monotonic()
+            elements = self._elements_in_use = value if coordinated else self._elements_of(value)
+            yielded_at = time.monotonic()
             yield elements
-            took_s = (time.monotonic() - given_at) / max(1, len(elements))
-            self._target_s += (took_s - self._target_s) / TARGET_OF if self._target_s else took_s
+            took_s = (time.monotonic() - yielded_at) / max(1, len(elements))
+            self._element_s += (took_s - self._element_s) / ELEMENT_S_SAMPLES if self._element_s else took_s
 
     def pieces(self) -> Iterator[Iterator[Any]]:
         """In portions: the elements as iterators that are to be used up, one after the other. Raises as `batches`."""
         consumption = self._consumption
-        self._tell(BEGAN)
+        self._post(BEGAN)
         while True:
             consumption.finish()
             if not self._queue:
                 consumption.waits = True
-                self._tell(WAITS)
+                self._post(WAITS)
             piece: PortionPiece | None = self._take()
             consumption.waits = False
             if piece is None:
@@ -276,13 +284,13 @@ class ServiceReader:
             elements: Any = []
             if piece.error is None:
                 elements = self._piece_elements(piece)
-            iterator, self._given = iter(elements), elements
+            iterator, self._elements_in_use = iter(elements), elements
             consumption.take(piece, iterator, len(elements))
             if piece.last:
-                self._tell(TOOK)
+                self._post(TOOK)
             if not consumption.due:
                 consumption.due = True
-                self._tell(WORKS)
+                self._post(WORKS)
             if piece.error is not None:
                 consumption.finish()
                 raise copy(piece.error)
@@ -303,7 +311,7 @@ class ServiceReader:
 
     def _elements_of(self, value: tuple[Any, ...]) -> list[Any]:
         elements = open_batch(value)
-        check_spec(elements, self._wish.spec)
+        check_spec(elements, self._request.spec)
         return elements
 
     def _take(self) -> Any:
@@ -313,7 +321,7 @@ class ServiceReader:
             while not self._queue and not self._over:
                 if not self._ready.wait(WAIT_LOG_S):
                     waited_s += WAIT_LOG_S
-                    where = f"(dispatcher {self._wish.dispatcher}{self._trouble})"
+                    where = f"(dispatcher {self._request.dispatcher}{self._dispatcher_error})"
                     log.warning("for %.0f s %s %s", waited_s, self._delivery.awaited(), where)
             if self._queue:
                 return self._queue.popleft()
@@ -329,9 +337,9 @@ class ServiceReader:
         cut = self._cut[:3]
         return SavedReader(STATE_VERSION, state, self.iteration, client, cut, self._lanes, done, open_).state()
 
-    def _give_up(self) -> None:
+    def _cancel_open(self) -> None:
         """Whoever waits for the iteration to be opened waits no longer."""
-        self._abandoned.set()
+        self._open_cancelled.set()
         if self._opened is None:
             self._dispatcher.close()
 
@@ -351,8 +359,8 @@ class ServiceReader:
         self._end(None)
         if self._target == "LOCAL":
             for link in self._links.values():
-                if isinstance(link.at, LocalTask):
-                    link.at.delete()
+                if isinstance(link.client, LocalTask):
+                    link.client.delete()
         if self._opened is not None:
             try:
                 self._consumption.finish()
@@ -370,7 +378,7 @@ class ServiceReader:
         """In the child of a fork: the loop is not there, and what lies here belongs to the parent, which goes on."""
         self._stopped, self._ready = threading.Event(), threading.Condition()  # somebody may have been in them
         self._stopped.set()
-        self._given.clear()
+        self._elements_in_use.clear()
         self._queue.clear()
         self._consumption.forget()
         self._over, self._error = True, FailedPreconditionError(FORKED)
@@ -385,7 +393,7 @@ class ServiceReader:
 
     # -- in the loop: the machine -----------------------------------------------------------------------------------------
 
-    def _soon(self, fn: Callable[..., object], *args: Any) -> None:
+    def _run_in_loop(self, fn: Callable[..., object], *args: Any) -> None:
         if self._stopped.is_set():
             return
         try:
@@ -393,9 +401,9 @@ class ServiceReader:
         except FailedPreconditionError:
             pass  # closed
 
-    def _tell(self, event: Event) -> None:
+    def _post(self, event: Event) -> None:
         """From the consumer's thread."""
-        self._soon(self._handle, event)
+        self._run_in_loop(self._handle, event)
 
     def _handle(self, event: Event) -> None:
         for effect in self._delivery.handle(event, self._loop.now()):
@@ -403,17 +411,17 @@ class ServiceReader:
                 case delivery.Ask(source, wanted):
                     if not self._over:
                         link = self._links[source.task]
-                        answer: list[Any] = []
-                        link.answers.append(answer)
-                        link.at.ask(wanted, partial(self._soon, self._came, source, link, answer))
+                        reply: list[Any] = []
+                        link.replies.append(reply)
+                        link.client.ask(wanted, partial(self._run_in_loop, self._replied, source, link, reply))
                 case delivery.Deliver(items):
                     with self._ready:
                         self._queue.extend(items)
                         self._ready.notify_all()
-                case TellDispatcher(method, about):
+                case TellDispatcher(method, payload):
                     assert self._opened is not None
                     then = partial(self._reported, effect)
-                    self._start(self._dispatcher, then, method, *self._opened, about)
+                    self._start(self._dispatcher, then, method, *self._opened, payload)
                 case delivery.AskForNews():
                     self._watch()
                 case delivery.Over(error):
@@ -428,20 +436,20 @@ class ServiceReader:
         self._tick_at = inf
         self._handle(TICKED)
 
-    def _came(self, source: Any, link: TaskLink, answer: list[Any], *kind_value_error: Any) -> None:
-        answer.append(kind_value_error)
-        while link.answers and link.answers[0]:
-            self._handle(Answered(source, *link.answers.popleft()[0]))
+    def _replied(self, source: Any, link: TaskLink, reply: list[Any], *kind_value_error: Any) -> None:
+        reply.append(kind_value_error)
+        while link.replies and link.replies[0]:
+            self._handle(Answered(source, *link.replies.popleft()[0]))
 
     def _reported(self, report: TellDispatcher, call: StatusOrResult) -> None:
         code, message = call.get_error()
-        self._trouble = f": {message}" if code else ""
+        self._dispatcher_error = f": {message}" if code else ""
         self._handle(Reported(report, code, message))
 
     def _end(self, error: OpError | None) -> None:
-        if error is not None and self._wish.terms.coordinated and self._opened is not None and not self._over:
+        if error is not None and self._request.terms.coordinated and self._opened is not None and not self._over:
             # A consumer that cannot go on takes part in no decision any more.
-            self._watching += 1
+            self._watch_number += 1
             self._start(self._dispatcher, lambda _: None, RELEASE, *self._opened)
         with self._ready:
             self._over = True
@@ -456,28 +464,28 @@ class ServiceReader:
             call = internal_client.start(client, method, *args, waits_for_server=False)
         except OpError:
             return  # closed
-        call.add_done_callback(partial(self._soon, then))
+        call.add_done_callback(partial(self._run_in_loop, then))
 
     def _watch(self) -> None:
         assert self._opened is not None
-        self._watching += 1
-        then = partial(self._watched, self._watching)
+        self._watch_number += 1
+        then = partial(self._watched, self._watch_number)
         standing = self._delivery.standing()
-        self._start(self._dispatcher, then, WATCH, *self._opened, self._version, self._target_s, *standing)
+        self._start(self._dispatcher, then, WATCH, *self._opened, self._version, self._element_s, *standing)
 
-    def _watched(self, asking: int, call: StatusOrResult) -> None:
-        if asking != self._watching:
+    def _watched(self, number: int, call: StatusOrResult) -> None:
+        if number != self._watch_number:
             return  # there is a later question
         code, message = call.get_error()
         if code in RETRIABLE and code != ABORTED:  # that: another reader has taken over
             self._watch_pause_s = longer(self._watch_pause_s)
             self._loop.set_timer(self, self._loop.now() + self._watch_pause_s, self._watch)
-            self._trouble = f": {message}"
+            self._dispatcher_error = f": {message}"
             return
         if code:
             self._end(from_code(code, message))
             return
-        self._watch_pause_s, self._trouble = 0.0, ""
+        self._watch_pause_s, self._dispatcher_error = 0.0, ""
         news = call.get_value()
         if news is not None:
             self._version, tasks, self._finished, hold, ended, failed = news
@@ -489,8 +497,8 @@ class ServiceReader:
             except OpError as error:  # a worker at which no connection may be tried
                 self._end(error)
         if not self._finished:
-            if self._wish.refresh_s:
-                self._loop.set_timer(self, self._loop.now() + self._wish.refresh_s, self._watch)
+            if self._request.refresh_s:
+                self._loop.set_timer(self, self._loop.now() + self._request.refresh_s, self._watch)
             else:
                 self._watch()
 
@@ -498,28 +506,34 @@ class ServiceReader:
         """The tasks that this reader reads, each with a link where a worker serves it; and whether there are others."""
         chance.shuffle(tasks)
         places = []
-        coordinated = self._wish.terms.coordinated
-        for task, _worker, where, life, tags, starting_round in tasks:
-            if reads_from(self._target, coordinated, life, tags):
-                places.append(TaskPlace(task, split_key(where)[0] if where else "", where, life, starting_round))
+        coordinated = self._request.terms.coordinated
+        for task, _worker, location, incarnation, tags, starting_round in tasks:
+            if reads_from(self._target, coordinated, incarnation, tags):
+                places.append(
+                    TaskPlace(task, split_key(location)[0] if location else "", location, incarnation, starting_round)
+                )
                 link = self._links.get(task)
-                if where and life >= 0 and (link is None or (link.where, link.life) != (where, life)):
-                    self._links[task] = TaskLink(where, life, self._at(task, where, life))
+                if (
+                    location
+                    and incarnation >= 0
+                    and (link is None or (link.location, link.incarnation) != (location, incarnation))
+                ):
+                    self._links[task] = TaskLink(location, incarnation, self._task_client(task, location, incarnation))
         return places, len(places) < len(tasks)
 
-    def _at(self, task: int, where: str, life: int) -> LocalTask | RemoteTask:
+    def _task_client(self, task: int, location: str, incarnation: int) -> LocalTask | RemoteTask:
         assert self._opened is not None
-        address, key = split_key(where)
+        address, key = split_key(location)
         state = self._opened[0]
-        protocol, shared = self._wish.protocol, bool(self._wish.trainer)
+        protocol, shared = self._request.protocol, bool(self._request.trainer)
         # What others get, too, is not handed over as it is.
-        worker = local_workers.find(life) if protocol in ("", LOCAL_PROTOCOL) and not shared else None
+        worker = local_workers.find(incarnation) if protocol in ("", LOCAL_PROTOCOL) and not shared else None
         if worker is not None:
-            return LocalTask(worker, address, state, task, self._soon)
+            return LocalTask(worker, address, state, task, self._run_in_loop)
         if protocol and protocol not in PROTOCOLS and not (shared and protocol == LOCAL_PROTOCOL):
             why = "it is not one of this process" if protocol == LOCAL_PROTOCOL else f"it has {', '.join(PROTOCOLS)}"
             self._end(NotFoundError(f"Protocol '{protocol}' is not available for worker '{address}': {why}"))
-        return RemoteTask(self._connect(address, key), state, task, self._wish.compression)
+        return RemoteTask(self._connect(address, key), state, task, self._request.compression)
 
 
 _readers: weakref.WeakSet[ServiceReader] = weakref.WeakSet()

@@ -47,11 +47,11 @@ class TaskSource:
 
     task: int
     address: str
-    life: int
-    asked: int = 0
-    asked_at: int = 0
+    incarnation: int
+    in_flight: int = 0
+    turn: int = 0
     ended: bool = False
-    gone: bool = False
+    dropped: bool = False
     pause_s: float = 0.0
     paused_until: float = -inf
     in_hand: tuple[int, ...] = ()
@@ -72,20 +72,20 @@ class TaskWindow:
         self._reader = reader
         self._trainer = trainer
         self._limit = outstanding_max
-        self._turns = itertools.count()
-        self._for_others = self._awaits = False
+        self._counter = itertools.count()
+        self._for_others = self._awaits_worker = False
 
     def note(self, news: News) -> None:
         """Take over which tasks there are."""
         self._for_others = news.for_others
-        self._awaits = any(not place.where for place in news.tasks)
-        there = {place.task for place in news.tasks if place.where}
+        self._awaits_worker = any(not place.where for place in news.tasks)
+        listed = {place.task for place in news.tasks if place.where}
         for place in news.tasks:
             known = self.sources.get(place.task)
-            if place.where and (known is None or known.life != place.life):
+            if place.where and (known is None or known.incarnation != place.life):
                 self.sources[place.task] = TaskSource(place.task, place.address, place.life)
         for task, source in self.sources.items():
-            source.gone = task not in there
+            source.dropped = task not in listed
 
     @property
     def deadline(self) -> float:
@@ -100,7 +100,7 @@ class TaskWindow:
 
     def askable(self) -> list[TaskSource]:
         """Tasks that could answer."""
-        return [each for each in self.sources.values() if not (each.ended or each.gone or each.paused_until > -inf)]
+        return [each for each in self.sources.values() if not (each.ended or each.dropped or each.paused_until > -inf)]
 
     def questions(self, sources: Sequence[TaskSource], starving: bool = False) -> list[Ask]:
         """As many as there is room for, to these.
@@ -110,25 +110,25 @@ class TaskWindow:
         Args:
           starving: the consumer has nothing, though batches are here: those are not what comes next.
         """
-        sources = sorted(sources, key=attrgetter("asked", "asked_at"))
+        sources = sorted(sources, key=attrgetter("in_flight", "turn"))
         limit, count = self._limit, len(self.askable())
         if limit < 0:
             room, each_max, wait_s = AHEAD * (count + 1) - self.held, ELEMENTS_MAX, None
         else:
             each_max = max(1, limit // max(1, AHEAD * count))
             room, wait_s = limit // each_max - self.held, LONG_TURN_S if limit >= count else TURN_S
-        asked: list[Ask] = []
+        asks: list[Ask] = []
         for _ in range(AHEAD):
             for source in sources:
-                needed = starving and not source.asked and (limit < 0 or not self.asks)
-                if needed or (room > 0 and source.asked < AHEAD):
+                needed = starving and not source.in_flight and (limit < 0 or not self.has_in_flight)
+                if needed or (room > 0 and source.in_flight < AHEAD):
                     room -= 1
                     self.held += 1
-                    source.asked += 1
-                    source.asked_at = next(self._turns)
+                    source.in_flight += 1
+                    source.turn = next(self._counter)
                     wanted = Wanted(each_max, BATCH_BYTES, wait_s, self._reader, trainer=self._trainer)
-                    asked.append(Ask(source, wanted))
-        return asked
+                    asks.append(Ask(source, wanted))
+        return asks
 
     def succeed(self, source: TaskSource) -> None:
         """It has answered: a question that failed before came too early, and the next need not wait."""
@@ -148,14 +148,14 @@ class TaskWindow:
 
         A task may give its last batch, and the dispatcher drop it as finished, before it was asked once more and could say so itself.
         """
-        if self.asks or not self._for_others or self._awaits or not self.sources:
+        if self.has_in_flight or not self._for_others or self._awaits_worker or not self.sources:
             return False
-        return all(source.ended or source.gone for source in self.sources.values())
+        return all(source.ended or source.dropped for source in self.sources.values())
 
     @property
-    def asks(self) -> bool:
+    def has_in_flight(self) -> bool:
         """Whether a question is out to a task that there is."""
-        return any(source.asked for source in self.sources.values())
+        return any(source.in_flight for source in self.sources.values())
 
     def awaited(self) -> str:
         """Of whom nothing has come, for the log."""

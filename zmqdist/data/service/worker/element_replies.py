@@ -29,10 +29,10 @@ class Packed:
 
     def form(self, codec: str) -> Any:
         """As it travels with this codec. Two threads may both make it: then one of them wins."""
-        made = self._forms.get(codec)
-        if made is None:
-            made = self._forms[codec] = squeeze(self._forms[""], codec)
-        return made
+        encoded = self._forms.get(codec)
+        if encoded is None:
+            encoded = self._forms[codec] = squeeze(self._forms[""], codec)
+        return encoded
 
 
 class ElementReply(Protocol):

@@ -51,12 +51,12 @@ class FirstCome:
         self._finished = finished
         self._machine = FirstComeBuffer(BUFFER_ELEMENTS_MIN, fitting)
         self._bytes = 1
-        self._began = inf
+        self._started = inf
         self._idle_s = 0.0
         self._woken = self._serving = False
         self._lock = threading.Lock()
         self._room = threading.Condition(self._lock)
-        self._before = progress[TAKEN]
+        self._taken_before = progress[TAKEN]
         if failed is not None and failed.for_good:
             self._machine.end(failed.error)
         elif failed is not None:
@@ -78,9 +78,9 @@ class FirstCome:
         """The fields of a Report (machine/figures.py); what is not known exactly is taken from the last element that was weighed."""
         machine = self._machine
         taken = self._progress[TAKEN]
-        made = taken + len(machine.elements)
-        busy_s = max(0.0, time.monotonic() - self._began - self._idle_s)
-        element_s = busy_s / made if made and not machine.ended else 0.0
+        computed = taken + len(machine.elements)
+        busy_s = max(0.0, time.monotonic() - self._started - self._idle_s)
+        element_s = busy_s / computed if computed and not machine.ended else 0.0
         return taken, taken * self._bytes, len(machine.elements), machine.limit, element_s
 
     def expire(self, reply: ElementReply) -> None:
@@ -99,7 +99,7 @@ class FirstCome:
         error: BaseException | None = None
         try:
             if not self._machine.ended:
-                self._began = time.monotonic()
+                self._started = time.monotonic()
                 self._read(self._open())
         except BaseException as failure:  # it could not be opened, or not be closed
             error = failure
@@ -176,7 +176,7 @@ class FirstCome:
                     self._serving = False
                     finished = machine.has_finished()
                     break
-                self._progress[TAKEN] = self._before + machine.taken
+                self._progress[TAKEN] = self._taken_before + machine.taken
                 self._room.notify()
             give(answer)
         if finished:

@@ -85,20 +85,20 @@ class PortionsLane:
         self._over = False
         self._error: BaseException | None = None
         self._count = 1
-        self._given_at = -inf
+        self._received_at = -inf
 
     # -- who makes elements -------------------------------------------------------------------------------------------------
 
     def portions_wanted(self, now: float) -> int:
         """How many portions to ask for now: more, where those before were done quickly."""
-        quick = now - self._given_at < QUICK_S
+        quick = now - self._received_at < QUICK_S
         self._count = min(GIVEN_MAX, self._count * 2) if quick else max(1, self._count // 2)
         return self._count
 
     def given(self, numbers: list[int], now: float) -> None:
         """These portions were given out for this reader. They are begun in this order."""
         self._coming = numbers
-        self._given_at = now
+        self._received_at = now
 
     def may_begin(self) -> bool:
         """Whether another portion fits."""

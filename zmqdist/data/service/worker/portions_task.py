@@ -19,7 +19,7 @@ from zmqdist.data.service.worker.first_come_task import BUFFER_BYTES, BUFFER_ELE
 from zmqdist.data.service.worker.portions_machine import PortionSegment, PortionsLane
 from zmqdist.rpc.handler_errors import told
 
-Given: TypeAlias = tuple[int, int, int, int, int]
+Portion: TypeAlias = tuple[int, int, int, int, int]
 """Number, repetition, first position, positions, elements to leave out."""
 
 
@@ -31,7 +31,7 @@ class PortionsRunner:
         name: str,
         open: Callable[[int, int], DatasetIterator],
         named: Named,
-        more: Callable[[int, int], list[Given]],
+        more: Callable[[int, int], list[Portion]],
     ) -> None:
         """
         Args:
@@ -74,7 +74,7 @@ class _Lane:
         client: int,
         open: Callable[[int, int], DatasetIterator],
         named: Named,
-        more: Callable[[int, int], list[Given]],
+        more: Callable[[int, int], list[Portion]],
     ) -> None:
         self._client = client
         self._open = open
@@ -110,12 +110,12 @@ class _Lane:
         machine, error = self._machine, None
         try:
             while not machine.closed:
-                given = self._more(self._client, machine.portions_wanted(time.monotonic()))
-                if not given:
+                portions = self._more(self._client, machine.portions_wanted(time.monotonic()))
+                if not portions:
                     break
                 with self._lock:
-                    machine.given([each[0] for each in given], time.monotonic())
-                for number, _, start, length, skip in given:
+                    machine.given([each[0] for each in portions], time.monotonic())
+                for number, _, start, length, skip in portions:
                     self._compute(number, start, length, skip)
         except BaseException as failure:
             error = failure

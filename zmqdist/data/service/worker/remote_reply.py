@@ -17,14 +17,14 @@ from zmqdist.transport.loop import Loop
 class RemoteReply:
     """An answer that goes out by RPC."""
 
-    def __init__(self, asked: Asked, loop: Loop, codec: str) -> None:
-        self._asked = asked
+    def __init__(self, call: Asked, loop: Loop, codec: str) -> None:
+        self._call = call
         self._loop = loop
         self._codec = codec
         self.answered = False
 
     def wanted(self) -> bool:
-        return self._asked.wanted()
+        return self._call.wanted()
 
     def soon(self, fn: Callable[[], None]) -> None:
         try:
@@ -54,8 +54,8 @@ class RemoteReply:
 
     def _answer(self, kind: int, value: Any = None, tag: Any = None) -> None:
         self.answered = True
-        self._asked.answer((kind, value, tag))
+        self._call.answer((kind, value, tag))
 
     def fail(self, error: BaseException) -> None:
         self.answered = True
-        self._asked.fail(error)
+        self._call.fail(error)

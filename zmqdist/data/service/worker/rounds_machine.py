@@ -48,7 +48,7 @@ class RoundsMachine:
         self._round: int | None = None
         """The next one that is served or skipped; None before the first."""
         self._waiting: dict[int, tuple[Wanted, Any]] = {}
-        self._asked: dict[int, int] = {}
+        self._requested_rounds: dict[int, int] = {}
         self._served: dict[int, _Served] = {}
         self._error: BaseException | None = None
 
@@ -101,29 +101,29 @@ class RoundsMachine:
 
     def _note(self, wanted: Wanted, reply: Any) -> list[TaskAnswer]:
         """Have a question wait, unless it can be answered at once."""
-        consumer, asked = wanted.consumer, wanted.round
+        consumer, requested = wanted.consumer, wanted.round
         if not 0 <= consumer < self._consumers:
             text = f"Requesting data for consumer index {consumer}, but the task has only {self._consumers} consumers"
             return [GiveError(reply, FailedPreconditionError(text))]
         before = self._served.get(consumer)
-        if before is not None and asked < before.next:
-            if (before.reader, before.round) == (wanted.reader, asked):
+        if before is not None and requested < before.next:
+            if (before.reader, before.round) == (wanted.reader, requested):
                 tag = before.next, self._received_by_all()
                 return [GiveSkip(reply, tag) if before.elements is None else GiveElements(reply, before.elements, tag)]
-            return [GiveError(reply, FailedPreconditionError(restarted(consumer, asked, before.next)))]
-        self._asked[consumer] = asked
-        if self._round is not None and asked < self._round:
+            return [GiveError(reply, FailedPreconditionError(restarted(consumer, requested, before.next)))]
+        self._requested_rounds[consumer] = requested
+        if self._round is not None and requested < self._round:
             return [self._skip(wanted, reply, self._round)]
         replaced = self._waiting.get(consumer)
         self._waiting[consumer] = wanted, reply
         return [] if replaced is None else [GiveError(replaced[1], displaced(replaced[0], wanted))]
 
     def _received_by_all(self) -> int:
-        return min(self._asked.values()) - 1 if len(self._asked) == self._consumers else -1
+        return min(self._requested_rounds.values()) - 1 if len(self._requested_rounds) == self._consumers else -1
 
-    def _skip(self, wanted: Wanted, reply: Any, then: int) -> GiveSkip:
-        self._served[wanted.consumer] = _Served(wanted.reader, wanted.round, then, None)
-        return GiveSkip(reply, (then, self._received_by_all()))
+    def _skip(self, wanted: Wanted, reply: Any, next_round: int) -> GiveSkip:
+        self._served[wanted.consumer] = _Served(wanted.reader, wanted.round, next_round, None)
+        return GiveSkip(reply, (next_round, self._received_by_all()))
 
     def _next_answers(self) -> list[TaskAnswer]:
         """Of one round, or of some together; none when the time has not come."""
@@ -152,22 +152,22 @@ class RoundsMachine:
             del self._waiting[wanted.consumer]
         return answers
 
-    def _count(self, wishes: list[Wanted]) -> int:
+    def _count(self, requests: list[Wanted]) -> int:
         """How many rounds fit into one answer for each."""
-        fits = min(each.bytes_max for each in wishes) * self._consumers // self._group_bytes
-        return max(1, min(len(self._groups), fits, *(each.elements_max for each in wishes)))
+        fits = min(each.bytes_max for each in requests) * self._consumers // self._group_bytes
+        return max(1, min(len(self._groups), fits, *(each.elements_max for each in requests)))
 
     def _part(self, wanted: Wanted, reply: Any, groups: list[list[Any]]) -> GiveElements:
         elements = [group[wanted.consumer] for group in groups]
-        then = wanted.round + len(elements)
-        self._served[wanted.consumer] = _Served(wanted.reader, wanted.round, then, elements)
-        return GiveElements(reply, elements, (then, self._received_by_all()))
+        next_round = wanted.round + len(elements)
+        self._served[wanted.consumer] = _Served(wanted.reader, wanted.round, next_round, elements)
+        return GiveElements(reply, elements, (next_round, self._received_by_all()))
 
 
-def restarted(consumer: int, asked: int, reached: int) -> str:
+def restarted(consumer: int, requested: int, reached: int) -> str:
     """What a consumer is told that begins again while the others go on."""
     return (
-        f"Consumer {consumer} requested data for round {asked}, but the current round has already reached {reached}. "
+        f"Consumer {consumer} requested data for round {requested}, but the current round has already reached {reached}. "
         "This may indicate that the consumer was restarted with the same job name."
     )
 

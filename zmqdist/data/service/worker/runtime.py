@@ -136,7 +136,7 @@ class TaskHost(Protocol):
         """Whether answers are on their way to readers."""
 
     @property
-    def asked(self) -> bool:
+    def has_requests(self) -> bool:
         """Whether readers wait for answers, or may: after `refuse` this ends."""
 
     def refuse(self) -> None:
@@ -161,7 +161,7 @@ class DataWorker:
         calls: LoopCalls,
         dispatcher: str,
         credentials: Credentials,
-        life: int,
+        incarnation: int,
         dispatcher_timeout_s: float,
         host: TaskHost | None = None,
         chunk_bytes_max: int = SNAPSHOT_CHUNK_BYTES_MAX,
@@ -174,13 +174,16 @@ class DataWorker:
         """
         self._loop = loop
         self._calls = calls
-        self._life = life
-        self.host: TaskHost = host or TaskThreads(loop, service, dispatcher, credentials, life, dispatcher_timeout_s)
+        self._incarnation = incarnation
+        self.host: TaskHost = host or TaskThreads(
+            loop, service, dispatcher, credentials, incarnation, dispatcher_timeout_s
+        )
         self.host.finished = self._note_finished
         self.host.began = self._report_later
-        self.host.crashed = self._tell_crash
-        about = dispatcher, credentials, life, dispatcher_timeout_s
-        self.snapshots = SnapshotWorker(loop, calls, *about, chunk_bytes_max)
+        self.host.crashed = self._report_crash
+        self.snapshots = SnapshotWorker(
+            loop, calls, dispatcher, credentials, incarnation, dispatcher_timeout_s, chunk_bytes_max
+        )
         self._machine = WorkerTasks()
         self._drained: Callable[[], None] | None = None
         """The worker leaves: to be called when nothing is left to do."""
@@ -208,17 +211,17 @@ class DataWorker:
     def registered(self) -> None:
         """The dispatcher has taken this worker: now, or again."""
         if isinstance(self.host, TaskThreads):
-            local_workers.add(self._life, self.host)
+            local_workers.add(self._incarnation, self.host)
         self.snapshots.registered()
         self._perform(self._machine.ask())
         if self._drained is not None:
-            self._say_leaving()
+            self._report_leaving()
 
     def _perform(self, effects: list[WorkerTasksEffect]) -> None:
         for effect in effects:
             match effect:
-                case AskForWork(asking, has, done):
-                    self._ask(asking, has, done)
+                case AskForWork(request, has, done):
+                    self._ask(request, has, done)
                 case AskLater():
                     self._loop.set_timer(self, self._loop.now() + AGAIN_S, self._ask_again)
                 case BeginTask(task):
@@ -230,20 +233,20 @@ class DataWorker:
                     if not self.host.hand_back(number):
                         self._perform(self._machine.finished(number))
 
-    def _ask(self, asking: int, has: tuple[int, ...], done: tuple[int, ...]) -> None:
+    def _ask(self, request: int, has: tuple[int, ...], done: tuple[int, ...]) -> None:
         self.host.state = self._machine.state
         figures = self.host.figures()
         read_at = {number: with_key(self.host.where(number), self.key) for number in has}
-        question = self._machine.state, self._life, read_at, done, figures
-        self._calls.ask("zmqdist.data.work", question, partial(self._told, asking))
+        args = self._machine.state, self._incarnation, read_at, done, figures
+        self._calls.ask("zmqdist.data.work", args, partial(self._work_replied, request))
         if figures:
             self._report_later()
 
     def _report_later(self) -> None:
         self._loop.set_timer((self, "report"), self._loop.now() + REPORT_S, self._ask_again)
 
-    def _told(self, asking: int, value: Any, error: OpError | None) -> None:
-        effects = self._machine.refused(asking) if error else self._machine.told(asking, value)
+    def _work_replied(self, request: int, value: Any, error: OpError | None) -> None:
+        effects = self._machine.refused(request) if error else self._machine.told(request, value)
         if effects:
             self._perform(effects)
             self._end_if_drained()
@@ -257,26 +260,26 @@ class DataWorker:
         self._perform(self._machine.finished(number))
         self._end_if_drained()
 
-    def _tell_crash(self, number: int, how: str, then: Callable[[], None]) -> None:
-        def told(value: Any, error: OpError | None) -> None:
+    def _report_crash(self, number: int, how: str, then: Callable[[], None]) -> None:
+        def replied(value: Any, error: OpError | None) -> None:
             if error is None or error.error_code not in RETRIABLE:
                 then()  # where it does not know the task it will have it dropped
             else:
-                again = partial(self._tell_crash, number, how, then)
+                again = partial(self._report_crash, number, how, then)
                 self._loop.set_timer((self, "crash", number), self._loop.now() + AGAIN_S, again)
 
         if number in self._machine.tasks:
-            self._calls.ask("zmqdist.data.crashed", (self._machine.state, number, self._life, how), told)
+            self._calls.ask("zmqdist.data.crashed", (self._machine.state, number, self._incarnation, how), replied)
 
-    def _profile(self, asked: Asked) -> None:
+    def _profile(self, call: Asked) -> None:
         found = self.host.figures()
         if not found:
             raise UnavailableError(f"No trace event was collected: no task of worker {self.host.address} is at work")
         names = ("elements", "bytes", "buffered", "room", "element_s")
-        asked.answer(
+        call.answer(
             {
-                number: {"dataset": self._machine.tasks[number].dataset, **dict(zip(names, told, strict=True))}
-                for number, told in found.items()
+                number: {"dataset": self._machine.tasks[number].dataset, **dict(zip(names, values, strict=True))}
+                for number, values in found.items()
             }
         )
 
@@ -289,7 +292,7 @@ class DataWorker:
         self._end_if_answered(then)
 
     def _end_if_answered(self, then: Callable[[], None]) -> None:
-        again = partial(self._end_if_answered, then) if self.host.asked else then
+        again = partial(self._end_if_answered, then) if self.host.has_requests else then
         self._loop.set_timer((self, "answered"), self._loop.now() + FLUSH_S, again)
 
     def drain(self, then: Callable[[], None]) -> None:
@@ -298,13 +301,13 @@ class DataWorker:
         A task that has the whole dataset for itself goes on to its end. Whoever has not the time for it just closes.
         """
         self._drained = then
-        self._say_leaving()
+        self._report_leaving()
         self.snapshots.drain(self._end_if_drained)
         self._perform(self._machine.drain())
         self._end_if_drained()
 
-    def _say_leaving(self) -> None:
-        self._calls.ask("zmqdist.data.leave", (self._life,), lambda value, error: None)
+    def _report_leaving(self) -> None:
+        self._calls.ask("zmqdist.data.leave", (self._incarnation,), lambda value, error: None)
 
     def _end_if_drained(self) -> None:
         if self._drained is not None and not self.num_tasks and self.snapshots.idle:
@@ -323,7 +326,7 @@ class DataWorker:
 
     def close(self) -> None:
         """In the loop, when it ends."""
-        local_workers.remove(self._life)
+        local_workers.remove(self._incarnation)
         self.host.close()
 
 
@@ -336,7 +339,7 @@ class TaskThreads:
         service: RpcService,
         dispatcher: str,
         credentials: Credentials,
-        life: int,
+        incarnation: int,
         dispatcher_timeout_s: float,
     ) -> None:
         """Before the service is attached."""
@@ -350,7 +353,7 @@ class TaskThreads:
         self._service = service
         self.dispatcher = dispatcher
         self._credentials = credentials
-        self._life = life
+        self._incarnation = incarnation
         self._timeout_s = dispatcher_timeout_s
         self._tasks: dict[int, WorkerTask] = {}
         self._refuses = False
@@ -365,7 +368,7 @@ class TaskThreads:
         return self.read_at or self.address
 
     @property
-    def asked(self) -> bool:
+    def has_requests(self) -> bool:
         return not (self._refuses and self._service.idle)
 
     def refuse(self) -> None:
@@ -415,11 +418,11 @@ class TaskThreads:
 
     # -- readers ----------------------------------------------------------------------------------------------------------------
 
-    def _elements(self, asked: Asked, state: int, number: int, wanted: tuple[Any, ...], compression: str) -> None:
-        near = asked.peer.hello is not None and asked.peer.hello.host == host_identity()
+    def _elements(self, call: Asked, state: int, number: int, wanted: tuple[Any, ...], compression: str) -> None:
+        near = call.peer.hello is not None and call.peer.hello.host == host_identity()
         codec = codec_for(compression, near=near)
         codec_of(codec or None)  # where its package is missing the question fails, before any element is taken for it
-        self._answer(state, number, Wanted(*wanted), RemoteReply(asked, self._loop, codec))
+        self._answer(state, number, Wanted(*wanted), RemoteReply(call, self._loop, codec))
 
     def ask(self, state: int, number: int, wanted: Wanted, reply: ElementReply) -> None:
         """A question of a reader in this process; from any thread."""
@@ -478,22 +481,24 @@ class TaskThreads:
             security = self._credentials.client(self.dispatcher, "worker")
             self._client = ZmqClient(self.dispatcher, f"data of {self.address}", security=security)
         dealer = self._dealers[task.id] = Dealer(
-            self._client, self.state, task.id, self._life, self._timeout_s, task.progress
+            self._client, self.state, task.id, self._incarnation, self._timeout_s, task.progress
         )
-        opened = partial(self._open, task, dealer)
-        said = partial(named, where=task.where(self.address))
+        open_pipeline = partial(self._open, task, dealer)
+        name_error = partial(named, where=task.where(self.address))
         if not task.failed:
             if task.terms.portioned:
-                return PortionsRunner(str(task.id), partial(self._open_portion, task, dealer), said, dealer.portions)
+                return PortionsRunner(
+                    str(task.id), partial(self._open_portion, task, dealer), name_error, dealer.portions
+                )
             if task.terms.coordinated:
-                return rounds_task.RoundsRunner(str(task.id), opened, said, task.terms.num_consumers)
+                return rounds_task.RoundsRunner(str(task.id), open_pipeline, name_error, task.terms.num_consumers)
             if task.terms.cache:
-                return shared_task.Shared(str(task.id), opened, said, self.cache_bytes)
+                return shared_task.Shared(str(task.id), open_pipeline, name_error, self.cache_bytes)
         return FirstCome(
             str(task.id),
-            opened,
+            open_pipeline,
             partial(self._finished, task),
-            said,
+            name_error,
             task.progress,
             task.failed,
         )

@@ -52,7 +52,7 @@ class Shared:
         self._window: deque[tuple[Packed, int]] = deque()
         self._first = 0
         """The number of the oldest batch in the window."""
-        self._places: dict[str, int] = {}
+        self._positions: dict[str, int] = {}
         self._waiting: deque[tuple[Wanted, ElementReply]] = deque()
         self._count = 1
         self._failure: BaseException | None = None
@@ -60,7 +60,7 @@ class Shared:
         self._woken = False
         """Somebody will be served soon: nothing is computed before."""
         self._error: BaseException | None = None
-        self._answers = self.misses = self.nbytes = 0
+        self._replies = self.misses = self.nbytes = 0
         self._lock = threading.Lock()
         self._needed = threading.Condition(self._lock)
         self._thread = threading.Thread(target=self._run, name=f"zmqdist-task-{name}", daemon=True)
@@ -87,9 +87,9 @@ class Shared:
             waiting, self._waiting = self._waiting, deque()
             served = []
             for wanted, reply in waiting:
-                found = self._find(wanted) if reply.wanted() else None
-                if found is not None:
-                    served.append((reply, found))
+                batch = self._find(wanted) if reply.wanted() else None
+                if batch is not None:
+                    served.append((reply, batch))
                 elif reply.wanted():
                     self._waiting.append((wanted, reply))
             failed: list[tuple[ElementReply, BaseException]] = []
@@ -99,7 +99,7 @@ class Shared:
             elif self._failure is not None and self._waiting:
                 failed = [(self._waiting.popleft()[1], self._failure)]
                 self._failure = None
-            self._answers += len(served)
+            self._replies += len(served)
             self._woken = False
             self._needed.notify()
         for reply, batch in served:
@@ -110,15 +110,15 @@ class Shared:
     @property
     def hits(self) -> int:
         """Questions that found in the window what they wanted."""
-        return self._answers - self.misses
+        return self._replies - self.misses
 
     def _find(self, wanted: Wanted) -> Packed | None:
         """The trainer's next batch, if it is in the window. With the lock."""
-        place = max(self._first, self._places.get(wanted.trainer, 0))
-        if place == self._first + len(self._window):
+        position = max(self._first, self._positions.get(wanted.trainer, 0))
+        if position == self._first + len(self._window):
             return None
-        self._places[wanted.trainer] = place + 1
-        return self._window[place - self._first][0]
+        self._positions[wanted.trainer] = position + 1
+        return self._window[position - self._first][0]
 
     # -- the thread ---------------------------------------------------------------------------------------------------------
 

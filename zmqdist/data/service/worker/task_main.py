@@ -57,7 +57,7 @@ class Begin(msgspec.Struct, array_like=True):
 
     task: list[Any]
     state: int
-    life: int
+    incarnation: int
     dispatcher: str
     dispatcher_timeout_s: float
     worker: str
@@ -95,7 +95,7 @@ def main(pipe_fd: int, page_fd: int, listener_fd: int) -> None:
     security = credentials.server(begin.host, "worker")
     router = Router(loop, security, our_hello("server", incarnation, f"task {task.id} of {begin.worker}"))
     service = RpcService("task")
-    tasks = TaskThreads(loop, service, begin.dispatcher, credentials, begin.life, begin.dispatcher_timeout_s)
+    tasks = TaskThreads(loop, service, begin.dispatcher, credentials, begin.incarnation, begin.dispatcher_timeout_s)
     tasks.finished = lambda number: pipe.send(FINISHED)
     tasks.address = begin.worker
     tasks.cache_bytes = begin.cache_bytes
@@ -108,7 +108,7 @@ def main(pipe_fd: int, page_fd: int, listener_fd: int) -> None:
         loop.set_timer("report", loop.now() + FIGURES_S, report)
 
     def end_if_answered() -> None:
-        if tasks.asked:
+        if tasks.has_requests:
             loop.set_timer("answered", loop.now() + FLUSH_S, end_if_answered)
         else:
             pipe.send(ANSWERED)
@@ -121,8 +121,8 @@ def main(pipe_fd: int, page_fd: int, listener_fd: int) -> None:
     loop.call_soon(tasks.start, task)  # a reader is connecting: that was the reason for this process
     with contextlib.suppress(EOFError):
         while True:
-            said, _ = pipe.receive()
-            if said == REFUSE:
+            message, _ = pipe.receive()
+            if message == REFUSE:
                 loop.run(tasks.refuse)
                 loop.run(end_if_answered)
             elif not loop.run(tasks.hand_back, task.id):

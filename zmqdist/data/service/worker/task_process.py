@@ -76,7 +76,7 @@ class TaskProcesses:
         spawn: SpawnChild,
         bind: str,
         dispatcher: str,
-        life: int,
+        incarnation: int,
         dispatcher_timeout_s: float,
     ) -> None:
         self.state = 0
@@ -88,7 +88,9 @@ class TaskProcesses:
         self.loop = loop
         self.spawn = spawn
         self.bind = bind
-        self._about = life, dispatcher, dispatcher_timeout_s
+        self._dispatcher = dispatcher
+        self._incarnation = incarnation
+        self._dispatcher_timeout_s = dispatcher_timeout_s
         self._tasks: dict[int, _TaskProcess] = {}
         self.ending: set[_TaskProcess] = set()
 
@@ -116,7 +118,7 @@ class TaskProcesses:
         return bool(self.ending) or any(process.alive for process in self._tasks.values())
 
     @property
-    def asked(self) -> bool:
+    def has_requests(self) -> bool:
         """Whoever has a process may have readers that wait."""
         return self.unsent
 
@@ -131,12 +133,21 @@ class TaskProcesses:
         self._tasks.clear()
         self.ending.clear()
 
-    def definition(self, task: WorkerTask, error: OpError | None, for_good: bool) -> Begin:
+    def begin_message(self, task: WorkerTask, error: OpError | None, for_good: bool) -> Begin:
         """What a new process of a task is told."""
         failure = None if error is None else (error.error_code, error.message)
-        told: list[Any] = list(task.told)
         return Begin(
-            told, self.state, *self._about, self.address, self.bind, self.cache_bytes, failure, for_good, task.done
+            task=list(task.definition),
+            state=self.state,
+            incarnation=self._incarnation,
+            dispatcher=self._dispatcher,
+            dispatcher_timeout_s=self._dispatcher_timeout_s,
+            worker=self.address,
+            host=self.bind,
+            cache_bytes=self.cache_bytes,
+            failure=failure,
+            for_good=for_good,
+            done=task.done,
         )
 
 
@@ -168,24 +179,24 @@ class _TaskProcess:
     def _fork(self) -> None:
         """Somebody has connected."""
         self._loop.remove_fd(self._listener.fileno())
-        self._pipe = LoopPipe(self._loop, BYTES, self._hear)
-        self._pipe.send(msgspec.msgpack.encode(self._owner.definition(self._task, self._error, self._for_good)))
+        self._pipe = LoopPipe(self._loop, BYTES, self._receive)
+        self._pipe.send(msgspec.msgpack.encode(self._owner.begin_message(self._task, self._error, self._for_good)))
         if not self._for_good:
             self._error = None
         page_fd = os.memfd_create("zmqdist-task", os.MFD_CLOEXEC)
         os.ftruncate(page_fd, PAGE_BYTES)
         self._page = mmap.mmap(page_fd, PAGE_BYTES)
-        given = [self._pipe.theirs, page_fd, os.dup(self._listener.fileno())]
-        self._child = self._owner.spawn(given, self._exited)
+        fds = [self._pipe.theirs, page_fd, os.dup(self._listener.fileno())]
+        self._child = self._owner.spawn(fds, self._exited)
         self._owner.began()
 
-    def _hear(self, said: bytes, _: Parts) -> None:
-        if said == FINISHED:
+    def _receive(self, message: bytes, _: Parts) -> None:
+        if message == FINISHED:
             self._finish()
-        elif said == ANSWERED:
+        elif message == ANSWERED:
             self.end()
         else:
-            self.figures = tuple(msgspec.msgpack.decode(said))
+            self.figures = tuple(msgspec.msgpack.decode(message))
 
     def _finish(self) -> None:
         if not self._task.done:

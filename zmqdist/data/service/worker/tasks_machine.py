@@ -35,10 +35,12 @@ class WorkerTask:
       runner, pipeline: of whoever runs it: what answers its readers, what is run over each portion.
     """
 
-    def __init__(self, told: Sequence[Any], progress: MutableSequence[int] | None = None) -> None:
-        self.told = told
-        self.id, self.iteration, self.dataset, self.fingerprint, terms, self.sources, self.starting_round, *place = told
-        self.num_workers, self.index, self.job = place
+    def __init__(self, definition: Sequence[Any], progress: MutableSequence[int] | None = None) -> None:
+        self.definition = definition
+        self.id, self.iteration, self.dataset, self.fingerprint, terms, self.sources, self.starting_round, *rest = (
+            definition
+        )
+        self.num_workers, self.index, self.job = rest
         self.terms = Terms(*terms)
         self.progress = [0] * PROGRESS if progress is None else progress
         self.failed: Any = None
@@ -62,8 +64,8 @@ class AskForWork:
       done: those of them that have ended.
     """
 
-    asking: int
-    has: tuple[int, ...]
+    request: int
+    tasks: tuple[int, ...]
     done: tuple[int, ...]
 
 
@@ -107,7 +109,7 @@ class WorkerTasks:
     def __init__(self) -> None:
         self.tasks: dict[int, WorkerTask] = {}
         self.state = 0
-        self._asking = 0
+        self._request = 0
         self._left = False
 
     @property
@@ -119,25 +121,25 @@ class WorkerTasks:
         """Ask for work, with what is the case now: the worker was registered, now or again, or something has changed."""
         if self._left:
             return []
-        self._asking += 1
+        self._request += 1
         done = tuple(number for number, task in self.tasks.items() if task.done)
-        return [AskForWork(self._asking, tuple(self.tasks), done)]
+        return [AskForWork(self._request, tuple(self.tasks), done)]
 
-    def told(self, asking: int, answer: Sequence[Any] | None) -> list[WorkerTasksEffect]:
+    def told(self, request: int, reply: Sequence[Any] | None) -> list[WorkerTasksEffect]:
         """The dispatcher has answered: its state, the tasks to begin, those to drop. None: a later question of this worker came to it."""
-        if asking != self._asking:
+        if request != self._request:
             return []
-        if answer is None:  # one of an earlier connection came behind it
+        if reply is None:  # one of an earlier connection came behind it
             return self.ask()
-        self.state, new, drop = answer
+        self.state, new, drop = reply
         dropped = [number for number in drop if self.tasks.pop(number, None) is not None]
-        begun = [WorkerTask(told) for told in new]
+        begun = [WorkerTask(definition) for definition in new]
         self.tasks.update((task.id, task) for task in begun)
         return [*map(DropTask, dropped), *map(BeginTask, begun), *self.ask()]
 
-    def refused(self, asking: int) -> list[WorkerTasksEffect]:
+    def refused(self, request: int) -> list[WorkerTasksEffect]:
         """The dispatcher did not answer, or with an error."""
-        return [AskLater()] if asking == self._asking else []
+        return [AskLater()] if request == self._request else []
 
     def finished(self, number: int) -> list[WorkerTasksEffect]:
         """The last element of a task was taken, or it has handed back what it had not begun."""
@@ -157,4 +159,4 @@ class WorkerTasks:
     def leave(self) -> None:
         """The dispatcher has let this worker go."""
         self._left = True
-        self._asking += 1
+        self._request += 1
