@@ -1,20 +1,20 @@
-"""One consumer of a coordinated read: the k-th element of every consumer is of the same group.
+"""One consumer of a coordinated read: the k-th elements of all consumers belong to one group.
 
 Theory
-    A consumer reads the tasks in turn: each round all tasks that are in it, by their numbers. Each task is asked on its own, ahead of
-    the turn; what it answers for a round waits until its turn comes.
+    In each round a consumer takes one element of each task of that round, in the order of the tasks' numbers. The machine requests the
+    rounds of each task ahead, independent of the other tasks; an element waits until the turn of its task in its round.
 
-    The machine delivers an element when it knows that all consumers have received their part of its group: the answer to the next
-    question says so, which came about because all asked it. Until then the machine keeps the element, and drops it when the task ends
-    before its round.
+    The machine delivers an element once it knows that all consumers have received their part of the group. The reply to a later request
+    says so: a consumer requests a round only after it has received all earlier ones, and the task knows the requests of all consumers.
+    Until then the machine keeps the element, and drops it when the task ends before the element's round.
 
-    Where this consumer stands is told to the dispatcher, and kept to, as data/service/dispatcher/machine/rounds.py says.
+    The machine reports its position to the dispatcher, and keeps to it; the rules are in data/service/dispatcher/machine/rounds.py.
 
 Promises
-    C1  Elements come in the order of rounds, and in a round in the order of the tasks' numbers.
-    C2  All consumers deliver the same rounds of a task, also when its worker is killed while it answers them.
+    C1  Elements come in the order of rounds, and within a round in the order of the tasks' numbers.
+    C2  All consumers deliver the same rounds of a task, even if its worker is killed while it replies to them.
     C3  While the dispatcher holds a consumer, it begins no round after the one that it stopped at.
-    C4  At most ROUNDS_MAX rounds of a task wait beyond the present one, and no more is asked for while the consumer's queue is full.
+    C4  At most ROUNDS_MAX rounds of a task wait beyond the current one, and no more are requested while the consumer's queue is full.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ from zmqdist.data.service.retry import PAUSE_S_MAX, RETRIABLE, longer
 from zmqdist.errors import OpError
 
 SKIP_S: Final = 0.1
-"""A round that does not come about is skipped by all after so long."""
+"""All consumers skip a round that is not complete after this many seconds."""
 
 ROUNDS_MAX: Final = 64
-"""Rounds in one answer, and elements that wait for the user."""
+"""Rounds in one reply at most, and elements that may wait for the consumer."""
 
 
 @dataclass(eq=False)
@@ -55,13 +55,14 @@ class RoundsSource:
     """One task, as this consumer sees it.
 
     Attributes:
-      start, end: it is in the rounds from `start` on, before `end`.
-      next: the first round that was not received.
-      received: (round, element) of what was not shown yet; a round that is not there was skipped.
+      start, end: it takes part in the rounds from `start` on, before `end`.
+      next: the first round that has not been received.
+      received: (round, element) received and not delivered; a round missing here was skipped.
       common: the last round that all consumers are known to have received.
-      there: the dispatcher says that its worker is there.
-      lost: it does not answer; not to be asked before the dispatcher has said what becomes of it.
-      paused_until: not to be asked before; infinitely long ago where it is not paused.
+      worker_alive: the dispatcher says that the worker is alive.
+      skipped: the last reply was a skip.
+      lost: it does not reply: no further request until the dispatcher has decided what becomes of it.
+      paused_until: no request before; negative infinity: not paused.
     """
 
     task: int
@@ -82,15 +83,16 @@ class RoundsSource:
 
 
 class CoordinatedDelivery:
-    """See the module's docstring."""
+    """The delivery machine of one consumer of a coordinated read; the module's docstring says how it decides."""
 
     def __init__(
         self, reader: int, consumer: int, outstanding_max: int, elements_of: Callable[[Any], list[Any]]
     ) -> None:
-        """
+        """Start without tasks; `News` brings them.
+
         Args:
-          outstanding_max: elements that may wait for the user; negative: ROUNDS_MAX.
-          elements_of: makes elements of an answer; may raise an OpError.
+          outstanding_max: elements that may wait for the consumer; negative: ROUNDS_MAX.
+          elements_of: unpacks the elements of a reply; may raise an OpError.
         """
         self._reader = reader
         self._consumer = consumer
@@ -99,12 +101,12 @@ class CoordinatedDelivery:
         self._sources: dict[int, RoundsSource] = {}
         self._round = 0
         self._last_task = -1
-        """The last task whose turn in this round is over."""
+        """Number of the last task whose turn in this round is over."""
         self._stop = -1
-        """The round that is not to be begun; -1: none."""
+        """The round that this consumer must not begin; -1: none."""
         self._reported: tuple[Any, ...] = (-1, {})
         self._waiting: deque[int] = deque()
-        """Elements in each batch that the consumer has not taken."""
+        """Number of elements in each batch that the consumer has not taken."""
         self._finished = self._over = False
 
     @property
@@ -146,7 +148,7 @@ class CoordinatedDelivery:
         names = ", ".join(sorted(late)) or "any worker"
         return f"round {self._round} has not come from {names}: all consumers must read"
 
-    # -- what the dispatcher says -----------------------------------------------------------------------------------------
+    # -- news of the dispatcher -------------------------------------------------------------------------------------------
 
     def _note(self, news: News) -> None:
         self._finished = news.finished
@@ -157,7 +159,7 @@ class CoordinatedDelivery:
             source = self._sources.setdefault(number, RoundsSource(number, start, start))
             source.worker_alive = incarnation >= 0
             if not source.worker_alive:
-                source.paused_until = -inf  # ask what cannot answer: its failure says so
+                source.paused_until = -inf  # send the request at once: its failure shows that the worker cannot reply
             if source.worker_alive and location:
                 source.lost = False
                 source.location, source.address = location, address
@@ -239,7 +241,7 @@ class CoordinatedDelivery:
     # -- turns ------------------------------------------------------------------------------------------------------------
 
     def _step(self, delivered: list[Any], effects: list[Effect]) -> bool:
-        """One task's turn, or a new round; False: neither can be yet."""
+        """Take one task's turn, or begin the next round. Return False when neither is possible yet."""
         in_round = [each for each in self._sources.values() if each.start <= self._round < each.end]
         source = min((each for each in in_round if each.task > self._last_task), key=attrgetter("task"), default=None)
         if source is None:
@@ -251,13 +253,13 @@ class CoordinatedDelivery:
             return False
         if source.received and source.received[0][0] == self._round:
             if self._round > source.common:
-                return False
+                return False  # C2: another consumer may not have received its part
             delivered.append(source.received.popleft()[1])
         self._last_task = source.task
         return True
 
     def _begin_round(self) -> bool:
-        """The next round that has tasks."""
+        """Begin the next round that has tasks. Return False when there is none, or this consumer is held."""
         for source in [each for each in self._sources.values() if each.end <= self._round + 1]:
             del self._sources[source.task]
         following = min((max(each.start, self._round + 1) for each in self._sources.values()), default=None)

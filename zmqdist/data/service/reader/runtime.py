@@ -1,21 +1,26 @@
-"""The runtime of an iterator over a distributed dataset: it asks the dispatcher and the workers, and hands elements to the consumer.
+"""The runtime of an iterator over a distributed dataset: it sends requests to the dispatcher and the workers, and passes elements to the
+consumer.
 
 Theory
-    A delivery machine (data/service/reader/) decides which task is asked next, what an answer means, and when an element counts as
-    delivered: `PlainDelivery` for plain reading, `CoordinatedDelivery` for rounds, `ExactlyOnceDelivery` for portions. The reader
-    carries out what its machine decides, and is the same for all three.
+    A delivery machine (the other files of data/service/reader/) decides which task gets the next request, what a reply means, and when an
+    element counts as delivered: `PlainDelivery` for plain reading, `CoordinatedDelivery` for coordinated reads, `ExactlyOnceDelivery` for
+    portions. This runtime carries out the decisions of its machine, and is the same for all three.
 
-    The dispatcher lists the tasks (`watch`, always one question outstanding). Answers go into one queue in the order in which they come, so
-    that a slow or silent worker delays no other. The consumer takes items out of the queue; that makes room to ask for more.
+    The dispatcher lists the tasks. The reader always has one `watch` request pending, which the dispatcher answers when the list changes.
+    Replies of tasks go into one queue in order of arrival, so that a slow or silent worker delays no other. The consumer takes items out
+    of the queue, and each item taken makes room for another request.
 
-    All but the consumer happens in a loop of the reader's own; the two share the queue.
+    The consumer's thread runs only what stands under "the consumer" below. Everything else runs in the reader's own loop. The two share
+    the queue, under `_ready`.
 
 End and errors
-    The consumer gets what is in the queue, then the end or the error that ended the reading. A dispatcher that does not answer is no error:
-    the tasks that are known go on.
+    The consumer gets what is in the queue, then the end or the error that ended the reading. A dispatcher that does not reply is no error:
+    the reader goes on with the tasks that it knows.
 
-    What is raised is a copy: its traceback refers to the consumer's iterator, so a reader that held it would keep alive the iterator that
-    is to close it.
+    The reader raises a copy of its error, because a raised error's traceback refers to the consumer's iterator: a reader that kept the
+    raised one would keep alive the iterator that is to close it.
+
+Not here: the iterator that the consumer holds (source.py), the access to one task (task_clients.py).
 """
 
 from __future__ import annotations
@@ -74,12 +79,14 @@ from zmqdist.transport.loop import Loop
 log = logging.getLogger("zmqdist.data")
 
 ELEMENT_S_SAMPLES: Final = 16
-"""The consumer's time for an element is a mean over about so many batches."""
+"""The consumer's time for an element is a running mean over about this many batches."""
 
 WATCH: Final = "zmqdist.data.watch"
 RELEASE: Final = "zmqdist.data.release"
 RELEASE_S: Final = 1.0
-"""A reader that leaves waits no longer for a dispatcher to hear it, which forgets it by itself in time."""
+"""How long a closing reader waits for the dispatcher to confirm its release. A dispatcher that misses the release drops the reader by
+itself later.
+"""
 
 STATE_VERSION: Final = 1
 
@@ -88,12 +95,12 @@ WAITS, WORKS = delivery.Waits(), delivery.Works()
 
 
 class SavedReader(msgspec.Struct, frozen=True):
-    """The state of a reader in portions, from which another goes on.
+    """The state of a reader of portions, from which another reader continues.
 
     Attributes:
       dispatcher: number of the dispatcher's state.
       cut: how the positions are cut into portions.
-      done, open: what its consumer had, as in `Consumed`.
+      done, open: what the consumer has received, as in `Consumed`.
     """
 
     version: int
@@ -107,7 +114,7 @@ class SavedReader(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, state: dict[str, Any]) -> SavedReader:
-        """Read a state. Raises InvalidArgumentError for what is none."""
+        """Parse a state. Raises InvalidArgumentError when `state` is not the state of a reader, or is one of another version."""
         try:
             saved = msgspec.convert(state, cls)
         except msgspec.ValidationError as error:
@@ -117,17 +124,17 @@ class SavedReader(msgspec.Struct, frozen=True):
         return saved
 
     def state(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """Return the state as a dict of JSON types."""
         return msgspec.json.decode(msgspec.json.encode(self), type=dict[str, Any])
 
     def as_args(self) -> tuple[Any, ...]:
-        """For the dispatcher."""
+        """Return the fields that the dispatcher needs to open the iteration."""
         return msgspec.structs.astuple(self)[1:]
 
 
 @dataclass(frozen=True)
 class Wish:
-    """What is to be read, and how."""
+    """What a reader reads, and how."""
 
     dispatcher: str
     terms: Terms
@@ -140,35 +147,38 @@ class Wish:
     compression: str | None = "AUTO"
     spec: Any = UNKNOWN_SPEC
     saved: SavedReader | None = None
-    """Where to go on, in portions."""
+    """The state from which a reader of portions continues."""
     refresh_s: float = 0.0
-    """Pause before asking for news again; 0: they come at once."""
+    """Pause between two `watch` requests, in seconds. 0: the next one is sent at once, and the dispatcher holds it until the list changes.
+    """
 
     @property
     def consumed(self) -> Consumed:
-        """What the consumer had before."""
+        """What the consumer had received when the state was saved."""
         return Consumed() if self.saved is None else Consumed(self.saved.done, self.saved.open)
 
 
 @dataclass(eq=False)
 class TaskLink:
-    """The way to one task, in one incarnation of its worker."""
+    """The connection to one task, in one incarnation of its worker."""
 
     location: str
     incarnation: int
     client: LocalTask | RemoteTask
     replies: deque[list[Any]] = field(default_factory=deque)
-    """Of each question asked its answer, or nothing yet: two answers may come in from two threads, and the order of a task counts."""
+    """One list for each request sent, in the order of the requests: empty until the reply has arrived. Replies may arrive from two threads
+    out of order, and the machine needs those of one task in order.
+    """
 
 
 class ServiceReader:
-    """See the module's docstring. One consumer at a time."""
+    """Reads one iteration of a distributed dataset for one consumer; the module's docstring says how."""
 
     def __init__(self, request: Wish, credentials: Credentials, openings: Openings) -> None:
-        """Open the iteration; waits until the dispatcher is there, or `openings` are closed.
+        """Open the iteration. Blocks until the dispatcher has replied, or until `openings` are closed.
 
         Raises:
-          OpError: what the dispatcher says.
+          OpError: the dispatcher refused, or `openings` were closed (CancelledError).
         """
         if request.terms.cache:
             check_shared(request.job_name, request.repetition, request.terms.num_consumers)
@@ -176,28 +186,28 @@ class ServiceReader:
         self._credentials = credentials
         self._stopped = threading.Event()
         self._open_cancelled = threading.Event()
-        """Nobody waits for the iteration to be opened."""
+        """Set when the thread that opens the iteration is to stop waiting for the dispatcher."""
         self._ready = threading.Condition()
         self._queue: deque[Any] = deque()
         self._over = False
         self._error: OpError | None = None
         self._elements_in_use: list[Any] = []
-        """The elements that the consumer is at."""
+        """The elements that the consumer iterates over now."""
         self._links: dict[int, TaskLink] = {}
         self._clients: dict[tuple[str, bytes], ZmqClient] = {}
         self._target = ""
         self._element_s = 0.0
-        """The consumer needs so long for an element."""
+        """Seconds that the consumer takes for an element; the dispatcher computes from it how many workers are best."""
         self._tick_at = inf
         self._finished = False
         self._version = 0
         self._watch_number = 0
         self._watch_pause_s = 0.0
         self._dispatcher_error = ""
-        """Why the dispatcher did not do what it was asked the last time."""
+        """Why the last request to the dispatcher failed, for the log; empty when it succeeded."""
         self._dispatcher = self._connect(request.dispatcher)
         self._opened: tuple[int, int] | None = None
-        """The number of the dispatcher's state, and that of the client that this is to it."""
+        """(number of the dispatcher's state, number of this client); None until the iteration is open."""
         self._lanes = max(1, request.terms.num_consumers)
         self._consumption = Consumption(self._ready, self._lanes, request.consumed)
         open_number = secrets.randbits(62)
@@ -237,7 +247,7 @@ class ServiceReader:
         return PlainDelivery(client, request.trainer, request.max_outstanding)
 
     def _deployment_mode(self) -> str:
-        """What the dispatcher was told of its workers; asked only where it matters."""
+        """Ask the dispatcher for its deployment mode. Return "" where the mode does not matter."""
         if self._request.terms.target_workers != "AUTO" or ShardingPolicy(self._request.terms.mode) not in STATIC:
             return ""
         config = insist(
@@ -251,10 +261,12 @@ class ServiceReader:
     # -- the consumer -----------------------------------------------------------------------------------------------------
 
     def batches(self) -> Iterator[list[Any]]:
-        """The elements, in lists, as they come. Raises an error that one of them ended in; a new call goes on behind it.
+        """Yield lists of elements in order of arrival. Blocks for each list.
+
+        An error that stands in place of an element is raised; call `batches` again to continue behind it.
 
         Raises:
-          OpError: also what ends the reading.
+          OpError: the error of an element, or the one that ended the reading.
         """
         coordinated = self._request.terms.coordinated
         self._post(BEGAN)
@@ -269,7 +281,7 @@ class ServiceReader:
             self._element_s += (took_s - self._element_s) / ELEMENT_S_SAMPLES if self._element_s else took_s
 
     def pieces(self) -> Iterator[Iterator[Any]]:
-        """In portions: the elements as iterators that are to be used up, one after the other. Raises as `batches`."""
+        """Yield the elements of a reader of portions, as iterators. Use up each one before taking the next. Raises as `batches` does."""
         consumption = self._consumption
         self._post(BEGAN)
         while True:
@@ -301,7 +313,7 @@ class ServiceReader:
         if batch.value is not None:
             try:
                 batch.elements = self._elements_of(batch.value)
-            except OpError as error:  # it is not acknowledged, and comes no other way
+            except OpError as error:  # it stays unacknowledged, and no other reply brings it: the reading ends
                 self._end(copy(error))
                 raise
             batch.value = None
@@ -315,14 +327,16 @@ class ServiceReader:
         return elements
 
     def _take(self) -> Any:
-        """What is next in the queue; waits for it. None at the end. Raises what ended the reading."""
+        """Return the next item of the queue; blocks. None: the end. Raises the error that ended the reading."""
         with self._ready:
             waited_s = 0.0
             while not self._queue and not self._over:
                 if not self._ready.wait(WAIT_LOG_S):
                     waited_s += WAIT_LOG_S
                     where = f"(dispatcher {self._request.dispatcher}{self._dispatcher_error})"
-                    log.warning("for %.0f s %s %s", waited_s, self._delivery.awaited(), where)
+                    log.warning(
+                        "a data reader has waited %.0f s for elements: %s %s", waited_s, self._delivery.awaited(), where
+                    )
             if self._queue:
                 return self._queue.popleft()
             if self._error is not None:
@@ -330,7 +344,7 @@ class ServiceReader:
             return None
 
     def state(self) -> dict[str, Any]:
-        """In portions: where the consumer is. In its thread."""
+        """Return where a reader of portions stands, as a dict of JSON types. Call it in the consumer's thread."""
         assert self._opened is not None
         state, client = self._opened
         done, open_ = map(tuple, self._consumption.saved())
@@ -338,20 +352,22 @@ class ServiceReader:
         return SavedReader(STATE_VERSION, state, self.iteration, client, cut, self._lanes, done, open_).state()
 
     def _cancel_open(self) -> None:
-        """Whoever waits for the iteration to be opened waits no longer."""
+        """Stop waiting for the dispatcher to open the iteration."""
         self._open_cancelled.set()
         if self._opened is None:
             self._dispatcher.close()
 
     def interrupt(self) -> None:
-        """Who waits for elements gets the end."""
+        """Drop the queue, and end the iteration for a consumer that waits for elements."""
         with self._ready:
             self._queue.clear()
             self._over = True
             self._ready.notify_all()
 
     def close(self) -> None:
-        """Stop reading and say so to the dispatcher: closing says "I have had what I was given". Harmless when called twice."""
+        """Stop reading, acknowledge what the consumer has received, and release this client at the dispatcher. Blocks up to RELEASE_S. A
+        second call does nothing.
+        """
         if self._stopped.is_set() or sys.is_finalizing():
             return
         self._stopped.set()
@@ -375,8 +391,13 @@ class ServiceReader:
             client.close()
 
     def forked(self) -> None:
-        """In the child of a fork: the loop is not there, and what lies here belongs to the parent, which goes on."""
-        self._stopped, self._ready = threading.Event(), threading.Condition()  # somebody may have been in them
+        """Make this reader unusable in the child of a fork: the loop's thread does not exist there, and queue and client belong to the
+        parent.
+        """
+        self._stopped, self._ready = (
+            threading.Event(),
+            threading.Condition(),
+        )  # a thread of the parent may have held their locks
         self._stopped.set()
         self._elements_in_use.clear()
         self._queue.clear()
@@ -384,7 +405,7 @@ class ServiceReader:
         self._over, self._error = True, FailedPreconditionError(FORKED)
 
     def _connect(self, address: str, key: bytes = b"") -> ZmqClient:
-        """`key`: the public key that a worker told with its address; empty for the dispatcher."""
+        """Return the client for `address`. `key` is the public key that a worker published with its address; empty for the dispatcher."""
         client = self._clients.get((address, key))
         if client is None:
             security = self._credentials.client(address, "submit", key)
@@ -402,7 +423,7 @@ class ServiceReader:
             pass  # closed
 
     def _post(self, event: Event) -> None:
-        """From the consumer's thread."""
+        """Have the machine handle `event`. Called in the consumer's thread."""
         self._run_in_loop(self._handle, event)
 
     def _handle(self, event: Event) -> None:
@@ -448,7 +469,7 @@ class ServiceReader:
 
     def _end(self, error: OpError | None) -> None:
         if error is not None and self._request.terms.coordinated and self._opened is not None and not self._over:
-            # A consumer that cannot go on takes part in no decision any more.
+            # The dispatcher waits for the decisions of all consumers: one that cannot continue has to leave, or the others would stall.
             self._watch_number += 1
             self._start(self._dispatcher, lambda _: None, RELEASE, *self._opened)
         with self._ready:
@@ -459,7 +480,7 @@ class ServiceReader:
     # -- in the loop: the dispatcher's news -------------------------------------------------------------------------------
 
     def _start(self, client: ZmqClient, then: Callable[[StatusOrResult], None], method: str, *args: Any) -> None:
-        """Ask, and have `then` called in the loop with the ended call."""
+        """Send a request, and call `then` with the finished call in the loop."""
         try:
             call = internal_client.start(client, method, *args, waits_for_server=False)
         except OpError:
@@ -475,9 +496,11 @@ class ServiceReader:
 
     def _watched(self, number: int, call: StatusOrResult) -> None:
         if number != self._watch_number:
-            return  # there is a later question
+            return  # a later watch request has replaced this one
         code, message = call.get_error()
-        if code in RETRIABLE and code != ABORTED:  # that: another reader has taken over
+        if (
+            code in RETRIABLE and code != ABORTED
+        ):  # ABORTED: another reader continues this iteration, so that this one ends
             self._watch_pause_s = longer(self._watch_pause_s)
             self._loop.set_timer(self, self._loop.now() + self._watch_pause_s, self._watch)
             self._dispatcher_error = f": {message}"
@@ -494,7 +517,7 @@ class ServiceReader:
             try:
                 places, for_others = self._places(tasks)
                 self._handle(News(places, for_others, self._finished, hold, ended))
-            except OpError as error:  # a worker at which no connection may be tried
+            except OpError as error:  # no connection to one of the workers is allowed
                 self._end(error)
         if not self._finished:
             if self._request.refresh_s:
@@ -503,7 +526,9 @@ class ServiceReader:
                 self._watch()
 
     def _places(self, tasks: list[tuple[Any, ...]]) -> tuple[list[TaskPlace], bool]:
-        """The tasks that this reader reads, each with a link where a worker serves it; and whether there are others."""
+        """Return the tasks that this reader reads, and whether there are tasks that it leaves to other readers. Connects to workers that
+        are new.
+        """
         chance.shuffle(tasks)
         places = []
         coordinated = self._request.terms.coordinated
@@ -526,7 +551,7 @@ class ServiceReader:
         address, key = split_key(location)
         state = self._opened[0]
         protocol, shared = self._request.protocol, bool(self._request.trainer)
-        # What others get, too, is not handed over as it is.
+        # Elements of a shared task are not passed by reference: several trainers get them.
         worker = local_workers.find(incarnation) if protocol in ("", LOCAL_PROTOCOL) and not shared else None
         if worker is not None:
             return LocalTask(worker, address, state, task, self._run_in_loop)

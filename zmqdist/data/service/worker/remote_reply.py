@@ -1,4 +1,4 @@
-"""The answer to a question for elements of a reader elsewhere: it goes out by RPC, compressed as the reader wants it."""
+"""The reply to a reader in another process: sent by RPC, compressed as the reader requested."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from zmqdist.transport.loop import Loop
 
 
 class RemoteReply:
-    """An answer that goes out by RPC."""
+    """A reply that is sent by RPC."""
 
     def __init__(self, call: Asked, loop: Loop, codec: str) -> None:
         self._call = call
@@ -30,7 +30,7 @@ class RemoteReply:
         try:
             self._loop.call_soon(fn)
         except OpError:
-            pass  # the worker has ended: so has the connection
+            pass  # the worker has stopped, and its connections are closed
 
     def elements(self, elements: list[Any], tag: Any = None) -> None:
         self._pack(lambda: squeeze(pack(elements), self._codec), tag)

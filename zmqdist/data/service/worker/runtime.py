@@ -1,14 +1,16 @@
-"""The tasks of one worker: what the dispatcher wants done, and who is answered from it.
+"""The data-service tasks of one worker: carries out the dispatcher's assignments, and routes requests of readers to the tasks.
 
 Rules
-    All but the tasks themselves runs in the worker's loop. Which tasks there are the machine decides (tasks_machine.py). A task's
-    pipeline is made when somebody reads it first.
-    Tasks run in threads of the worker's process (`TaskThreads`), or each in a process of its own (task_process.py), which has a
-    `TaskThreads` with that one in it: then no user code runs in the worker's.
+    The machine (tasks_machine.py) decides which tasks the worker has. A task opens its pipeline when the first reader sends a request.
+    Tasks run in threads of the worker's process (`TaskThreads`), or each in a process of its own (task_process.py). Such a process has a
+    `TaskThreads` with this one task, so that no user code runs in the worker's process.
+    Everything runs in the worker's loop, except the pipelines.
 
 Methods (after "zmqdist.data.")
-    elements(state, task, wanted, compression)   -> (kind, batch, its tag); kinds are below
+    elements(state, task, wanted, compression)   -> (kind, batch, tag); the kinds are in reader/delivery.py
     profile()                                    -> {task: its figures}
+
+Not here: how a kind of task makes elements and distributes them ({first_come,rounds,shared,portions}_task.py), snapshots (../snapshots).
 """
 
 from __future__ import annotations
@@ -68,25 +70,25 @@ PROFILE: Final = "zmqdist.data.profile"
 ELEMENTS: Final = "zmqdist.data.elements"
 
 AGAIN_S: Final = 0.05
-"""After a refused question for work."""
+"""Pause before a failed request to the dispatcher is sent again, in seconds."""
 
 REPORT_S: Final = 5.0
-"""How often a worker that has tasks tells how they do."""
+"""How often a worker that has running tasks reports their figures, in seconds."""
 
 FLUSH_S: Final = 0.1
-"""What was answered last has so long to leave before a worker goes."""
+"""How long the last replies have to leave the process before a worker stops, in seconds."""
 
 READERS: Final = frozenset({"submit", "worker"})
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerDataSnapshot:
-    """What a worker has of the data service.
+    """What a worker does for the data service at this moment.
 
     Attributes:
-      tasks: that the dispatcher wants from it and that have not ended.
-      writing: streams of distributed snapshots that it writes now.
-      streams: how far these are, and those that it has completed in this life.
+      tasks: number of tasks that the dispatcher wants from it and that have not ended.
+      writing: number of streams of distributed snapshots that it writes.
+      streams: the progress of these streams, and of those that it has completed in this incarnation.
     """
 
     tasks: int
@@ -95,17 +97,17 @@ class WorkerDataSnapshot:
 
 
 class TaskHost(Protocol):
-    """Where a worker's tasks run.
+    """Runs a worker's tasks.
 
     Attributes:
-      state: number of the dispatcher's state that they belong to.
+      state: number of the dispatcher's state that the tasks belong to.
       address: of the worker.
-      read_at: where readers are sent, if not to `address`; "%dts_port%" stands for the port of a task that has one of its own.
-      cache_bytes: what the window of a task that trainers share may take.
+      read_at: address to which readers connect, if not `address`; "%dts_port%" stands for the port of a task that has one of its own.
+      cache_bytes: size of the window of a task that trainers share.
       began: called in the loop when a task has got its first reader.
       finished: called in the loop with the number of a task whose last element was taken.
-      crashed: `crashed(task, how, then)`, called in the loop when the process of a task that computes portions has died: has the dispatcher
-        know it, and then calls `then`.
+      crashed: `crashed(task, how, then)`, called in the loop when the process of a task that computes portions has crashed: reports it to
+        the dispatcher, and calls `then` when the dispatcher has confirmed.
     """
 
     state: int
@@ -117,40 +119,40 @@ class TaskHost(Protocol):
     crashed: Callable[[int, str, Callable[[], None]], None]
 
     def begin(self, task: WorkerTask) -> None:
-        """Serve it from now on."""
+        """Serve `task` from now on."""
 
     def where(self, number: int) -> str:
-        """The address at which it is read."""
+        """Return the address at which readers reach task `number`."""
 
     def drop(self, number: int) -> None:
-        """End it. Waits for nothing; one that is not there is fine."""
+        """End task `number`. Does not block; an unknown number is ignored."""
 
     def hand_back(self, number: int) -> bool:
-        """Have a task give back the positions that it has not begun, and take no more. False: it has begun nothing."""
+        """Have task `number` give back the positions that it has not begun, and take no more. Return False if it has begun none."""
 
     def figures(self) -> dict[int, tuple[Any, ...]]:
-        """What the tasks at work tell of themselves (data/service/dispatcher/machine/figures.py)."""
+        """Return the figures of the running tasks (data/service/dispatcher/machine/figures.py), by number."""
 
     @property
     def unsent(self) -> bool:
-        """Whether answers are on their way to readers."""
+        """Whether replies to readers have not left the process yet."""
 
     @property
     def has_requests(self) -> bool:
-        """Whether readers wait for answers, or may: after `refuse` this ends."""
+        """Whether readers wait for replies, or may. After `refuse` this becomes False."""
 
     def refuse(self) -> None:
-        """Take no more questions of readers, but those that are on their way: each is answered CANCELLED. What was asked is answered."""
+        """Reply to the requests that have been received, and refuse new ones with CANCELLED."""
 
     def close(self) -> None:
-        """End all."""
+        """End all tasks."""
 
 
 class DataWorker:
-    """See the module's docstring. Hosted by a WorkerServer.
+    """The data-service side of a worker; hosted by a WorkerServer. The module's docstring gives its rules.
 
     Attributes:
-      host: where its tasks run.
+      host: runs the tasks.
       key: the public key that the worker shows to readers; empty without CURVE.
     """
 
@@ -166,11 +168,11 @@ class DataWorker:
         host: TaskHost | None = None,
         chunk_bytes_max: int = SNAPSHOT_CHUNK_BYTES_MAX,
     ) -> None:
-        """Before the service is attached.
+        """Call it before the service is attached.
 
         Args:
-          host: where tasks run; None: in threads of this process.
-          chunk_bytes_max: of the files of a snapshot.
+          host: runs the tasks; None: threads of this process do.
+          chunk_bytes_max: size of the files of a snapshot.
         """
         self._loop = loop
         self._calls = calls
@@ -186,7 +188,7 @@ class DataWorker:
         )
         self._machine = WorkerTasks()
         self._drained: Callable[[], None] | None = None
-        """The worker leaves: to be called when nothing is left to do."""
+        """Called when a worker that leaves has nothing left to do; None while it does not leave."""
         self._left = False
         self.key = b""
         service.register_later(PROFILE, self._profile, roles=READERS)
@@ -194,22 +196,22 @@ class DataWorker:
 
     @property
     def left(self) -> bool:
-        """Whether it was drained, and all answers are on their way."""
+        """Whether the worker was drained, and all its replies have been sent."""
         return self._left
 
     @property
     def num_tasks(self) -> int:
-        """Tasks that the dispatcher wants from this worker and that have not ended."""
+        """Number of tasks that the dispatcher wants from this worker and that have not ended."""
         return self._machine.num_tasks
 
     def snapshot(self) -> WorkerDataSnapshot:
-        """In the loop."""
+        """Return what the worker does now. Call it in the loop."""
         return WorkerDataSnapshot(self.num_tasks, self.snapshots.writing, tuple(self.snapshots.progresses()))
 
-    # -- the dispatcher's wishes ------------------------------------------------------------------------------------------------
+    # -- assignments of the dispatcher ------------------------------------------------------------------------------------------
 
     def registered(self) -> None:
-        """The dispatcher has taken this worker: now, or again."""
+        """Note that the dispatcher has registered this worker, for the first time or again."""
         if isinstance(self.host, TaskThreads):
             local_workers.add(self._incarnation, self.host)
         self.snapshots.registered()
@@ -252,7 +254,7 @@ class DataWorker:
             self._end_if_drained()
 
     def _ask_again(self) -> None:
-        """Only while there is a connection: else `registered` comes."""
+        """Request work, if there is a connection; after a reconnect `registered` requests it."""
         if self._calls.connected:
             self._perform(self._machine.ask())
 
@@ -263,7 +265,7 @@ class DataWorker:
     def _report_crash(self, number: int, how: str, then: Callable[[], None]) -> None:
         def replied(value: Any, error: OpError | None) -> None:
             if error is None or error.error_code not in RETRIABLE:
-                then()  # where it does not know the task it will have it dropped
+                then()  # a dispatcher that does not know the task will have this worker drop it
             else:
                 again = partial(self._report_crash, number, how, then)
                 self._loop.set_timer((self, "crash", number), self._loop.now() + AGAIN_S, again)
@@ -286,7 +288,9 @@ class DataWorker:
     # -- leaving ----------------------------------------------------------------------------------------------------------------
 
     def refuse(self, then: Callable[[], None]) -> None:
-        """Ask the dispatcher, which has let this worker go, nothing more; answer what readers have asked, and call `then`. In the loop."""
+        """Send no further request to the dispatcher, which has released this worker; reply to the pending requests of readers, then call
+        `then`. Call it in the loop.
+        """
         self._machine.leave()
         self.host.refuse()
         self._end_if_answered(then)
@@ -296,9 +300,10 @@ class DataWorker:
         self._loop.set_timer((self, "answered"), self._loop.now() + FLUSH_S, again)
 
     def drain(self, then: Callable[[], None]) -> None:
-        """Take no more positions, hand back what was not begun, have readers take the rest, and call `then`. In the loop.
+        """Take no more positions, give back those not begun, let readers take the elements that are ready, then call `then`. Call it in the
+        loop.
 
-        A task that has the whole dataset for itself goes on to its end. Whoever has not the time for it just closes.
+        A task that has the whole dataset for itself continues to its end. A worker that has no time for that calls `close` instead.
         """
         self._drained = then
         self._report_leaving()
@@ -325,13 +330,13 @@ class DataWorker:
             self._drained()
 
     def close(self) -> None:
-        """In the loop, when it ends."""
+        """End all tasks. The loop calls it when it stops."""
         local_workers.remove(self._incarnation)
         self.host.close()
 
 
 class TaskThreads:
-    """Tasks in threads of this process, and the method that answers their readers."""
+    """Runs tasks in threads of this process, and serves the method that replies to their readers."""
 
     def __init__(
         self,
@@ -342,7 +347,7 @@ class TaskThreads:
         incarnation: int,
         dispatcher_timeout_s: float,
     ) -> None:
-        """Before the service is attached."""
+        """Call it before the service is attached."""
         self.state = 0
         self.address = self.read_at = ""
         self.cache_bytes = TRAINER_CACHE_BYTES
@@ -396,7 +401,9 @@ class TaskThreads:
         try:
             dealer.drain()
         except BaseException as error:
-            log.warning("%s leaves, and could not hand back what it has not begun: %s", self.address, error)
+            log.warning(
+                "worker %s is leaving, and could not give back positions that it has not begun: %s", self.address, error
+            )
 
     def figures(self) -> dict[int, tuple[Any, ...]]:
         found = {}
@@ -421,18 +428,18 @@ class TaskThreads:
     def _elements(self, call: Asked, state: int, number: int, wanted: tuple[Any, ...], compression: str) -> None:
         near = call.peer.hello is not None and call.peer.hello.host == host_identity()
         codec = codec_for(compression, near=near)
-        codec_of(codec or None)  # where its package is missing the question fails, before any element is taken for it
+        codec_of(codec or None)  # raises where the codec's package is missing, before the request takes an element
         self._answer(state, number, Wanted(*wanted), RemoteReply(call, self._loop, codec))
 
     def ask(self, state: int, number: int, wanted: Wanted, reply: ElementReply) -> None:
-        """A question of a reader in this process; from any thread."""
+        """Handle the request of a reader in this process. May be called from any thread."""
         try:
             self._loop.call_soon(self._answer, state, number, wanted, reply)
         except OpError as error:
             reply.fail(CancelledError(f"Local worker {self.address} is no longer available: {error.message}"))
 
     def delete(self, number: int) -> None:
-        """A reader in this process was the only one whom this task was for; from any thread."""
+        """Delete a task on behalf of its only reader, which is in this process. May be called from any thread."""
         try:
             self._loop.call_soon(self._delete, number)
         except OpError:
@@ -458,7 +465,7 @@ class TaskThreads:
             reply.fail(UnavailableError(f"worker {self.address} does not have task {number}"))
             return
         if task.runner is None:
-            if task.done:  # in a process before this one
+            if task.done:  # an earlier process of this task has come to the end
                 reply.end()
                 return
             task.runner = self._run(task)
@@ -469,7 +476,7 @@ class TaskThreads:
             self._loop.set_timer(id(reply), self._loop.now() + wanted.wait_s, lambda: runner.expire(reply))
 
     def start(self, task: WorkerTask) -> None:
-        """Begin a task before its first question, where its elements go to whoever asks first. In the loop."""
+        """Begin a task before its first request, if it is one that serves requests in order of arrival. Call it in the loop."""
         if task.runner is None and not task.done:
             task.runner = self._run(task)
             self.began()
@@ -504,14 +511,14 @@ class TaskThreads:
         )
 
     def _open_portion(self, task: WorkerTask, dealer: Dealer, start: int, length: int) -> DatasetIterator:
-        """In a thread of the task."""
+        """Open the pipeline over some positions. Called in a thread of the task."""
         if task.pipeline is None:
             task.pipeline = portion_pipeline(deserialize(dealer.definition(task.fingerprint)))
         positions = iter(range(start, start + length))
         return open_split(task.pipeline, lambda source, repetition: next(positions, None))
 
     def _open(self, task: WorkerTask, dealer: Dealer) -> DatasetIterator:
-        """In the task's thread."""
+        """Open the pipeline of a task. Called in the task's thread."""
         dataset = deserialize(dealer.definition(task.fingerprint))
         if task.terms.coordinated:
             rounds_task.require_infinite(dataset.cardinality())
@@ -520,7 +527,7 @@ class TaskThreads:
         if task.terms.mode == DYNAMIC:
             return open_split(dataset, dealer.ask)
         policy = ShardingPolicy(task.terms.mode).name
-        # Seeds that nobody gave are the same for all workers of an iteration: else their shares would not be parts of one order.
+        # The user gave no seed: all workers of an iteration take the same one, or their shards would not be parts of one order.
         return iter(shard_for_worker(dataset, policy, task.num_workers, task.index, seed=task.iteration))
 
     def _finished(self, task: WorkerTask) -> None:
