@@ -59,7 +59,7 @@ def checked_synchronization(value: Any) -> VariableSynchronization:
 Mode = TypeVar("Mode", VariableAggregation, VariableSynchronization)
 
 
-def _member(cls: type[Mode], what: str, value: Any, default: Mode) -> Mode:
+def _member(cls: type[Mode], kind: str, value: Any, default: Mode) -> Mode:
     if value is None:
         return default
     if isinstance(value, cls):
@@ -68,7 +68,7 @@ def _member(cls: type[Mode], what: str, value: Any, default: Mode) -> Mode:
     if isinstance(name, str) and name.upper() in cls.__members__:
         return cls[name.upper()]
     known = ", ".join(repr(each.value) for each in cls)
-    raise ValueError(f"invalid variable {what} mode: {value!r}; wanted one of {known}")
+    raise ValueError(f"invalid variable {kind} mode: {value!r}; wanted one of {known}")
 
 
 def aggregated(values: tuple[Any, ...], how: VariableAggregation, name: str) -> Any:

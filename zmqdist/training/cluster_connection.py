@@ -34,7 +34,7 @@ from zmqdist.scheduling.dispatcher.config import DispatcherConfig
 from zmqdist.scheduling.dispatcher.runtime import DispatchServer
 from zmqdist.scheduling.worker.runtime import own_host
 from zmqdist.training.checks import check_cluster, check_ps
-from zmqdist.training.worker_recruiter import Inviting
+from zmqdist.training.worker_recruiter import WorkerRecruiter
 from zmqdist.transport import port_probe
 from zmqdist.transport.address import is_loopback, split
 from zmqdist.transport.credentials import Credentials
@@ -46,14 +46,14 @@ ACCEPTED: Final = (
     "a cluster resolver, a ClusterSpec or a dict of jobs with workers and ps, a local_cluster(ps=...), "
     "or nothing in a program that `zmqdist launch` started"
 )
-LOOKS_AT_ONCE: Final = 16
+PROBES_AT_ONCE: Final = 16
 LEAVE_S: Final = 0.0
 """What workers run when their program ends is wanted by nobody."""
 
-_open: weakref.WeakSet[Connected] = weakref.WeakSet()
+_open: weakref.WeakSet[ClusterConnection] = weakref.WeakSet()
 
 
-class Connected:
+class ClusterConnection:
     """A cluster that is there: what a strategy and its coordinator need to know of it.
 
     Attributes:
@@ -71,7 +71,7 @@ class Connected:
         self._close = close
         self._closed = False
         self._lock = threading.Lock()
-        self._asks: ZmqClient | None = None
+        self._client: ZmqClient | None = None
         self._pid = os.getpid()
         _open.add(self)
 
@@ -89,21 +89,21 @@ class Connected:
           For each None, where it is there, else an UnavailableError that names it.
         """
         with ThreadPoolExecutor(1, thread_name_prefix="zmqdist-states") as pool:
-            looked = pool.submit(listening, {("ps", index): address for index, address in enumerate(self.ps)})
+            probe = pool.submit(listening, {("ps", index): address for index, address in enumerate(self.ps)})
             states = self._worker_states()
-            found = looked.result()
+            found = probe.result()
         for index, address in enumerate(self.ps):
-            told = f"{_task_name('ps', index)} at {address} does not answer"
-            states.append(None if ("ps", index) in found else errors.UnavailableError(told))
+            text = f"{_task_name('ps', index)} at {address} does not answer"
+            states.append(None if ("ps", index) in found else errors.UnavailableError(text))
         return states
 
     def _worker_states(self) -> list[errors.UnavailableError | None]:
         wanted = self.workers
         try:
-            status = self._ask("status")
+            status = self._call_dispatcher("status")
         except errors.OpError as error:
-            told = f"cannot be told, the dispatcher at {self.target} does not answer: {error.message}"
-            return [errors.UnavailableError(f"{_task_name('worker', index)} {told}") for index in wanted]
+            text = f"cannot be told, the dispatcher at {self.target} does not answer: {error.message}"
+            return [errors.UnavailableError(f"{_task_name('worker', index)} {text}") for index in wanted]
         rows = {row["name"]: row["state"] for row in status["workers"]}
         losses = {loss["name"]: loss["reason"] for loss in status["losses"]}
         states: list[errors.UnavailableError | None] = []
@@ -147,7 +147,7 @@ class Connected:
         if index in wanted:
             self._dismiss(index)
         try:
-            self._ask("drain", "worker", index, grace_s)
+            self._call_dispatcher("drain", "worker", index, grace_s)
         except errors.NotFoundError:
             if index not in wanted:  # else it has gone already
                 raise ValueError(f"there is no worker {index} in this cluster; it has {list(wanted)}") from None
@@ -167,48 +167,50 @@ class Connected:
             if self._closed:
                 return
             self._closed = True
-            asks = self._asks
+            client = self._client
         _open.discard(self)
         try:
             if shutdown_cluster:
                 stop_servers([*self.workers.values(), *self.ps], self.credentials)
             self._close(shutdown_cluster)
         finally:
-            if asks is not None:
-                asks.close()
+            if client is not None:
+                client.close()
 
-    def _ask(self, method: str, *args: Any) -> Any:
+    def _call_dispatcher(self, method: str, *args: Any) -> Any:
         """Ask the dispatcher."""
         with self._lock:
             if self._closed:
                 raise errors.FailedPreconditionError("this cluster was closed")
-            if self._asks is None:
+            if self._client is None:
                 address = self.target.removeprefix("zmq://")
-                self._asks = ZmqClient(address, "strategy", security=self.credentials.client(address, "submit"))
-            asks = self._asks
-        return internal_client.start(asks, method, *args, due=time.monotonic() + TASK_PROBE_S).get_value()
+                self._client = ZmqClient(address, "strategy", security=self.credentials.client(address, "submit"))
+            client = self._client
+        return internal_client.start(client, method, *args, due=time.monotonic() + TASK_PROBE_S).get_value()
 
     def __del__(self) -> None:
         if not self.__dict__.get("_closed", True):
             self._closed = True
-            in_background("zmqdist-let-go", _let_go, self._close, self._asks)
+            in_background("zmqdist-let-go", _let_go, self._close, self._client)
 
 
-class _Invited(Connected):
+class _RecruitedCluster(ClusterConnection):
     """Of servers that somebody has started; the dispatcher is here."""
 
-    def __init__(self, dispatcher: DispatchServer, credentials: Credentials, ps: list[str], inviting: Inviting) -> None:
+    def __init__(
+        self, dispatcher: DispatchServer, credentials: Credentials, ps: list[str], recruiter: WorkerRecruiter
+    ) -> None:
         def close(_: bool) -> None:
-            inviting.close()
+            recruiter.close()
             dispatcher.shutdown(LEAVE_S)
 
         super().__init__(dispatcher.target, credentials, ps, close)
-        self._inviting = inviting
+        self._recruiter = recruiter
         self._next = 0
 
     @property
     def workers(self) -> dict[int, str]:
-        return self._inviting.wanted
+        return self._recruiter.wanted
 
     def add_worker(self, address: str = "", index: int | None = None) -> int:
         address = address.removeprefix("zmq://")
@@ -218,14 +220,14 @@ class _Invited(Connected):
         with self._lock:
             self._next = max(self._next, *self.workers, -1) + 1 if index is None else max(self._next, index)
             index = self._next if index is None else index
-        self._inviting.want(index, address)
+        self._recruiter.want(index, address)
         return index
 
     def _dismiss(self, index: int) -> None:
-        self._inviting.drop(index)
+        self._recruiter.drop(index)
 
 
-class _Local(Connected):
+class _LocalCluster(ClusterConnection):
     """Of a `local_cluster`, which is closed by whoever made it."""
 
     def __init__(self, cluster: Any) -> None:
@@ -249,7 +251,7 @@ class _Local(Connected):
         self._dismissed.add(index)
 
 
-class _Launched(Connected):
+class _LaunchedCluster(ClusterConnection):
     """Of `zmqdist launch`, which ends everything when this program ends."""
 
     def __init__(self, target: str, credentials: Credentials, ps: list[str], workers: list[int]) -> None:
@@ -274,7 +276,7 @@ def connect(
     connect_timeout_s: float = CONNECT_TIMEOUT_S,
     slots: int = 1,
     credentials: Credentials | None = None,
-) -> Connected:
+) -> ClusterConnection:
     """Find the tasks of a cluster, and wait until all workers and ps are there.
 
     Args:
@@ -294,7 +296,7 @@ def connect(
             raise ValueError(
                 "There must be at least one ps. This local_cluster has none: local_cluster(workers=2, ps=1)"
             )
-        return _Local(source)
+        return _LocalCluster(source)
     if source is None or _is_launched(source):
         return _launched(connect_timeout_s)
     if hasattr(source, "cluster_spec") and not isinstance(source, ClusterSpec):
@@ -314,15 +316,15 @@ def stop_servers(addresses: list[str], credentials: Credentials, grace_s: float 
       The addresses of those that have answered that they end.
     """
     found = listening({("", number): address for number, address in enumerate(addresses) if address})
-    told = []
+    calls = []
     due = time.monotonic() + grace_s
     for _, number in sorted(found):
         address = addresses[number]
         client = ZmqClient(address, "ends the cluster", security=credentials.client(address, "submit"))
-        told.append((address, client, internal_client.start(client, "server.stop", grace_s, due=due)))
+        calls.append((address, client, internal_client.start(client, "server.stop", grace_s, due=due)))
     ended = []
-    for address, client, answer in told:
-        code, text = answer.get_error()
+    for address, client, call in calls:
+        code, text = call.get_error()
         client.close()
         if code:
             log.warning("the server at %s does not end: %s", address, text)
@@ -334,38 +336,38 @@ def stop_servers(addresses: list[str], credentials: Credentials, grace_s: float 
 # -- servers that somebody has started ------------------------------------------------------------------------------------
 
 
-def _invited(spec: ClusterSpec, timeout_s: float, slots: int, credentials: Credentials) -> Connected:
+def _invited(spec: ClusterSpec, timeout_s: float, slots: int, credentials: Credentials) -> ClusterConnection:
     workers = {index: spec.task_address("worker", index) for index in spec.task_indices("worker")}
     ps = [spec.task_address("ps", index) for index in spec.task_indices("ps")]
     for address in (*workers.values(), *ps):
         split(address)
     until = time.monotonic() + timeout_s
     dispatcher = _dispatcher(spec, [*workers.values(), *ps], credentials)
-    inviting = Inviting(dispatcher, credentials, slots)
-    connected = _Invited(dispatcher, credentials, ps, inviting)
+    recruiter = WorkerRecruiter(dispatcher, credentials, slots)
+    connection = _RecruitedCluster(dispatcher, credentials, ps, recruiter)
     try:
         for index, address in workers.items():
-            inviting.want(index, address)
-        _wait(connected, inviting, until, timeout_s)
+            recruiter.want(index, address)
+        _wait(connection, recruiter, until, timeout_s)
     except BaseException:
-        connected.close()
+        connection.close()
         raise
-    return connected
+    return connection
 
 
 def _dispatcher(spec: ClusterSpec, addresses: list[str], credentials: Credentials) -> DispatchServer:
     """On the chief's address, where that is free and of this machine; else on a free port of a host that the others can reach."""
-    places = [(_host_for(addresses), 0)]
+    endpoints = [(_host_for(addresses), 0)]
     if "chief" in spec.jobs and spec.num_tasks("chief"):
         host, port = split(spec.task_address("chief", spec.task_indices("chief")[0]))
         with contextlib.suppress(OSError):  # a name that cannot be looked up here
             number = port_probe.number_of(host, TASK_PROBE_S)
             if port_probe.is_own(number):
-                places.insert(0, (number, port))
-    for place in places:
+                endpoints.insert(0, (number, port))
+    for endpoint in endpoints:
         config = DispatcherConfig(
-            host=place[0],
-            port=place[1],
+            host=endpoint[0],
+            port=endpoint[1],
             token_file=credentials.token_file,
             keys_dir=credentials.keys_dir,
             insecure=credentials.insecure,
@@ -373,7 +375,7 @@ def _dispatcher(spec: ClusterSpec, addresses: list[str], credentials: Credential
         try:
             return DispatchServer(config)
         except errors.UnknownError:  # a Server of the chief, or another strategy, has the port
-            if place is places[-1]:
+            if endpoint is endpoints[-1]:
                 raise
     raise AssertionError("the last place either serves or raises")
 
@@ -392,53 +394,53 @@ def _host_for(addresses: list[str]) -> str:
     return found
 
 
-def _wait(connected: Connected, inviting: Inviting, until: float, timeout_s: float) -> None:
+def _wait(connection: ClusterConnection, recruiter: WorkerRecruiter, until: float, timeout_s: float) -> None:
     """For all workers and ps."""
     clients = {
-        ("ps", index): ZmqClient(address, "strategy", security=connected.credentials.client(address, "submit"))
-        for index, address in enumerate(connected.ps)
+        ("ps", index): ZmqClient(address, "strategy", security=connection.credentials.client(address, "submit"))
+        for index, address in enumerate(connection.ps)
     }
     try:
-        asked = {task: internal_client.start(client, "server.about", due=until) for task, client in clients.items()}
-        for answer in asked.values():
-            answer.add_done_callback(lambda _: None)  # somebody must read it while we wait for the workers
-        while missing := inviting.wait(min(until, time.monotonic() + WAIT_LOG_S)):
-            names = ", ".join(f"worker:{index} at {inviting.wanted[index]}" for index in missing)
+        calls = {task: internal_client.start(client, "server.about", due=until) for task, client in clients.items()}
+        for call in calls.values():
+            call.add_done_callback(lambda _: None)  # somebody must read it while we wait for the workers
+        while missing := recruiter.wait(min(until, time.monotonic() + WAIT_LOG_S)):
+            names = ", ".join(f"worker:{index} at {recruiter.wanted[index]}" for index in missing)
             if time.monotonic() >= until:
                 break
             log.warning("still waiting for %s", names)
-        absent: dict[Task, str] = {("worker", index): inviting.wanted[index] for index in missing}
-        for task, answer in asked.items():
-            code, text = answer.get_error()
+        absent: dict[Task, str] = {("worker", index): recruiter.wanted[index] for index in missing}
+        for task, call in calls.items():
+            code, text = call.get_error()
             if code in (errors.DEADLINE_EXCEEDED, errors.UNAVAILABLE):
                 absent[task] = clients[task].address
             elif code:
                 raise errors.from_code(code, f"{named(task)} at {clients[task].address}: {text}")
-            elif answer.get_value()["task"] != named(task):
-                there = answer.get_value()["task"]
+            elif call.get_value()["task"] != named(task):
+                found_task = call.get_value()["task"]
                 raise errors.InvalidArgumentError(
-                    f"at {clients[task].address} is {there}, and the cluster says {named(task)}"
+                    f"at {clients[task].address} is {found_task}, and the cluster says {named(task)}"
                 )
     finally:
         for client in clients.values():
             client.close()
     if absent:
-        told = f"not all tasks of the cluster answered within {timeout_s:g} s: {'; '.join(_looked_at(absent))}"
-        raise errors.UnavailableError(told)
+        text = f"not all tasks of the cluster answered within {timeout_s:g} s: {'; '.join(_describe_absent(absent))}"
+        raise errors.UnavailableError(text)
 
 
-def _looked_at(absent: dict[Task, str]) -> list[str]:
+def _describe_absent(absent: dict[Task, str]) -> list[str]:
     """A sentence for each: what is at its address instead."""
 
     def look(task: Task) -> str:
         address = absent[task]
-        seen = port_probe.look(address, TASK_PROBE_S)
+        probed = port_probe.look(address, TASK_PROBE_S)
         why = "it takes connections and does not answer"
-        if seen.failure is not None:
-            why = port_probe.explain(address, seen, TASK_PROBE_S)[0]
+        if probed.failure is not None:
+            why = port_probe.explain(address, probed, TASK_PROBE_S)[0]
         return f"{named(task)} at {address}: {why}"
 
-    with ThreadPoolExecutor(LOOKS_AT_ONCE, thread_name_prefix="zmqdist-look") as pool:
+    with ThreadPoolExecutor(PROBES_AT_ONCE, thread_name_prefix="zmqdist-look") as pool:
         return list(pool.map(look, absent))
 
 
@@ -462,7 +464,7 @@ def _is_launched(source: Any) -> bool:
     return config is not None and source.cluster_spec() == config.task_spec
 
 
-def _launched(timeout_s: float) -> Connected:
+def _launched(timeout_s: float) -> ClusterConnection:
     config = _config()
     if config is None:
         raise ValueError(f"no cluster was given and {CONFIG_ENV} names none that runs: wanted {ACCEPTED}")
@@ -475,16 +477,16 @@ def _launched(timeout_s: float) -> Connected:
     check_ps(sorted(ps))
     credentials = Credentials(runtime.token_file, runtime.keys_dir)
     workers = [] if jobs.worker is None else jobs.worker.indices()
-    connected = _Launched(runtime.dispatcher, credentials, [ps[index] for index in sorted(ps)], workers)
+    connection = _LaunchedCluster(runtime.dispatcher, credentials, [ps[index] for index in sorted(ps)], workers)
     until = time.monotonic() + timeout_s
     pause = threading.Event()
-    while troubles := [state for state in connected.task_states() if state is not None]:
+    while troubles := [state for state in connection.task_states() if state is not None]:
         if time.monotonic() >= until:
-            connected.close()
-            told = f"not all tasks of the cluster answered within {timeout_s:g} s: "
-            raise errors.UnavailableError(told + "; ".join(state.message for state in troubles))
+            connection.close()
+            text = f"not all tasks of the cluster answered within {timeout_s:g} s: "
+            raise errors.UnavailableError(text + "; ".join(state.message for state in troubles))
         pause.wait(0.05)
-    return connected
+    return connection
 
 
 def _task_name(job: str, index: int) -> str:
@@ -492,13 +494,13 @@ def _task_name(job: str, index: int) -> str:
     return f"/job:{job}/replica:0/task:{index}"
 
 
-def _let_go(close: Callable[[bool], object], asks: ZmqClient | None) -> None:
+def _let_go(close: Callable[[bool], object], client: ZmqClient | None) -> None:
     close(False)
-    if asks is not None:
-        asks.close()
+    if client is not None:
+        client.close()
 
 
 @atexit.register
 def _close_all() -> None:
-    for connected in list(_open):
-        connected.close()
+    for connection in list(_open):
+        connection.close()

@@ -30,7 +30,7 @@ class Strategy(Protocol):
     def session(self) -> int: ...
 
 
-class Merges(Protocol):
+class Rendezvous(Protocol):
     """What replicas meet in (replicas.py)."""
 
     def merge(self, replica: int, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any: ...
@@ -45,11 +45,11 @@ class ReplicaContext:
       num_replicas_in_sync: how many there are on this worker.
     """
 
-    def __init__(self, strategy: Any, replica: int, replicas: int, meeting: Merges | None = None) -> None:
+    def __init__(self, strategy: Any, replica: int, replicas: int, rendezvous: Rendezvous | None = None) -> None:
         self.strategy = strategy
         self.replica_id_in_sync_group = replica
         self.num_replicas_in_sync = replicas
-        self._meeting = meeting
+        self._rendezvous = rendezvous
 
     def merge_call(self, merge_fn: Callable[..., Any], args: Any = (), kwargs: Any = None) -> Any:
         """Wait until all replicas have called this; then `merge_fn(strategy, *args, **kwargs)` is called once.
@@ -61,8 +61,8 @@ class ReplicaContext:
           RuntimeError: another replica ended without it.
           Exception: what `merge_fn` raised, in all replicas.
         """
-        if self._meeting is not None:
-            return self._meeting.merge(self.replica_id_in_sync_group, merge_fn, args, kwargs or {})
+        if self._rendezvous is not None:
+            return self._rendezvous.merge(self.replica_id_in_sync_group, merge_fn, args, kwargs or {})
         with in_replica(None):
             return merge_fn(self.strategy, *args, **(kwargs or {}))
 
@@ -74,7 +74,7 @@ class ReplicaContext:
         return f"<replica {self.replica_id_in_sync_group} of {self.num_replicas_in_sync}>"
 
 
-class _Here(threading.local):
+class _ThreadState(threading.local):
     """The state of one thread; these are the defaults."""
 
     scopes: tuple[Any, ...] = ()
@@ -86,15 +86,15 @@ class _Here(threading.local):
     """A variable beside which new ones go."""
 
 
-here = _Here()
-_ALONE = ReplicaContext(None, 0, 1)
+thread_state = _ThreadState()
+_DEFAULT_CONTEXT = ReplicaContext(None, 0, 1)
 
 
 def get_strategy() -> Any:
     """The strategy of the innermost scope, or of the `run` that this is in; None outside."""
-    if here.replica is not None:
-        return here.replica.strategy
-    return here.scopes[-1] if here.scopes else None
+    if thread_state.replica is not None:
+        return thread_state.replica.strategy
+    return thread_state.scopes[-1] if thread_state.scopes else None
 
 
 def has_strategy() -> bool:
@@ -104,45 +104,45 @@ def has_strategy() -> bool:
 
 def get_replica_context() -> ReplicaContext | None:
     """That of the present replica; None in the cross-replica context; outside of both that of the only replica there is."""
-    if here.replica is not None:
-        return here.replica
-    return None if here.scopes else _ALONE
+    if thread_state.replica is not None:
+        return thread_state.replica
+    return None if thread_state.scopes else _DEFAULT_CONTEXT
 
 
 def in_cross_replica_context() -> bool:
     """Whether this is inside a scope, and in no replica."""
-    return here.replica is None and bool(here.scopes)
+    return thread_state.replica is None and bool(thread_state.scopes)
 
 
 @contextmanager
 def in_replica(replica: ReplicaContext | None) -> Iterator[None]:
     """In the context of that replica, or in the cross-replica context of the strategy of the present one."""
-    before, scopes = here.replica, here.scopes
+    before, scopes = thread_state.replica, thread_state.scopes
     if replica is None and before is not None and before.strategy is not None:
-        here.scopes = (*scopes, before.strategy)
-    here.replica = replica
+        thread_state.scopes = (*scopes, before.strategy)
+    thread_state.replica = replica
     try:
         yield
     finally:
-        here.replica, here.scopes = before, scopes
+        thread_state.replica, thread_state.scopes = before, scopes
 
 
 @contextmanager
 def in_scope(strategy: Strategy, creator: Creator) -> Iterator[None]:
     """In the scope of a strategy. Raises RuntimeError in another one's."""
     check_not_in_another(strategy)
-    before, replica, creators = here.scopes, here.replica, here.creators
-    here.scopes, here.replica, here.creators = (*before, strategy), None, (*creators, creator)
+    before, replica, creators = thread_state.scopes, thread_state.replica, thread_state.creators
+    thread_state.scopes, thread_state.replica, thread_state.creators = (*before, strategy), None, (*creators, creator)
     try:
         yield
     finally:
-        here.scopes, here.replica, here.creators = before, replica, creators
+        thread_state.scopes, thread_state.replica, thread_state.creators = before, replica, creators
 
 
 def check_not_in_another(strategy: Strategy) -> None:
     """Raises RuntimeError inside another strategy's scope."""
-    present = get_strategy()
-    if present is not None and present.session != strategy.session:
+    current = get_strategy()
+    if current is not None and current.session != strategy.session:
         raise RuntimeError(
             "strategies cannot be mixed: this is inside the scope of another ParameterServerStrategy; leave it first"
         )
@@ -155,31 +155,31 @@ def variable_creator_scope(creator: Creator) -> Iterator[None]:
     Outside a strategy's scope, `kwargs` has a "device", where the strategy would put the variable, and another one is obeyed; inside a
     scope the strategy decides.
     """
-    before = here.creators
-    here.creators = (*before, creator)
+    before = thread_state.creators
+    thread_state.creators = (*before, creator)
     try:
         yield
     finally:
-        here.creators = before
+        thread_state.creators = before
 
 
 @contextmanager
 def colocated_with(variable: Any) -> Iterator[None]:
     """New variables go where `variable` is."""
-    before, here.colocated = here.colocated, variable
+    before, thread_state.colocated = thread_state.colocated, variable
     try:
         yield
     finally:
-        here.colocated = before
+        thread_state.colocated = before
 
 
 def inherit() -> Callable[[], None]:
     """For the threads of replicas: called in one of them, it is where this thread is."""
-    state = here.scopes, here.replica, here.creators, here.colocated
+    state = thread_state.scopes, thread_state.replica, thread_state.creators, thread_state.colocated
     enter_running = task_context.inherit()
 
-    def enter_here() -> None:
+    def enter() -> None:
         enter_running()
-        here.scopes, here.replica, here.creators, here.colocated = state
+        thread_state.scopes, thread_state.replica, thread_state.creators, thread_state.colocated = state
 
-    return enter_here
+    return enter

@@ -20,9 +20,9 @@ import numpy as np
 from zmqdist import task_context
 from zmqdist.cluster.devices import Device, device_of
 from zmqdist.training.aggregation import checked_aggregation, checked_synchronization
-from zmqdist.training.context import get_strategy, here
+from zmqdist.training.context import get_strategy, thread_state
 from zmqdist.training.partition import Initial
-from zmqdist.training.variable_storage import LocalHome
+from zmqdist.training.variable_storage import LocalStorage
 
 CHIEF = device_of("chief", 0)
 
@@ -44,7 +44,7 @@ def create(handle: Callable[..., Any], **kwargs: Any) -> Any:
             "the program and let the function use it, or make it in a per-worker resource"
         )
     next_creator: Callable[..., Any] = partial(make, handle)
-    for creator in here.creators:
+    for creator in thread_state.creators:
         next_creator = partial(creator, next_creator)
     return next_creator(**kwargs)
 
@@ -71,15 +71,15 @@ def make(
     if trainable is None:
         trainable = initial.dtype.kind in "fc"
     described = (bool(trainable), *how)
-    where = None if device is None else Device.parse(device).canonical()
-    if where is None or where.job != "ps":
-        return handle(LocalHome(name, _whole(initial), CHIEF if where is None else str(where)), *described)
+    target = None if device is None else Device.parse(device).canonical()
+    if target is None or target.job != "ps":
+        return handle(LocalStorage(name, _whole(initial), CHIEF if target is None else str(target)), *described)
     strategy = get_strategy()
     if strategy is None:
         raise ValueError(
             f"variable {name!r} is to go to {device}, and there is no strategy: make it inside its scope()"
         )
-    return handle(strategy.make_variable(name, initial, where.task or 0), *described)
+    return handle(strategy.make_variable(name, initial, target.task or 0), *described)
 
 
 def _whole(initial: Initial) -> Any:
@@ -88,5 +88,5 @@ def _whole(initial: Initial) -> Any:
         return np.array(initial.source, order="C")
     if not initial.shape:
         return np.array(initial.source(), initial.dtype)
-    made = initial.rows(0, initial.shape[0])
-    return np.array(made() if callable(made) else made, order="C")
+    rows = initial.rows(0, initial.shape[0])
+    return np.array(rows() if callable(rows) else rows, order="C")

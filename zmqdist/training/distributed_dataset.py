@@ -50,7 +50,7 @@ class InputContext:
 class _Distributed:
     """What both kinds share. Pickles as what it was made of, so that a worker makes its own."""
 
-    _made_by = ""
+    _method = ""
 
     def __init__(self, source: Any, replicas: int) -> None:
         self._source = source
@@ -70,7 +70,7 @@ class _Distributed:
         """Its elements, for the replicas of this worker. Raises ValueError on the coordinator."""
         if not self._on_worker:
             raise ValueError(
-                f"what {self._made_by} gives cannot be iterated here: pass it to ClusterCoordinator.create_per_worker_dataset, or make it "
+                f"what {self._method} gives cannot be iterated here: pass it to ClusterCoordinator.create_per_worker_dataset, or make it "
                 "in the function that you pass there"
             )
         dataset = self._dataset()
@@ -85,7 +85,7 @@ class _Distributed:
 class DistributedDataset(_Distributed):
     """What `experimental_distribute_dataset` gives."""
 
-    _made_by = "experimental_distribute_dataset"
+    _method = "experimental_distribute_dataset"
 
     def _dataset(self) -> Any:
         return self._source
@@ -108,7 +108,7 @@ class DistributedDataset(_Distributed):
 class DistributedDatasetsFromFunction(_Distributed):
     """What `distribute_datasets_from_function` gives."""
 
-    _made_by = "distribute_datasets_from_function"
+    _method = "distribute_datasets_from_function"
 
     def _dataset(self) -> Any:
         return self._source(InputContext(num_replicas_in_sync=self._replicas))
@@ -131,9 +131,9 @@ def _no_rows(leaf: Any) -> np.ndarray[Any, Any]:
 
 
 def _rebuilt(cls: type[_Distributed], source: Any, replicas: int) -> _Distributed:
-    made = cls(source, replicas)
-    made._on_worker = True
-    return made
+    rebuilt = cls(source, replicas)
+    rebuilt._on_worker = True
+    return rebuilt
 
 
 def per_replica(fn: Callable[[Any], Any], replicas: int) -> Any:

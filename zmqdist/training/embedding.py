@@ -117,8 +117,8 @@ def _table(params: Any) -> tuple[Sequence[Any], Sequence[int]]:
         raise TypeError(f"a table is a Variable, a ShardedVariable or a list of them, not {params!r}")
     like = variables[0]
     if any(not one.shape or one.shape[1:] != like.shape[1:] or one.dtype != like.dtype for one in variables):
-        told = ", ".join(f"{one.name!r} {one.dtype}{one.shape}" for one in variables)
-        raise ValueError(f"the variables of a table need rows of one shape and dtype, not {told}")
+        shapes = ", ".join(f"{one.name!r} {one.dtype}{one.shape}" for one in variables)
+        raise ValueError(f"the variables of a table need rows of one shape and dtype, not {shapes}")
     return variables, tuple(accumulate((one.shape[0] for one in variables), initial=0))
 
 
@@ -141,15 +141,15 @@ def _bags(ids: Any, weights: Any) -> Bags:
         ids, weights = _ragged(ids), None if weights is None else _ragged(weights)
     if weights is not None and not _same_form(ids, weights):
         raise ValueError("weights need the form of the ids: one for each of them, in the same bags")
-    given = None if weights is None else np.asarray(weights.values)
+    bag_weights = None if weights is None else np.asarray(weights.values)
     numbers = np.asarray(ids.values) if isinstance(ids, Sparse | Ragged) else np.empty(0)
     if isinstance(ids, Ragged):
         splits = np.asarray(ids.row_splits, np.int64)
-        return Bags(numbers, np.repeat(np.arange(len(splits) - 1), np.diff(splits)), given, (len(splits) - 1,))
+        return Bags(numbers, np.repeat(np.arange(len(splits) - 1), np.diff(splits)), bag_weights, (len(splits) - 1,))
     if isinstance(ids, Sparse) and len(ids.shape()) > 1:
         shape = ids.shape()[:-1]
         places = np.asarray(ids.indices, np.int64).reshape(-1, len(shape) + 1)
-        return Bags(numbers, np.ravel_multi_index(tuple(places[:, :-1].T), shape).astype(np.int64), given, shape)
+        return Bags(numbers, np.ravel_multi_index(tuple(places[:, :-1].T), shape).astype(np.int64), bag_weights, shape)
     raise TypeError(f"ids in bags are Sparse with at least two axes, Ragged, or a list of lists, not {ids!r}")
 
 

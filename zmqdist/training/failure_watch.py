@@ -26,7 +26,7 @@ Lost = Callable[[PSUnavailableError], object]
 
 def watch(session: StrategySession, lost: Lost) -> None:
     """Have `lost(error)` called in a thread, once for each server of the session that is lost before the session is closed."""
-    for started in session.watched():
+    for started in session.start_watches():
         started.when_done(partial(_begin, started, lost))
 
 

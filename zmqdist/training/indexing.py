@@ -50,7 +50,7 @@ def select(key: Any, shape: Sequence[int]) -> Selection:
     for item in items:
         _refuse_variables(item)
     items = _plain(items, shape)
-    first = next(place for place, item in enumerate(items) if item is not None and item is not Ellipsis)
+    first = next(position for position, item in enumerate(items) if item is not None and item is not Ellipsis)
     before, after = items[:first], items[first + 1 :]
     rows, order = _first_axis(items[first], shape[0])
     whole_rows = all(item is Ellipsis for item in before) and all(item is Ellipsis or _is_all(item) for item in after)
@@ -83,8 +83,8 @@ def _plain(items: list[Any], shape: Sequence[int]) -> list[Any]:
         raise IndexError("an index can only have a single ellipsis ('...')")
     filling = [slice(None)] * (len(shape) - taken)
     if ellipses:
-        place = next(place for place, item in enumerate(expanded) if item is Ellipsis)
-        expanded[place:place] = filling
+        position = next(position for position, item in enumerate(expanded) if item is Ellipsis)
+        expanded[position:position] = filling
     else:
         expanded += filling
     return _without_masks(expanded, shape)
@@ -132,7 +132,7 @@ def in_bounds(rows: NDArray[Any], size: int) -> NDArray[np.int64]:
     return np.where(rows < 0, rows + size, rows).astype(np.int64)
 
 
-def checked_numbers(what: str, numbers: Any, size: int) -> NDArray[np.int64]:
+def checked_numbers(label: str, numbers: Any, size: int) -> NDArray[np.int64]:
     """Numbers from 0 on that a caller gave for places along an axis, of any shape.
 
     Args:
@@ -144,10 +144,10 @@ def checked_numbers(what: str, numbers: Any, size: int) -> NDArray[np.int64]:
     """
     array = np.asarray(numbers)
     if array.dtype.kind not in "iu" and array.size:
-        raise InvalidArgumentError(f"{what}: indices are whole numbers, not {array.dtype}")
+        raise InvalidArgumentError(f"{label}: indices are whole numbers, not {array.dtype}")
     outside = array[(array < 0) | (array >= size)]
     if outside.size:
-        raise InvalidArgumentError(f"{what}: index {outside[0]} is out of range: it has 0 to {size - 1}")
+        raise InvalidArgumentError(f"{label}: index {outside[0]} is out of range: it has 0 to {size - 1}")
     return array.astype(np.int64, copy=False)
 
 
@@ -155,8 +155,8 @@ def _number(item: Any) -> int:
     try:
         return operator.index(item)
     except TypeError:
-        told = f"only whole numbers, slices, '...', None, and arrays of whole numbers or bool are indices, not {item!r}"
-        raise IndexError(told) from None
+        text = f"only whole numbers, slices, '...', None, and arrays of whole numbers or bool are indices, not {item!r}"
+        raise IndexError(text) from None
 
 
 def _is_all(item: Any) -> bool:

@@ -54,11 +54,11 @@ def shards_of(partitioner: Callable[..., Any] | None, shape: Sequence[int], dtyp
     if partitioner is None or not len(shape):
         return 1
     wanted = partitioner(shape=tuple(shape), dtype=np.dtype(dtype))
-    told = f"variable_partitioner gave {wanted!r} for a variable of shape {tuple(shape)}:"
+    text = f"variable_partitioner gave {wanted!r} for a variable of shape {tuple(shape)}:"
     if wanted is None or not len(wanted) or int(wanted[0]) < 1:
-        raise ValueError(f"{told} it must give a list that begins with how many shards there are, such as [2, 1]")
+        raise ValueError(f"{text} it must give a list that begins with how many shards there are, such as [2, 1]")
     if any(number != 1 for number in wanted[1:]):
-        raise ValueError(f"{told} only the first axis can be cut, so all numbers but the first must be 1")
+        raise ValueError(f"{text} only the first axis can be cut, so all numbers but the first must be 1")
     return max(1, min(int(wanted[0]), int(shape[0])))
 
 
@@ -135,12 +135,12 @@ class RowsOfInitial:
         part = ShardInfo((self.stop - self.start, *initial.shape[1:]), (self.start, *[0] * (len(initial.shape) - 1)))
         ways = _ways_to_ask(initial.source)
         if "shard_info" in ways:
-            made = initial.source(shard_info=part)
+            result = initial.source(shard_info=part)
         elif ways:
-            made = initial.source(partition_shape=part.shape, partition_offset=part.offset)
+            result = initial.source(partition_shape=part.shape, partition_offset=part.offset)
         else:
-            made = initial.source()
-        value = _array(initial.name, made, initial.dtype)
+            result = initial.source()
+        value = _array(initial.name, result, initial.dtype)
         if value.shape == part.shape:
             return value
         if value.shape == initial.shape:
@@ -164,9 +164,9 @@ def _ways_to_ask(function: Callable[..., Any]) -> set[str]:
     }
     if "shard_info" in by_name:
         return {"shard_info"}
-    asked = {"partition_shape", "partition_offset"}
+    part_parameters = {"partition_shape", "partition_offset"}
     takes_any = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
-    return asked if takes_any or asked <= by_name else set()
+    return part_parameters if takes_any or part_parameters <= by_name else set()
 
 
 def _array(name: str, value: Any, dtype: DTypeLike | None) -> NDArray[Any]:

@@ -65,6 +65,6 @@ def create(coordinator: Any, name: str, kwargs: dict[str, Any]) -> PerWorkerVari
     if not callable(value):
         initial = Initial.of(name, value, shape, dtype)
         shape, dtype = initial.shape, initial.dtype
-    made = {**kwargs, "name": name, "trainable": False, "dtype": dtype, "shape": shape}
-    values = coordinator.create_per_worker_resource(Variable, kwargs=made)
+    variable_kwargs = {**kwargs, "name": name, "trainable": False, "dtype": dtype, "shape": shape}
+    values = coordinator.create_per_worker_resource(Variable, kwargs=variable_kwargs)
     return PerWorkerVariable(values, name, None if shape is None else tuple(shape), dtype)

@@ -18,11 +18,11 @@ import numpy as np
 Cache = dict[Hashable, "np.ndarray[Any, Any]"]
 
 
-class _Here(threading.local):
+class _ThreadState(threading.local):
     cache: Cache | None = None
 
 
-_here = _Here()
+_thread_state = _ThreadState()
 
 
 @contextmanager
@@ -32,33 +32,33 @@ def cache_variable_reads() -> Iterator[None]:
     Raises:
       ValueError: inside such a scope; that one stays as it is.
     """
-    if _here.cache is not None:
+    if _thread_state.cache is not None:
         raise ValueError("cache_variable_reads() cannot be nested: this thread caches reads already")
-    _here.cache = {}
+    _thread_state.cache = {}
     try:
         yield
     finally:
-        _here.cache = None
+        _thread_state.cache = None
 
 
-def present() -> Cache | None:
+def current_cache() -> Cache | None:
     """The cache of this thread's scope; None outside one."""
-    return _here.cache
+    return _thread_state.cache
 
 
-def use(cache: Cache | None) -> None:
+def set_cache(cache: Cache | None) -> None:
     """For the threads of replicas: they share the cache of whoever started them."""
-    _here.cache = cache
+    _thread_state.cache = cache
 
 
-def own(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def for_reader(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """A cached array for its reader: a copy of one that could be written to, a large (read-only) one as it is."""
     return array.copy() if array.flags.writeable else array
 
 
 def with_caching(fn: Callable[..., Any]) -> Callable[..., Any]:
     """What to schedule instead of `fn`: inside a scope a function that runs `fn` inside one, too."""
-    return fn if _here.cache is None else _Cached(fn)
+    return fn if _thread_state.cache is None else _Cached(fn)
 
 
 class _Cached:

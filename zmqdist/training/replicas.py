@@ -33,19 +33,19 @@ def run_replicas(
     if replicas == 1:
         with context.in_replica(ReplicaContext(strategy, 0, 1)):
             return fn(*select(args, 0), **select(kwargs, 0))
-    meeting = _Meeting(strategy, replicas)
-    enter, cache = context.inherit(), read_cache.present()
+    rendezvous = _Rendezvous(strategy, replicas)
+    enter, cache = context.inherit(), read_cache.current_cache()
 
     def run(replica: int) -> None:
         enter()
-        read_cache.use(cache)
-        with context.in_replica(ReplicaContext(strategy, replica, replicas, meeting)):
+        read_cache.set_cache(cache)
+        with context.in_replica(ReplicaContext(strategy, replica, replicas, rendezvous)):
             try:
                 result = fn(*select(args, replica), **select(kwargs, replica))
             except BaseException as error:
-                meeting.failed(replica, error)
+                rendezvous.failed(replica, error)
             else:
-                meeting.ended(replica, result)
+                rendezvous.ended(replica, result)
 
     threads = [
         threading.Thread(target=run, args=(replica,), name=f"zmqdist-replica-{replica}", daemon=True)
@@ -56,19 +56,19 @@ def run_replicas(
         try:
             thread.start()
         except RuntimeError as error:  # those that run would wait for it
-            meeting.failed(replica, error)
+            rendezvous.failed(replica, error)
             break
         running.append(thread)
     for thread in running:
         thread.join()
-    return regroup(meeting.results())
+    return regroup(rendezvous.results())
 
 
 class _Abandoned(RuntimeError):
     """Another replica will not come to the meeting."""
 
 
-class _Meeting:
+class _Rendezvous:
     """Where the replicas of one `run` wait for each other."""
 
     def __init__(self, strategy: Any, replicas: int) -> None:
@@ -84,13 +84,13 @@ class _Meeting:
     def merge(self, replica: int, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         with self._changed:
             self._waiting[replica] = fn, tuple(args), dict(kwargs)
-            mine = self._round
+            my_round = self._round
             if len(self._waiting) == self._replicas:
                 self._merge()
             else:
-                self._look()
-                self._changed.wait_for(lambda: self._round != mine or self._hopeless)
-            if self._round == mine:
+                self._notify_if_incomplete()
+                self._changed.wait_for(lambda: self._round != my_round or self._cannot_complete)
+            if self._round == my_round:
                 raise _Abandoned("another replica ended, or raised, without this merge_call or assignment")
             value, error = self._merged
         if error is not None:
@@ -112,25 +112,25 @@ class _Meeting:
         self._changed.notify_all()
 
     @property
-    def _hopeless(self) -> bool:
+    def _cannot_complete(self) -> bool:
         """Whether somebody has ended for whom the others wait."""
         return bool(self._results)
 
-    def _look(self) -> None:
-        if self._hopeless:
+    def _notify_if_incomplete(self) -> None:
+        if self._cannot_complete:
             self._changed.notify_all()
 
     def ended(self, replica: int, result: Any) -> None:
         with self._changed:
             self._results[replica] = result
-            self._look()
+            self._notify_if_incomplete()
 
     def failed(self, replica: int, error: BaseException) -> None:
         with self._changed:
             if self._error is None or (isinstance(self._error, _Abandoned) and not isinstance(error, _Abandoned)):
                 self._error = error
             self._results[replica] = None
-            self._look()
+            self._notify_if_incomplete()
 
     def results(self) -> list[Any]:
         if self._error is not None:
@@ -145,18 +145,18 @@ def once_for_all(variable: Any, value: Any, start: Callable[[Any], Future]) -> F
       ValueError: in a context of several replicas, for a variable without aggregation.
       RuntimeError: another replica is about to change another variable.
     """
-    replica = context.here.replica
+    replica = context.thread_state.replica
     if replica is None or replica.num_replicas_in_sync == 1:
         return start(value)
 
-    def merge(_strategy: Any, variables: PerReplica, given: PerReplica) -> None:
+    def merge(_strategy: Any, variables: PerReplica, per_replica_values: PerReplica) -> None:
         for other in variables.values:
             if other is not variable:
                 raise RuntimeError(
                     f"replicas change variables {variable.name!r} and {other.name!r} at the same time: all of them have to make the same "
                     "changes in the same order, since one is made of them"
                 )
-        start(aggregated(given.values, variable.aggregation, variable.name)).get_value()
+        start(aggregated(per_replica_values.values, variable.aggregation, variable.name)).get_value()
 
     replica.merge_call(merge, (variable, value if isinstance(value, IndexedSlices) else np.asarray(value)))
     return ReadyValue()

@@ -40,7 +40,7 @@ def start_rows(variables: Sequence[Any], offsets: Sequence[int], rows: Rows) -> 
     like = variables[0]
     if isinstance(rows, range):
         return Gathered(
-            (_start_range(variables[place], part) for place, part in split_range(offsets, rows)),
+            (_start_range(variables[index], part) for index, part in split_range(offsets, rows)),
             lambda parts: _joined(parts, like),
         )
     split = list(split_rows(offsets, rows))
@@ -48,21 +48,21 @@ def start_rows(variables: Sequence[Any], offsets: Sequence[int], rows: Rows) -> 
     def in_order(parts: list[NDArray[Any]]) -> NDArray[Any]:
         if len(parts) < 2:
             return _joined(parts, like)
-        result = _room(len(rows), like)
-        for part, (_, _, places) in zip(parts, split, strict=True):
-            result[places] = part
+        result = _allocate(len(rows), like)
+        for part, (_, _, positions) in zip(parts, split, strict=True):
+            result[positions] = part
         return result
 
-    return Gathered((variables[place].start_rows(local) for place, local, _ in split), in_order)
+    return Gathered((variables[index].start_rows(local) for index, local, _ in split), in_order)
 
 
 def split_range(offsets: Sequence[int], rows: range) -> Iterator[tuple[int, range]]:
     """For each variable that has some of an ascending range: its number, and the rows as it counts them."""
-    for place, (low, high) in enumerate(pairwise(offsets)):
+    for index, (low, high) in enumerate(pairwise(offsets)):
         first = rows.start + max(0, -(-(low - rows.start) // rows.step)) * rows.step
         part = range(first - low, min(high, rows.stop) - low, rows.step)
         if part:
-            yield place, part
+            yield index, part
 
 
 def split_rows(
@@ -71,8 +71,8 @@ def split_rows(
     """For each variable that has some of these rows: its number, the rows as it counts them, their places in `rows`, ascending."""
     owners = np.searchsorted(np.asarray(offsets), rows, side="right") - 1
     for owner in np.unique(owners).tolist():
-        places = np.flatnonzero(owners == owner)
-        yield owner, rows[places] - offsets[owner], places
+        positions = np.flatnonzero(owners == owner)
+        yield owner, rows[positions] - offsets[owner], positions
 
 
 def _start_range(variable: Any, rows: range) -> Any:
@@ -82,14 +82,14 @@ def _start_range(variable: Any, rows: range) -> Any:
 def _joined(parts: list[NDArray[Any]], like: Any) -> NDArray[Any]:
     if len(parts) == 1:
         return parts[0]
-    result = _room(sum(map(len, parts)), like)
+    result = _allocate(sum(map(len, parts)), like)
     if parts:
         np.concatenate(parts, out=result)
     return result
 
 
-def _room(rows: int, like: Any) -> NDArray[Any]:
+def _allocate(rows: int, like: Any) -> NDArray[Any]:
     """Memory for rows, which is warm where such results were let go before: large variables are read again and again."""
     shape = (rows, *like.shape[1:])
-    room: NDArray[Any] = np.ndarray(shape, like.dtype, memory_for(math.prod(shape) * like.dtype.itemsize))
-    return room
+    memory: NDArray[Any] = np.ndarray(shape, like.dtype, memory_for(math.prod(shape) * like.dtype.itemsize))
+    return memory

@@ -32,7 +32,7 @@ from zmqdist.futures import all_values
 from zmqdist.rpc.client import new_incarnation
 from zmqdist.specs import TensorSpec
 from zmqdist.training.partition import Initial
-from zmqdist.training.variable_storage import RemoteHome
+from zmqdist.training.variable_storage import RemoteStorage
 from zmqdist.transport.credentials import Credentials
 from zmqdist.variables import client
 from zmqdist.variables.client import Ref
@@ -74,13 +74,13 @@ class StrategySession:
         self._workers_per_step = workers_per_step
         self._recovery_s = recovery_s
         self._numbers = itertools.count(1)
-        self._lives = itertools.count(1)
+        self._incarnations = itertools.count(1)
         self._users: tuple[weakref.ref[CoordinatorRuntime], ...] = ()
         self._program = _program
         self._unused: deque[Ref] = deque()
         self._dropping = False
-        self._homes: weakref.WeakValueDictionary[int, RemoteHome] = weakref.WeakValueDictionary()
-        self._initial: weakref.WeakKeyDictionary[RemoteHome, Initial] = weakref.WeakKeyDictionary()
+        self._storages: weakref.WeakValueDictionary[int, RemoteStorage] = weakref.WeakValueDictionary()
+        self._initial: weakref.WeakKeyDictionary[RemoteStorage, Initial] = weakref.WeakKeyDictionary()
         with _lock:
             _used.update(self.addresses)
             clients = [client.client_of(address, credentials) for address in self.addresses]
@@ -98,12 +98,12 @@ class StrategySession:
         """Of the servers, by index."""
         return [client.client_of(address) for address in self.addresses]
 
-    def watched(self) -> list[client.Started]:
+    def start_watches(self) -> list[client.Started]:
         """For each server a question that ends with it, or with the session."""
         self.check_open()
         return [each.watch(f"ps:{ps}", self.number, self._recovery_s) for ps, each in enumerate(self.clients)]
 
-    def make(self, name: str, initial: Initial, ps: int) -> RemoteHome:
+    def create_variable(self, name: str, initial: Initial, ps: int) -> RemoteStorage:
         """Make a variable at a server, and wait until it is there.
 
         Raises:
@@ -116,20 +116,20 @@ class StrategySession:
         ref = Ref(
             name, initial.shape, initial.dtype, f"ps:{ps}", address, self.number, next(self._numbers), self._recovery_s
         )
-        client.client_of(address).create(ref, _told(initial)).get_value()
-        home = self._homes[ref.number] = RemoteHome(ref, self._workers_per_step, self)
+        client.client_of(address).create(ref, _initial_value(initial)).get_value()
+        storage = self._storages[ref.number] = RemoteStorage(ref, self._workers_per_step, self)
         if self._recovery_s:
-            self._initial[home] = initial
-        return home
+            self._initial[storage] = initial
+        return storage
 
     def check_open(self) -> None:
         """Raises FailedPreconditionError: it was closed."""
         if not self._end.alive:
             raise FailedPreconditionError("this ParameterServerStrategy has been closed")
 
-    def homes(self) -> list[RemoteHome]:
+    def storages(self) -> list[RemoteStorage]:
         """Of the variables that somebody still has a handle of."""
-        return list(self._homes.values())
+        return list(self._storages.values())
 
     def open_at(self, ps: int) -> bool:
         """Have the session at a server, also at one that was started again; whether it was there.
@@ -141,30 +141,32 @@ class StrategySession:
         self.check_open()
         return client.client_of(self.addresses[ps]).open(_program, self.number)[2]
 
-    def next_life(self) -> int:
+    def next_incarnation(self) -> int:
         """A number for the variables that are about to be made anew: it never comes again, and so no version of theirs does."""
-        return next(self._lives)
+        return next(self._incarnations)
 
-    def make_again(self, home: RemoteHome, version: int) -> None:
+    def recreate(self, storage: RemoteStorage, version: int) -> None:
         """Make a variable anew, with its first value, at a server that has lost it; for strategies with `recovery_s`."""
         earlier: tuple[int, dict[str, Any], bytes] = (version, {}, b"")
-        client.client_of(home.ref.address).create(home.ref, _told(self._initial[home]), earlier).get_value()
+        client.client_of(storage.ref.address).create(
+            storage.ref, _initial_value(self._initial[storage]), earlier
+        ).get_value()
 
-    def used_by(self, runtime: CoordinatorRuntime) -> None:
+    def add_coordinator(self, runtime: CoordinatorRuntime) -> None:
         """A coordinator of ours has this connection: the variables in what it packs stay until that work has ended."""
         self._users = (*(user for user in self._users if user() is not None), weakref.ref(runtime))
 
-    def noted(self, home: RemoteHome) -> bool:
+    def note_pickled(self, storage: RemoteStorage) -> bool:
         """A handle is pickled; whether it is for a coordinator of ours, which keeps it for as long as it is needed there."""
         packing = get_ident()
         for user in self._users:
             runtime = user()
             if runtime is not None and runtime.packing == packing:
-                runtime.given.append(home)
+                runtime.given.append(storage)
                 return True
         return False
 
-    def unused(self, ref: Ref) -> None:
+    def release(self, ref: Ref) -> None:
         """The program has no handle of this variable any more. In a finalizer: takes no lock of ours."""
         if self._program != _program or not self._end.alive or sys.is_finalizing():
             return
@@ -195,8 +197,8 @@ class StrategySession:
     def _drop(self, refs: list[Ref]) -> None:
         """At one server."""
         with _lock:  # else it has ended, and a client that is made now would stay
-            there = self._end.alive and _used[refs[0].address] > 0
-            each = client.client_of(refs[0].address) if there else None
+            still_used = self._end.alive and _used[refs[0].address] > 0
+            each = client.client_of(refs[0].address) if still_used else None
         if each is not None:
             each.drop(refs).get_value()
 
@@ -207,14 +209,14 @@ class StrategySession:
             _close(*ended[2])
 
 
-def _told(initial: Initial) -> Any:
+def _initial_value(initial: Initial) -> Any:
     """The first value as `PsClient.create` takes it."""
     if isinstance(initial.source, np.ndarray):
         return initial.source
     if not initial.shape:
         return np.asarray(initial.source(), initial.dtype)
-    made = initial.rows(0, initial.shape[0])
-    return client.initializer(made, TensorSpec(initial.shape, initial.dtype)) if callable(made) else made
+    rows = initial.rows(0, initial.shape[0])
+    return client.initializer(rows, TensorSpec(initial.shape, initial.dtype)) if callable(rows) else rows
 
 
 def _close_in_background(number: int, addresses: list[str], program: int) -> None:

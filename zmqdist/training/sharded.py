@@ -265,7 +265,7 @@ class ShardedVariable(ArrayLike):
         rows, values = self._fitting_rows(grad)
         split = {owner: (local, places) for owner, local, places in split_rows(self._offsets, rows)}
         nothing = (np.empty(0, np.int64), np.empty(0, np.intp))
-        parts = [split.get(place, nothing) for place in range(len(self._variables))]
+        parts = [split.get(index, nothing) for index in range(len(self._variables))]
         return [IndexedSlices(values[places], local) for local, places in parts]
 
     def compare_and_set(self, value: Any, *, version: Any = None, expected: Any = None) -> NoReturn:
@@ -332,9 +332,9 @@ class ShardedVariable(ArrayLike):
 def _unpickled(variables: tuple[Any, ...], name: str) -> ShardedVariable:
     """In a process that has a handle of the same already, that one."""
     container = getattr(variables[0], "_sharded_container", None)
-    there = None if container is None else container()
-    if there is not None and list(map(id, there._variables)) == list(map(id, variables)):
-        return there  # type: ignore[no-any-return]
+    known = None if container is None else container()
+    if known is not None and list(map(id, known._variables)) == list(map(id, variables)):
+        return known  # type: ignore[no-any-return]
     whole = ShardedVariable.__new__(ShardedVariable)
     whole._set(variables, name)
     return whole

@@ -33,7 +33,7 @@ from zmqdist.training.sessions import StrategySession
 from zmqdist.training.shard_placement import Placed, Rule, ShardPlacement
 from zmqdist.training.sharded import ShardedVariable
 from zmqdist.training.strategy_coordinator import CoordinatorSlot, StrategyCoordinator
-from zmqdist.training.variable_storage import RemoteHome
+from zmqdist.training.variable_storage import RemoteStorage
 from zmqdist.transport.credentials import Credentials
 
 log = logging.getLogger("zmqdist.training")
@@ -169,7 +169,7 @@ class Extended:
     def colocate_vars_with(self, colocate_with_variable: Any) -> AbstractContextManager[None]:
         """While this is open, variables go where that one is, in one piece, and are not counted. Raises ValueError for one that is cut, or
         of another strategy."""
-        if getattr(getattr(colocate_with_variable, "home", None), "session", -1) != self._strategy.session:
+        if getattr(getattr(colocate_with_variable, "storage", None), "session", -1) != self._strategy.session:
             raise ValueError(f"{colocate_with_variable!r} is no variable of this strategy in one piece")
         return context.colocated_with(colocate_with_variable)
 
@@ -242,7 +242,8 @@ class ParameterServerStrategy(OnWorkers):
             if steps > workers:
                 log.warning(
                     "a step takes the gradients of %d workers and there are %d: it waits for more, or for several functions of one",
-                    *(steps, workers),
+                    steps,
+                    workers,
                 )
             self.ps_session = StrategySession(self.cluster.ps, self.cluster.credentials, steps, float(recovery_s))
         except BaseException:
@@ -339,7 +340,7 @@ class ParameterServerStrategy(OnWorkers):
             return per_worker_variable.create(self.coordinator, name, kwargs)
         initial = Initial.of(name, kwargs.get("initial_value"), kwargs.get("shape"), kwargs.get("dtype"))
         kwargs.update(shape=initial.shape, dtype=initial.dtype)
-        beside = context.here.colocated
+        beside = context.thread_state.colocated
         shards = 1 if beside is not None else shards_of(self._partitioner, initial.shape, initial.dtype)
         if shards > 1:
             return self._sharded(next_creator, name, initial, shards, kwargs)
@@ -366,13 +367,13 @@ class ParameterServerStrategy(OnWorkers):
     def _place(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> str:
         return device_of("ps", self._placement.place(name, shape, dtype))
 
-    def make_variable(self, name: str, initial: Initial, ps: int) -> RemoteHome:
+    def make_variable(self, name: str, initial: Initial, ps: int) -> RemoteStorage:
         """Where creators end: make it there."""
         if not 0 <= ps < len(self.cluster.ps):
             raise ValueError(f"variable {name!r} is to go to ps:{ps}; there are {len(self.cluster.ps)}")
-        home = self.ps_session.make(name, initial, ps)
+        storage = self.ps_session.create_variable(name, initial, ps)
         self._placement.placed(name, initial.shape, initial.dtype, ps)
-        return home
+        return storage
 
     def _unique(self, name: str) -> str:
         with self._naming:
@@ -436,5 +437,5 @@ _stubs: weakref.WeakValueDictionary[int, StrategyStub] = weakref.WeakValueDictio
 
 def _stub(session: int, replicas_in_sync: int, workers: int, servers: int) -> StrategyStub:
     """The stub of this process."""
-    made = StrategyStub(session, replicas_in_sync, workers, servers)
-    return _stubs.setdefault(session, made)
+    stub = StrategyStub(session, replicas_in_sync, workers, servers)
+    return _stubs.setdefault(session, stub)

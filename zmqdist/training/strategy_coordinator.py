@@ -28,7 +28,7 @@ from zmqdist.scheduling.coordinator.function_snapshot import FunctionSnapshot
 from zmqdist.scheduling.coordinator.machine import ROUND
 from zmqdist.scheduling.coordinator.remote_value import RemoteValue
 from zmqdist.training import context, read_cache
-from zmqdist.training.cluster_connection import Connected
+from zmqdist.training.cluster_connection import ClusterConnection
 from zmqdist.training.failure_watch import watch
 from zmqdist.training.sessions import StrategySession
 
@@ -53,7 +53,7 @@ class CoordinatorSlot:
         """
         with self.lock:
             known = self.coordinator
-            if known is None or (known._made and known._runtime.closed):
+            if known is None or (known._initialized and known._runtime.closed):
                 strategy.ps_session.check_open()
                 known = self.coordinator = object.__new__(StrategyCoordinator)
             return known
@@ -75,7 +75,7 @@ class CoordinatedStrategy(Protocol):
     def ps_session(self) -> StrategySession: ...
 
     @property
-    def cluster(self) -> Connected: ...
+    def cluster(self) -> ClusterConnection: ...
 
     def close(self, shutdown_cluster: bool = False) -> None: ...
 
@@ -83,12 +83,12 @@ class CoordinatedStrategy(Protocol):
 class StrategyCoordinator(ClusterCoordinator):
     """Of one strategy; see ClusterCoordinator."""
 
-    _made = False
+    _initialized = False
     _options: Mapping[str, Any] = {}
 
     def __init__(self, strategy: CoordinatedStrategy, **options: Any) -> None:
         with strategy.coordinator_slot.lock:
-            if self._made:
+            if self._initialized:
                 if options and options != self._options:
                     text = f"the strategy has its coordinator already, made with {self._options or 'no options'}: not with {options}"
                     raise InvalidArgumentError(text)
@@ -99,12 +99,12 @@ class StrategyCoordinator(ClusterCoordinator):
             except BaseException:
                 strategy.coordinator_slot.coordinator = None
                 raise
-            strategy.ps_session.used_by(self._runtime)
+            strategy.ps_session.add_coordinator(self._runtime)
             self._onces = itertools.count(1)
-            self._told: set[str] = set()
+            self._raised_losses: set[str] = set()
             lost = weakref.WeakMethod(self._lost)
             watch(strategy.ps_session, lambda error: (found := lost()) is not None and found(error))
-            self._made = True
+            self._initialized = True
 
     @property
     def strategy(self) -> CoordinatedStrategy:
@@ -129,7 +129,7 @@ class StrategyCoordinator(ClusterCoordinator):
             last 65,536 of a strategy. What is read is as it is now. None: only in synchronous mode, where a gradient that came twice would
             stand for one of another worker.
         """
-        if context.here.scopes:
+        if context.thread_state.scopes:
             context.check_not_in_another(self._scheduled_on)
         if callable(fn):
             once = self._is_once(once)
@@ -152,7 +152,7 @@ class StrategyCoordinator(ClusterCoordinator):
     def _lost(self, error: PSUnavailableError) -> None:
         runtime = self._runtime
         with runtime.lock:
-            if error.address not in self._told and runtime.scheduled > runtime.resolved:
+            if error.address not in self._raised_losses and runtime.scheduled > runtime.resolved:
                 runtime.failures.add(ROUND, partial(copy, error))
                 runtime.changed.notify_all()
 
@@ -160,7 +160,7 @@ class StrategyCoordinator(ClusterCoordinator):
         try:
             super()._end_round(until, timeout)
         except Exception as error:
-            self._told.update(
+            self._raised_losses.update(
                 each.address
                 for each in (error, *getattr(error, "failures", ()))
                 if isinstance(each, PSUnavailableError)

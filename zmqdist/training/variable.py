@@ -32,7 +32,7 @@ from zmqdist.training.context import get_strategy
 from zmqdist.training.creators import create, make
 from zmqdist.training.indexing import Rows
 from zmqdist.training.replicas import once_for_all
-from zmqdist.training.variable_storage import Home
+from zmqdist.training.variable_storage import VariableStorage
 from zmqdist.variables import client
 
 Array = NDArray[Any]
@@ -75,7 +75,7 @@ class Variable(ArrayLike):
     trainable: bool
     aggregation: VariableAggregation
     synchronization: VariableSynchronization
-    home: Home
+    storage: VariableStorage
 
     def __new__(
         cls,
@@ -103,21 +103,21 @@ class Variable(ArrayLike):
     @property
     def label(self) -> str:
         """What errors call it."""
-        return str(self.home.ref)
+        return str(self.storage.ref)
 
     @property
     def device(self) -> str:
         """ "/job:ps/replica:0/task:1/device:CPU:0" and the like."""
-        return self.home.device
+        return self.storage.device
 
     @property
     def task(self) -> str | None:
         """ "ps:1"; None for a variable of this process."""
-        return self.home.task
+        return self.storage.task
 
     def is_same(self, other: object) -> bool:
         """Whether that is a handle of this variable: `==` compares values."""
-        return isinstance(other, Variable) and other.home.key == self.home.key
+        return isinstance(other, Variable) and other.storage.key == self.storage.key
 
     # -- reading --------------------------------------------------------------------------------------------------------
 
@@ -135,12 +135,12 @@ class Variable(ArrayLike):
     @property
     def version(self) -> int:
         """How often the value was changed, and 1. A variable that was recovered goes on from a number that no value had before."""
-        version: int = self.home.read().get_value()[0]
+        version: int = self.storage.read().get_value()[0]
         return version
 
     def read_versioned(self) -> tuple[int, Any]:
         """Version and value of one moment, for `compare_and_set`."""
-        version, value = self.home.read().get_value()
+        version, value = self.storage.read().get_value()
         return version, _scalar(value)
 
     # -- changing -------------------------------------------------------------------------------------------------------
@@ -178,8 +178,8 @@ class Variable(ArrayLike):
         """
         if version is None and expected is None:
             raise ValueError("compare_and_set() needs a version or an expected value")
-        change = client.swap(self.home.ref, value, version=version, expected=expected)
-        applied: bool = self.home.change(change).get_value().applied
+        change = client.swap(self.storage.ref, value, version=version, expected=expected)
+        applied: bool = self.storage.change(change).get_value().applied
         return applied
 
     def scatter_add(self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None) -> Variable:
@@ -236,38 +236,38 @@ class Variable(ArrayLike):
 
     def start_read(self) -> Future:
         """Ask for the value."""
-        cache = read_cache.present()
-        if cache is None or self.home.task is None:
-            return Then(self.home.read(), lambda told: _scalar(told[1]))
-        found, key = cache.get(self.home.key), self.home.key
+        cache = read_cache.current_cache()
+        if cache is None or self.storage.task is None:
+            return Then(self.storage.read(), lambda reply: _scalar(reply[1]))
+        found, key = cache.get(self.storage.key), self.storage.key
         if found is not None:
-            return ReadyValue(_scalar(read_cache.own(found)))
+            return ReadyValue(_scalar(read_cache.for_reader(found)))
 
-        def keep(told: tuple[int, Array]) -> Any:
-            return _scalar(read_cache.own(cache.setdefault(key, told[1])))
+        def keep(reply: tuple[int, Array]) -> Any:
+            return _scalar(read_cache.for_reader(cache.setdefault(key, reply[1])))
 
-        return Then(self.home.read(), keep)
+        return Then(self.storage.read(), keep)
 
     def start_rows(self, rows: Rows) -> Future:
         """Ask for rows, in their order."""
-        return self.home.rows(rows)
+        return self.storage.rows(rows)
 
     def start_update(self, kind: str, value: Any) -> Future:
         """`kind` is "assign", "add" or "sub"."""
         change = _DENSE[kind]
-        return once_for_all(self, value, lambda value: self.home.change(change(self.home.ref, value)))
+        return once_for_all(self, value, lambda value: self.storage.change(change(self.storage.ref, value)))
 
     def start_scatter(self, kind: str, indices: Any, values: Any) -> Future:
         """`kind` is what comes behind "scatter_"."""
 
         def start(delta: IndexedSlices) -> Future:
-            return self.home.change(client.scatter(self.home.ref, kind, delta))
+            return self.storage.change(client.scatter(self.storage.ref, kind, delta))
 
         return once_for_all(self, IndexedSlices(values, np.asarray(indices)), start)
 
     def start_apply(self, fn: Any, grad: Any, step: int | None) -> Future:
         """Begin what `apply` does."""
-        return once_for_all(self, grad, lambda grad: self.home.apply(fn, grad, step))
+        return once_for_all(self, grad, lambda grad: self.storage.apply(fn, grad, step))
 
     def _scatter(self, kind: str, delta: Any) -> Variable:
         if not isinstance(delta, IndexedSlices):
@@ -279,10 +279,10 @@ class Variable(ArrayLike):
 
     def __reduce__(self) -> Any:
         if (
-            self.home.task is None and task_context.scheduled()
+            self.storage.task is None and task_context.scheduled()
         ):  # returned by a function, say: a worker's own stays there
             return _value, (self.numpy(),)
-        return handle, (self.home, self.trainable, self.aggregation, self.synchronization)
+        return handle, (self.storage, self.trainable, self.aggregation, self.synchronization)
 
     def __copy__(self) -> Variable:
         return self
@@ -291,11 +291,11 @@ class Variable(ArrayLike):
         """Another variable in the same place, with the same value. Raises RuntimeError outside the scope of this one's strategy."""
         if self.task is not None:
             strategy = get_strategy()
-            if strategy is None or strategy.session != self.home.session:
+            if strategy is None or strategy.session != self.storage.session:
                 raise RuntimeError(
                     f"variable {self.name!r} can only be copied inside the scope of the strategy that it was made in"
                 )
-        made: Variable = make(
+        copy: Variable = make(
             handle,
             initial_value=self.numpy(),
             trainable=self.trainable,
@@ -305,8 +305,8 @@ class Variable(ArrayLike):
             synchronization=self.synchronization,
             device=self.device,
         )
-        memo[id(self)] = made
-        return made
+        memo[id(self)] = copy
+        return copy
 
     def __repr__(self) -> str:
         """Does not ask for the value."""
@@ -324,15 +324,18 @@ def _scalar(value: Array) -> Any:
 
 
 def handle(
-    home: Home, trainable: bool, aggregation: VariableAggregation, synchronization: VariableSynchronization
+    storage: VariableStorage,
+    trainable: bool,
+    aggregation: VariableAggregation,
+    synchronization: VariableSynchronization,
 ) -> Variable:
     """The variable at that home; the one that this process has already, if it has one."""
     with _lock:
-        known = _handles.get(home.key)
+        known = _handles.get(storage.key)
         if known is None:
             known = object.__new__(Variable)
-            known.home = home
-            known.name, known.shape, known.dtype = home.ref.name, home.ref.shape, home.ref.dtype
+            known.storage = storage
+            known.name, known.shape, known.dtype = storage.ref.name, storage.ref.shape, storage.ref.dtype
             known.trainable, known.aggregation, known.synchronization = trainable, aggregation, synchronization
-            _handles[home.key] = known
+            _handles[storage.key] = known
         return known

@@ -24,7 +24,7 @@ Array = NDArray[Any]
 _numbers = itertools.count(1)
 
 
-class RemoteHome:
+class RemoteStorage:
     """At a parameter server. Pickles as what it says about itself, and finds the client of whatever process it is in.
 
     Attributes:
@@ -46,18 +46,18 @@ class RemoteHome:
         self.device = device_of("ps", int(ref.task.partition(":")[2]))
         self.session = ref.session
         self.workers_per_step = workers_per_step
-        self.seen = 1
+        self.version_seen = 1
         self._owner = owner
-        self._elsewhere = False
+        self._pickled_elsewhere = False
 
     def __reduce__(self) -> Any:
-        if self._owner is not None and not self._owner.noted(self):
-            self._elsewhere = True  # handles may be anywhere: it stays until the session ends
-        return RemoteHome, (self.ref, self.workers_per_step)
+        if self._owner is not None and not self._owner.note_pickled(self):
+            self._pickled_elsewhere = True  # handles may be anywhere: it stays until the session ends
+        return RemoteStorage, (self.ref, self.workers_per_step)
 
     def __del__(self) -> None:
-        if self.__dict__.get("_owner") is not None and not self._elsewhere:
-            self._owner.unused(self.ref)
+        if self.__dict__.get("_owner") is not None and not self._pickled_elsewhere:
+            self._owner.release(self.ref)
 
     @property
     def client(self) -> client.PsClient:
@@ -66,7 +66,7 @@ class RemoteHome:
 
     def read(self) -> Future:
         """Version and value."""
-        return Then(self.client.read([self.ref]), self._noted)
+        return Then(self.client.read([self.ref]), self._note_version)
 
     def rows(self, rows: Rows) -> Future:
         """Rows, in an array of the caller's own."""
@@ -74,24 +74,24 @@ class RemoteHome:
 
     def saved(self) -> Future:
         """Version, value, slots and updates, all of one moment; none of them changes any more."""
-        return Then(self.client.saved([self.ref]), self._noted)
+        return Then(self.client.saved([self.ref]), self._note_version)
 
     def change(self, change: Change) -> Future:
         """An UpdateOutcome."""
-        return Then(self.client.update([(self.ref, change)]), self._noted)
+        return Then(self.client.update([(self.ref, change)]), self._note_version)
 
     def apply(self, how: Any, gradient: Any, step: int | None) -> Future:
         """A step of an optimizer or a function: an UpdateOutcome. Raises as `Variable.apply`."""
         change = client.apply(self.ref, how, gradient)
-        return Then(self.client.update([(self.ref, change)], **self.in_step(step)), self._noted)
+        return Then(self.client.update([(self.ref, change)], **self.in_step(step)), self._note_version)
 
-    def _noted(self, told: list[Any] | None) -> Any:
+    def _note_version(self, replies: list[Any] | None) -> Any:
         """The only answer, which begins with the version."""
-        if told is None:
+        if replies is None:
             return None
-        if told[0][0] > self.seen:
-            self.seen = told[0][0]
-        return told[0]
+        if replies[0][0] > self.version_seen:
+            self.version_seen = replies[0][0]
+        return replies[0]
 
     def in_step(self, step: int | None) -> dict[str, Any]:
         """What `PsClient.update` must be told about a step. Raises ValueError: synchronous mode, and none is given."""
@@ -104,11 +104,11 @@ class RemoteHome:
         return {"step": int(step), "workers_per_step": self.workers_per_step}
 
 
-def _only(told: list[Any] | None) -> Any:
-    return None if told is None else told[0]
+def _only(replies: list[Any] | None) -> Any:
+    return None if replies is None else replies[0]
 
 
-class LocalHome:
+class LocalStorage:
     """In this process. It cannot be pickled."""
 
     session = 0
@@ -159,5 +159,5 @@ class _LocalRef(Ref):
         return f"variable {self.name!r}"
 
 
-Home: TypeAlias = "RemoteHome | LocalHome"
+VariableStorage: TypeAlias = RemoteStorage | LocalStorage
 """What a handle holds."""

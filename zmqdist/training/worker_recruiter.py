@@ -61,15 +61,15 @@ class _Wanted:
 
     address: str
     client: ZmqClient | None = None
-    asked: StatusOrResult | None = None
-    again_at: float = 0.0
-    trouble: errors.OpError | None = None
-    since: float = 0.0
-    asked_at: float = 0.0
+    invitation: StatusOrResult | None = None
+    retry_at: float = 0.0
+    last_error: errors.OpError | None = None
+    failing_since: float = 0.0
+    invited_at: float = 0.0
     accepted: bool = False
 
 
-class Inviting:
+class WorkerRecruiter:
     """See the module's docstring. It has to be closed."""
 
     def __init__(
@@ -85,7 +85,7 @@ class Inviting:
         self._changed = threading.Condition()
         self._wake = wake or threading.Event()  # a client's thread must not wait for a lock of ours
         self._wanted: dict[int, _Wanted] = {}
-        self._given_up: list[_Wanted] = []
+        self._dropped: list[_Wanted] = []
         self._present: frozenset[tuple[str, int]] = frozenset()
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="zmqdist-inviting", daemon=True)
@@ -95,14 +95,14 @@ class Inviting:
     def want(self, index: int, address: str) -> None:
         """From now on a task is to be worker:`index`, in place of whoever was."""
         with self._changed:
-            self._give_up(index)
+            self._remove(index)
             self._wanted[index] = _Wanted(address)
         self._wake.set()
 
     def drop(self, index: int) -> None:
         """Invite it no more."""
         with self._changed:
-            self._give_up(index)
+            self._remove(index)
         self._wake.set()
 
     @property
@@ -142,16 +142,16 @@ class Inviting:
     def _works(self, index: int, task: _Wanted) -> bool:
         return task.accepted and ("worker", index) in self._present
 
-    def _give_up(self, index: int) -> None:
+    def _remove(self, index: int) -> None:
         before = self._wanted.pop(index, None)
         if before is not None:
-            self._given_up.append(before)
+            self._dropped.append(before)
 
     def _check(self, index: int, task: _Wanted, now: float) -> None:
-        error = task.trouble
+        error = task.last_error
         if error is None or error.error_code in PASSING:
             return
-        if error.error_code == errors.ALREADY_EXISTS and now - task.since < INVITE_PATIENCE_S:
+        if error.error_code == errors.ALREADY_EXISTS and now - task.failing_since < INVITE_PATIENCE_S:
             return
         raise errors.from_code(error.error_code, f"worker:{index} at {task.address}: {error.message}")
 
@@ -180,29 +180,29 @@ class Inviting:
                 due = now + AGAIN_S
             self._wake.wait(None if due is None else max(0.0, due - time.monotonic()))
         with self._changed:
-            tasks = [*self._given_up, *self._wanted.values()]
+            tasks = [*self._dropped, *self._wanted.values()]
         for client in [task.client for task in tasks if task.client is not None]:
             client.close()
 
     def _step(self, now: float) -> tuple[float | None, list[ZmqClient]]:
         """Ask whom there is to ask. Returns when there is more to do (None: when something changes), and what is to be closed."""
-        ended = [task.client for task in self._given_up if task.client is not None]
-        self._given_up.clear()
+        ended = [task.client for task in self._dropped if task.client is not None]
+        self._dropped.clear()
         due = None
         for index, task in self._wanted.items():
-            if task.asked is not None and task.client is not None and task.asked.done():
+            if task.invitation is not None and task.client is not None and task.invitation.done():
                 ended.append(task.client)
-                self._note(index, task, now)
+                self._note_reply(index, task, now)
             if self._works(index, task):
                 continue
-            if task.asked is None:
-                if task.again_at <= now:
-                    self._ask(index, task, now)
-                if task.asked is None:
-                    due = task.again_at if due is None else min(due, task.again_at)
+            if task.invitation is None:
+                if task.retry_at <= now:
+                    self._invite(index, task, now)
+                if task.invitation is None:
+                    due = task.retry_at if due is None else min(due, task.retry_at)
         return due, ended
 
-    def _ask(self, index: int, task: _Wanted, now: float) -> None:
+    def _invite(self, index: int, task: _Wanted, now: float) -> None:
         task.accepted = False
         try:
             security = self._credentials.client(task.address, "submit")
@@ -210,32 +210,35 @@ class Inviting:
         except errors.OpError as error:  # an address that is none, no keys
             self._failed(index, task, error, now)
             return
-        told = self._dispatcher, index, self._slots, program(), INVITED_ORPHAN_LIMIT_S
-        task.asked_at = now
-        task.asked = internal_client.start(task.client, INVITE, *told)
-        task.asked.add_done_callback(lambda _: self._wake.set())
+        task.invited_at = now
+        task.invitation = internal_client.start(
+            task.client, INVITE, self._dispatcher, index, self._slots, program(), INVITED_ORPHAN_LIMIT_S
+        )
+        task.invitation.add_done_callback(lambda _: self._wake.set())
 
-    def _note(self, index: int, task: _Wanted, now: float) -> None:
+    def _note_reply(self, index: int, task: _Wanted, now: float) -> None:
         """The answer is here."""
-        assert task.asked is not None
-        code, text = task.asked.get_error()
-        task.client = task.asked = None
-        task.again_at = now + AGAIN_S
+        assert task.invitation is not None
+        code, text = task.invitation.get_error()
+        task.client = task.invitation = None
+        task.retry_at = now + AGAIN_S
         if code:
             self._failed(index, task, errors.from_code(code, text), now)
         else:
-            task.trouble, task.accepted = None, True
-            metrics.record("server_def_update", now - task.asked_at)
+            task.last_error, task.accepted = None, True
+            metrics.record("server_def_update", now - task.invited_at)
             self._changed.notify_all()
 
     def _failed(self, index: int, task: _Wanted, error: errors.OpError, now: float) -> None:
-        task.again_at = now + AGAIN_S
-        if task.trouble is None or task.trouble.error_code != error.error_code:
-            task.since = now
+        task.retry_at = now + AGAIN_S
+        if task.last_error is None or task.last_error.error_code != error.error_code:
+            task.failing_since = now
             log.log(
                 logging.INFO if error.error_code in PASSING else logging.WARNING,
                 "worker:%d at %s does not work for this program, it is asked again: %s",
-                *(index, task.address, error.message),
+                index,
+                task.address,
+                error.message,
             )
-        task.trouble = error
+        task.last_error = error
         self._changed.notify_all()

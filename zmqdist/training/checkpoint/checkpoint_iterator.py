@@ -83,9 +83,9 @@ def checkpoints_iterator(
         latest = (found[-1][0], found[-1][1].serial) if found else None
         now = time.monotonic()
         if latest is not None and latest != last:
-            last, given_at = latest, now
+            last, yielded_at = latest, now
             yield latest[0]
-            time.sleep(max(0.0, given_at + min_interval_secs - time.monotonic()))
+            time.sleep(max(0.0, yielded_at + min_interval_secs - time.monotonic()))
             waiting_since = time.monotonic()
         elif finished:
             return

@@ -53,9 +53,9 @@ class CheckpointManager:
         Raises:
           ValueError: a number is not positive.
         """
-        for name, given in (("max_to_keep", max_to_keep), ("every_s", every_s), ("every_steps", every_steps)):
-            if given is not None and not given > 0:
-                raise ValueError(f"{name} is {given!r}, wants a positive number or None")
+        for name, value in (("max_to_keep", max_to_keep), ("every_s", every_s), ("every_steps", every_steps)):
+            if value is not None and not value > 0:
+                raise ValueError(f"{name} is {value!r}, wants a positive number or None")
         self._checkpoint = checkpoint
         self._directory = storage.absolute(directory)
         self._max_to_keep = max_to_keep
@@ -176,14 +176,14 @@ class CheckpointManager:
     def _save(self, step: int | None) -> str:
         with self._lock:
             self._tidy()
-            there = checkpoints(self._directory)
+            existing = checkpoints(self._directory)
             if step is None:
-                step = 1 + max([number_of(path) or 0 for path, _ in there], default=0)
-            serial = 1 + max([manifest.serial for _, manifest in there], default=0)
+                step = 1 + max([number_of(path) or 0 for path, _ in existing], default=0)
+            serial = 1 + max([manifest.serial for _, manifest in existing], default=0)
             path = save_numbered(path_of(self._directory, step), self._checkpoint, step, serial)
             self._step = self._saved_step = step
             if self._max_to_keep is not None:
-                older = [each for each, _ in there if each != path]
+                older = [each for each, _ in existing if each != path]
                 for each in older[: max(0, len(older) + 1 - self._max_to_keep)]:
                     _delete(each)
             return path

@@ -116,7 +116,7 @@ class Manifest:
             "step": self.step,
             "serial": self.serial,
             "saved_at": self.saved_at,
-            "entries": {name: _told(entry) for name, entry in self.entries.items()},
+            "entries": {name: _entry_to_json(entry) for name, entry in self.entries.items()},
             "values": self.values,
         }
         whole = {"format": FORMAT, "crc32": zlib.crc32(_canonical(body)), "checkpoint": body}
@@ -135,12 +135,12 @@ class Manifest:
         try:
             data = storage.read(file)
         except (FileNotFoundError, NotADirectoryError):
-            told = (
+            text = (
                 f"there is no {MANIFEST} in it: writing it was never finished" if storage.exists(path) else "not found"
             )
             if within := _checkpoints_in(path):
-                told = f"it is a folder of checkpoints, of which one is wanted, as {within[-1]}"
-            raise NotFoundError(f"checkpoint {path}: {told}") from None
+                text = f"it is a folder of checkpoints, of which one is wanted, as {within[-1]}"
+            raise NotFoundError(f"checkpoint {path}: {text}") from None
         except OSError as error:
             raise storage.error_of(error, file) from error
         try:
@@ -153,7 +153,7 @@ class Manifest:
             if whole["format"] != FORMAT or zlib.crc32(_canonical(body)) != whole["crc32"]:
                 raise ValueError("its checksum is not that of what it says")
             return cls(
-                {name: _read_entry(told) for name, told in body["entries"].items()},
+                {name: _read_entry(fields) for name, fields in body["entries"].items()},
                 {name: _read_plain(value) for name, value in body["values"].items()},
                 body["step"],
                 int(body["serial"]),
@@ -167,7 +167,7 @@ def _canonical(body: Any) -> bytes:
     return json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
 
 
-def _told(entry: Entry) -> dict[str, Any]:
+def _entry_to_json(entry: Entry) -> dict[str, Any]:
     return {
         "kind": "variable" if entry.variable else "array",
         "shape": list(entry.shape),
@@ -190,9 +190,9 @@ def _told(entry: Entry) -> dict[str, Any]:
     }
 
 
-def _read_entry(told: dict[str, Any]) -> Entry:
-    shape = _read_shape(told["shape"])
-    pieces = tuple(map(_read_piece, told["pieces"]))
+def _read_entry(fields: dict[str, Any]) -> Entry:
+    shape = _read_shape(fields["shape"])
+    pieces = tuple(map(_read_piece, fields["pieces"]))
     reached = 0
     for piece in pieces:
         if piece.start != reached or piece.stop < piece.start:
@@ -200,32 +200,32 @@ def _read_entry(told: dict[str, Any]) -> Entry:
         reached = piece.stop
     if not pieces or reached != (shape[0] if shape else 1):
         raise ValueError(f"{reached} rows for an array of shape {shape}")
-    return Entry(shape, _read_dtype(told["dtype"]), pieces, told["kind"] == "variable")
+    return Entry(shape, _read_dtype(fields["dtype"]), pieces, fields["kind"] == "variable")
 
 
-def _read_piece(told: dict[str, Any]) -> StoredPiece:
-    start, stop = map(int, told["rows"])
-    file = told["file"]
+def _read_piece(fields: dict[str, Any]) -> StoredPiece:
+    start, stop = map(int, fields["rows"])
+    file = fields["file"]
     if not re.fullmatch(r"\w[\w.-]*\.npz", file, re.ASCII):  # never a path to somewhere else
         raise ValueError(f"no file of a checkpoint is called {file[:100]!r}")
     slots = {
-        str(name): (_read_shape(slot["shape"]), _read_dtype(slot["dtype"])) for name, slot in told["slots"].items()
+        str(name): (_read_shape(slot["shape"]), _read_dtype(slot["dtype"])) for name, slot in fields["slots"].items()
     }
-    session, number = map(int, told.get("source", (0, 0)))  # which the first checkpoints did not say
-    size, crc32, version = (int(told[name]) for name in ("size", "crc32", "version"))
+    session, number = map(int, fields.get("source", (0, 0)))  # which the first checkpoints did not say
+    size, crc32, version = (int(fields[name]) for name in ("size", "crc32", "version"))
     return StoredPiece(start, stop, file, size, crc32, version, (session, number), slots)
 
 
-def _read_shape(told: Any) -> tuple[int, ...]:
-    shape = tuple(map(int, told))
+def _read_shape(sizes: Any) -> tuple[int, ...]:
+    shape = tuple(map(int, sizes))
     if any(size < 0 for size in shape):
         raise ValueError(f"no array has the shape {shape}")
     return shape
 
 
-def _read_dtype(told: Any) -> np.dtype[Any]:
+def _read_dtype(description: Any) -> np.dtype[Any]:
     try:
-        return read_dtype(told)
+        return read_dtype(description)
     except BadArray as error:
         raise ValueError(str(error)) from None
 

@@ -93,9 +93,9 @@ class Checkpoint(Container):
 
     def _take(self, source: _Source, structure: Any) -> None:
         """Restore what the source has for a structure and has not been taken yet; objects in it go on from there."""
-        there = set(source.reader.manifest.names) - source.used
+        available = set(source.reader.manifest.names) - source.used
         found = {
-            source.prefix + name: leaf for name, leaf in leaves(structure).items() if source.prefix + name in there
+            source.prefix + name: leaf for name, leaf in leaves(structure).items() if source.prefix + name in available
         }
         fill(source.reader, found)
         source.used.update(found)

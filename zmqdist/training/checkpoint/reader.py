@@ -75,13 +75,13 @@ class CheckpointReader:
                 kept[piece.file] = self._load(name, piece)
             part = kept[piece.file]
             first, last = max(piece.start, start), max(piece.start, start, min(piece.stop, stop))
-            here, there = slice(first - piece.start, last - piece.start), slice(first - start, last - start)
-            value[there] = part.value[here]
+            from_piece, to_rows = slice(first - piece.start, last - piece.start), slice(first - start, last - start)
+            value[to_rows] = part.value[from_piece]
             for slot, array in part.slots.items():
                 if entry.cut_by_rows(slot):
                     if slot not in slots:  # the rows of pieces that lack it are as they begin
                         slots[slot] = np.full((stop - start, *array.shape[1:]), initial_of(slot), array.dtype)
-                    slots[slot][there] = array[here]
+                    slots[slot][to_rows] = array[from_piece]
                 else:
                     slots[slot] = np.maximum(slots[slot], array) if slot in slots and _is_count(array) else array
         return Part(value, slots, max(piece.version for piece in touched))
@@ -114,8 +114,11 @@ class CheckpointReader:
                 storage.open_read(storage.join(self.path, piece.file)) as file,
                 np.load(file, allow_pickle=False) as arrays,
             ):
-                value = _as_told(arrays["value"], shape, entry.dtype)
-                slots = {slot: _as_told(arrays[f"slot:{slot}"], *told) for slot, told in piece.slots.items()}
+                value = _as_described(arrays["value"], shape, entry.dtype)
+                slots = {
+                    slot: _as_described(arrays[f"slot:{slot}"], *description)
+                    for slot, description in piece.slots.items()
+                }
                 once = arrays["once"].tobytes() if "once" in arrays.files else b""
         except (OSError, EOFError, ValueError, KeyError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
             raise self._lost(name, piece, str(error)) from error
@@ -144,7 +147,7 @@ def _is_count(array: NDArray[Any]) -> bool:
     return array.shape == () and array.dtype.kind in "iu"
 
 
-def _as_told(array: NDArray[Any], shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+def _as_described(array: NDArray[Any], shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
     if dtype.isbuiltin == 2 and array.dtype.kind == "V" and array.dtype.itemsize == dtype.itemsize:
         array = np.ascontiguousarray(array).view(dtype).reshape(array.shape)
     if array.shape != shape or array.dtype != dtype:

@@ -35,7 +35,7 @@ from zmqdist.training.checkpoint.save_restore import check
 from zmqdist.training.checkpoint.shard_handles import shards_of
 from zmqdist.training.checkpoint.structure import Leaf, leaves
 from zmqdist.training.strategy import ParameterServerStrategy
-from zmqdist.training.variable_storage import RemoteHome
+from zmqdist.training.variable_storage import RemoteStorage
 
 log = logging.getLogger("zmqdist.checkpoint")
 
@@ -64,19 +64,19 @@ class Recovered:
     updates_lost: int
 
     def __str__(self) -> str:
-        told = []
+        clauses = []
         if self.restored:
-            told.append(f"restored {_variables(self.restored)} from {self.path}, {self.age_s:.0f} s old")
+            clauses.append(f"restored {_variables(self.restored)} from {self.path}, {self.age_s:.0f} s old")
         if self.began_anew:
-            told.append(f"{_variables(self.began_anew)} began anew with the first value")
+            clauses.append(f"{_variables(self.began_anew)} began anew with the first value")
         if self.lost:
-            told.append(f"no checkpoint holds {', '.join(self.lost)}: lost")
+            clauses.append(f"no checkpoint holds {', '.join(self.lost)}: lost")
         if self.updates_lost:
             plural = "update since is" if self.updates_lost == 1 else "updates since are"
-            told.append(f"at least {self.updates_lost:,} {plural} lost")
+            clauses.append(f"at least {self.updates_lost:,} {plural} lost")
         else:
-            told.append("updates of the last moments may be lost")
-        return f"{self.task} came back; " + "; ".join(told)
+            clauses.append("updates of the last moments may be lost")
+        return f"{self.task} came back; " + "; ".join(clauses)
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ class Recovery:
     def snapshot(self) -> RecoverySnapshot:
         """Return what is known now. From any thread; asks no server."""
         seen = {number: version for versions in list(self._versions) for number, version in versions.copy().items()}
-        names = {home.ref.number: home.ref.name for home in self._session.homes()}
+        names = {storage.ref.number: storage.ref.name for storage in self._session.storages()}
         return RecoverySnapshot(
             watching=tuple(f"ps:{ps}" for ps, thread in enumerate(self._threads) if thread.is_alive()),
             versions={name: seen[number] for number, name in names.items() if number in seen},
@@ -147,21 +147,21 @@ class Recovery:
         self.close()
 
     def _watch(self, ps: int) -> None:
-        gone, told = False, ""
+        away, logged = False, ""
         while not self._closing.wait(RECOVERY_LOOK_S):
             try:
                 self._look(ps)
-                gone, told = False, ""
+                away, logged = False, ""
             except UnavailableError as error:
-                if not gone:
+                if not away:
                     log.warning("ps:%d is gone; its variables come back with it: %s", ps, error)
-                gone = True
+                away = True
             except FailedPreconditionError:  # the strategy was closed
                 return
             except BaseException as error:
-                if told != str(error):  # it is tried again, several times a second
+                if logged != str(error):  # it is tried again, several times a second
                     log.exception("ps:%d could not be given its variables again; it is tried again", ps)
-                told = str(error)
+                logged = str(error)
 
     def _look(self, ps: int) -> None:
         """Ask one parameter server for its session, and for the versions there. Raises UnavailableError: it is gone."""
@@ -169,22 +169,22 @@ class Recovery:
         if self._due[ps]:
             self._recover(ps)
             self._due[ps] = False
-        told = self._session.clients[ps].about().get_value()["variables"]
+        variables = self._session.clients[ps].about().get_value()["variables"]
         self._versions[ps].update(
-            {each["number"]: each["version"] for each in told if each["session"] == self._session.number}
+            {each["number"]: each["version"] for each in variables if each["session"] == self._session.number}
         )
 
     def _recover(self, ps: int) -> None:
         found = {name: leaf for name, leaf in leaves(self._manager.checkpoint).items() if leaf.is_handle}
         places = self._places(found)
-        homes = [home for home in self._session.homes() if home.ref.task == f"ps:{ps}"]
-        names = {places[home.ref.number][0] for home in homes if home.ref.number in places}
+        storages = [storage for storage in self._session.storages() if storage.ref.task == f"ps:{ps}"]
+        names = {places[storage.ref.number][0] for storage in storages if storage.ref.number in places}
         reader = self._reader({name: found[name] for name in names})
         restored, anew, lost = [], [], []
         updates_lost = 0
-        life, versions = self._session.next_life(), {}
-        for home in homes:
-            ref, changes = home.ref, 1
+        incarnation, versions = self._session.next_incarnation(), {}
+        for storage in storages:
+            ref, changes = storage.ref, 1
             name, start, stop = places.get(ref.number, ("", 0, 0))
             entry = None if reader is None else reader.manifest.entries.get(name)
             if reader is not None and entry is not None:
@@ -194,17 +194,17 @@ class Recovery:
                     ref.number,
                 )  # else it was saved by another program, whose versions say nothing
                 changes = _changes(part.version) if own else 1
-                earlier = _version(life, changes), part.slots, part.once if own else b""
+                earlier = _version(incarnation, changes), part.slots, part.once if own else b""
                 self._session.clients[ps].create(ref, ref.fit(part.value), earlier).get_value()
                 restored.append(ref.name)
             elif self._from_initial:
-                self._session.make_again(home, _version(life, changes))
+                self._session.recreate(storage, _version(incarnation, changes))
                 anew.append(ref.name)
             else:
                 lost.append(ref.name)
-            seen = max(self._versions[ps].get(ref.number, 1), home.seen)
+            seen = max(self._versions[ps].get(ref.number, 1), storage.version_seen)
             updates_lost += max(0, _changes(seen) - changes)
-            versions[ref.number] = _version(life, changes)
+            versions[ref.number] = _version(incarnation, changes)
         self._versions[ps].update(
             versions
         )  # now: where the recovery fails in the middle, the next one counts all of it
@@ -221,9 +221,9 @@ class Recovery:
         places = {}
         for name, leaf in found.items():
             for shard in shards_of(leaf.value):
-                home = shard.variable.home
-                if isinstance(home, RemoteHome) and home.session == self._session.number:
-                    places[home.ref.number] = (name, shard.start, shard.stop)
+                storage = shard.variable.storage
+                if isinstance(storage, RemoteStorage) and storage.session == self._session.number:
+                    places[storage.ref.number] = (name, shard.start, shard.stop)
         return places
 
     def _reader(self, needed: dict[str, Leaf]) -> CheckpointReader | None:
@@ -240,8 +240,8 @@ class Recovery:
         return None
 
 
-def _version(life: int, changes: int) -> int:
-    return life << PS_VERSION_LIFE_BITS | changes
+def _version(incarnation: int, changes: int) -> int:
+    return incarnation << PS_VERSION_LIFE_BITS | changes
 
 
 def _changes(version: int) -> int:

@@ -92,19 +92,19 @@ def restore(path: str | os.PathLike[str], variables: Any, strict: bool = True) -
     """
     reader = CheckpointReader(path)
     found = leaves(variables)
-    there = set(reader.manifest.names)
-    missing, extra = sorted(found.keys() - there), sorted(there - found.keys())
+    saved_names = set(reader.manifest.names)
+    missing, extra = sorted(found.keys() - saved_names), sorted(saved_names - found.keys())
     if strict and (missing or extra):
-        told = [f"it lacks {_listed(missing)}"] if missing else []
-        told += [f"it also holds {_listed(extra)}"] if extra else []
+        differences = [f"it lacks {_listed(missing)}"] if missing else []
+        differences += [f"it also holds {_listed(extra)}"] if extra else []
         raise ValueError(
-            f"checkpoint {reader.path} is of something else: {', and '.join(told)} (strict=False takes what is in both)"
+            f"checkpoint {reader.path} is of something else: {', and '.join(differences)} (strict=False takes what is in both)"
         )
-    if there and found and not there & found.keys():
+    if saved_names and found and not saved_names & found.keys():
         raise ValueError(
-            f"checkpoint {reader.path} holds {_listed(sorted(there))}, and nothing of {_listed(sorted(found))}"
+            f"checkpoint {reader.path} holds {_listed(sorted(saved_names))}, and nothing of {_listed(sorted(found))}"
         )
-    fill(reader, {name: leaf for name, leaf in found.items() if name in there})
+    fill(reader, {name: leaf for name, leaf in found.items() if name in saved_names})
 
 
 def load(path: str | os.PathLike[str], names: Collection[str] | None = None) -> dict[str, Any]:

@@ -31,14 +31,14 @@ class Shard:
 
     def read(self) -> Part:
         """Value, slots and version of one moment. Raises PSUnavailableError."""
-        home = self.variable.home
-        version, value, slots, once = home.saved().get_value()
-        return Part(value, slots, version, (home.ref.session, home.ref.number), once)
+        storage = self.variable.storage
+        version, value, slots, once = storage.saved().get_value()
+        return Part(value, slots, version, (storage.ref.session, storage.ref.number), once)
 
     def start_writing(self, part: Part) -> Future:
         """Put a value and slots there; done when `get_value()` of what this gives returns. Raises PSUnavailableError."""
-        home = self.variable.home
-        return home.change(restore(home.ref, part.value, part.slots))
+        storage = self.variable.storage
+        return storage.change(restore(storage.ref, part.value, part.slots))
 
 
 def shards_of(variable: Variable | ShardedVariable) -> list[Shard]:

@@ -58,14 +58,14 @@ def write(
       ResourceExhaustedError: the disk is full. UnknownError: another fault of the disk.
     """
     path = storage.absolute(path)
-    life = uuid.uuid4().hex[:8]
+    suffix = uuid.uuid4().hex[:8]
     # The files of a URL are laid where they stay: to rename a folder there may be to copy it.
     in_place = "://" in path or storage.exists(path)
-    folder = path if in_place else f"{path}.{life}{storage.TMP}"
+    folder = path if in_place else f"{path}.{suffix}{storage.TMP}"
     written: list[str] = []
     try:
         storage.make_folder(folder)
-        manifest = Manifest(_write_all(folder, list(arrays), life, written), values, step, serial, time.time())
+        manifest = Manifest(_write_all(folder, list(arrays), suffix, written), values, step, serial, time.time())
         manifest.write(folder)
         if not in_place:
             storage.rename(folder, path)
@@ -88,7 +88,7 @@ def _remove(folder: str, files: list[str]) -> None:
             storage.remove(storage.join(folder, name))
 
 
-def _write_all(folder: str, arrays: list[ToWrite], life: str, written: list[str]) -> dict[str, Entry]:
+def _write_all(folder: str, arrays: list[ToWrite], suffix: str, written: list[str]) -> dict[str, Entry]:
     with ThreadPoolExecutor(CHECKPOINT_SHARDS_AT_ONCE, "zmqdist-checkpoint") as threads:
         jobs: list[list[Future[StoredPiece]]] = []
         for number, array in enumerate(arrays):
@@ -96,7 +96,7 @@ def _write_all(folder: str, arrays: list[ToWrite], life: str, written: list[str]
             count = len(array.shards)
             of_array = []
             for index, (start, stop, read) in enumerate(array.shards):
-                file = f"{number:05d}-{label}-{index:05d}-of-{count:05d}.{life}.npz"
+                file = f"{number:05d}-{label}-{index:05d}-of-{count:05d}.{suffix}.npz"
                 written.append(file)
                 of_array.append(threads.submit(_write_shard, folder, file, array, start, stop, read))
             jobs.append(of_array)
@@ -127,8 +127,8 @@ def _write_shard(
             arrays = {"value": part.value} | {f"slot:{name}": slot for name, slot in part.slots.items()}
             if part.once:
                 arrays["once"] = np.frombuffer(part.once, np.uint8)
-            told: dict[str, Any] = {name: _storable(array) for name, array in arrays.items()}
-            np.savez(counted, **told)
+            storable: dict[str, Any] = {name: _storable(array) for name, array in arrays.items()}
+            np.savez(counted, **storable)
             storage.sync(raw)
     except OSError as error:
         raise storage.error_of(error, path) from error
