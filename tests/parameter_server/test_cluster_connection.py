@@ -362,7 +362,7 @@ def test_the_thread_that_invites_goes_on_after_whatever_went_wrong(
             assert tries.acquire(timeout=20)
     finally:
         found.close()
-    assert "workers could not be invited, it is tried again" in caplog.text
+    assert "workers could not be invited to this program" in caplog.text
 
 
 def test_a_cluster_file_whose_ps_have_gaps_in_their_numbers_is_refused(

@@ -1,12 +1,12 @@
-"""What a strategy does on one worker: `run` a function in each replica, and bring the replicas' values together.
+"""Runs a function in each replica of one worker, and lets the replicas act together.
 
 Rules
-    One replica runs in the caller's thread and its values are plain. Several run in threads, at the same time; a value that they have for
-    each is a PerReplica, at the leaves of structures.
-    Replicas that call `merge_call` wait for each other. One that raises, or ends without it, ends the waiting of the others; what `run`
-    raises is the first error that was not caused by another's.
+    A single replica runs in the caller's thread, and its values are plain. Several run in threads at the same time; a value that each
+    replica has is a PerReplica, at the leaves of structures.
+    Replicas that call `merge_call` wait for each other. If one raises, or ends without the call, the others stop waiting. `run` raises the
+    first error that was not caused by another replica's.
 
-Not here: scheduling, and whether `run` was called where it should be (strategy.py).
+Not here: scheduling, and the check where `run` was called (strategy.py).
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ from zmqdist.training.per_replica import PerReplica, regroup, select
 def run_replicas(
     strategy: Any, replicas: int, fn: Callable[..., Any], args: Iterable[Any], kwargs: Mapping[str, Any] | None
 ) -> Any:
-    """`fn` once in each replica, with its part of the arguments; see `regroup` for what comes back. Raises what `fn` raises."""
+    """Call `fn` once in each replica, with the replica's part of the arguments. Return the results as `regroup` does. Raises what `fn`
+    raises.
+    """
     args, kwargs = tuple(args), dict(kwargs or {})
     if replicas == 1:
         with context.in_replica(ReplicaContext(strategy, 0, 1)):
@@ -55,7 +57,7 @@ def run_replicas(
     for replica, thread in enumerate(threads):
         try:
             thread.start()
-        except RuntimeError as error:  # those that run would wait for it
+        except RuntimeError as error:  # without a thread for this replica the others would wait for it for ever
             rendezvous.failed(replica, error)
             break
         running.append(thread)
@@ -65,7 +67,7 @@ def run_replicas(
 
 
 class _Abandoned(RuntimeError):
-    """Another replica will not come to the meeting."""
+    """The other replicas cannot complete this rendezvous."""
 
 
 class _Rendezvous:
@@ -98,7 +100,7 @@ class _Rendezvous:
         return select(value, replica)
 
     def _merge(self) -> None:
-        """All are here: the last one acts for all, with the lock held."""
+        """Act for all replicas, since all have arrived. The last one calls this, with the lock held."""
         calls = [self._waiting[replica] for replica in range(self._replicas)]
         try:
             with context.in_replica(None):
@@ -113,7 +115,7 @@ class _Rendezvous:
 
     @property
     def _cannot_complete(self) -> bool:
-        """Whether somebody has ended for whom the others wait."""
+        """Whether a replica has ended, so that the others would wait in vain."""
         return bool(self._results)
 
     def _notify_if_incomplete(self) -> None:
@@ -139,11 +141,12 @@ class _Rendezvous:
 
 
 def once_for_all(variable: Any, value: Any, start: Callable[[Any], Future]) -> Future:
-    """`start(value)` changes `variable`; where several replicas do this, once for all of them with what their values become.
+    """Change `variable` by `start(value)`. In a context of several replicas, change it once for all of them, with the aggregate of their
+    values.
 
     Raises:
-      ValueError: in a context of several replicas, for a variable without aggregation.
-      RuntimeError: another replica is about to change another variable.
+      ValueError: in a context of several replicas, and the variable has no aggregation.
+      RuntimeError: another replica is changing another variable at this point.
     """
     replica = context.thread_state.replica
     if replica is None or replica.num_replicas_in_sync == 1:

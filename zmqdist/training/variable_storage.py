@@ -1,6 +1,7 @@
-"""Where a variable's value lives: at a parameter server, or in this process. Both take the same changes (variables/client.py).
+"""The two storages of a variable's value: at a parameter server, or in this process. Both take the same changes (variables/client.py).
 
-Everything is started and then waited for, so that several can be asked at once; at home it has happened when it was started.
+Every method returns a future, so that requests to several servers can be in flight at once. A LocalStorage has finished when its method
+returns.
 """
 
 from __future__ import annotations
@@ -25,20 +26,20 @@ _numbers = itertools.count(1)
 
 
 class RemoteStorage:
-    """At a parameter server. Pickles as what it says about itself, and finds the client of whatever process it is in.
+    """A value at a parameter server. It pickles as its description, and uses the client of the process it is in.
 
     Attributes:
-      ref: name, shape and dtype; its errors name the variable.
-      key: of the variable, the same for all handles of it.
-      device, task: where it is.
+      ref: name, shape and dtype, and the server's address; error texts name the variable by it.
+      key: identifies the variable; the same for all its handles.
+      device, task: the server that holds it.
       session: of the strategy that made it.
-      seen: the highest version that this one was told of.
+      version_seen: the highest version in any reply to this object.
     """
 
     def __init__(self, ref: Ref, workers_per_step: int = 0, owner: Any = None) -> None:
         """Args:
-        workers_per_step: in synchronous mode; 0: gradients are applied as they come.
-        owner: the Session that made it, in the program; kept as long as this. The variable goes with this one.
+        workers_per_step: in synchronous mode; 0: gradients are applied on arrival.
+        owner: in the program that made the variable, its StrategySession. When this object is collected, the owner drops the variable.
         """
         self.ref = ref
         self.key: Hashable = ref.session, ref.number
@@ -52,7 +53,7 @@ class RemoteStorage:
 
     def __reduce__(self) -> Any:
         if self._owner is not None and not self._owner.note_pickled(self):
-            self._pickled_elsewhere = True  # handles may be anywhere: it stays until the session ends
+            self._pickled_elsewhere = True  # handles may be in any process: the variable stays until the session ends
         return RemoteStorage, (self.ref, self.workers_per_step)
 
     def __del__(self) -> None:
@@ -61,32 +62,32 @@ class RemoteStorage:
 
     @property
     def client(self) -> client.PsClient:
-        """Of this process."""
+        """The client of this process for the server."""
         return client.client_of(self.ref.address)
 
     def read(self) -> Future:
-        """Version and value."""
+        """Return a future of (version, value)."""
         return Then(self.client.read([self.ref]), self._note_version)
 
     def rows(self, rows: Rows) -> Future:
-        """Rows, in an array of the caller's own."""
+        """Return a future of an array with these rows; the caller owns it."""
         return Then(self.client.rows([(self.ref, rows)]), _only)
 
     def saved(self) -> Future:
-        """Version, value, slots and updates, all of one moment; none of them changes any more."""
+        """Return a future of (version, value, slots, update keys), all of one moment. None of them changes afterwards."""
         return Then(self.client.saved([self.ref]), self._note_version)
 
     def change(self, change: Change) -> Future:
-        """An UpdateOutcome."""
+        """Return a future of an UpdateOutcome."""
         return Then(self.client.update([(self.ref, change)]), self._note_version)
 
     def apply(self, how: Any, gradient: Any, step: int | None) -> Future:
-        """A step of an optimizer or a function: an UpdateOutcome. Raises as `Variable.apply`."""
+        """Apply a gradient by an optimizer or a function; return a future of an UpdateOutcome. Raises as `Variable.apply`."""
         change = client.apply(self.ref, how, gradient)
         return Then(self.client.update([(self.ref, change)], **self.in_step(step)), self._note_version)
 
     def _note_version(self, replies: list[Any] | None) -> Any:
-        """The only answer, which begins with the version."""
+        """Return the only reply, after noting the version that it begins with."""
         if replies is None:
             return None
         if replies[0][0] > self.version_seen:
@@ -94,7 +95,7 @@ class RemoteStorage:
         return replies[0]
 
     def in_step(self, step: int | None) -> dict[str, Any]:
-        """What `PsClient.update` must be told about a step. Raises ValueError: synchronous mode, and none is given."""
+        """Return the arguments of `PsClient.update` for a step. Raises ValueError in synchronous mode if `step` is None."""
         if not self.workers_per_step:
             return {}
         if step is None:
@@ -109,13 +110,13 @@ def _only(replies: list[Any] | None) -> Any:
 
 
 class LocalStorage:
-    """In this process. It cannot be pickled."""
+    """A value in this process. It cannot be pickled."""
 
     session = 0
     task: str | None = None
 
     def __init__(self, name: str, value: Array, device: str) -> None:
-        """Args: value: nobody else has it."""
+        """Take ownership of `value`."""
         number = next(_numbers)
         self.ref: Ref = _LocalRef(name, value.shape, value.dtype, "", "", 0, number)
         self.key: Hashable = "here", number
@@ -160,4 +161,4 @@ class _LocalRef(Ref):
 
 
 VariableStorage: TypeAlias = RemoteStorage | LocalStorage
-"""What a handle holds."""
+"""What a Variable holds its value in."""
