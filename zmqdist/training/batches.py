@@ -1,6 +1,6 @@
-"""Several variables in one message to each parameter server; all servers are asked at once.
+"""Reads or updates several variables with one message to each parameter server; the messages are in flight at the same time.
 
-A message is about one session, so variables of two strategies are never in one.
+A message concerns one session, so that variables of two strategies never share one.
 
 Not here: one variable (variable.py), all shards of one (sharded.py).
 """
@@ -25,11 +25,11 @@ from zmqdist.training.variable_storage import LocalStorage, RemoteStorage
 from zmqdist.variables import client
 
 Destination: TypeAlias = tuple[client.PsClient, int]
-"""Who is asked, and about which session."""
+"""The client of a server, and the session that a message concerns."""
 
 
 def read_all(variables: Any) -> Any:
-    """The structure with values in place of variables; what is no variable stays. Caches are passed by."""
+    """Return the structure with values in place of variables; other leaves stay. Does not use the caches of `cache_variable_reads`."""
     leaves = nest.flatten(variables)
     parts = {part.storage.key: part for leaf in leaves for part in _parts(leaf)}
     by_session: dict[Destination, list[Variable]] = {}
@@ -52,7 +52,9 @@ def read_all(variables: Any) -> Any:
 
 
 def apply_all(optimizer: Any, grads_and_vars: Iterable[tuple[Any, Any]], step: int | None) -> None:
-    """See `ParameterServerStrategy.apply`. Several replicas do it once, with what their gradients become by each variable's aggregation."""
+    """Carry out `ParameterServerStrategy.apply`. In a context of several replicas it is done once, with the aggregate of their gradients by
+    each variable's aggregation.
+    """
     pairs = [(grad, variable) for grad, variable in grads_and_vars if grad is not None]
     for _, variable in pairs:
         if not isinstance(variable, (Variable, ShardedVariable)):
@@ -74,7 +76,7 @@ def apply_all(optimizer: Any, grads_and_vars: Iterable[tuple[Any, Any]], step: i
 
 
 def _apply(optimizer: Any, pairs: list[tuple[Any, Any]], step: int | None) -> None:
-    """Everything is checked before anything is sent."""
+    """Apply the gradients. All checks are made before the first message is sent."""
     by_session: dict[Destination, list[tuple[RemoteStorage, client.Change]]] = {}
     local: list[tuple[LocalStorage, client.Change]] = []
     seen = set()
@@ -82,7 +84,7 @@ def _apply(optimizer: Any, pairs: list[tuple[Any, Any]], step: int | None) -> No
         shares = variable.shares(grad) if isinstance(variable, ShardedVariable) else [grad]
         for part, share in zip(_parts(variable), shares, strict=True):
             if part.storage.key in seen:
-                text = f"{part.storage.ref} is there twice: add up its gradients, so that it makes one step"
+                text = f"{part.storage.ref} occurs twice in grads_and_vars: add up its gradients, so that it makes one step"
                 raise InvalidArgumentError(text)
             seen.add(part.storage.key)
             change = client.apply(part.storage.ref, optimizer, share)
@@ -98,7 +100,7 @@ def _apply(optimizer: Any, pairs: list[tuple[Any, Any]], step: int | None) -> No
 
 
 def _parts(leaf: Any) -> list[Variable]:
-    """The variable itself, or its shards; none of anything else."""
+    """Return the variable, or its shards; an empty list for anything else."""
     if isinstance(leaf, ShardedVariable):
         return leaf.variables
     return [leaf] if isinstance(leaf, Variable) else []

@@ -1,12 +1,12 @@
-"""How a variable comes to be: creators one around the other, and the place where it is made at last.
+"""How a variable is made: a chain of creators, and the place where the chain ends.
 
 Rules
-    `Variable(...)` asks the innermost creator first; each asks the next one out. A strategy's scope is one of them: it says on which
-    device, and cuts into shards. What stands outside the scope therefore sees, and may change, what the strategy has said.
-    On a worker only resources make variables, and those live there: a variable that a scheduled function made would be another one each
-    time that it runs.
+    `Variable(...)` calls the innermost creator, and each creator calls the next one out. A strategy's scope is one of them: it decides on
+    the device, and cuts into shards. Creators outside the scope therefore see the strategy's decisions, and may change them.
+    On a worker only per-worker resources make variables, which stay in the worker's process. A scheduled function cannot: it would make
+    another variable in each run.
 
-Not here: where the strategy puts things (strategy.py, shard_placement.py).
+Not here: where the strategy places variables (strategy.py, shard_placement.py).
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ CHIEF = device_of("chief", 0)
 
 
 def create(handle: Callable[..., Any], **kwargs: Any) -> Any:
-    """What `Variable(...)` does; see there.
+    """Carry out `Variable(...)`, which see.
 
     Args:
-      handle: makes the variable of the home where its value lives (variable.py).
+      handle: makes the Variable of a storage (variable.py).
     """
     being_built = task_context.being_built()
     if being_built == "dataset":
@@ -62,7 +62,7 @@ def make(
     per_worker_variable: bool = False,
     device: str | None = None,
 ) -> Any:
-    """Make it where `device` says, by default in this process: what `handle` gives for its home."""
+    """Make the variable where `device` says, by default in this process. Return what `handle` makes of its storage."""
     if per_worker_variable:
         raise ValueError("per_worker_variable=True needs a strategy: make it inside strategy.scope()")
     name = name or "Variable"
@@ -83,7 +83,7 @@ def make(
 
 
 def _whole(initial: Initial) -> Any:
-    """The first value, made here, which nobody else has."""
+    """Return the first value, made in this process; the caller owns the array."""
     if isinstance(initial.source, np.ndarray):
         return np.array(initial.source, order="C")
     if not initial.shape:
