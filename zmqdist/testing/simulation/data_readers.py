@@ -191,7 +191,7 @@ class SimReader:
         for effect in self.delivery.handle(event, clock.now):
             match effect:
                 case Ask(source, wanted):
-                    self._ask(source, wanted, self._links[source.task, source.life])
+                    self._ask(source, wanted, self._links[source.task, source.incarnation])
                 case Deliver(items):
                     self.queue += items
                     self.consume()
