@@ -408,9 +408,8 @@ def _wait(connection: ClusterConnection, recruiter: WorkerRecruiter, until: floa
     try:
         calls = {task: internal_client.start(client, "server.about", due=until) for task, client in clients.items()}
         for call in calls.values():
-            call.add_done_callback(
-                lambda _: None
-            )  # makes the client read replies while this thread waits for the workers
+            # With a callback the client reads replies by itself, while this thread waits for the workers.
+            call.add_done_callback(lambda _: None)
         while missing := recruiter.wait(min(until, time.monotonic() + WAIT_LOG_S)):
             names = ", ".join(f"worker:{index} at {recruiter.wanted[index]}" for index in missing)
             if time.monotonic() >= until:

@@ -179,9 +179,7 @@ class StrategySession:
             self._dropping = True
             try:
                 threading.Thread(target=self._drop_unused, name="zmqdist-variables-drop", daemon=True).start()
-            except (
-                RuntimeError
-            ):  # no thread can be started now: the next call tries again and drops this variable as well
+            except RuntimeError:  # no thread can be started now: the next release tries again
                 self._dropping = False
 
     def _drop_unused(self) -> None:
@@ -195,17 +193,14 @@ class StrategySession:
                     self._drop([ref for ref in refs if ref.address == address])
                 except OpError:
                     pass  # a server that was lost has no variables any more
-                except (
-                    BaseException
-                ):  # these stay until the session ends; the thread goes on for variables that are released later
+                except BaseException:  # the thread has to go on, for variables that are released later
                     log.exception(
                         "unused variables (%s and others) could not be dropped; they stay until the session is closed",
                         refs[0],
                     )
             if not self._unused:
-                self._dropping = (
-                    False  # a release after this line starts a thread; one before it is seen by the loop condition
-                )
+                # A release after this line starts a thread; one before it is seen by the loop condition.
+                self._dropping = False
 
     def _drop(self, refs: list[Ref]) -> None:
         """Drop variables at one server."""
@@ -249,6 +244,5 @@ def _close(number: int, addresses: list[str], program: int) -> None:
             ended = [address for address in addresses if _used[address] <= 0]
             for address in ended:
                 del _used[address]
-                client.let_go(
-                    address
-                )  # under the lock, so that a session that begins now has either this client or a new one
+                # Under the lock, so that a session that begins now gets either this client before its end, or a new one.
+                client.let_go(address)

@@ -177,8 +177,7 @@ class Extended:
         """
         if getattr(getattr(colocate_with_variable, "storage", None), "session", -1) != self._strategy.session:
             raise ValueError(
-                f"{colocate_with_variable!r} is no variable of this strategy, or is cut into shards: give a variable in one piece,"
-                " or a shard"
+                f"{colocate_with_variable!r} is no variable of this strategy, or it is sharded: pass an unsharded variable, or a shard"
             )
         return context.colocated_with(colocate_with_variable)
 

@@ -91,7 +91,7 @@ class StrategyCoordinator(ClusterCoordinator):
 
     def __init__(self, strategy: CoordinatedStrategy, **options: Any) -> None:
         with strategy.coordinator_slot.lock:
-            if self._initialized:
+            if self._initialized:  # a second construction for the same strategy
                 if options and options != self._options:
                     text = f"the strategy has its coordinator already, made with {self._options or 'no options'}: not with {options}"
                     raise InvalidArgumentError(text)

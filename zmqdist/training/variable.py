@@ -284,9 +284,8 @@ class Variable(ArrayLike):
     # -- copies -------------------------------------------------------------------------------------------------------------
 
     def __reduce__(self) -> Any:
-        if (
-            self.storage.task is None and task_context.scheduled()
-        ):  # a function returns a variable of its worker, say: the variable stays there
+        # A function returns a variable of its worker, say: the variable stays there, and its value travels.
+        if self.storage.task is None and task_context.scheduled():
             return _value, (self.numpy(),)
         return handle, (self.storage, self.trainable, self.aggregation, self.synchronization)
 

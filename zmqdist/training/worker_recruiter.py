@@ -54,7 +54,7 @@ class _Wanted:
 
     Attributes:
       client, invitation, invited_at: the call in flight, and when it was sent.
-      retry_at: no invitation is sent before.
+      retry_at: no invitation is sent before this time.
       last_error: what the last invitation ended with; None after a success.
       failing_since: when `last_error` first occurred; on the clock of `time.monotonic`.
       accepted: the worker has accepted the last invitation. The dispatcher may list it a little later.
@@ -179,9 +179,7 @@ class WorkerRecruiter:
                     due, ended = self._step(now)
                 for client in ended:
                     client.close()
-            except (
-                BaseException
-            ):  # no file descriptor for a client, say: the thread has to survive, or no worker would rejoin
+            except BaseException:  # no file descriptor left, say: without this thread no worker would rejoin
                 log.exception("workers could not be invited to this program; the next attempt follows in %s s", AGAIN_S)
                 due = now + AGAIN_S
             self._wake.wait(None if due is None else max(0.0, due - time.monotonic()))
@@ -199,6 +197,7 @@ class WorkerRecruiter:
             if task.invitation is not None and task.client is not None and task.invitation.done():
                 ended.append(task.client)
                 self._note_reply(index, task, now)
+            # A worker that is present but has not accepted gets an invitation as well: an earlier program may have invited it.
             if self._works(index, task):
                 continue
             if task.invitation is None:

@@ -80,9 +80,8 @@ def checkpoints_iterator(
     last: tuple[str, int] | None = None
     waiting_since = time.monotonic()
     while True:
-        finished = storage.exists(
-            storage.join(directory, FINISHED)
-        )  # read before the list: no checkpoint can follow those in the list then
+        # Look for the mark before listing: if it is there, the list holds the last checkpoint.
+        finished = storage.exists(storage.join(directory, FINISHED))
         found = checkpoints(directory)
         latest = (found[-1][0], found[-1][1].serial) if found else None
         now = time.monotonic()

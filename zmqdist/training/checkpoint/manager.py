@@ -173,13 +173,12 @@ class CheckpointManager:
         if error is None:
             self.close()
         else:
-            with contextlib.suppress(
-                Exception
-            ):  # it has been logged, and must not hide the error that leaves the with-statement
+            # An error of a periodic save has been logged. It must not hide the error that leaves the with-statement.
+            with contextlib.suppress(Exception):
                 self.close()
 
     def _save(self, step: int | None) -> str:
-        with self._lock:
+        with self._lock:  # promise 3: a restore holds the lock as well
             self._tidy()
             existing = checkpoints(self._directory)
             if step is None:

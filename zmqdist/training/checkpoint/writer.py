@@ -59,7 +59,9 @@ def write(
       UnknownError: another fault of the disk.
     """
     path = storage.absolute(path)
-    suffix = uuid.uuid4().hex[:8]
+    suffix = uuid.uuid4().hex[
+        :8
+    ]  # new names, so that files of the checkpoint that is replaced stay readable until the end
     # At a URL files are written where they stay, because renaming a folder may copy it.
     in_place = "://" in path or storage.exists(path)
     folder = path if in_place else f"{path}.{suffix}{storage.TMP}"

@@ -249,7 +249,7 @@ class CoordinatedDelivery:
         if source is None:
             return self._begin_round()
         if source.next <= self._round:
-            if source.error is not None:
+            if source.error is not None:  # the elements before it have been delivered
                 self._over = True
                 effects.append(Over(source.error))
             return False

@@ -173,7 +173,7 @@ class Delivery(Protocol):
         """Return what the runtime is to do because of `event`, in order."""
 
     def standing(self) -> tuple[Any, ...]:
-        """Return the arguments that the `watch` request sent now carries for the dispatcher."""
+        """Return the machine's arguments of the `watch` request that the runtime is about to send."""
 
     def awaited(self) -> str:
         """Return what the consumer waits for, as a text for the log. Called from the consumer's thread."""

@@ -135,7 +135,7 @@ class Consumption:
         return self._piece is not None
 
     def take(self, piece: PortionPiece, elements: Iterator[Any], count: int) -> None:
-        """Note that the consumer begins `piece`, and takes its elements from this iterator of `count`."""
+        """Note that the consumer begins `piece`, whose `count` elements it takes from the iterator `elements`."""
         self._piece = piece, elements, count
 
     def finish(self) -> None:
@@ -283,6 +283,7 @@ class ExactlyOnceDelivery:
         sources = self._window.askable()
         if not self._ordered or sum(self._later_bytes.values()) < LATER_BYTES_MAX:
             return sources
+        # Replies of other tasks would only fill the memory until the next portion arrives.
         return [each for each in sources if self._next in each.in_hand] or sources
 
     def _end(self, error: OpError | None) -> list[Effect]:
@@ -296,6 +297,7 @@ class ExactlyOnceDelivery:
         source.in_flight -= 1
         if error is not None and error.error_code in RETRIABLE:
             self._window.fail(source, now)
+            # X5: the task may have sent elements in the reply that was lost.
             return [TellDispatcher(MISSED, source.incarnation)]
         if error is not None:  # permanent: the task cannot continue
             return self._end(error)
@@ -388,7 +390,7 @@ class ExactlyOnceDelivery:
 
     def _acknowledged(self, marks: Marks, code: int, message: str, now: float) -> list[Effect]:
         self._acknowledging = False
-        if code in TRANSIENT:
+        if code in TRANSIENT:  # X4
             self._consumption.put_back(marks)
             self._pause_s = AGAIN_S
             self._acknowledge_later(now)
@@ -402,7 +404,7 @@ class ExactlyOnceDelivery:
 
 
 def _note(runs: sets.Runs, offsets: dict[int, int], lanes: int, number: int, elements: int, done: bool) -> None:
-    """Note that the first `elements` elements of a portion are done with, or all of it."""
+    """Note that the first `elements` elements of a portion are past; with `done`, that the whole portion is."""
     if done:
         offsets.pop(number, None)
         sets.add(runs, number // lanes, number // lanes + 1)

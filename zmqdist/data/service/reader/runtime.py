@@ -395,10 +395,8 @@ class ServiceReader:
         """Make this reader unusable in the child of a fork: the loop's thread does not exist there, and queue and client belong to the
         parent.
         """
-        self._stopped, self._ready = (
-            threading.Event(),
-            threading.Condition(),
-        )  # a thread of the parent may have held their locks
+        # New ones, because a thread of the parent may have held their locks at the fork.
+        self._stopped, self._ready = threading.Event(), threading.Condition()
         self._stopped.set()
         self._elements_in_use.clear()
         self._queue.clear()
@@ -499,9 +497,8 @@ class ServiceReader:
         if number != self._watch_number:
             return  # a later watch request has replaced this one
         code, message = call.get_error()
-        if (
-            code in RETRIABLE and code != ABORTED
-        ):  # ABORTED: another reader continues this iteration, so that this one ends
+        # ABORTED ends this reader: another one continues its iteration.
+        if code in RETRIABLE and code != ABORTED:
             self._watch_pause_s = longer(self._watch_pause_s)
             self._loop.set_timer(self, self._loop.now() + self._watch_pause_s, self._watch)
             self._dispatcher_error = f": {message}"

@@ -142,6 +142,7 @@ class TaskWindow:
         asks: list[Ask] = []
         for _ in range(AHEAD):
             for source in sources:
+                # W2: although the window is full, since one of these tasks has the batch that the consumer waits for.
                 needed = starving and not source.in_flight and (limit < 0 or not self.has_in_flight)
                 if needed or (room > 0 and source.in_flight < AHEAD):
                     room -= 1

@@ -177,9 +177,8 @@ class PortionsLane:
         runs: list[Run] = []
         while self._segments and left > 0:
             segment = self._segments[0]
-            done = (
-                segment.done
-            )  # read before the elements, because the thread appends to them meanwhile and sets `done` last
+            # L2: read `done` before the elements. The other thread appends to them meanwhile, and sets `done` after the last one.
+            done = segment.done
             taken, failure = self._pop(segment.elements, left)
             elements += taken
             left -= len(taken)

@@ -110,7 +110,7 @@ class RoundsMachine:
             return [GiveError(reply, FailedPreconditionError(text))]
         before = self._served.get(consumer)
         if before is not None and requested < before.next:
-            if (before.reader, before.round) == (wanted.reader, requested):
+            if (before.reader, before.round) == (wanted.reader, requested):  # K4
                 tag = before.next, self._received_by_all()
                 return [GiveSkip(reply, tag) if before.elements is None else GiveElements(reply, before.elements, tag)]
             return [GiveError(reply, FailedPreconditionError(restarted(consumer, requested, before.next)))]
@@ -130,6 +130,7 @@ class RoundsMachine:
 
     def _next_answers(self) -> list[TaskAnswer]:
         """Return the replies for one round, or for several together; none if the round is not complete."""
+        # K6: groups that are ready come first, unless the task was closed.
         if self._error is not None and (not self._groups or type(self._error) is CancelledError):
             error = self._error
             refused = self.waiting()
@@ -141,7 +142,7 @@ class RoundsMachine:
         ahead = [wanted for wanted, _ in self._waiting.values() if wanted.round > first]
         here = [each for each in self._waiting.values() if each[0].round == first]
         answers: list[TaskAnswer]
-        if any(wanted.skipped for wanted in ahead):
+        if any(wanted.skipped for wanted in ahead):  # K1: a consumer that is ahead has skipped this round
             count = 1
             answers = [self._skip(*each, first + 1) for each in here]
         elif self._groups:

@@ -185,7 +185,7 @@ class Shared:
                 self.misses += 1
                 self._window.append((batch, nbytes))
                 self.nbytes += nbytes
-            while self.nbytes > self._limit:
+            while self.nbytes > self._limit:  # a trainer that is still behind continues at the oldest batch left
                 self.nbytes -= self._window.popleft()[1]
                 self._first += 1
             self._wake()

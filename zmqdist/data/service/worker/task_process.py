@@ -162,6 +162,7 @@ class _TaskProcess:
         self._owner = owner
         self._loop = owner.loop
         self._task = task
+        # Stays open across crashes, so that readers find the next process at the same port.
         self._listener = listen(owner.bind)
         port = self._listener.getsockname()[1]
         self.address = owner.read_at.replace(DTS_PORT, str(port)) or join(split(owner.address)[0], port)
@@ -214,6 +215,7 @@ class _TaskProcess:
         crashed = False
         if not self._ended and self._pipe is not None:
             self._pipe.drain()
+            # An exit after the last element loses nothing; SILENT: the zygote ended the process, because the worker was stopped.
             crashed = not self._task.done and code != SILENT
             if crashed:
                 self._crashed(code, child.tail())
