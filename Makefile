@@ -17,7 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE
 unexport PYTHONPATH
 
 .DELETE_ON_ERROR:
-.PHONY: help run test test-all endurance campaign lint types layers wheel-check versions constraints sim protocol clean
+.PHONY: help run test test-all endurance campaign lint types layers wheel-check versions constraints sim protocol machines clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 22
@@ -64,6 +64,9 @@ sim: $(VENV)/ready-dev ## a long run of the simulated cluster: make sim SEEDS=50
 
 protocol: $(VENV)/ready-dev ## write the table of docs/protocol.md anew
 	$(BIN)/python docs/generate_protocol.py
+
+machines: $(VENV)/ready-dev ## write the tables of docs/machines.md anew
+	$(BIN)/python docs/generate_machines.py
 
 clean: ## remove what make, the tests and the example have made
 	rm -rf $(VENV) .venvs build dist *.egg-info digits.png

@@ -30,7 +30,7 @@ SEEDS_OF_AN_ITEM = 20
 
 pytest_collect_file = Sybil(
     parsers=[PythonCodeBlockParser(), SkipParser()],
-    patterns=["README.md", "docs/*.md"],
+    patterns=["README.md", "docs/*.md", "docs/internals/*.md"],
 ).pytest()
 
 

@@ -7,7 +7,7 @@ from zmqdist_cli.interrupts import importing
 
 
 def main() -> int:
-    """Run it. Returns its exit code."""
+    """Run the command and return its exit code."""
     with importing():
         from zmqdist_cli.main import main as run
     code = run()

@@ -1,4 +1,4 @@
-"""`zmqdist bench`: this machine in figures, each as a ratio to something simpler in the same run."""
+"""`zmqdist bench`: measure this machine. Each figure comes with its ratio to a simpler program, measured in the same run."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ if TYPE_CHECKING:
 
 @click.command(short_help="Measure this machine against bare pyzmq.")
 @click.option("--peer", metavar="HOST:PORT", help="Measure calls only, to what `bench --serve` serves there.")
-@click.option("--serve", metavar="HOST:PORT", help="Be the other end for --peer, until Ctrl-C.")
+@click.option("--serve", metavar="HOST:PORT", help="Serve the other end of --peer, until Ctrl-C.")
 @click.option("--quick", is_flag=True, help="Fewer and smaller blocks: seconds instead of a minute or two.")
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
 def bench(peer: str | None, serve: str | None, *, quick: bool, as_json: bool) -> None:
     """Measure this machine against bare pyzmq and a process pool.
 
-    Calls, tasks and large results, on a cluster of two worker processes that is started for it. Both sides of a ratio are
-    measured in turn in the same run; figures of different runs cannot be compared.
+    Starts a cluster of two worker processes and measures calls, tasks and large results. Both sides of a ratio are measured in turn
+    in the same run; figures of different runs cannot be compared.
 
-    With --serve a bare echo, open to whoever reaches the host, listens beside the RPC server.
+    With --serve, a bare echo listens beside the RPC server, open to every process that can reach the host.
     """
     from zmqdist.errors import InvalidArgumentError
 
     if serve is not None and (peer is not None or quick or as_json):
-        raise click.UsageError("--serve goes alone")
+        raise click.UsageError("--serve takes no other option")
     if serve is not None:
         _serve(serve)
         return
@@ -65,7 +65,7 @@ def _measured(peer: str | None, plan: BenchPlan) -> list[Figure]:
 
 
 def _note(what: str) -> None:
-    """For who waits at a terminal."""
+    """Print progress for a user at a terminal."""
     if sys.stderr.isatty():
         click.echo(f"measuring {what} ...", err=True)
 

@@ -1,4 +1,4 @@
-"""`zmqdist call` and `zmqdist methods`: an RPC from the shell, and what there is to call."""
+"""`zmqdist call` and `zmqdist methods`: call a method of a server from the shell, and list its methods."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from zmqdist.transport.credentials import Credentials
 
 FOREVER_MS: Final = 1_000_000_000
-"""Without --timeout a call lasts as long as its server lives; the client's own default is for meeting the server."""
+"""Without --timeout a call may take as long as its server runs; the client's own default bounds only the connecting."""
 
 CLIENTS_OWN: Final = frozenset({"timeout_in_ms", "out"})
-"""What a client's attributes keep for themselves."""
+"""Keyword arguments that the methods of a client take themselves, so the shell cannot pass them to the handler."""
 
 ROLES: Final = ("client", "submit", "worker", "admin")
 
@@ -30,15 +30,15 @@ ROLES: Final = ("client", "submit", "worker", "admin")
 @click.option("--json", "as_json", is_flag=True, help="Print the list as JSON.")
 @target_options
 def methods(address: str | None, *, as_json: bool, timeout_s: float, **secrets: Any) -> None:
-    """List the methods of the server at ADDRESS: parameters, what they take and give, and the first line of their help.
+    """List the methods of the server at ADDRESS: parameters, signatures, and the first line of each docstring.
 
-    Any zmqdist server has an address: an RPC server, a dispatcher, a worker, a task of a cluster.
+    Every zmqdist server has an address: an RPC server, a dispatcher, a worker, a task of a cluster.
     """
     from zmqdist.observe.status import printable
 
-    client, there = _met(*place(address, **secrets), "client", timeout_s)
+    client, methods_by_name = connect(*place(address, **secrets), "client", timeout_s)
     client.close()
-    found = there.values()
+    found = methods_by_name.values()
     if as_json:
         click.echo(json.dumps([_record(info) for info in found], indent=2))
         return
@@ -60,9 +60,15 @@ def methods(address: str | None, *, as_json: bool, timeout_s: float, **secrets: 
     type=click.Path(path_type=Path),
     help="Save the answer: .npy an array, .npz arrays by name, .json anything.",
 )
-@click.option("--timeout", "timeout_s", type=Seconds(), metavar="SECONDS", help="For the answer.  [default: no limit]")
-@click.option("--role", type=click.Choice(ROLES), default="client", show_default=True, help="What to be there.")
-@click.option("--traceback", is_flag=True, help="Where the method raised its error, too.")
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=Seconds(),
+    metavar="SECONDS",
+    help="Longest time to wait for the answer.  [default: no limit]",
+)
+@click.option("--role", type=click.Choice(ROLES), default="client", show_default=True, help="Role in which to connect.")
+@click.option("--traceback", is_flag=True, help="Also print where the method raised its error.")
 @secret_options
 @click.pass_context
 def call(
@@ -79,31 +85,31 @@ def call(
     traceback: bool,
     **secrets: Any,
 ) -> None:
-    """Call METHOD of the server at ADDRESS and print what it returns; of one that streams, each item as it comes.
+    """Call METHOD of the server at ADDRESS and print its result; of a streaming method, each item as it arrives.
 
     \b
-    ARGS are JSON, where they can be:
+    Each of ARGS is read as JSON where it can be:
       3  2.5  true  null  NaN  "text"  [1, 2]  {"a": 1}
-      text        any other word
-      @a.npy      an array from a file; also .npz, .json, else bytes
-      NAME=ARG    by name
+      text        any other word is a string
+      @a.npy      the array in a file; also .npz, .json, else bytes
+      NAME=ARG    an argument by name
 
-    With an input signature lists become arrays of its dtype.
+    Where the method has an input signature, lists become arrays of its dtype.
     """
     from zmqdist.errors import OpError
 
     if output is not None and as_json:
-        raise click.UsageError("--output and --json both say what becomes of the answer: give one of them")
+        raise click.UsageError("--output saves the answer and --json prints it: give one of them")
     place_and_secret = place(address, **secrets)
     try:
-        client, there = _met(*place_and_secret, role, min(timeout_s or ANSWER_S, ANSWER_S))
+        client, methods_by_name = connect(*place_and_secret, role, min(timeout_s or ANSWER_S, ANSWER_S))
         with client:
-            info = _find(there, method, client.address)
+            info = _find(methods_by_name, method, client.address)
             _call(client, info, words, as_json=as_json, output=output, timeout_s=timeout_s)
     except OpError as error:
         from zmqdist_cli.main import exit_code
 
-        _tell(context.command_path, error, traceback=traceback)
+        report_error(context.command_path, error, traceback=traceback)
         context.exit(int(exit_code(error)))
 
 
@@ -130,25 +136,25 @@ def _call(
     timeout_in_ms = FOREVER_MS if timeout_s is None else max(1, round(timeout_s * 1000))
     start = client.stubs(info)[0]
     try:
-        asked = start(*args, timeout_in_ms=timeout_in_ms, **named)
+        pending = start(*args, timeout_in_ms=timeout_in_ms, **named)
     except (TypeError, ValueError) as error:
         raise click.UsageError(f"{info.name}: {error}; it is {_printable(str(info))}") from None
     if info.streaming:
-        with asked:
-            for item in asked:
+        with pending:
+            for item in pending:
                 click.echo(values.shown(item, as_json=as_json))
         return
-    value = asked.get_value()
+    value = pending.get_value()
     if output is not None:
         click.echo(f"{output}: {values.save(value, output)}", err=True)
     else:
         click.echo(values.shown(value, as_json=as_json))
 
 
-def _met(
+def connect(
     address: str, credentials: Credentials, role: str, timeout_s: float
 ) -> tuple[ZmqClient, dict[str, MethodInfo]]:
-    """A client that has met its server, and what there is to call. Raises OpError."""
+    """Return a client that is connected, and the methods of its server by name. Raises OpError."""
     from zmqdist import errors
     from zmqdist.rpc import ZmqClient
 
@@ -158,31 +164,31 @@ def _met(
         return client, client.methods()
     except errors.DeadlineExceededError:
         client.close()
-        told = f"no server answered at {address} within {timeout_s:g} s: `zmqdist doctor {address}` says why"
-        raise errors.UnavailableError(told) from None
+        message = f"no server answered at {address} within {timeout_s:g} s: `zmqdist doctor {address}` says why"
+        raise errors.UnavailableError(message) from None
     except BaseException:
         client.close()
         raise
 
 
-def _find(there: dict[str, MethodInfo], method: str, address: str) -> MethodInfo:
+def _find(methods_by_name: dict[str, MethodInfo], method: str, address: str) -> MethodInfo:
     import difflib
 
-    if method in there:
-        return there[method]
-    close = difflib.get_close_matches(method, there, n=1)
-    hint = f"did you mean {close[0]}?" if close else f"there are: {', '.join(there) or 'none'}"
+    if method in methods_by_name:
+        return methods_by_name[method]
+    close = difflib.get_close_matches(method, methods_by_name, n=1)
+    hint = f"did you mean {close[0]}?" if close else f"there are: {', '.join(methods_by_name) or 'none'}"
     raise click.UsageError(f"no method {method!r} at {address} ({_printable(hint)})")
 
 
-def _tell(command: str, error: OpError, *, traceback: bool) -> None:
-    """CODE: message, on one line; below it what the server has said of where it was raised."""
+def report_error(command: str, error: OpError, *, traceback: bool) -> None:
+    """Print `CODE: message` on one line; with `traceback`, below it the traceback that the server sent."""
     from zmqdist import errors
     from zmqdist.rpc.handler_errors import TRACEBACK
-    from zmqdist_cli.main import told
+    from zmqdist_cli.main import report
 
     message, _, trace = error.message.partition(TRACEBACK)
-    told(f"{command}: {errors.name_of(error.error_code)}: {_printable(message)}")
+    report(f"{command}: {errors.name_of(error.error_code)}: {_printable(message)}")
     if traceback and trace:
         click.echo("\n".join(map(_printable, trace.splitlines())), err=True)
 
@@ -211,5 +217,5 @@ def _record(info: MethodInfo) -> dict[str, Any]:
 
 
 def _printable(text: str) -> str:
-    """What another process says, without what moves a cursor."""
+    """Replace control characters in the text of another process, because they could move the cursor of the terminal."""
     return "".join(char if char.isprintable() or char == "\n" else "?" for char in text)

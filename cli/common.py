@@ -1,6 +1,6 @@
-"""What the commands share: types of options, which dispatcher is meant and with which secret, and asking it.
+"""What the commands share: types of options, the address and secret of the target, and the connection to a dispatcher.
 
-Nothing heavy is imported here before it is needed: `zmqdist --help` has to be instant.
+Heavy modules are imported in functions, so that `zmqdist --help` takes no noticeable time.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 IS_NO_DISPATCHER: Final = "is no dispatcher"
 
 ANSWER_S: Final = 3.0
-"""Seconds that a command waits for an answer unless it is told otherwise."""
+"""Seconds that a command waits for a reply where --timeout is not given."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Seconds(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic since click 8.4
-    """A finite number of seconds; more than 0, or from 0 on."""
+    """A finite number of seconds: more than 0, or with `zero` at least 0."""
 
     name = "seconds"
 
@@ -48,7 +48,7 @@ class Seconds(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # gener
 
 
 def grace_option(help: str) -> Callable[[F], F]:
-    """--grace, for a command that ends something; `help` says who has that time."""
+    """Return the option --grace for a command that stops something; `help` says what has this time to end."""
     return click.option(
         "--grace",
         "grace_s",
@@ -61,9 +61,11 @@ def grace_option(help: str) -> Callable[[F], F]:
 
 
 def secret_options(command: F) -> F:
-    """--token-file, --keys and --insecure: where the secret is, if not in the usual place."""
+    """Add --token-file, --keys and --insecure: where the secret is, if not in its usual place."""
     for option in (
-        click.option("--insecure", is_flag=True, help="Neither token nor keys: whoever reaches the port can run code."),
+        click.option(
+            "--insecure", is_flag=True, help="Neither token nor keys: every process that reaches the port can run code."
+        ),
         click.option("--keys", "keys_dir", metavar="DIR", help="CURVE keys, made by zmqdist keygen."),
         click.option("--token-file", metavar="FILE", help="Token instead of the user's own."),
     ):
@@ -72,7 +74,7 @@ def secret_options(command: F) -> F:
 
 
 def target_options(command: F) -> F:
-    """What every command has that talks to a running dispatcher: secrets and --timeout."""
+    """Add the options of each command that talks to a running server: the secrets and --timeout."""
     timeout = click.option(
         "--timeout",
         "timeout_s",
@@ -86,10 +88,10 @@ def target_options(command: F) -> F:
 
 
 def place(target: str | None, token_file: str | None, keys_dir: str | None, insecure: bool) -> tuple[str, Credentials]:
-    """ "host:port" of a dispatcher, and with what to go there: TARGET, else the cluster of ZMQDIST_CONFIG.
+    """Return the "host:port" of a dispatcher and the credentials for it: of TARGET, else of the cluster in ZMQDIST_CONFIG.
 
     Raises:
-      click.UsageError: there is none, or it is not an address.
+      click.UsageError: neither names a dispatcher, or TARGET is not an address.
       ConfigError: the file that ZMQDIST_CONFIG names is wrong.
     """
     from zmqdist.cluster.config import ClusterConfig
@@ -115,23 +117,23 @@ def place(target: str | None, token_file: str | None, keys_dir: str | None, inse
 
 
 def check_keys(config: ClusterConfig, file: str, keys_dir: str | None) -> None:
-    """A file that wants CURVE must not end up with the token because nobody has named the keys."""
+    """Raise click.UsageError where a cluster file demands CURVE and no keys are named: it must not fall back to the token."""
     if config.security.curve is True and not (config.security.keys or keys_dir or os.environ.get("ZMQDIST_KEYS_DIR")):
         problem = f"{Path(file).name} wants CURVE and names no keys: make some (zmqdist keygen DIR) and say --keys DIR"
         raise click.UsageError(problem)
 
 
 class Dispatcher:
-    """A dispatcher to ask, over one connection; for a with-statement.
+    """A connection to a dispatcher, for a with-statement.
 
     Args:
-      role: what to be there: "client" may look, "submit" may also change things.
-      timeout_s: for each question, the connection included.
+      role: "client" may read the status, "submit" may also drain workers and shut down.
+      timeout_s: for each call; connecting counts.
 
     Raises:
-      UnavailableError: nobody answers within `timeout_s`.
-      UnauthenticatedError: it refuses the token or key.
-      FailedPreconditionError: it is no dispatcher; or the secret cannot be read.
+      UnavailableError: no server replies within `timeout_s`.
+      UnauthenticatedError: the server refuses the token or key.
+      FailedPreconditionError: the server is no dispatcher; or the secret cannot be read.
     """
 
     def __init__(self, address: str, credentials: Credentials, role: str, timeout_s: float) -> None:
@@ -150,8 +152,8 @@ class Dispatcher:
             problem = f"what listens at {address} {IS_NO_DISPATCHER}: ask the address that `zmqdist dispatcher` printed"
             raise errors.FailedPreconditionError(problem)
 
-    def ask(self, method: str, *arguments: Any, timeout_s: float = 0.0) -> Any:
-        """One question with its answer, within `timeout_s`; 0: as given to the constructor. Raises OpError."""
+    def call(self, method: str, *arguments: Any, timeout_s: float = 0.0) -> Any:
+        """Call a method of the dispatcher and return its result. `timeout_s` 0 is that of the constructor. Raises OpError."""
         from zmqdist import errors
 
         try:

@@ -1,4 +1,4 @@
-"""`zmqdist drain` and `zmqdist shutdown`: end one worker, or all of them with their dispatcher, in good order."""
+"""`zmqdist drain` and `zmqdist shutdown`: stop one worker, or a dispatcher with all its workers, in good order."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
     from zmqdist.transport.credentials import Credentials
 
 LOOK_S: Final = 0.1
-"""Between two looks whether it has ended."""
+"""Seconds between two checks whether the dispatcher has ended."""
 
 SILENT_S: Final = 1.0
-"""A dispatcher that was told to end, and does not answer for so long, has."""
+"""A dispatcher that has accepted the shutdown and does not reply for so long has ended."""
 
 ENDS_WITHIN_S: Final = 3.0
-"""What a dispatcher takes beyond the grace."""
+"""Seconds that a dispatcher may take beyond the grace."""
 
-_grace = grace_option("What running functions have to end in; then they are cut off.")
+_grace = grace_option("Time that running functions have to end; then they are cut off.")
 
 
 @click.command(short_help="Have a worker finish what it runs, and leave.")
@@ -34,7 +34,8 @@ _grace = grace_option("What running functions have to end in; then they are cut 
 def drain(target_and_worker: tuple[str, ...], *, grace_s: float, timeout_s: float, **secrets: Any) -> None:
     """Have a worker finish what it runs, and leave.
 
-    WORKER is its name, as worker:1. What it has not begun goes back to the queue at once. Returns when it was told.
+    WORKER is its name, as worker:1. Work that it has not begun goes back to the queue at once. The command does not wait until the
+    worker has left.
     """
     if not 1 <= len(target_and_worker) <= 2:
         raise click.UsageError("wanted [TARGET] WORKER, as 127.0.0.1:5050 worker:1")
@@ -42,8 +43,8 @@ def drain(target_and_worker: tuple[str, ...], *, grace_s: float, timeout_s: floa
     job, _, index = name.rpartition(":")
     if not job or not index.isascii() or not index.isdigit() or len(index) > 9:
         raise click.UsageError(f"{name!r} is not the name of a worker: wanted JOB:INDEX, as worker:1")
-    with Dispatcher(*place(target[0] if target else None, **secrets), "submit", timeout_s) as asked:
-        asked.ask("drain", job, int(index), grace_s)
+    with Dispatcher(*place(target[0] if target else None, **secrets), "submit", timeout_s) as dispatcher:
+        dispatcher.call("drain", job, int(index), grace_s)
     click.echo(f"{name} leaves; what it runs has {grace_s:g} s to end")
 
 
@@ -57,8 +58,8 @@ def shutdown(
 ) -> None:
     """End the dispatcher TARGET and its workers; returns when the dispatcher has ended.
 
-    Work that waits is not waited for: its coordinators see the cluster go. Where TARGET is a task of a cluster of servers, all tasks of
-    it that are up end.
+    The dispatcher does not wait for queued work: its coordinators see the cluster go. Where TARGET is a task of a cluster of servers,
+    all running tasks of this cluster end.
     """
     from zmqdist.errors import FailedPreconditionError
     from zmqdist.observe.status import plural
@@ -71,11 +72,11 @@ def shutdown(
             raise
         click.echo(f"the server at {address} ends: {', '.join(_end_tasks(address, credentials, grace_s, timeout_s))}")
         return
-    with dispatcher as asked:
-        pid = asked.ask("status")["pid"]
-        count = asked.ask("shutdown", grace_s)
-        click.echo(f"dispatcher at {asked.address} ends, with {plural(count, 'worker')}")
-        if not _ended(asked, pid, grace_s + ENDS_WITHIN_S):
+    with dispatcher:
+        pid = dispatcher.call("status")["pid"]
+        count = dispatcher.call("shutdown", grace_s)
+        click.echo(f"dispatcher at {dispatcher.address} ends, with {plural(count, 'worker')}")
+        if not _ended(dispatcher, pid, grace_s + ENDS_WITHIN_S):
             click.echo(f"zmqdist shutdown: the dispatcher (pid {pid}) still answers after its grace", err=True)
             context.exit(int(ExitCode.PROGRAM_FAILED))
 
@@ -87,13 +88,13 @@ def _end_tasks(address: str, credentials: Credentials, grace_s: float, timeout_s
         return session.shutdown(grace_s, timeout_in_ms=timeout_s * 1000)
 
 
-def _ended(asked: Dispatcher, pid: int, within_s: float) -> bool:
-    """Look until it does not answer any more, or another does; False when the time is over first."""
+def _ended(dispatcher: Dispatcher, pid: int, within_s: float) -> bool:
+    """Wait until the dispatcher stops replying, or another process replies. Return False when `within_s` is over first."""
     from zmqdist.errors import OpError
 
     until = time.monotonic() + within_s
     with contextlib.suppress(OpError):
-        while asked.ask("status", timeout_s=SILENT_S)["pid"] == pid:
+        while dispatcher.call("status", timeout_s=SILENT_S)["pid"] == pid:
             if time.monotonic() >= until:
                 return False
             time.sleep(LOOK_S)

@@ -1,4 +1,4 @@
-"""`zmqdist doctor [CONFIG | ADDRESS...]`: what is wrong, and what to do."""
+"""`zmqdist doctor [CONFIG | ADDRESS...]`: find what is wrong on this machine or at a cluster, and say what to do."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def doctor(
 ) -> None:
     """Look for what is wrong, and say what to do: on this machine, and at a cluster.
 
-    CONFIG is a cluster file, running or not; ADDRESS is the host:port of any zmqdist server, as many as you like. Without either
-    the cluster of ZMQDIST_CONFIG or TF_CONFIG is looked at, if there is one. Each line is ok, a warning or a problem.
+    CONFIG is a cluster file, whether its cluster runs or not; each ADDRESS is the host:port of a zmqdist server. Without either, the
+    command examines the cluster that ZMQDIST_CONFIG or TF_CONFIG names. Each line of the output is ok, a warning or a problem.
 
-    Exit codes: 0 there is no problem, 1 there is one.
+    Exit codes: 0 no problem was found, 1 there is one.
     """
     from zmqdist.cluster import ClusterConfig
     from zmqdist.observe.doctor.findings import healthy
@@ -81,7 +81,7 @@ def _addresses(addresses: tuple[str, ...], given: Credentials, timeout_s: float)
 
 
 def _tasks(given: Credentials, timeout_s: float) -> list[Finding]:
-    """Those of TF_CONFIG, if it is there."""
+    """Examine the tasks in TF_CONFIG, if it is set."""
     from zmqdist.observe.doctor import cluster
     from zmqdist.observe.doctor.findings import problem
     from zmqdist.resolvers import TFConfigClusterResolver

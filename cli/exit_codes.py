@@ -1,4 +1,4 @@
-"""What the exit codes of `zmqdist` mean. They are part of the interface: scripts rely on them."""
+"""The exit codes of `zmqdist`. They are part of the interface, because scripts rely on them."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ class ExitCode(IntEnum):
     USAGE = 2
     """The command line is wrong (as in click itself)."""
     CONFIG = 2
-    """A file that the user wrote is wrong; the same number, because the same person mends it."""
+    """A file that the user wrote is wrong; the same number as USAGE, because the same person has to correct it."""
     UNAVAILABLE = 3
-    """The other side is not there, or did not answer in time."""
+    """The server does not run, or did not reply in time."""
     REFUSED = 4
-    """The other side refused the key, the token or the request."""
+    """The server refused the key, the token or the request."""
     INTERRUPTED = 130
     """Ctrl-C, as shells write it."""

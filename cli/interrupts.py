@@ -1,6 +1,6 @@
-"""Ctrl-C while modules are imported: Python shows it with a traceback there, or loses it in a callback of its import locks.
+"""Ctrl-C while modules are imported: Python would print a traceback, or lose the interrupt in a callback of its import locks.
 
-So it ends the process at once, as it does one that has no handler: nothing has been begun yet.
+So during imports SIGINT has its default action and ends the process at once. Nothing has begun then that would need an orderly end.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """`with importing(): import something`; nothing else where somebody has a handler of their own, or outside the main thread."""
+    """Give SIGINT its default action inside the with-statement. Change nothing outside the main thread or where a handler is set."""
     ours = threading.current_thread() is threading.main_thread()
     if not ours or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield

@@ -1,4 +1,4 @@
-"""`zmqdist keygen DIR`: the CURVE keys of a cluster, as files."""
+"""`zmqdist keygen DIR`: write the CURVE keys of a cluster as files."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from zmqdist_cli.exit_codes import ExitCode
 
 @click.command()
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
-@click.option("--force", is_flag=True, help="Replace keys that are there; whoever has the old ones is locked out.")
+@click.option("--force", is_flag=True, help="Replace existing keys; processes that have the old ones are locked out.")
 @click.pass_context
 def keygen(context: click.Context, folder: Path, force: bool) -> None:
     """Make the CURVE keys of a cluster in the folder DIR.
 
-    The folder is made private (0700). Servers need server.key and authorized; whoever connects needs server.pub and the
-    key of its role (client, submit, worker or admin). Name the folder by ZMQDIST_KEYS_DIR on every machine.
+    The folder gets mode 0700. Servers need server.key and authorized; a process that connects needs server.pub and the key of its role
+    (client, submit, worker or admin). Set ZMQDIST_KEYS_DIR to the folder on every machine.
     """
     try:
         keys.keygen(folder, force=force)

@@ -1,4 +1,4 @@
-"""`zmqdist launch CONFIG [-- ARGS]`: a whole cluster on this machine for one run of a program."""
+"""`zmqdist launch CONFIG [-- ARGS]`: start a whole cluster on this machine for one run of a program."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from zmqdist_cli.exit_codes import ExitCode
 @click.command(short_help="Start all jobs of a cluster file and run its program.")
 @click.argument("config")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- ARGS]")
-@grace_option("What the program and the workers have to end in, after Ctrl-C or SIGTERM.")
+@grace_option("Time that the program and the workers have to end after Ctrl-C or SIGTERM.")
 @click.pass_context
 def launch(context: click.Context, /, config: str, arguments: tuple[str, ...], *, grace_s: float) -> None:
     """Start all jobs of the cluster file CONFIG and run its program, with ARGS added to its command line.
 
-    What workers write has a prefix, as [worker-0]. When the program ends everything is stopped; the exit code is the
-    program's.
+    Lines that workers write get a prefix, as [worker-0]. When the program ends, the command stops all jobs and ends with the exit code
+    of the program.
     """
     from zmqdist.cluster import ClusterConfig
     from zmqdist.errors import NotFoundError
@@ -34,6 +34,6 @@ def launch(context: click.Context, /, config: str, arguments: tuple[str, ...], *
 
 
 def _say(line: str) -> None:
-    """A line of a worker; nobody may be reading any more, and that must not stop the worker."""
+    """Print a line of a worker. A closed pipe is ignored here, because it must not stop the worker."""
     with contextlib.suppress(OSError, ValueError):
         click.echo(line)

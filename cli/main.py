@@ -1,7 +1,7 @@
-"""The command `zmqdist`: finds the subcommand, and turns what goes wrong into one line and an exit code.
+"""The command `zmqdist`: find the subcommand, and turn its errors into one line and an exit code.
 
-A subcommand is imported when it is called, because some need NumPy and ZeroMQ and `zmqdist --help` needs neither. So the short
-helps stand here as well as with the commands; a test holds them together.
+A subcommand is imported when it is called, because some import NumPy and ZeroMQ and `zmqdist --help` needs neither. So each short
+help stands twice, here and at its command; tests/cli/test_help.py compares them.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ COMMANDS: Final = {
     "doctor": ("doctor", "Look for what is wrong, and say what to do."),
     "bench": ("bench", "Measure this machine against bare pyzmq."),
 }
-"""Name of the command: its module and what `zmqdist --help` says about it."""
+"""Name of a command: its module, and its line in `zmqdist --help`."""
 
 
 class Commands(click.Group):
-    """The group, with its commands loaded on first use and their failures told in one line."""
+    """The group: it loads a command on first use, and reports the failure of a command in one line."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if not args and not ctx.resilient_parsing:
-            # click 8.1 would show the help on stdout, as if it had been asked for; 8.2 raises an error that 8.1 does not have.
+            # click 8.1 would print the help on stdout and exit with 0; 8.2 raises an error class that 8.1 does not have.
             click.echo(ctx.get_help(), err=True)
             ctx.exit(int(ExitCode.USAGE))
         return super().parse_args(ctx, args)
@@ -61,7 +61,7 @@ class Commands(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl([(name, told) for name, (_, told) in COMMANDS.items()])
+            formatter.write_dl([(name, short_help) for name, (_, short_help) in COMMANDS.items()])
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -78,25 +78,25 @@ class Commands(click.Group):
         try:
             return super().invoke(ctx)
         except (OpError, ConfigError, NotImplementedError) as error:
-            told(f"{ctx.command_path} {ctx.invoked_subcommand}: {error}")
+            report(f"{ctx.command_path} {ctx.invoked_subcommand}: {error}")
             ctx.exit(int(exit_code(error)))
-        except BrokenPipeError:  # here, before click makes a failure of it
-            _nobody_reads()
+        except BrokenPipeError:  # caught here, because click would make exit code 1 of it
+            discard_output()
             ctx.exit(int(ExitCode.OK))
 
 
-def told(message: str) -> None:
-    """One line on stderr, whatever is in the message."""
+def report(message: str) -> None:
+    """Print a message on stderr as one line, also where it has line breaks."""
     click.echo(" ".join(message.split()), err=True)
 
 
-def _nobody_reads() -> None:
-    """`zmqdist status | head`: whoever read has enough."""
+def discard_output() -> None:
+    """Send further output to /dev/null: the reader of the pipe has closed it, as in `zmqdist status | head`."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def exit_code(error: Exception) -> ExitCode:
-    """What an expected failure ends the command with."""
+    """Return the exit code for an expected failure."""
     if not isinstance(error, OpError):
         return ExitCode.CONFIG
     from zmqdist.launch.roles import exit_code_for
@@ -117,30 +117,30 @@ def cli(context: click.Context, verbose: int) -> None:
 
     \b
     Exit codes: 0 done, 1 the program or request failed, 2 the command line
-    or a file is wrong, 3 nobody answers, 4 refused, 130 Ctrl-C;
+    or a file is wrong, 3 no reply, 4 refused, 130 Ctrl-C;
     `launch` ends with its program's.
     """
     context.obj = verbose
     level = (logging.WARNING, logging.INFO, logging.DEBUG)[min(verbose, 2)]
-    told_with = "%(asctime)s %(levelname)s %(name)s: %(message)s" if verbose else "%(message)s"
-    logging.basicConfig(level=level, format=told_with)
+    log_format = "%(asctime)s %(levelname)s %(name)s: %(message)s" if verbose else "%(message)s"
+    logging.basicConfig(level=level, format=log_format)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command. Returns its exit code; expected failures have been told on stderr."""
+    """Run the command and return its exit code. Expected failures are printed on stderr, and nothing is raised for them."""
     try:
         code = cli.main(arguments, prog_name="zmqdist", standalone_mode=False)
         sys.stdout.flush()
     except click.UsageError as error:
         path = error.ctx.command_path if error.ctx is not None else "zmqdist"
-        told(f"{path}: {error.format_message()} (see {path} --help)")
+        report(f"{path}: {error.format_message()} (see {path} --help)")
         return int(ExitCode.USAGE)
     except click.ClickException as error:
-        told(f"zmqdist: {error.format_message()}")
+        report(f"zmqdist: {error.format_message()}")
         return error.exit_code
     except click.Abort:
         return int(ExitCode.INTERRUPTED)
     except BrokenPipeError:
-        _nobody_reads()
+        discard_output()
         return int(ExitCode.OK)
     return code if isinstance(code, int) else int(ExitCode.OK)

@@ -1,6 +1,6 @@
-"""`zmqdist dispatcher` and `zmqdist worker`: one role in the foreground, until Ctrl-C, SIGTERM or `zmqdist shutdown`.
+"""`zmqdist dispatcher` and `zmqdist worker`: run one role in the foreground, until Ctrl-C, SIGTERM or `zmqdist shutdown`.
 
-What a cluster file says (--config) counts where the command line says nothing.
+A setting of the command line overrides the same setting of the cluster file (--config).
 """
 
 from __future__ import annotations
@@ -21,12 +21,14 @@ PORT: Final = 5050
 HOST: Final = "127.0.0.1"
 
 _port = click.IntRange(0, 65535)
-_config = click.option("--config", "file", metavar="FILE", help="Cluster file; options stand above what it says.")
-_grace = grace_option("What running functions have to end in, after Ctrl-C or SIGTERM.")
+_config = click.option(
+    "--config", "file", metavar="FILE", help="Cluster file; the options of the command line override it."
+)
+_grace = grace_option("Time that running functions have to end after Ctrl-C or SIGTERM.")
 
 
 class Slots(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic since click 8.4
-    """A number of slots, or "auto" for the cores that this process may use."""
+    """A number of slots, or "auto" for one slot for each core that this process may use."""
 
     name = "slots"
 
@@ -53,7 +55,7 @@ class Slots(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic
     "fault_tolerant_mode",
     is_flag=True,
     default=None,
-    help="Keep a journal in --work-dir: a dispatcher that is started again goes on from it.",
+    help="Keep a journal in --work-dir, from which a restarted dispatcher continues.",
 )
 @secret_options
 @_config
@@ -61,8 +63,8 @@ class Slots(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic
 def dispatcher(context: click.Context, /, file: str | None, **options: Any) -> None:
     """Run a dispatcher in the foreground.
 
-    Workers register with it (zmqdist worker --dispatcher HOST:PORT), programs schedule functions on it
-    (ClusterCoordinator("HOST:PORT")). On anything but loopback it needs keys (zmqdist keygen).
+    Workers register with it (zmqdist worker --dispatcher HOST:PORT), and programs schedule functions on it
+    (ClusterCoordinator("HOST:PORT")). Off loopback it needs keys (zmqdist keygen).
     """
     from zmqdist.launch.roles import run_dispatcher
     from zmqdist.scheduling.dispatcher.config import DispatcherConfig
@@ -80,19 +82,25 @@ def dispatcher(context: click.Context, /, file: str | None, **options: Any) -> N
 
 
 @click.command(short_help="Run a worker in the foreground.")
-@click.option("--dispatcher", "target", metavar="HOST:PORT", help="Dispatcher; by default that of ZMQDIST_CONFIG.")
+@click.option("--dispatcher", "target", metavar="HOST:PORT", help="Dispatcher; by default the one of ZMQDIST_CONFIG.")
 @click.option("--slots", type=Slots(), metavar="N|auto", help="Functions that run at a time.  [default: 1]")
-@click.option("--threads", is_flag=True, help="Slots are threads instead of processes: they cannot be cut off.")
+@click.option(
+    "--threads", is_flag=True, help="Slots are threads instead of processes; a running function cannot be cut off."
+)
 @click.option("--job", default="worker", show_default=True, metavar="NAME", help="First half of its name.")
-@click.option("--index", type=click.IntRange(0), metavar="N", help="Second half; by default the lowest free one.")
-@click.option("--host", "--bind", "host", metavar="HOST", help="Address on which its large results are fetched.")
-@click.option("--port", type=_port, default=0, metavar="PORT", help="TCP port of the same; 0 takes a free one.")
+@click.option(
+    "--index", type=click.IntRange(0), metavar="N", help="Second half of its name; by default the lowest free one."
+)
+@click.option(
+    "--host", "--bind", "host", metavar="HOST", help="Address at which other processes fetch its large results."
+)
+@click.option("--port", type=_port, default=0, metavar="PORT", help="TCP port of that address; 0 takes a free one.")
 @click.option(
     "--orphan-limit",
     "orphan_limit_s",
     type=Seconds(),
     metavar="SECONDS",
-    help=f"It ends itself after so long without a dispatcher.  [default: {limits.ORPHAN_LIMIT_S:g}]",
+    help=f"End after so long without a dispatcher.  [default: {limits.ORPHAN_LIMIT_S:g}]",
 )
 @_grace
 @secret_options
@@ -115,8 +123,8 @@ def worker(
 ) -> None:
     """Run a worker in the foreground.
 
-    It waits for its dispatcher, and comes back to it when that was started again. Each slot is a process of its own, so that a
-    function that crashes takes nothing else with it.
+    The worker waits for its dispatcher, and reconnects to a restarted one. Each slot is a process of its own, so a crash of one function
+    ends nothing else.
     """
     from zmqdist.cluster.sections import WorkerJob
     from zmqdist.launch.roles import run_worker
@@ -151,7 +159,7 @@ def _load(file: str) -> ClusterConfig:
 
 
 def _dispatcher_of(file: str, options: dict[str, Any]) -> dict[str, Any]:
-    """The fields of DispatcherConfig that a cluster file decides."""
+    """Return the fields of DispatcherConfig that a cluster file sets."""
     from zmqdist.cluster.sections import DispatcherJob, WorkerJob
     from zmqdist.transport.address import split
 
@@ -169,7 +177,7 @@ def _dispatcher_of(file: str, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _dispatcher_address(config: ClusterConfig, file: str) -> str:
-    """Where a worker of this file goes. Port 0 is known to `launch` only."""
+    """Return the address of the dispatcher in a cluster file. Raises click.UsageError for port 0, which only `launch` resolves."""
     address = "" if config.jobs.dispatcher is None else config.jobs.dispatcher.address
     if not address or address.endswith(":0"):
         raise click.UsageError(f"{Path(file).name} gives the dispatcher no fixed port: say --dispatcher HOST:PORT")

@@ -1,4 +1,4 @@
-"""`zmqdist server`: one task of a cluster in the foreground, until Ctrl-C, SIGTERM or `zmqdist shutdown`."""
+"""`zmqdist server`: run one task of a cluster in the foreground, until Ctrl-C, SIGTERM or `zmqdist shutdown`."""
 
 from __future__ import annotations
 
@@ -21,10 +21,17 @@ if TYPE_CHECKING:
 @click.option(
     "--spec", metavar="JSON", help='In place of CONFIG: {"worker": ["host:port", ...], ...}, or @FILE with it.'
 )
-@click.option("--job", metavar="NAME", help="Which task it is; may be left out where there is only one job,")
-@click.option("--index", type=click.IntRange(0), metavar="N", help="... and only one task of it.")
-@click.option("--bind", "bind_host", metavar="HOST", help="Address to listen on, in place of its own of the cluster.")
-@grace_option("What running calls have to end in, after Ctrl-C or SIGTERM.")
+@click.option("--job", metavar="NAME", help="Job of this task; may be left out where the cluster has only one job.")
+@click.option(
+    "--index",
+    type=click.IntRange(0),
+    metavar="N",
+    help="Index of this task; may be left out where its job has only one task.",
+)
+@click.option(
+    "--bind", "bind_host", metavar="HOST", help="Address to listen on, in place of its address in the cluster."
+)
+@grace_option("Time that running calls have to end after Ctrl-C or SIGTERM.")
 @secret_options
 @click.pass_context
 def server(
@@ -41,10 +48,10 @@ def server(
     keys_dir: str | None,
     insecure: bool,
 ) -> None:
-    """Run one task of a cluster in the foreground: what zmqdist.Server is, as a process.
+    """Run one task of a cluster in the foreground: a zmqdist.Server as a process.
 
-    CONFIG is a cluster file with the addresses of its tasks. Without it and without --spec the cluster, and which task this is, are
-    those of TF_CONFIG or ZMQDIST_CONFIG.
+    CONFIG is a cluster file with the addresses of its tasks. Without CONFIG and --spec, TF_CONFIG or ZMQDIST_CONFIG gives the cluster
+    and this task's place in it.
     """
     from zmqdist.launch.roles import run_server
     from zmqdist.transport.credentials import Credentials
@@ -69,13 +76,13 @@ def server(
             grace_s=grace_s,
             announce=click.echo,
         )
-    except ValueError as error:  # the job or the task must be named
+    except ValueError as error:  # a job or task has to be named
         raise click.UsageError(f"{error} (--job NAME --index N)") from None
     context.exit(code)
 
 
 def _of_file(path: str, job: str | None, keys_dir: str | None) -> tuple[ClusterSpec, str | None, dict[str, Any]]:
-    """The cluster, where the keys are, and what the server's config says: how many functions run at a time where it is invited."""
+    """Return the cluster, the folder of its keys, and the server's config: the slots for the case that a program invites the task."""
     from zmqdist.cluster import ClusterConfig
 
     config = ClusterConfig.load(path)

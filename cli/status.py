@@ -1,4 +1,4 @@
-"""`zmqdist status [TARGET]`: what a dispatcher knows, once."""
+"""`zmqdist status [TARGET]`: print the status of a dispatcher once."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def status(target: str | None, *, as_json: bool, timeout_s: float, **secrets: An
 
     TARGET is host:port; it may be left out where ZMQDIST_CONFIG names a running cluster.
     """
-    with Dispatcher(*place(target, **secrets), "client", timeout_s) as asked:
-        show(asked.ask("status"), as_json=as_json)
+    with Dispatcher(*place(target, **secrets), "client", timeout_s) as dispatcher:
+        show(dispatcher.call("status"), as_json=as_json)
 
 
 def show(record: dict[str, Any], *, as_json: bool) -> None:
-    """Print a record, as text or as JSON."""
+    """Print a status record as text or as JSON."""
     from zmqdist.observe.status import lines
 
     click.echo(json.dumps(record, indent=2) if as_json else "\n".join(lines(record)))

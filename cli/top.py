@@ -1,4 +1,4 @@
-"""`zmqdist top [TARGET]`: what a dispatcher knows, live on a terminal; elsewhere once, as `status`."""
+"""`zmqdist top [TARGET]`: show the status of a dispatcher live on a terminal; elsewhere print it once, as `status` does."""
 
 from __future__ import annotations
 
@@ -25,32 +25,32 @@ from zmqdist_cli.exit_codes import ExitCode
     default=1.0,
     show_default=True,
     metavar="SECONDS",
-    help="Time between two looks.",
+    help="Time between two requests.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one record as JSON, and end.")
+@click.option("--json", "as_json", is_flag=True, help="Print one record as JSON and end.")
 @target_options
 @click.pass_context
 def top(
     context: click.Context, /, target: str | None, *, interval_s: float, as_json: bool, timeout_s: float, **secrets: Any
 ) -> None:
-    """Show workers, queues and losses of the dispatcher TARGET, live; q or Ctrl-C ends it.
+    """Show workers, queues and losses of the dispatcher TARGET, live; q or Ctrl-C ends the command.
 
-    It goes on when the dispatcher is started again. Where the output is not a terminal, one table is printed.
+    The command continues when the dispatcher is restarted. Where the output is not a terminal, it prints one table and ends.
     """
-    with Dispatcher(*place(target, **secrets), "client", timeout_s) as asked:
+    with Dispatcher(*place(target, **secrets), "client", timeout_s) as dispatcher:
         if as_json or not sys.stdout.isatty():
             from zmqdist_cli.status import show
 
-            show(asked.ask("status"), as_json=as_json)
+            show(dispatcher.call("status"), as_json=as_json)
             return
         try:
-            with _keys() as asked_to_end:
-                _live(asked, interval_s, asked_to_end)
+            with _keys() as ends_within:
+                _live(dispatcher, interval_s, ends_within)
         except KeyboardInterrupt:
             context.exit(int(ExitCode.OK))
 
 
-def _live(asked: Dispatcher, interval_s: float, asked_to_end: Callable[[float], bool]) -> None:
+def _live(dispatcher: Dispatcher, interval_s: float, ends_within: Callable[[float], bool]) -> None:
     from rich.live import Live
 
     from zmqdist.errors import OpError
@@ -59,16 +59,16 @@ def _live(asked: Dispatcher, interval_s: float, asked_to_end: Callable[[float], 
         due = time.monotonic()
         while True:
             try:
-                live.update(_page(asked.ask("status")), refresh=True)
-            except OpError as error:  # it may have been killed, and be started again
+                live.update(_page(dispatcher.call("status")), refresh=True)
+            except OpError as error:  # the dispatcher may be restarted, so the command goes on
                 live.update(_problem(f"{error}\ntrying again; q ends this"), refresh=True)
             due = max(due + interval_s, time.monotonic())
-            if asked_to_end(due - time.monotonic()):
+            if ends_within(due - time.monotonic()):
                 return
 
 
 def _page(record: dict[str, Any]) -> Any:
-    """A record as rich shows it: the same tables as `status` prints."""
+    """Return a record as rich shows it: the tables that `status` prints."""
     from rich import box
     from rich.console import Group
     from rich.table import Table
@@ -83,7 +83,7 @@ def _page(record: dict[str, Any]) -> Any:
         for name in table.columns:
             shown.add_column(name.removeprefix(">"), justify="right" if name.startswith(">") else "left")
         for row in table.rows:
-            shown.add_row(*(Text(cell) for cell in row))  # never as markup: it is text of other processes
+            shown.add_row(*(Text(cell) for cell in row))  # as plain text: other processes must not send markup
         parts.append(shown)
     return Group(*parts)
 
@@ -96,7 +96,7 @@ def _problem(text: str) -> Any:
 
 @contextlib.contextmanager
 def _keys() -> Iterator[Callable[[float], bool]]:
-    """A function that waits so many seconds and says whether q was pressed meanwhile."""
+    """Give a function that waits some seconds, and returns True at once when q is pressed."""
     if not sys.stdin.isatty():
         yield lambda wait_s: bool(select.select([], [], [], max(0.0, wait_s))[0])
         return

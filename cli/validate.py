@@ -1,4 +1,4 @@
-"""`zmqdist validate CONFIG`: what is wrong with a cluster file, or what it describes."""
+"""`zmqdist validate CONFIG`: report the first mistake in a cluster file, or summarize what it describes."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from .exit_codes import ExitCode
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
 @click.pass_context
 def validate(context: click.Context, config: str | None, *, wants_schema: bool, as_json: bool) -> None:
-    """Check the cluster file CONFIG; nothing is started and no host is asked.
+    """Check the cluster file CONFIG. The command starts nothing and contacts no host.
 
-    What is ok here `zmqdist launch` starts on this machine, unless a port is in use or an address is of another machine.
+    `zmqdist launch` can start a file that is ok here, unless a port is in use or an address belongs to another machine.
 
-    Exit codes: 0 it is right, 2 it is wrong (file:line: key: what) or the command line is.
+    Exit codes: 0 the file is right, 2 the file (file:line: key: what) or the command line is wrong.
     """
     if wants_schema:
         click.echo(json.dumps(schema(), indent=2))
@@ -46,7 +46,7 @@ def validate(context: click.Context, config: str | None, *, wants_schema: bool, 
 
 
 def summarize(config: ClusterConfig) -> dict[str, Any]:
-    """Name, jobs and security of a config, without the values of `env`."""
+    """Return name, jobs and security of a config, without the values of `env`, which may be secrets."""
     jobs: dict[str, Any] = {}
     if config.jobs.dispatcher is not None:
         jobs["dispatcher"] = {"tasks": 1, "address": config.jobs.dispatcher.address}

@@ -1,15 +1,15 @@
-"""Values in a shell: words of a command line as arguments of a call, and what a call gave as text.
+"""Values in a shell: read the words of a command line as arguments of a call, and print its result as text.
 
-In
-    A word is JSON if it can be: 3, 2.5, true, null, "text", [1, 2], {"a": 1}, NaN. Besides, as Python writes them: True, False,
-    None, .5, nan, -inf, 1+2j. @FILE is what the file holds: an array (.npy), several by name (.npz), JSON (.json), else bytes.
-    NAME=WORD is an argument by name. Any other word is a text; one that begins like JSON and is none is a mistake.
-    To have a text that looks like something else, write it as JSON: '"3"', '"a=b"', '"@x"'.
+Input
+    A word is read as JSON if it is JSON: 3, 2.5, true, null, "text", [1, 2], {"a": 1}, NaN. Python's spellings are read, too: True,
+    False, None, .5, nan, -inf, 1+2j. @FILE is the content of the file: an array (.npy), several by name (.npz), JSON (.json), else bytes.
+    NAME=WORD is an argument by name. Any other word is a string; a word that begins like JSON and is not JSON is a mistake.
+    A string that looks like something else is written as JSON: '"3"', '"a=b"', '"@x"'.
 
-Out
-    JSON, one value a line. What JSON does not have: tuples are lists, namedtuples dicts, keys are texts, bytes base64, complex
-    numbers texts ("1+2j"), and so are numbers that are not finite ("nan", "inf", "-inf"). An array that stands alone is printed as
-    NumPy does, with shape and dtype; within something else, or where JSON is asked for, as nested lists.
+Output
+    JSON, one value a line. Values that JSON does not have are converted: tuples to lists, namedtuples to dicts, keys to strings, bytes to
+    base64, complex numbers to strings ("1+2j"), numbers that are not finite to strings ("nan", "inf", "-inf"). An array by itself is
+    printed as NumPy prints it, with shape and dtype; inside another value, or with --json, as nested lists.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ _NUMBER: Final = re.compile(r"[+-]?(\d+\.\d*|\.\d+|0|[1-9]\d*)([eE][+-]?\d+)?|[+
 _COMPLEX: Final = re.compile(r"[+-]?[\d.][\d.eE+-]*j")
 _NAMED: Final = re.compile(r"([^\W\d]\w*)=(.*)", re.DOTALL)
 INDENT_ABOVE: Final = 100
-"""Characters of a line of JSON above which it is broken into several, for people."""
+"""A line of JSON with more characters is indented over several lines."""
 
 
 def arguments(words: tuple[str, ...]) -> tuple[list[Any], dict[str, Any]]:
-    """Positional arguments, and those by name. Raises click.UsageError."""
+    """Return the positional and the named arguments that the words stand for. Raises click.UsageError."""
     args: list[Any] = []
     named: dict[str, Any] = {}
     for word in words:
@@ -54,7 +54,7 @@ def arguments(words: tuple[str, ...]) -> tuple[list[Any], dict[str, Any]]:
 
 
 def value_of(word: str) -> Any:
-    """One word as a value. Raises click.UsageError."""
+    """Return the value of one word. Raises click.UsageError."""
     if word.startswith("@"):
         return _of_file(Path(word[1:]))
     if word in _WORDS:
@@ -79,7 +79,7 @@ def value_of(word: str) -> Any:
 
 
 def as_given(spec: Any, value: Any) -> Any:
-    """JSON has lists only: where a signature has a tuple or a namedtuple, one is made. What does not fit stays as it is."""
+    """Convert lists to the tuples and namedtuples of a signature, because JSON has lists only. Keep a value that does not fit."""
     if isinstance(spec, dict) and isinstance(value, dict):
         return {key: as_given(spec[key], item) if key in spec else item for key, item in value.items()}
     if isinstance(spec, TensorSpec) or not isinstance(spec, (list, tuple)):
@@ -94,7 +94,7 @@ def as_given(spec: Any, value: Any) -> Any:
 
 
 def shown(value: Any, *, as_json: bool) -> str:
-    """A value as text; with `as_json` as one line of JSON, whatever it is."""
+    """Return a value as text; with `as_json` as one line of JSON, arrays too."""
     if isinstance(value, np.ndarray) and value.ndim and not as_json:
         return f"{np.array2string(value, separator=', ')}\n{value.dtype}[{', '.join(map(str, value.shape))}]"
     try:
@@ -111,7 +111,7 @@ def shown(value: Any, *, as_json: bool) -> str:
 
 
 def plain(value: Any) -> Any:
-    """A value of RPC as what JSON has."""
+    """Convert a value of RPC to the types of JSON."""
     if value is None or (isinstance(value, (bool, int, str)) and not isinstance(value, np.generic)):
         return value
     if isinstance(value, (np.ndarray, np.generic)):
@@ -137,7 +137,7 @@ def plain(value: Any) -> Any:
 
 
 def save(value: Any, path: Path) -> str:
-    """Write a value to a file: an array (.npy), arrays by name (.npz), anything (.json), bytes. Returns what was written.
+    """Write a value to a file: an array (.npy), arrays by name (.npz), anything (.json), bytes. Return a summary, as "float32[3, 4]".
 
     Raises:
       click.ClickException: the file does not fit the value, or cannot be written.
@@ -146,13 +146,13 @@ def save(value: Any, path: Path) -> str:
         if path.suffix == ".npy" and not isinstance(value, (dict, bytes, type(None))):
             array = np.asarray(value)
             if array.dtype.hasobject:
-                raise ValueError("there are other things in it than numbers and texts")
+                raise ValueError("it holds objects, and only numbers and strings can be saved")
             np.save(path, array, allow_pickle=False)
             return f"{array.dtype}[{', '.join(map(str, array.shape))}]"
         if path.suffix == ".npz" and isinstance(value, dict):
             arrays = {str(key): np.asarray(item) for key, item in value.items()}
             if any(array.dtype.hasobject for array in arrays.values()):
-                raise ValueError("there are other things in it than numbers and texts")
+                raise ValueError("it holds objects, and only numbers and strings can be saved")
             np.savez(path, **arrays)  # type: ignore[arg-type,unused-ignore]
             return f"{len(arrays)} arrays"
         if path.suffix == ".json":
@@ -162,8 +162,8 @@ def save(value: Any, path: Path) -> str:
             path.write_bytes(value)
             return f"{len(value)} bytes"
     except (OSError, ValueError, TypeError) as error:
-        told = error.strerror if isinstance(error, OSError) else error
-        raise click.ClickException(f"cannot write {path}: {told}") from None
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise click.ClickException(f"cannot write {path}: {reason}") from None
     kind = type(value).__name__
     raise click.ClickException(
         f"a {kind} does not go into {path.name}: .npy takes an array, .npz a dict of arrays, .json anything"

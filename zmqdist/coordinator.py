@@ -1,6 +1,4 @@
-"""Scheduling of functions on a cluster: `ClusterCoordinator`, `RemoteValue`, `PerWorkerValues`, and the index of the worker that
-runs a function.
-"""
+"""The public names for scheduling functions on a cluster: `ClusterCoordinator`, its values, and the place where a function runs."""
 
 from zmqdist.scheduling.coordinator import metrics as metrics
 from zmqdist.scheduling.coordinator.coordinator import ClusterCoordinator

@@ -248,7 +248,7 @@ BAD_TO_SAVE: dict[str, tuple[Any, type[Exception], str]] = {
     "a number alone": (3, TypeError, "variables, or a dict, list or Checkpoint .*, not int"),
     "nothing": (None, TypeError, "not NoneType"),
     "a key that is no name": ({(1, 2): 3}, TypeError, r"keys .* strings or whole numbers, not \(1, 2\)"),
-    "one name twice": ({"a": {"b": 1}, "a/b": 2}, ValueError, "two things to be saved are called 'a/b'"),
+    "one name twice": ({"a": {"b": 1}, "a/b": 2}, ValueError, "two items to be saved are called 'a/b'"),
 }
 
 
@@ -262,7 +262,7 @@ def test_what_cannot_be_saved_is_refused_before_anything_is_written(
 
 
 def test_two_variables_of_one_name_in_a_list_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="two things to be saved are called 'v'"):
+    with pytest.raises(ValueError, match="two items to be saved are called 'v'"):
         zd.checkpoint.save(str(tmp_path / "c"), [variable(1.0), variable(2.0)])
 
 

@@ -283,7 +283,7 @@ def test_an_answer_can_be_saved(ask: Any, tmp_path: Path) -> None:
         ("answer nothing -o a.npy", "a NoneType does not go into a.npy: .npy takes an array"),
         ("answer array -o a.bin", "a ndarray does not go into a.bin"),
         ("answer keys -o nowhere/a.json", "cannot write nowhere/a.json: No such file or directory"),
-        ("answer endless -o a.json --json", "--output and --json both say what becomes of the answer"),
+        ("answer endless -o a.json --json", "--output saves the answer and --json prints it"),
         ("ecko 1", "no method 'ecko' at {address} (did you mean echo?)"),
         ("xyz", "no method 'xyz' at {address} (there are: echo, scale,"),
         (

@@ -46,7 +46,7 @@ def test_a_running_dispatcher_is_well_and_a_dead_address_is_a_problem(dispatcher
     assert (done.code, done.err) == (ExitCode.PROGRAM_FAILED, "")
     found = json.loads(done.out)
     assert [row["subject"] for row in found if row["level"] == "problem"] == [dead]
-    assert all(set(row) == {"level", "subject", "told", "advice"} for row in found)
+    assert all(set(row) == {"level", "subject", "message", "advice"} for row in found)
     assert all(row["advice"] for row in found if row["level"] != "ok")
 
 

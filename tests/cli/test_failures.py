@@ -19,7 +19,7 @@ from zmqdist.observe.peer import serving
 from zmqdist.scheduling.dispatcher.config import DispatcherConfig
 from zmqdist_cli.exit_codes import ExitCode
 from zmqdist_cli.main import exit_code, main
-from zmqdist_cli.main import told as tell
+from zmqdist_cli.main import report as tell
 
 CLUSTER = """\
 name: test
@@ -105,7 +105,7 @@ USAGE: list[tuple[str, str]] = [
     ("doctor nowhere", "zmqdist doctor: 'nowhere' is not an address"),
     ("doctor nofile.yaml", "zmqdist doctor: nofile.yaml:1: (file): cannot be read"),
     ("doctor key.yaml", "key.yaml:4: jobs.worker.cuont:"),
-    ("bench --serve 127.0.0.1:0 --quick", "zmqdist bench: --serve goes alone"),
+    ("bench --serve 127.0.0.1:0 --quick", "zmqdist bench: --serve takes no other option"),
 ]
 
 
@@ -114,15 +114,15 @@ def assert_one_line(err: str) -> None:
     assert err.endswith("\n")
 
 
-@pytest.mark.parametrize(("line", "told"), USAGE, ids=[line for line, _ in USAGE])
+@pytest.mark.parametrize(("line", "report"), USAGE, ids=[line for line, _ in USAGE])
 def test_a_mistake_on_the_command_line_or_in_a_file_is_told_in_one_line(
-    line: str, told: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    line: str, report: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(folder)
     code = main(line.split())
     said = capsys.readouterr()
     assert (code, said.out) == (ExitCode.USAGE, ""), said.err
-    assert told in said.err
+    assert report in said.err
     assert_one_line(said.err)
 
 

@@ -236,22 +236,22 @@ MEANING: dict[str, tuple[str, str]] = {
         TOP + "jobs:\n  worker: {tasks: ['127.0.0.1:0']}\n",
         "c.yaml:4: jobs.worker.tasks[0]: bad address '127.0.0.1:0': the other tasks must know the port (or use count)",
     ),
-    "an address that is there twice": (
+    "an address that is listed twice": (
         TOP + "jobs:\n  worker:\n    tasks: [a:1, b:1]\n  ps:\n    tasks:\n      4: b:1\n",
-        "c.yaml:8: jobs.ps.tasks[4]: address b:1 is there twice (first at jobs.worker.tasks[1])",
+        "c.yaml:8: jobs.ps.tasks[4]: address b:1 is listed twice (first at jobs.worker.tasks[1])",
     ),
     "a dispatcher for everybody without CURVE": (
         "name: c\nsecurity: {curve: false}\nprogram: x\njobs:\n  dispatcher: {address: '0.0.0.0:5050'}\n",
         (
             "c.yaml:5: jobs.dispatcher.address: address 0.0.0.0:5050 is not on loopback and security.curve is false: "
-            "anybody could connect (write curve: auto, or use 127.0.0.1)"
+            "any peer could connect (write curve: auto, or use 127.0.0.1)"
         ),
     ),
     "a worker on another host without CURVE": (
         TOP + "security: {curve: false}\njobs: {worker: {tasks: ['127.0.0.1:1', 'node-b:1']}}\n",
         (
             "c.yaml:4: jobs.worker.tasks[1]: address node-b:1 is not on loopback and security.curve is false: "
-            "anybody could connect (write curve: auto, or use 127.0.0.1)"
+            "any peer could connect (write curve: auto, or use 127.0.0.1)"
         ),
     ),
     "too many addresses": (

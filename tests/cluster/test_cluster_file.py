@@ -41,11 +41,11 @@ def read(text: str) -> ClusterConfig:
 
 @pytest.mark.usefixtures("_both_parsers", "folder")
 def test_a_mistake_names_its_file_line_and_key() -> None:
-    for name, (text, told) in MISTAKES.items():
+    for name, (text, expected) in MISTAKES.items():
         try:
             read(text)
         except ConfigError as error:
-            assert str(error).replace("found undefined alias 'x'", "found undefined alias") == told, name  # noqa: PT017
+            assert str(error).replace("found undefined alias 'x'", "found undefined alias") == expected, name  # noqa: PT017
         else:
             raise AssertionError(f"{name}: nothing was found wrong")
 
@@ -157,7 +157,7 @@ def test_neither_repr_nor_error_shows_the_value_of_an_environment_variable() -> 
 
 
 @pytest.mark.parametrize(
-    ("data", "told"),
+    ("data", "expected"),
     [
         ({"name": "c"}, "(dict):1: jobs: required key is missing"),
         (
@@ -166,10 +166,10 @@ def test_neither_repr_nor_error_shows_the_value_of_an_environment_variable() -> 
         ),
     ],
 )
-def test_a_mistake_in_a_dict_names_the_key(data: dict[str, object], told: str) -> None:
+def test_a_mistake_in_a_dict_names_the_key(data: dict[str, object], expected: str) -> None:
     with pytest.raises(ConfigError) as caught:
         ClusterConfig.from_dict(data)
-    assert str(caught.value) == told
+    assert str(caught.value) == expected
 
 
 # -- files ------------------------------------------------------------------------------------------------------------
@@ -177,17 +177,17 @@ def test_a_mistake_in_a_dict_names_the_key(data: dict[str, object], told: str) -
 
 @pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize(
-    ("path", "told"),
+    ("path", "expected"),
     [
         ("absent.yaml", "absent.yaml:1: (file): cannot be read: No such file or directory"),
         (".", ".:1: (file): cannot be read: Is a directory"),
         ("/proc/self/mem", "/proc/self/mem:1: (file): cannot be read: Input/output error"),
     ],
 )
-def test_a_file_that_cannot_be_read_is_a_config_error(path: str, told: str) -> None:
+def test_a_file_that_cannot_be_read_is_a_config_error(path: str, expected: str) -> None:
     with pytest.raises(ConfigError) as caught:
         ClusterConfig.load(path)
-    assert str(caught.value) == told
+    assert str(caught.value) == expected
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")

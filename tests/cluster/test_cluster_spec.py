@@ -54,8 +54,10 @@ def test_string_conversion() -> None:
     spec = ClusterSpec(
         {"worker": ["worker0:3333", "worker1:4444"], "ps": ["ps0:1111"], "sparse": {1: "s1:1", 0: "s0:1"}}
     )
-    told = "ClusterSpec({'ps': ['ps0:1111'], 'sparse': ['s0:1', 's1:1'], 'worker': ['worker0:3333', 'worker1:4444']})"
-    assert (str(spec), repr(spec)) == (told, told)
+    expected = (
+        "ClusterSpec({'ps': ['ps0:1111'], 'sparse': ['s0:1', 's1:1'], 'worker': ['worker0:3333', 'worker1:4444']})"
+    )
+    assert (str(spec), repr(spec)) == (expected, expected)
 
 
 def four_ways_are_one(given: dict[str, Any]) -> bool:
@@ -126,7 +128,7 @@ def test_a_cluster_that_is_no_dict_def_or_spec_is_a_type_error(cluster: Any) -> 
 
 
 @pytest.mark.parametrize(
-    ("cluster", "told"),
+    ("cluster", "expected"),
     [
         ({"worker": "a:1"}, "the tasks of job 'worker' must be a list or a dict, not 'a:1'"),
         ({"worker": None}, "the tasks of job 'worker' must be a list or a dict, not None"),
@@ -136,29 +138,29 @@ def test_a_cluster_that_is_no_dict_def_or_spec_is_a_type_error(cluster: Any) -> 
         ({7: ["a:1"]}, "job name must be a string, not 7"),
     ],
 )
-def test_a_wrong_type_is_a_type_error_that_names_the_job(cluster: Any, told: str) -> None:
+def test_a_wrong_type_is_a_type_error_that_names_the_job(cluster: Any, expected: str) -> None:
     with pytest.raises(TypeError) as caught:
         ClusterSpec(cluster)
-    assert str(caught.value) == told
+    assert str(caught.value) == expected
 
 
 @pytest.mark.parametrize(
-    ("cluster", "told"),
+    ("cluster", "expected"),
     [
         ({"w": {"x": "a:1"}}, "task index 'x' of job 'w' is not a number"),
         ({"w": {float("inf"): "a:1"}}, "task index inf of job 'w' is not a number"),
         ({"w": {2**31: "a:1"}}, "task index 2147483648 of job 'w' is not between 0 and 2147483647"),
         ({"w": {-1: "a:1"}}, "task index -1 of job 'w' is not between 0 and 2147483647"),
         ({"w": {"1": "a:1", 1: "b:1"}}, "job 'w' has the task index 1 twice"),
-        ({"w": ["a:1"], b"w": ["b:1"]}, "job 'w' is there twice"),
-        (ClusterDef([JobDef("w"), JobDef("w")]), "job 'w' is there twice"),
+        ({"w": ["a:1"], b"w": ["b:1"]}, "job 'w' is listed twice"),
+        (ClusterDef([JobDef("w"), JobDef("w")]), "job 'w' is listed twice"),
         (ClusterDef([JobDef("w", {-2: "a:1"})]), "task index -2 of job 'w' is not between 0 and 2147483647"),
     ],
 )
-def test_a_wrong_index_or_a_second_job_is_a_value_error(cluster: Any, told: str) -> None:
+def test_a_wrong_index_or_a_second_job_is_a_value_error(cluster: Any, expected: str) -> None:
     with pytest.raises(ValueError) as caught:
         ClusterSpec(cluster)
-    assert str(caught.value) == told
+    assert str(caught.value) == expected
 
 
 def test_indices_go_through_int_and_texts_may_be_bytes() -> None:

@@ -44,7 +44,7 @@ def test_a_task_of_an_allowed_cluster_is_accepted(cluster: Any, task_type: str |
 
 
 @pytest.mark.parametrize(
-    ("cluster", "task_type", "task_id", "told"),
+    ("cluster", "task_type", "task_id", "expected"),
     [
         (
             {"master": ["m:1"]},
@@ -64,12 +64,12 @@ def test_a_task_of_an_allowed_cluster_is_accepted(cluster: Any, task_type: str |
     ],
 )
 def test_a_cluster_or_task_that_breaks_a_rule_is_a_value_error(
-    cluster: Any, task_type: str | None, task_id: int | None, told: str
+    cluster: Any, task_type: str | None, task_id: int | None, expected: str
 ) -> None:
     for ask in (validate_cluster_spec, is_chief, collective_leader):
         with pytest.raises(ValueError) as caught:
             ask(cluster, task_type, task_id)
-        assert str(caught.value).startswith(told)
+        assert str(caught.value).startswith(expected)
 
 
 @pytest.mark.parametrize(

@@ -70,12 +70,12 @@ def test_json_tells_the_same_to_a_program_and_no_value_of_env() -> None:
     }
 
 
-@pytest.mark.parametrize(("text", "told"), MISTAKES.values(), ids=MISTAKES.keys())
-def test_a_mistake_is_one_line_on_stderr_and_exit_code_2(text: str, told: str) -> None:
+@pytest.mark.parametrize(("text", "expected"), MISTAKES.values(), ids=MISTAKES.keys())
+def test_a_mistake_is_one_line_on_stderr_and_exit_code_2(text: str, expected: str) -> None:
     Path("c.yaml").write_text(text)
     result = run("c.yaml", "--json")
     assert (result.exit_code, result.stdout) == (ExitCode.CONFIG, "")
-    place = told.partition(": ")[0]
+    place = expected.partition(": ")[0]
     assert result.stderr.startswith(f"zmqdist validate: {place}: ")
     assert result.stderr.count("\n") == 1
 

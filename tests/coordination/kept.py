@@ -66,7 +66,7 @@ class Keeper:
     @property
     def waiting(self) -> int:
         """Questions that wait for their answers."""
-        return self.service.snapshot().questions
+        return self.service.snapshot().requests
 
     def missing(self, name: str) -> tuple[str, ...]:
         """The tasks for which a barrier waits; none where no task waits there."""

@@ -63,7 +63,7 @@ def test_set_get_try_get_delete_list_increment(pair: tuple[CoordinationClient, C
     with pytest.raises(errors.NotFoundError, match="there is no key 'dir/a'"):
         kv.try_get("dir/a")
     assert [kv.increment("n"), other.increment("n", 5), kv.increment("n", -1)] == [1, 6, 5]
-    with pytest.raises(errors.DeadlineExceededError, match="nobody set key 'never' in time"):
+    with pytest.raises(errors.DeadlineExceededError, match="no task set key 'never' in time"):
         kv.get("never", 0.05)
 
 

@@ -92,8 +92,8 @@ def test_a_task_that_is_killed_ends_the_barriers_of_all_who_wait_at_once_and_is_
     with pytest.raises(errors.InternalError, match="worker:2 is lost"):
         clients[0].barrier("another")
     until(lambda: clients[0].errors)
-    [(task, told)] = clients[0].errors
-    assert (task, type(told)) == ("worker:2", errors.UnavailableError)
+    [(task, reported)] = clients[0].errors
+    assert (task, type(reported)) == ("worker:2", errors.UnavailableError)
 
 
 def test_a_task_that_is_stopped_is_missed_by_its_signs_of_life(keep: Keep, join: Join, child: Child) -> None:
@@ -237,8 +237,8 @@ def test_a_callback_that_raises_does_not_keep_later_errors_from_being_told(
     clients = [join(keeper, f"worker:{index}") for index in range(2)]
     heard: list[str] = []
 
-    def hear(task: str, told: errors.OpError) -> None:
-        heard.append(told.message)
+    def hear(task: str, reported: errors.OpError) -> None:
+        heard.append(reported.message)
         raise error
 
     clients[0].on_error(hear)
@@ -295,7 +295,7 @@ def test_another_life_of_a_task_is_refused_and_told_to_all_until_it_is_reset(kee
     watcher.register(30)
     first.register(30)
     second = join(keeper, "worker:1", 2)
-    with pytest.raises(errors.AbortedError, match="worker:1 registered again in another life, without a reset"):
+    with pytest.raises(errors.AbortedError, match="worker:1 registered again as another incarnation, without a reset"):
         second.register(30)
     until(lambda: watcher.errors)
     assert [task for task, _ in watcher.errors] == ["worker:1"]
@@ -330,7 +330,7 @@ def test_tasks_leave_together_and_who_stays_behind_is_in_error(keep: Keep, join:
         client.register(30)
     callers = [Caller(client.shutdown) for client in clients]
     assert [caller.ended() for caller in callers] == [None] * 3
-    with pytest.raises(errors.FailedPreconditionError, match="worker:0 takes part in nothing any more"):
+    with pytest.raises(errors.FailedPreconditionError, match="worker:0 can make no more requests to the keeper"):
         clients[0].barrier("b")
     keeper = keep(2, shutdown_timeout_s=0.1)
     early, late = join(keeper, "worker:0"), join(keeper, "worker:1")
@@ -367,7 +367,7 @@ def test_a_former_life_that_still_talks_does_not_take_the_place_of_its_successor
     successor.register(30)
     with pytest.raises(errors.OpError):
         former.beat()
-    successor.close(say_so=False)
+    successor.close(notify=False)
     until(lambda: watcher.task_states()["worker:1"].state == "error")
 
 
@@ -452,17 +452,17 @@ def test_what_is_asked_between_the_end_of_a_keeper_and_the_news_of_it_does_not_w
     asked_early = Caller(client.kv.get, "k")
     until(lambda: keeper.waiting == 2)
     news = threading.Event()
-    become = link.KeeperLink._become  # reach: that moment cannot be held from outside
+    become = link.KeeperLink._set_state  # reach: that moment cannot be held from outside
 
     def hold_back(self: link.KeeperLink, *state: Any) -> None:
         news.wait(30)
         become(self, *state)
 
-    monkeypatch.setattr(link.KeeperLink, "_become", hold_back)
+    monkeypatch.setattr(link.KeeperLink, "_set_state", hold_back)
     keeper.loop.stop()  # without a word to anybody
     assert isinstance(asked_early.ended(), errors.UnavailableError)
     asked_late = Caller(client.kv.get, "k")
-    until(lambda: client.snapshot().questions)
+    until(lambda: client.snapshot().requests)
     news.set()
     error = asked_late.ended()
     assert isinstance(error, errors.UnavailableError)

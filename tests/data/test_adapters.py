@@ -80,7 +80,7 @@ def test_whatever_can_be_read_again_is_a_source(source: Any) -> None:
 
 @pytest.mark.parametrize(
     ("source", "told"),
-    [(iter([1]), "once only"), ((x for x in [1]), "once only"), ({"x": [1]}, "from_tensor_slices"), (7, "neither")],
+    [(iter([1]), "only once"), ((x for x in [1]), "only once"), ({"x": [1]}, "from_tensor_slices"), (7, "neither")],
 )
 def test_what_is_no_source_is_told_with_what_to_do(source: Any, told: str) -> None:
     with pytest.raises(TypeError, match=told):

@@ -126,7 +126,7 @@ def test_compressed_files_are_those_of_the_standard_library(tmp_path: Path, comp
     data = (tmp_path / "file").read_bytes()
     unpack = {"": bytes, "GZIP": gzip.decompress}.get(compression, zlib.decompress)
     assert unpack(data) == written(*elements)
-    with storage.unpressed(storage.open_read(str(tmp_path / "file")), compression) as opened:
+    with storage.decompressing(storage.open_read(str(tmp_path / "file")), compression) as opened:
         assert list(map(plain, read_elements(opened, "here"))) == list(map(plain, elements))
 
 
@@ -138,7 +138,7 @@ def test_a_file_that_is_cut_off_is_data_loss(tmp_path: Path, cut: int, compressi
     file.close()
     data = (tmp_path / "file").read_bytes()
     (tmp_path / "file").write_bytes(data[:cut])
-    opened = storage.unpressed(storage.open_read(str(tmp_path / "file")), compression)
+    opened = storage.decompressing(storage.open_read(str(tmp_path / "file")), compression)
     with opened, pytest.raises(DataLossError, match="file: corrupted record"):
         list(read_elements(opened, str(tmp_path / "file")))
 

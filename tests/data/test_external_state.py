@@ -53,7 +53,7 @@ ONE = Dataset.range(3)
         (ONE.filter(counted).map(counted), ["filter", "map"]),
         (Dataset.zip(Dataset.random(), Dataset.random()), ["random", "random"]),
     ],
-    ids=lambda value: value.op.told() if isinstance(value, Dataset) else None,
+    ids=lambda value: value.op.one_line() if isinstance(value, Dataset) else None,
 )
 def test_the_operators_that_depend_on_more_are_named(dataset: Dataset, names: list[str]) -> None:
     assert [told.split("(")[0] for told in stateful_operators(dataset)] == names

@@ -193,8 +193,8 @@ BAD_CALLS: list[tuple[Any, type[Exception], str]] = [
     (lambda: Dataset.zip(3), TypeError, "Datasets"),
     (lambda: TEN.concatenate(Dataset.range(3.0, output_type=np.float32)), TypeError, "different types"),
     (lambda: TEN.concatenate(Dataset.zip(TEN, TEN)), TypeError, "different structures"),
-    (lambda: TEN.group_by_window(abs, abs), ValueError, "either"),
-    (lambda: TEN.group_by_window(abs, abs, 3, abs), ValueError, "either"),
+    (lambda: TEN.group_by_window(abs, abs), ValueError, "exactly one"),
+    (lambda: TEN.group_by_window(abs, abs, 3, abs), ValueError, "exactly one"),
     (lambda: TEN.group_by_window(abs, abs, 0), InvalidArgumentError, "greater than zero"),
     (lambda: TEN.bucket_by_sequence_length(len, [3], [2]), ValueError, "2 buckets"),
     (lambda: Dataset.sample_from_datasets([]), ValueError, "at least one"),
@@ -321,7 +321,7 @@ CARDINALITIES: list[tuple[Any, int]] = [
 
 
 @pytest.mark.parametrize(
-    ("dataset", "count"), CARDINALITIES, ids=lambda value: getattr(value, "op", None) and value.op.told()
+    ("dataset", "count"), CARDINALITIES, ids=lambda value: getattr(value, "op", None) and value.op.one_line()
 )
 def test_the_cardinality_follows_from_the_inputs(dataset: Any, count: int) -> None:
     assert dataset.cardinality() == count
@@ -628,5 +628,5 @@ def test_a_cut_cache_file_is_data_loss(tmp_path: Any) -> None:
     list(Dataset.range(4).cache(name))
     data = (tmp_path / "kept.data").read_bytes()
     (tmp_path / "kept.data").write_bytes(data[:-1])
-    with pytest.raises(DataLossError, match="cut off"):
+    with pytest.raises(DataLossError, match="truncated"):
         list(Dataset.range(4).cache(name))

@@ -59,7 +59,7 @@ def test_a_closed_iterator_gives_nothing_and_does_not_know_its_place() -> None:
         state = closed.state_dict()
         closed.close()
         assert values(closed) == []
-        with pytest.raises(FailedPreconditionError, match="ask before you close it"):
+        with pytest.raises(FailedPreconditionError, match=r"call state_dict\(\) before you close it"):
             closed.state_dict()
         with pytest.raises(FailedPreconditionError, match="load the state into a new one"):
             closed.load_state_dict(state)

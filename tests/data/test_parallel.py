@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from zmqdist.data import Dataset
-from zmqdist.data.ops.background import AHEAD_DEALT_MAX, AHEAD_MAX
+from zmqdist.data.ops.background import AHEAD_MAX, AHEAD_SPLITS_MAX
 from zmqdist.data.splits import open_split
 from zmqdist.errors import InvalidArgumentError
 
@@ -83,7 +83,7 @@ def test_what_is_dealt_out_is_not_taken_far_ahead() -> None:
         with open_split(dataset, deal) as iterator:
             for place in range(2000):
                 assert next(iterator) == place
-                assert len(asked) <= place + 2 + AHEAD_DEALT_MAX
+                assert len(asked) <= place + 2 + AHEAD_SPLITS_MAX
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7])

@@ -104,7 +104,7 @@ RANGE = Dataset.range(24)
         (RANGE.repeat(1).batch(5), (24, 1, 5)),
         (Dataset.zip({"x": RANGE}).batch(2), (24, 1, 2)),
     ],
-    ids=lambda value: value.op.told() if isinstance(value, Dataset) else None,
+    ids=lambda value: value.op.one_line() if isinstance(value, Dataset) else None,
 )
 def test_how_a_pipeline_can_be_cut(dataset: Dataset, wanted: tuple[int, int, int]) -> None:
     assert portion_rules(dataset) == wanted
@@ -126,13 +126,13 @@ BEHIND = r".*put it behind distribute\(\)"
         (RANGE.concatenate(RANGE), r"^concatenate\(\)" + BEHIND),
         (Dataset.zip(RANGE, RANGE), r"^zip\(\) has several sources" + BEHIND),
         (Dataset.choose_from_datasets([RANGE], choices(0)), r"^choose_from_datasets\(\)" + BEHIND),
-        (RANGE.filter(lambda x: True).batch(2), r"^batch\(\) joins elements, of which not every position" + BEHIND),
-        (RANGE.repeat(2).batch(5), r"^batch\(\) joins the end of a repetition.*put it below repeat\(\)" + BEHIND),
+        (RANGE.filter(lambda x: True).batch(2), r"^batch\(\) joins elements, but not every position" + BEHIND),
+        (RANGE.repeat(2).batch(5), r"^batch\(\) joins the end of a repetition.*apply it before repeat\(\)" + BEHIND),
         (RANGE.repeat().padded_batch(7), r"^padded_batch\(\) joins the end of a repetition" + BEHIND),
         (RANGE.batch(3).repeat(2).batch(3), r"^batch\(\) joins the end of a repetition" + BEHIND),
         (Dataset.from_generator(lambda: [1]).shuffle(2), r"Splitting is not implemented for from_generator"),
     ],
-    ids=lambda value: value.op.told() if isinstance(value, Dataset) else None,
+    ids=lambda value: value.op.one_line() if isinstance(value, Dataset) else None,
 )
 def test_what_cannot_be_cut_is_named_with_what_to_do(dataset: Dataset, told: str) -> None:
     for ask in (portion_rules, portion_pipeline):

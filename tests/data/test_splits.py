@@ -43,7 +43,7 @@ def counts(dataset: Dataset) -> list[int]:
         (Dataset.range(3).flat_map(lambda x: Dataset.range(x)), [3]),
         (Dataset.range(3).enumerate(), [3]),
     ],
-    ids=lambda value: value.op.told() if isinstance(value, Dataset) else None,
+    ids=lambda value: value.op.one_line() if isinstance(value, Dataset) else None,
 )
 def test_each_source_has_a_provider(dataset: Dataset, wanted: list[int]) -> None:
     assert counts(dataset) == wanted
@@ -149,7 +149,7 @@ THREE = [Dataset.range(5)] * 3
         (Dataset.random(), [ENDLESS]),
         (TextLineDataset(["a", "b", "c"]), [3]),
     ],
-    ids=lambda value: value.op.told() if isinstance(value, Dataset) else None,
+    ids=lambda value: value.op.one_line() if isinstance(value, Dataset) else None,
 )
 def test_metadata_count_what_is_whole_everywhere_too(dataset: Dataset, wanted: list[int]) -> None:
     assert split_cardinalities(dataset) == wanted

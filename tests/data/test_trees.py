@@ -86,7 +86,7 @@ def test_a_source_of_one_array_tells_itself_without_all_of_it() -> None:
     assert (
         Dataset.from_tensor_slices(np.arange(3)).explain().startswith("from_tensor_slices(value=array([0, 1, 2])): 3")
     )
-    assert Dataset.from_tensor_slices(np.arange(300)).op.told() == "from_tensor_slices(value=ndarray)"
+    assert Dataset.from_tensor_slices(np.arange(300)).op.one_line() == "from_tensor_slices(value=ndarray)"
 
 
 def test_options_travel() -> None:

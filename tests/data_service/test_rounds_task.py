@@ -203,7 +203,7 @@ def test_a_reader_whose_consumer_index_another_reader_has_too_is_told_so() -> No
     with running(2) as runner:
         first = ask(runner, 0, 0, reader=1)
         second = ask(runner, 0, 0, reader=2)
-        text = r"Another reader \(client 2\) asks as consumer 0 .* this one \(client 1\) waited .* two readers have the same consumer_index"
+        text = r"Another reader \(client 2\) requests round .* as consumer 0.*client 1.* waited .* two readers have the same consumer_index"
         with pytest.raises(FailedPreconditionError, match=text):
             first.result()
         assert ask(runner, 1, 0).result() == [1]

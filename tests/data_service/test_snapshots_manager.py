@@ -395,7 +395,7 @@ def test_an_error_in_a_folder_stays_an_error(tmp_path: Path) -> None:
         assert (recovered.mode, type(recovered.error)) == (SnapshotMode.ERROR, DataLossError)
     assert os.path.exists(snapshot_error_path(path))
     Path(snapshot_error_path(path)).write_text("")
-    assert "but not why" in str(SnapshotFolder.recover(path).error)
+    assert "cannot be read" in str(SnapshotFolder.recover(path).error)
 
 
 def test_a_folder_without_metadata_or_of_a_later_version_is_refused(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ class Call:
     value: Any = None
     counter: int = -1
 
-    def told(self, effect: Effect) -> None:
+    def replied(self, effect: Effect) -> None:
         assert not self.done, "answered twice"
         self.done = True
         if isinstance(effect, Answer):
@@ -60,7 +60,7 @@ class Cluster:
         for effect in effects:
             call = effect.ticket
             assert isinstance(call, Call)
-            call.told(effect)
+            call.replied(effect)
 
     def register(self, task: Task, incarnation: int | None = None) -> Call:
         call, life = Call(), self.life(task) if incarnation is None else incarnation
@@ -125,7 +125,7 @@ class Cluster:
 
     def alive(self, task: Task, tasks: Iterable[Task] | None = None) -> Call:
         call = Call()
-        self.tell(self.machine.asked_alive(call, task, self.life(task), tasks, self.now))
+        self.tell(self.machine.alive_requested(call, task, self.life(task), tasks, self.now))
         return call
 
     def stop(self) -> None:

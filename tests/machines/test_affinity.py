@@ -86,7 +86,7 @@ def sent(options: WorkOptions, *works: int, generation: int = 1, attempt: int = 
 
 
 def missed(work: int, worker: str) -> Resolve:
-    return Resolve([(work, UNAVAILABLE, f"it is for {worker} alone, which was not there for 20 s".encode())])
+    return Resolve([(work, UNAVAILABLE, f"it is pinned to {worker}, which was absent for 20 s".encode())])
 
 
 # -- P9: options ------------------------------------------------------------------------------------------------------
@@ -260,9 +260,9 @@ def test_that_there_is_nobody_is_told_too_the_first_time() -> None:
     closures = Closures(
         coordinator=ME, queue_max=1, cancel_grace_s=1.0, lost_limit_s=9.0, now=0.0, recovery_limit_s=9.0
     )
-    assert not closures.pins.told
+    assert not closures.pins.members_known
     assert meet(closures)[-1] == MembersChanged([], [])
-    assert closures.pins.told
+    assert closures.pins.members_known
 
 
 # -- forgetting everywhere --------------------------------------------------------------------------------------------

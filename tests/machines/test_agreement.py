@@ -166,9 +166,9 @@ def test_a_member_that_was_told_of_another_error_than_the_one_it_missed_is_not_t
     """The leader's new life counts from 0: a member that is ahead hears so, and its next failure ends the round that it means."""
     group = Group()
     assert ended(group.announce(2, None, failure=(CANCELLED, "not now"))) == ([2], CANCELLED)
-    (told,) = group.announce(1, 2)
-    assert isinstance(told, Disagreed)
-    assert (told.code, told.counter) == (ABORTED, 0)
+    (verdict,) = group.announce(1, 2)
+    assert isinstance(verdict, Disagreed)
+    assert (verdict.code, verdict.counter) == (ABORTED, 0)
     group.come(2, counter=1)
     assert ended(group.announce(1, 1, failure=(CANCELLED, "nor I"))) == ([1, 2], CANCELLED)
 

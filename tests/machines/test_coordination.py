@@ -40,10 +40,10 @@ def test_TestStandaloneService() -> None:
     there.register(B)
     assert there.wait_for_all(B).code == first.code == OK
     assert [there.beat(A).code, there.beat(B).code, there.beat(C).code] == [OK, OK, INVALID_ARGUMENT]
-    told = there.poll(A)
+    poll = there.poll(A)
     assert [there.beat(B, 1).code, there.beat(B, 1).code] == [ABORTED] * 2
-    assert told.value[0].code == ABORTED
-    assert told.value[0].task == B
+    assert poll.value[0].code == ABORTED
+    assert poll.value[0].task == B
 
 
 def test_TestCoordinatedJobs() -> None:
@@ -67,7 +67,7 @@ def test_RegisterTask_AlreadyConnectedDifferentIncarnation_Fails() -> None:
     there = cluster(1)
     refused = there.register(A, 1)
     assert refused.code == ABORTED
-    assert "worker:0 registered again in another life" in refused.message
+    assert "worker:0 registered again as another incarnation" in refused.message
 
 
 def test_RegisterTask_AlreadyInError_Fails() -> None:
@@ -80,9 +80,9 @@ def test_RegisterTask_AlreadyInError_Fails() -> None:
 
 def test_TestTaskRestart() -> None:
     there = cluster(2)
-    told = there.poll(A)
+    poll = there.poll(A)
     assert there.register(B, 1).code == ABORTED
-    assert [(error.task, error.code) for error in told.value] == [(B, ABORTED)]
+    assert [(error.task, error.code) for error in poll.value] == [(B, ABORTED)]
 
 
 def test_ResetAndRegisterAgain() -> None:
@@ -250,14 +250,14 @@ def test_ShutdownWithBarrier_BarrierSucceeds() -> None:
 
 def test_ShutdownWithBarrier_BarrierFails_TaskDisconnectsOtherTaskIsAlerted() -> None:
     there = cluster(2, config=TOGETHER)
-    told = there.poll(B)
+    poll = there.poll(B)
     call = there.shut_down(A)
     assert not call.done
     there.advance(0.6)
     assert call.code == DEADLINE_EXCEEDED
     assert there.register(A).code == OK
-    assert [(error.task, error.code) for error in told.value] == [(B, INTERNAL)]
-    assert "worker:1 did not shut down with the others" in told.value[0].message
+    assert [(error.task, error.code) for error in poll.value] == [(B, INTERNAL)]
+    assert "worker:1 did not shut down with the others" in poll.value[0].message
 
 
 def test_ShutdownWithBarrier_BarrierFailsWithoutClientConnection_ServiceStops() -> None:
@@ -286,44 +286,44 @@ def test_shutting_down_waits_for_nobody_who_has_left_or_failed_and_ends_when_som
 
 def test_UnrecoverableTaskPropagatesError() -> None:
     there = cluster(2)
-    told = there.poll(B)
+    poll = there.poll(B)
     there.report(A, INTERNAL, "test_error")
     assert there.beat(A).code == INTERNAL
-    assert [(error.task, error.code) for error in told.value] == [(A, INTERNAL)]
+    assert [(error.task, error.code) for error in poll.value] == [(A, INTERNAL)]
 
 
 def test_RecoverableTaskWillNotPropagateError() -> None:
     there = cluster(2, config=RECOVERABLE)
-    told, own = there.poll(B), there.poll(A)
+    poll, own = there.poll(B), there.poll(A)
     there.report(A, INTERNAL, "test_error")
     assert there.beat(A).code == INTERNAL
-    assert not told.done
+    assert not poll.done
     assert [error.task for error in own.value] == [A]
     assert there.beat(B).code == OK
 
 
 def test_RecoverableTaskReportErrorResetAndRegisterAgain() -> None:
     there = cluster(2, config=RECOVERABLE)
-    told = there.poll(B)
+    poll = there.poll(B)
     there.report(A, INTERNAL, "test_error")
     assert there.register(A, 1).code == ABORTED
     there.reset(A)
     assert there.register(A, 1).code == OK
     assert there.beat(A, 1).code == OK
-    assert not told.done
+    assert not poll.done
 
 
 def test_errors_of_a_cluster_of_chief_and_workers_spread_from_those_that_do_not_recover() -> None:
     chief = ("chief", 0)
     there = cluster([chief, A], config=RECOVERABLE)
-    told = there.poll(chief)
+    poll = there.poll(chief)
     there.report(A, INTERNAL, "of the worker")
-    assert not told.done
+    assert not poll.done
     there.reset(A)
     there.register(A)
-    told = there.poll(A)
+    poll = there.poll(A)
     there.report(chief, INTERNAL, "of the chief")
-    assert [error.task for error in told.value] == [chief]
+    assert [error.task for error in poll.value] == [chief]
 
 
 def test_a_recoverable_task_that_was_lost_just_registers_again() -> None:

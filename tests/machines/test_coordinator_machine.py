@@ -201,7 +201,7 @@ def test_a_lost_value_is_made_again_and_replaced_until_it_was_lost_too_often(mac
     gone, free = do(machine, ValueLost(1, B))
     assert isinstance(gone, Replace)
     assert (gone.work, gone.kind, free) == (1, UNAVAILABLE, Free(1))
-    assert b"made again 1 times" in gone.payload
+    assert b"recomputed 1 times" in gone.payload
     assert machine.failed is None, "the work had ended well"
 
 

@@ -261,3 +261,13 @@ def test_in_order_a_consumer_that_waits_has_those_asked_who_have_no_question() -
     consumption.waits = True
     (question,) = machine.handle(Waits(), 0.0)
     assert isinstance(question, Ask)
+
+
+def test_w3_a_task_that_is_back_at_an_incarnation_is_asked_behind_its_questions() -> None:
+    window = TaskWindow(5, "", -1)
+    window.note(news(there(1, life=7)))
+    assert [ask.source.incarnation for ask in window.questions(window.askable())] == [7, 7]
+    window.note(news(there(1, life=8)))
+    assert [ask.source.incarnation for ask in window.questions(window.askable())] == [8, 8]
+    window.note(news(there(1, life=7)))
+    assert window.questions(window.askable()) == [], "its two questions are still out"

@@ -203,6 +203,12 @@ def test_g8_a_function_stays_while_a_plan_may_need_it(kept: Dependencies) -> Non
     assert do(kept, ValueDropped(A)) == [DropFunctions([7]), Free(1)]
 
 
+def test_g9_a_dropped_value_is_not_made_again_for_nothing(kept: Dependencies) -> None:
+    do(kept, ValueLost(2, B), Ended(C, INPUT_LOST, lost=1))
+    assert do(kept, ValueDropped(B)) == [Free(2)], "its input is made again, and it need not wait for that"
+    assert do(kept, Ended(D, KEPT)) == [Remade(1, new=True)]
+
+
 def test_g9_a_value_that_was_dropped_while_it_was_made_again_is_freed(kept: Dependencies) -> None:
     do(kept, ValueLost(2, B), RoundEnding(), Ended(C, CANCELLED))
     assert do(kept, ValueDropped(B), RoundOver()) == [Free(2)]

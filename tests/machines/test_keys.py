@@ -34,7 +34,7 @@ class Store(Keys):
     def tell(self, effects: list[Effect]) -> None:
         for effect in effects:
             assert isinstance(effect.ticket, Call)
-            effect.ticket.told(effect)
+            effect.ticket.replied(effect)
 
     def insert(self, key: str, value: Any, overwrite: bool = False) -> int:
         return self.ask("put", key, value, 10, overwrite).code
@@ -140,7 +140,7 @@ def test_a_wait_for_a_key_ends_at_its_deadline_and_the_others_wait_on() -> None:
     assert store.deadline == 1.0
     store.tell(store.ticked(1.0))
     assert (short.code, long.done, store.deadline) == (DEADLINE_EXCEEDED, False, 2.0)
-    assert "nobody set key 'k' in time" in short.message
+    assert "no task set key 'k' in time" in short.message
     store.insert("k", 1)
     assert (long.value, store.waiting) == (1, 0)
 

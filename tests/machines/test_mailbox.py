@@ -284,6 +284,17 @@ def test_what_its_sender_gave_up_is_not_waited_for(how: str) -> None:
     assert letters(box) == ["second"]
 
 
+def test_a_skipped_letter_that_is_held_comes_before_those_behind_it() -> None:
+    """The reply that says so was lost, so its sender has it skipped."""
+    box = Mailbox()
+    put(box, "second", number=2, low=1, after=1)
+    put(box, "third", number=3, low=1, after=2)
+    put(box, "fourth", number=4, low=1, after=3)
+    assert not letters(box)
+    box.skipped("worker:1", LIFE, 3)
+    assert letters(box) == ["second", "third", "fourth"]
+
+
 def test_a_letter_is_taken_once() -> None:
     box = Mailbox()
     for _ in range(2):

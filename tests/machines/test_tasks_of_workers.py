@@ -25,14 +25,14 @@ from zmqdist.errors import CancelledError, InternalError
 MANY = 1 << 20
 
 
-def told(number: int, mode: int = DYNAMIC, delivery: str = "at_most_once") -> list[Any]:
+def definition(number: int, mode: int = DYNAMIC, delivery: str = "at_most_once") -> list[Any]:
     return [number, 2000, "1000", "fingerprint", ("1000", mode, 0, "AUTO", False, delivery), 0, 0, 0, -1, "job"]
 
 
 def with_tasks(*tasks: list[Any]) -> tuple[WorkerTasks, AskForWork]:
     """A worker with these tasks, and the question that is with the dispatcher."""
     machine = WorkerTasks()
-    effects = machine.told(last(machine.ask()).asking, (7, tasks, []))
+    effects = machine.told(last(machine.ask()).request, (7, tasks, []))
     assert [each.task.id for each in effects if isinstance(each, BeginTask)] == [each[0] for each in tasks]
     return machine, last(effects)
 
@@ -49,41 +49,41 @@ def last(effects: list[WorkerTasksEffect]) -> AskForWork:
 def test_t1_only_the_answer_to_the_last_question_counts() -> None:
     machine = WorkerTasks()
     first, second = last(machine.ask()), last(machine.ask())
-    assert machine.told(first.asking, (7, [told(1)], [])) == []
-    assert machine.refused(first.asking) == []
-    assert machine.refused(second.asking) == [AskLater()]
-    begun, question = machine.told(second.asking, (7, [told(1)], []))
+    assert machine.told(first.request, (7, [definition(1)], [])) == []
+    assert machine.refused(first.request) == []
+    assert machine.refused(second.request) == [AskLater()]
+    begun, question = machine.told(second.request, (7, [definition(1)], []))
     assert isinstance(begun, BeginTask)
-    assert question == AskForWork(second.asking + 1, (1,), ())
+    assert question == AskForWork(second.request + 1, (1,), ())
 
 
 def test_t1_an_answer_without_work_is_followed_by_another_question() -> None:
     machine = WorkerTasks()
     first = last(machine.ask())
-    assert machine.told(first.asking, None) == [AskForWork(first.asking + 1, (), ())]
+    assert machine.told(first.request, None) == [AskForWork(first.request + 1, (), ())]
 
 
 def test_t2_a_task_that_has_ended_is_told_until_it_is_dropped() -> None:
-    machine, _ = with_tasks(told(1), told(2))
+    machine, _ = with_tasks(definition(1), definition(2))
     question = last(machine.finished(1))
-    assert (question.has, question.done) == ((1, 2), (1,))
+    assert (question.tasks, question.done) == ((1, 2), (1,))
     assert last(machine.ask()).done == (1,)
-    dropped, question = machine.told(last(machine.ask()).asking, (7, [], [1]))  # type: ignore[misc]
+    dropped, question = machine.told(last(machine.ask()).request, (7, [], [1]))  # type: ignore[misc]
     assert dropped == DropTask(1)
-    assert (question.has, question.done) == ((2,), ())
+    assert (question.tasks, question.done) == ((2,), ())
     assert machine.num_tasks == 1
 
 
 def test_t2_a_task_that_is_not_there_or_was_deleted_ends_unheard() -> None:
-    machine, _ = with_tasks(told(1))
+    machine, _ = with_tasks(definition(1))
     machine.tasks[1].deleted = True
     assert machine.finished(1) == machine.finished(9) == []
     assert machine.num_tasks == 0
 
 
 def test_t3_tasks_of_a_lost_state_are_dropped_before_those_of_the_new_one_begin() -> None:
-    machine, question = with_tasks(told(1))
-    dropped, begun, after = machine.told(question.asking, (8, [told(1)], [1, 5]))
+    machine, question = with_tasks(definition(1))
+    dropped, begun, after = machine.told(question.request, (8, [definition(1)], [1, 5]))
     assert dropped == DropTask(1)
     assert isinstance(begun, BeginTask)
     assert machine.state == 8
@@ -91,8 +91,8 @@ def test_t3_tasks_of_a_lost_state_are_dropped_before_those_of_the_new_one_begin(
 
 
 def test_t4_a_worker_that_leaves_hands_back_what_others_can_do() -> None:
-    portioned = told(3, delivery="exactly_once")
-    machine, _ = with_tasks(told(1), told(2), portioned, told(4, OFF))
+    portioned = definition(3, delivery="exactly_once")
+    machine, _ = with_tasks(definition(1), definition(2), portioned, definition(4, OFF))
     machine.finished(2)
     *given_back, question = machine.drain()
     assert given_back == [GiveBackPositions(1)]
@@ -102,9 +102,9 @@ def test_t4_a_worker_that_leaves_hands_back_what_others_can_do() -> None:
 
 
 def test_t5_a_worker_that_was_let_go_asks_nothing() -> None:
-    machine, question = with_tasks(told(1))
+    machine, question = with_tasks(definition(1))
     machine.leave()
-    assert machine.ask() == machine.told(question.asking, (7, [], [1])) == machine.refused(question.asking) == []
+    assert machine.ask() == machine.told(question.request, (7, [], [1])) == machine.refused(question.request) == []
 
 
 # -- elements for whoever asks first ------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ def one(found: Finding | list[Finding], level: str, told: str, advice: str) -> N
     if isinstance(found, list):
         (found,) = found
     assert (found.level, bool(found.advice)) == (level, level != "ok"), found
-    assert told in found.told, found.told
+    assert told in found.message, found.message
     assert advice in found.advice, found.advice
 
 
@@ -32,7 +32,7 @@ def test_a_line_names_the_level_the_subject_what_is_and_what_to_do() -> None:
     assert ok("memory", "much").line() == "ok       memory: much"
     assert warning("a", "b\n c", "d").line() == "warning  a: b c: d"
     assert problem("\x1b[2J", "b", "d").line() == "problem  ?[2J: b: d"
-    assert problem("a", "b", "c").record() == {"level": "problem", "subject": "a", "told": "b", "advice": "c"}
+    assert problem("a", "b", "c").record() == {"level": "problem", "subject": "a", "message": "b", "advice": "c"}
 
 
 def test_only_a_problem_makes_a_machine_ill() -> None:
@@ -45,7 +45,7 @@ def test_this_machine_is_well_enough_for_the_tests() -> None:
     found = host.examine()
     assert healthy(found), [finding.line() for finding in found]
     assert {finding.subject for finding in found} >= {"zmqdist", "ZeroMQ", "descriptors", "/proc", "memory", "loopback"}
-    assert "NumPy" in found[0].told
+    assert "NumPy" in found[0].message
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,9 @@ def test_shared_memory_that_is_switched_off(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_shared_memory_that_others_cannot_open(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "_READ_THROUGH_PROC", "raise PermissionError('not dumpable')")
-    told = "a child could not open memory of this process (PermissionError: not dumpable): large arrays go by sockets"
+    told = (
+        "a child could not open memory of this process (PermissionError: not dumpable): large arrays go through sockets"
+    )
     one(host.shared_memory(), "warning", told, "run all processes as one user and group")
 
 
@@ -116,7 +118,7 @@ def test_shared_memory_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_memory_that_is_low(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "MEMORY_LOW", 2**60)
-    one(host.memory(), "warning", "GiB are free", "end something")
+    one(host.memory(), "warning", "GiB are free", "end other programs")
 
 
 def test_loopback_that_is_down(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,7 +134,7 @@ def test_proxies_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
     assert host.proxies() == []
     monkeypatch.setenv("http_proxy", "http://proxy:3128")
-    one(host.proxies(), "ok", "http_proxy set, which zmqdist does not look at", "")
+    one(host.proxies(), "ok", "http_proxy set, which zmqdist ignores", "")
 
 
 # -- secrets -----------------------------------------------------------------------------------------------------------
@@ -226,7 +228,12 @@ BROKEN_KEYS: list[tuple[str, Callable[[Path], object], str, str]] = [
         "add the line",
     ),
     ("no authorized", lambda folder: (folder / "authorized").unlink(), "there is no key file", "copy the files"),
-    ("nobody", lambda folder: (folder / "authorized").write_text("# x\n"), "`authorized` lets nobody in", "add a line"),
+    (
+        "no client",
+        lambda folder: (folder / "authorized").write_text("# x\n"),
+        "`authorized` admits no client",
+        "add a line",
+    ),
     ("no role", lambda folder: _replaced(folder, "authorized", "client ", "guest "), "'guest' is not a role", "copy"),
 ]
 

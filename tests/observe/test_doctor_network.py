@@ -94,24 +94,24 @@ def one(findings: list[Finding], level: str, told: str, advice: str) -> None:
     """There is exactly this finding, and its line is one that can be read."""
     (found,) = findings
     assert (found.level, bool(found.advice)) == (level, bool(advice)), found
-    assert re.search(told, found.told, re.DOTALL), found.told
+    assert re.search(told, found.message, re.DOTALL), found.message
     assert advice in found.advice, found.advice
     assert found.line().startswith(f"{level:<8} {found.subject}: ")
     assert "\n" not in found.line()
 
 
 def look(address: str, credentials: Credentials = NONE, timeout_s: float = PATIENCE_S) -> list[Finding]:
-    return network.expected(address, credentials, timeout_s).findings
+    return network.examine_server(address, credentials, timeout_s).findings
 
 
 def test_a_server_that_is_well_says_who_it_is(serve: Callable[..., ZmqServer]) -> None:
-    found = network.expected(serve().address, NONE, PATIENCE_S)
+    found = network.examine_server(serve().address, NONE, PATIENCE_S)
     told = rf"rpc pid {os.getpid()} \(incarnation [0-9a-f]{{8}}\), "
     told += rf"zmqdist {zd.__version__}, protocol \d+\.\d+, Python \d\.\d+, token, \S+ ms there and back"
     one(found.findings, "ok", told, "")
-    assert found.about is not None
-    assert found.about.incarnation
-    assert network.expected(serve().address, NONE, PATIENCE_S).about != found.about
+    assert found.info is not None
+    assert found.info.incarnation
+    assert network.examine_server(serve().address, NONE, PATIENCE_S).info != found.info
 
 
 def test_what_a_dispatcher_has_seen_die_is_a_warning_each() -> None:
@@ -131,7 +131,7 @@ def test_what_a_dispatcher_has_seen_die_is_a_warning_each() -> None:
         loop.stop()
     assert well.level == "ok"
     assert [found.level for found in rest] == ["warning"] * 3
-    assert [found.told.partition(":")[0] for found in rest] == [
+    assert [found.message.partition(":")[0] for found in rest] == [
         "1 worker has been lost since it was started",
         "2 slot processes died while running a function",
         "it has passed on 3 pieces of large payloads, which should go straight from worker to reader",
@@ -344,7 +344,7 @@ def test_a_server_that_does_not_know_the_question(serve: Callable[..., ZmqServer
 
 
 def plan(address: str, credentials: Credentials = NONE) -> list[Finding]:
-    return network.planned(address, credentials, PATIENCE_S, subject="worker:0").findings
+    return network.examine_planned(address, credentials, PATIENCE_S, subject="worker:0").findings
 
 
 def free_port() -> int:
@@ -381,7 +381,7 @@ def test_a_port_of_the_file_that_another_program_has(
 
 def test_a_port_of_the_file_on_another_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(port_probe, "is_own", lambda number: False)
-    told = "127.0.0.1 is up, and nobody listens on port .* yet"
+    told = "127.0.0.1 is up, and nothing listens on port .* yet"
     one(plan(f"127.0.0.1:{free_port()}"), "warning", told, "start it on 127.0.0.1")
 
 
@@ -405,7 +405,7 @@ def test_tasks_that_run_are_asked_whom_they_reach() -> None:
         assert f"ok       from worker:{at}: reaches worker:{1 - at}" in lines
         told = f"it cannot reach ps:0 at 127.0.0.1:{ports[2]} (127.0.0.1 is up, and nobody listens on port {ports[2]})"
         (found,) = (each for each in findings if each.subject == f"from worker:{at}" and each.advice)
-        assert (found.level, found.told) == ("problem", told)
+        assert (found.level, found.message) == ("problem", told)
         assert f"run zmqdist doctor 127.0.0.1:{ports[2]} on the host of worker:{at}" in found.advice
 
 
@@ -414,7 +414,7 @@ def test_another_task_at_the_address_of_one_is_a_problem() -> None:
     with Server({"worker": {1: address}}):
         findings = cluster.examine_tasks(ClusterSpec({"worker": [address]}), NONE, 2.0)
     assert [finding.level for finding in findings] == ["ok", "problem"]
-    assert findings[1].told == "the task that listens there is worker:1, of this cluster or of another"
+    assert findings[1].message == "the task that listens there is worker:1, of this cluster or of another"
     assert "the same addresses" in findings[1].advice
 
 
@@ -426,4 +426,4 @@ def test_a_task_that_may_not_be_asked_says_so(secrets: dict[str, dict[str, Any]]
     with Server(spec, keys_dir=secrets["keys"]["keys_dir"]):
         findings = cluster.examine_tasks(spec, Credentials(**secrets["keys"]), 2.0)
     assert [finding.level for finding in findings] == ["ok", "problem"]
-    assert "role client may not call server.reach" in findings[1].told
+    assert "role client may not call server.reach" in findings[1].message

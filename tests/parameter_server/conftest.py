@@ -16,7 +16,7 @@ from tests.parameter_server.faults import Program
 from zmqdist.coordinator import ClusterCoordinator
 from zmqdist.launch.ports import Reserved
 from zmqdist.tasks.server import Server
-from zmqdist.training.cluster_connection import Connected, connect
+from zmqdist.training.cluster_connection import ClusterConnection, connect
 
 Make = Callable[..., zd.ParameterServerStrategy]
 
@@ -115,11 +115,11 @@ def cluster(own_secrets: None, in_threads: bool) -> Iterator[Callable[..., Clust
 
 
 @pytest.fixture
-def connected() -> Iterator[Callable[..., Connected]]:
+def connected() -> Iterator[Callable[..., ClusterConnection]]:
     """connected(source, ...): as `connect`; closed at the end."""
-    made: list[Connected] = []
+    made: list[ClusterConnection] = []
 
-    def make(*args: Any, **options: Any) -> Connected:
+    def make(*args: Any, **options: Any) -> ClusterConnection:
         made.append(connect(*args, **{"connect_timeout_s": 60.0, **options}))
         return made[-1]
 

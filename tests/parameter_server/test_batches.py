@@ -192,6 +192,6 @@ def test_a_variable_that_is_there_twice_is_refused_before_any_server_is_told(mad
     strategy = made()
     with strategy.scope():
         first, second = zd.Variable(1.0), zd.Variable(1.0)
-    with pytest.raises(errors.InvalidArgumentError, match=f"{first.name}.* is there twice"):
+    with pytest.raises(errors.InvalidArgumentError, match=f"{first.name}.* occurs twice"):
         strategy.apply(SGD(1.0), [(1.0, first), (1.0, second), (1.0, first)])
     assert strategy.read([first, second]) == [1, 1]

@@ -23,11 +23,11 @@ from zmqdist.coordinator import ClusterCoordinator
 from zmqdist.scheduling.coordinator import metrics
 from zmqdist.tasks.coordinator_utils import start_server
 from zmqdist.training import worker_recruiter
-from zmqdist.training.cluster_connection import Connected, connect
+from zmqdist.training.cluster_connection import ClusterConnection, connect
 from zmqdist.transport.credentials import Credentials
 
 Clusters = Callable[..., Cluster]
-Connect = Callable[..., Connected]
+Connect = Callable[..., ClusterConnection]
 
 
 def whose(_: int = 0) -> int:
@@ -39,14 +39,14 @@ def slow() -> int:
     return os.getpid()
 
 
-def run(connected: Connected, count: int = 1) -> list[Any]:
+def run(connected: ClusterConnection, count: int = 1) -> list[Any]:
     with ClusterCoordinator(connected) as coordinator:
         values = [coordinator.schedule(whose) for _ in range(count)]
         coordinator.join(30)
         return coordinator.fetch(values)
 
 
-def there(found: Connected, count: int) -> None:
+def there(found: ClusterConnection, count: int) -> None:
     """Wait until so many tasks are there. A probe gives up after a second, which a busy machine may take."""
     eventually(lambda: found.task_states() == [None] * count, f"all {count} tasks are there")
 
@@ -183,7 +183,7 @@ def test_tasks_may_start_after_the_program(cluster: Clusters, connected: Connect
     servers = cluster(1, 1)
     servers.kill("worker", 0)
     servers.kill("ps", 0)
-    found: list[Connected] = []
+    found: list[ClusterConnection] = []
     waiting = threading.Thread(target=lambda: found.append(connected(servers.spec)))
     waiting.start()
     servers.start("ps", 0)
@@ -325,7 +325,7 @@ def test_start_server_is_for_workers_and_ps(job: str | None) -> None:
 class ClosedMeanwhile(threading.Event):
     """A close comes when the thread has looked whether there was one, and before it begins to look for news."""
 
-    owner: worker_recruiter.Inviting | None = None
+    owner: worker_recruiter.WorkerRecruiter | None = None
 
     def clear(self) -> None:
         owner, self.owner = self.owner, None
@@ -337,7 +337,7 @@ class ClosedMeanwhile(threading.Event):
 def test_a_close_is_not_lost_whenever_it_comes() -> None:
     dispatcher: Any = SimpleNamespace(address="127.0.0.1:1", watch_members=lambda fn: None)
     late = ClosedMeanwhile()
-    found = worker_recruiter.Inviting(dispatcher, Credentials(insecure=True), 1, late)
+    found = worker_recruiter.WorkerRecruiter(dispatcher, Credentials(insecure=True), 1, late)
     late.owner = found
     late.set()
     eventually(lambda: not any(each.name == "zmqdist-inviting" for each in threading.enumerate()), "its thread ends")
@@ -355,14 +355,14 @@ def test_the_thread_that_invites_goes_on_after_whatever_went_wrong(
     monkeypatch.setattr(worker_recruiter, "ZmqClient", failing)
     monkeypatch.setattr(worker_recruiter, "AGAIN_S", 0.01)
     dispatcher: Any = SimpleNamespace(address="127.0.0.1:1", watch_members=lambda fn: None)
-    found = worker_recruiter.Inviting(dispatcher, Credentials(insecure=True), 1)
+    found = worker_recruiter.WorkerRecruiter(dispatcher, Credentials(insecure=True), 1)
     try:
         found.want(0, "127.0.0.1:2")
         for _ in range(3):
             assert tries.acquire(timeout=20)
     finally:
         found.close()
-    assert "workers could not be invited, it is tried again" in caplog.text
+    assert "workers could not be invited to this program" in caplog.text
 
 
 def test_a_cluster_file_whose_ps_have_gaps_in_their_numbers_is_refused(

@@ -14,10 +14,10 @@ from tests.launch.launched import eventually
 from tests.parameter_server.conftest import Cluster
 from zmqdist import errors
 from zmqdist.coordinator import ClusterCoordinator, get_current_worker_index
-from zmqdist.training.cluster_connection import Connected
+from zmqdist.training.cluster_connection import ClusterConnection
 
 Clusters = Callable[..., Cluster]
-Connect = Callable[..., Connected]
+Connect = Callable[..., ClusterConnection]
 
 
 class Counter:
@@ -47,12 +47,12 @@ def counter(tmp_path: Path) -> Counter:
     return Counter(tmp_path)
 
 
-def missed(found: Connected) -> list[int]:
+def missed(found: ClusterConnection) -> list[int]:
     """The places of the tasks that are not there. A probe gives up after a second, which a busy machine may take."""
     return [place for place, state in enumerate(found.task_states()) if state is not None]
 
 
-def is_back(found: Connected) -> None:
+def is_back(found: ClusterConnection) -> None:
     eventually(lambda: not missed(found), "all tasks are there", 30.0)
 
 

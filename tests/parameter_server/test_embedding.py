@@ -13,7 +13,7 @@ from zmqdist.data.composites import Ragged, Sparse
 from zmqdist.errors import InvalidArgumentError
 from zmqdist.training.embedding import embedding_lookup, embedding_lookup_sparse, safe_embedding_lookup_sparse
 from zmqdist.training.partition import offsets_of
-from zmqdist.training.variable_storage import LocalHome
+from zmqdist.training.variable_storage import LocalStorage
 
 F32 = np.float32
 VALUES = np.arange(1, 11, dtype=F32).reshape(5, 2)
@@ -39,14 +39,14 @@ def sparse(bags: list[list[Any]], dtype: Any = np.int64) -> Sparse:
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Rows that variables are asked for: (name, rows); a whole read fails."""
     seen: list[Any] = []
-    some = LocalHome.rows
+    some = LocalStorage.rows
 
-    def rows(self: LocalHome, wanted: Any) -> Any:
+    def rows(self: LocalStorage, wanted: Any) -> Any:
         seen.append((self.ref.name, list(wanted)))
         return some(self, wanted)
 
-    monkeypatch.setattr(LocalHome, "rows", rows)
-    monkeypatch.setattr(LocalHome, "read", lambda self: pytest.fail(f"all of {self.ref.name} was asked for"))
+    monkeypatch.setattr(LocalStorage, "rows", rows)
+    monkeypatch.setattr(LocalStorage, "read", lambda self: pytest.fail(f"all of {self.ref.name} was asked for"))
     return seen
 
 

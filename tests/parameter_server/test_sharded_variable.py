@@ -14,7 +14,7 @@ import pytest
 from zmqdist import IndexedSlices, ShardedVariable, Variable, nest
 from zmqdist.errors import InvalidArgumentError, UnimplementedError
 from zmqdist.training.partition import offsets_of
-from zmqdist.training.variable_storage import LocalHome
+from zmqdist.training.variable_storage import LocalStorage
 
 F32 = np.float32
 
@@ -37,18 +37,18 @@ def rows(values: Any, indices: Any, dtype: Any = F32) -> IndexedSlices:
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What variables are asked for: (name, "all" or the rows)."""
     seen: list[Any] = []
-    read, some = LocalHome.read, LocalHome.rows
+    read, some = LocalStorage.read, LocalStorage.rows
 
-    def read_all(self: LocalHome) -> Any:
+    def read_all(self: LocalStorage) -> Any:
         seen.append((self.ref.name, "all"))
         return read(self)
 
-    def read_rows(self: LocalHome, wanted: Any) -> Any:
+    def read_rows(self: LocalStorage, wanted: Any) -> Any:
         seen.append((self.ref.name, list(wanted)))
         return some(self, wanted)
 
-    monkeypatch.setattr(LocalHome, "read", read_all)
-    monkeypatch.setattr(LocalHome, "rows", read_rows)
+    monkeypatch.setattr(LocalStorage, "read", read_all)
+    monkeypatch.setattr(LocalStorage, "rows", read_rows)
     return seen
 
 
@@ -310,8 +310,8 @@ def test_all_shards_are_asked_before_the_first_is_waited_for(monkeypatch: pytest
             return self._pending.get_value()
 
     for name in ("read", "rows", "change"):
-        start = getattr(LocalHome, name)
-        monkeypatch.setattr(LocalHome, name, lambda self, *given, start=start: Later(start(self, *given)))
+        start = getattr(LocalStorage, name)
+        monkeypatch.setattr(LocalStorage, name, lambda self, *given, start=start: Later(start(self, *given)))
     table = sharded([1, 2, 3], 3)
     for ask in (
         lambda: table.numpy(),
@@ -337,7 +337,7 @@ def test_an_error_of_one_shard_is_raised_when_all_have_ended(monkeypatch: pytest
                 raise InvalidArgumentError(None, None, f"{self._name} failed")
 
     table = sharded([1, 2, 3], 3)
-    monkeypatch.setattr(LocalHome, "change", lambda self, change: Answer(self.ref.name))
+    monkeypatch.setattr(LocalStorage, "change", lambda self, change: Answer(self.ref.name))
     with pytest.raises(InvalidArgumentError, match="table/part_0 failed"):
         table.assign([1, 2, 3])
     assert ended == ["table/part_0", "table/part_1", "table/part_2"]
@@ -350,13 +350,13 @@ def test_a_shard_that_cannot_even_be_asked_ends_it_when_the_others_have_ended(mo
         def get_value(self) -> None:
             ended.append("one")
 
-    def start(self: LocalHome, change: Any) -> Answer:
+    def start(self: LocalStorage, change: Any) -> Answer:
         if self.ref.name == "table/part_1":
             raise InvalidArgumentError(None, None, "not this one")
         return Answer()
 
     table = sharded([1, 2, 3], 3)
-    monkeypatch.setattr(LocalHome, "change", start)
+    monkeypatch.setattr(LocalStorage, "change", start)
     with pytest.raises(InvalidArgumentError, match="not this one"):
         table.assign([1, 2, 3])
     assert ended == ["one"]

@@ -158,7 +158,7 @@ def test_an_address_becomes_a_url_once(address: str, rpc_layer: str | None, url:
         ({"evaluator": ["a:1", "b:1"]}, ("evaluator", 0), ["the cluster has 2 tasks of job 'evaluator', at most 1 is allowed"]),
         ({"master": ["a:1"]}, ("master", 0), [
             ("there is no job 'master' in a cluster that trains; allowed are chief, worker, ps, evaluator, dispatcher "
-             "(TensorFlow 1 said master for chief)")
+             "(TensorFlow 1 called the chief master)")
         ]),
         ({"worker": "a:1"}, (None, None), ["the tasks of job 'worker' must be a list or a dict, not 'a:1'"]),
     ],

@@ -23,11 +23,11 @@ class NoSpec(Right):
 
 
 class Changing(Right):
-    asked = 0
+    calls = 0
 
     def cluster_spec(self) -> ClusterSpec:
-        self.asked += 1
-        return ClusterSpec({"ps": [f"ps{self.asked}:1"]})
+        self.calls += 1
+        return ClusterSpec({"ps": [f"ps{self.calls}:1"]})
 
 
 class OtherMaster(Right):
@@ -83,7 +83,7 @@ def test_a_right_resolver_passes_and_is_as_before() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "told"),
+    ("wrong", "expected"),
     [
         (NoSpec, "cluster_spec() is a ClusterSpec"),
         (Changing, "cluster_spec() gives the same cluster"),
@@ -98,7 +98,7 @@ def test_a_right_resolver_passes_and_is_as_before() -> None:
         (object, "it is a zmqdist.resolvers.ClusterResolver"),
     ],
 )
-def test_a_broken_rule_is_named(wrong: type[Any], told: str) -> None:
+def test_a_broken_rule_is_named(wrong: type[Any], expected: str) -> None:
     with pytest.raises(AssertionError) as caught:
         check_resolver(wrong())
-    assert told in str(caught.value)
+    assert expected in str(caught.value)

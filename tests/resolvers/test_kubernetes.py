@@ -38,7 +38,7 @@ class Client:
 
     def __init__(self, pods: dict[str, list[Any]], *then: dict[str, list[Any]]) -> None:
         self.states = [pods, *then]
-        self.asked: list[tuple[str | None, str]] = []
+        self.requests: list[tuple[str | None, str]] = []
 
     def list_pod_for_all_namespaces(self, label_selector: str, _request_timeout: float) -> Any:
         return self._found(None, label_selector)
@@ -47,7 +47,7 @@ class Client:
         return self._found(namespace, label_selector)
 
     def _found(self, namespace: str | None, selector: str) -> Any:
-        self.asked.append((namespace, selector))
+        self.requests.append((namespace, selector))
         pods = self.states[0] if len(self.states) == 1 else self.states.pop(0)
         return SimpleNamespace(items=pods[selector])
 
@@ -139,7 +139,7 @@ def test_the_location_decides_the_loader_and_it_is_asked_once(
 
 
 @pytest.mark.parametrize(
-    ("location", "told"),
+    ("location", "expected"),
     [
         (
             ExecutableLocation.WITHIN_CLUSTER,
@@ -152,7 +152,7 @@ def test_the_location_decides_the_loader_and_it_is_asked_once(
     ],
 )
 def test_an_api_server_that_is_not_found_says_what_to_do(
-    location: ExecutableLocation, told: str, monkeypatch: pytest.MonkeyPatch
+    location: ExecutableLocation, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class NotConfigured(Exception):
         pass
@@ -167,11 +167,11 @@ def test_an_api_server_that_is_not_found_says_what_to_do(
     with pytest.raises(RuntimeError) as caught:
         KubernetesClusterResolver(executable_location=location)
     start = "no Kubernetes API server is known (Service host/port is not set.): "
-    assert str(caught.value).startswith(start + told)
+    assert str(caught.value).startswith(start + expected)
 
 
 @pytest.mark.parametrize(
-    ("status", "namespace", "told"),
+    ("status", "namespace", "expected"),
     [
         (403, None, "list the pods of all namespaces: give the service account that right, or name a namespace"),
         (401, "training", "list the pods of namespace training: give the service account that right"),
@@ -179,7 +179,7 @@ def test_an_api_server_that_is_not_found_says_what_to_do(
     ],
 )
 def test_an_api_server_that_refuses_says_what_right_is_missing(
-    status: int, namespace: str | None, told: str | None
+    status: int, namespace: str | None, expected: str | None
 ) -> None:
     class Refused(Exception):
         pass
@@ -191,9 +191,9 @@ def test_an_api_server_that_refuses_says_what_right_is_missing(
             raise error
 
     found = KubernetesClusterResolver(override_client=Refusing({}), namespace=namespace)
-    with pytest.raises(Refused if told is None else RuntimeError) as caught:
+    with pytest.raises(Refused if expected is None else RuntimeError) as caught:
         found.cluster_spec()
-    assert told is None or str(caught.value) == f"the API server does not let us {told}"
+    assert expected is None or str(caught.value) == f"the API server does not let us {expected}"
 
 
 def test_the_own_task_is_only_known_when_it_was_set() -> None:
@@ -208,7 +208,7 @@ def test_pods_are_looked_for_in_one_namespace_or_in_all() -> None:
     client = Client({LABEL: [pod("a")]})
     KubernetesClusterResolver(override_client=client).cluster_spec()
     KubernetesClusterResolver(override_client=client, namespace="training").cluster_spec()
-    assert client.asked == [(None, LABEL), ("training", LABEL)]
+    assert client.requests == [(None, LABEL), ("training", LABEL)]
 
 
 @pytest.mark.parametrize(
@@ -228,14 +228,14 @@ def test_a_pod_without_a_name_in_dns_is_told() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "expected"),
     [
         ({"address_type": "ip"}, 'address_type must be "host_ip", "pod_ip" or "dns", not .ip'),
         ({"num_tasks": {"ps": 1}}, "num_tasks names jobs that have no label selectors: ps"),
     ],
 )
-def test_wrong_arguments_are_a_value_error(given: dict[str, Any], told: str) -> None:
-    with pytest.raises(ValueError, match=told):
+def test_wrong_arguments_are_a_value_error(given: dict[str, Any], expected: str) -> None:
+    with pytest.raises(ValueError, match=expected):
         resolver(**given)
 
 
@@ -250,12 +250,12 @@ def test_it_waits_for_pods_that_start() -> None:
     client = Client(*({LABEL: pods} for pods in states))
     found = KubernetesClusterResolver(override_client=client, wait_timeout=50, num_tasks={"worker": 2})
     assert found.cluster_spec().job_tasks("worker") == ["10.1.2.3:8470", "10.1.2.4:8470"]
-    assert len(client.asked) == len(states)
+    assert len(client.requests) == len(states)
 
 
 @pytest.mark.usefixtures("hurried")
 @pytest.mark.parametrize(
-    ("pods", "wait", "told"),
+    ("pods", "wait", "expected"),
     [
         ([pod("a", phase="Pending")], 0, 'Pod "a" is not running; phase: "Pending"'),
         ([pod("a", phase="Pending")], 0.01, 'Pod "a" is not running; phase: "Pending" (waited 0.01 s)'),
@@ -264,10 +264,10 @@ def test_it_waits_for_pods_that_start() -> None:
         ([], 0.01, f"job 'worker' has 0 pods with the label {LABEL}, expected 1 (waited 0.01 s)"),
     ],
 )
-def test_who_waited_in_vain_is_told_for_what(pods: list[Any], wait: float, told: str) -> None:
+def test_who_waited_in_vain_is_told_for_what(pods: list[Any], wait: float, expected: str) -> None:
     with pytest.raises(RuntimeError) as caught:
         resolver(*pods, wait_timeout=wait).cluster_spec()
-    assert str(caught.value) == told
+    assert str(caught.value) == expected
 
 
 def test_a_number_of_tasks_is_held_without_waiting_too() -> None:
@@ -291,9 +291,9 @@ def api_server() -> Iterator[Callable[..., str]]:
     def serve(path: str, pods: dict[str, list[dict[str, Any]]]) -> str:
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
-                asked = urllib.parse.urlsplit(self.path)
-                label = urllib.parse.parse_qs(asked.query).get("labelSelector", [""])[0]
-                found = pods.get(label) if asked.path == path else None
+                requests = urllib.parse.urlsplit(self.path)
+                label = urllib.parse.parse_qs(requests.query).get("labelSelector", [""])[0]
+                found = pods.get(label) if requests.path == path else None
                 body = json.dumps(
                     {"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": found or []}
                 ).encode()

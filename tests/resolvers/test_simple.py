@@ -23,8 +23,14 @@ def test_init_simple_cluster_resolver() -> None:
         task_type="ps", task_id=1, environment="cloud", num_accelerators={"GPU": 8}, rpc_layer="grpc", master="m:1"
     )
     assert is_cluster(resolver.cluster_spec(), JOBS)
-    told = (resolver.task_type, resolver.task_id, resolver.environment, resolver.rpc_layer, resolver.num_accelerators())
-    assert told == ("ps", 1, "cloud", "grpc", {"GPU": 8})
+    found = (
+        resolver.task_type,
+        resolver.task_id,
+        resolver.environment,
+        resolver.rpc_layer,
+        resolver.num_accelerators(),
+    )
+    assert found == ("ps", 1, "cloud", "grpc", {"GPU": 8})
     assert resolver.master() == "grpc://m:1"
 
 

@@ -270,7 +270,7 @@ def test_it_does_what_every_resolver_must_do(slurm: Slurm) -> None:
 
 
 @pytest.mark.parametrize(
-    ("missing", "told"),
+    ("missing", "expected"),
     [
         ("SLURM_PROCID", "SLURM_PROCID is not set: is this a task of srun?"),
         ("SLURM_STEP_NUM_TASKS", "SLURM_STEP_NUM_TASKS or SLURM_NTASKS is not set: is this a task of srun?"),
@@ -279,17 +279,17 @@ def test_it_does_what_every_resolver_must_do(slurm: Slurm) -> None:
     ],
 )
 def test_a_variable_that_is_absent_is_named(
-    slurm: Slurm, monkeypatch: pytest.MonkeyPatch, missing: str, told: str
+    slurm: Slurm, monkeypatch: pytest.MonkeyPatch, missing: str, expected: str
 ) -> None:
     three_nodes(slurm, STEP_TASKS_PER_NODE="1(x3)")
     monkeypatch.delenv(missing)
     with pytest.raises(RuntimeError) as caught:
         SlurmClusterResolver()
-    assert str(caught.value).startswith(told)
+    assert str(caught.value).startswith(expected)
 
 
 @pytest.mark.parametrize(
-    ("variables", "told"),
+    ("variables", "expected"),
     [
         ({"PROCID": "first"}, "SLURM_PROCID must be a number, not 'first'"),
         ({"STEP_NODELIST": "n[1"}, "SLURM_STEP_NODELIST: 'n[1' is no host list"),
@@ -303,12 +303,14 @@ def test_a_variable_that_is_absent_is_named(
         ({"PROCID": "-1"}, "SLURM_PROCID is -1, but there are 3 tasks"),
     ],
 )
-def test_variables_that_make_no_sense_are_a_runtime_error(slurm: Slurm, variables: dict[str, str], told: str) -> None:
+def test_variables_that_make_no_sense_are_a_runtime_error(
+    slurm: Slurm, variables: dict[str, str], expected: str
+) -> None:
     three_nodes(slurm, STEP_TASKS_PER_NODE="1(x3)")
     slurm.says(**variables)
     with pytest.raises(RuntimeError) as caught:
         SlurmClusterResolver()
-    assert str(caught.value).startswith(told)
+    assert str(caught.value).startswith(expected)
 
 
 def test_jobs_that_do_not_fill_the_tasks_are_a_runtime_error(slurm: Slurm) -> None:

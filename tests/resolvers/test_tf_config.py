@@ -127,8 +127,8 @@ def test_num_accelerators_filter_tasks_by_env_var(env: Env, monkeypatch: pytest.
 def test_without_a_variable_everything_is_empty() -> None:
     resolver = TFConfigClusterResolver()
     assert not resolver.cluster_spec()
-    told = (resolver.task_type, resolver.task_id, resolver.rpc_layer, resolver.environment, resolver.master())
-    assert told == (None, None, None, "", "")
+    expected = (resolver.task_type, resolver.task_id, resolver.rpc_layer, resolver.environment, resolver.master())
+    assert expected == (None, None, None, "", "")
     assert resolver.validate() == []
 
 
@@ -169,7 +169,7 @@ def test_text_that_is_no_json_is_a_decode_error_that_names_the_variable(env: Env
 
 
 @pytest.mark.parametrize(
-    ("text", "kind", "told"),
+    ("text", "kind", "expected"),
     [
         ("[]", ValueError, 'TF_CONFIG must be a JSON object like {"cluster": {...}}, not []'),
         ('{"cluster": []}', TypeError, "TF_CONFIG: cluster: a cluster is a dict of jobs, a ClusterDef or"),
@@ -181,11 +181,11 @@ def test_text_that_is_no_json_is_a_decode_error_that_names_the_variable(env: Env
         ),
     ],
 )
-def test_json_that_is_no_cluster_names_the_variable(env: Env, text: str, kind: type[Exception], told: str) -> None:
+def test_json_that_is_no_cluster_names_the_variable(env: Env, text: str, kind: type[Exception], expected: str) -> None:
     env.tf_config(text)
     with pytest.raises(kind) as caught:
         TFConfigClusterResolver().cluster_spec()
-    assert str(caught.value).startswith(told)
+    assert str(caught.value).startswith(expected)
 
 
 def test_an_index_that_is_no_number_is_a_value_error(env: Env) -> None:

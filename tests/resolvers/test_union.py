@@ -38,7 +38,7 @@ def test_union_cluster_resolver_get_properties() -> None:
     )  # fmt: skip
     resolver = UnionResolver(first, other)
 
-    def told() -> tuple[Any, ...]:
+    def answers() -> tuple[Any, ...]:
         return (
             resolver.task_type,
             resolver.task_id,
@@ -47,9 +47,9 @@ def test_union_cluster_resolver_get_properties() -> None:
             resolver.rpc_layer,
         )
 
-    assert told() == ("ps", 1, "cloud", {"GPU": 8}, "grpc")
+    assert answers() == ("ps", 1, "cloud", {"GPU": 8}, "grpc")
     resolver.task_type, resolver.task_id, resolver.rpc_layer = "worker", 2, "http"
-    assert told() == ("worker", 2, "cloud", {"GPU": 8}, "http")
+    assert answers() == ("worker", 2, "cloud", {"GPU": 8}, "http")
     assert (first.task_type, first.task_id, first.rpc_layer) == ("ps", 1, "grpc")
 
 

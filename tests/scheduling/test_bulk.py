@@ -248,7 +248,7 @@ def test_a_data_port_that_is_blocked_costs_one_question_and_is_a_warning(
         asked.append(due)
         raise errors.DeadlineExceededError("deadline passed")
 
-    monkeypatch.setattr(fetch, "asking", asking_with(reach=blocked))
+    monkeypatch.setattr(fetch, "internal_client", asking_with(reach=blocked))
     for _ in range(2):
         with (
             pytest.raises(errors.UnavailableError, match=r"nobody answers at 127\.0\.0\.1:11"),
@@ -266,7 +266,7 @@ def test_a_holder_that_refuses_connections_has_ended_and_is_not_waited_for(
     fetcher: Fetcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[Any] = []
-    monkeypatch.setattr(fetch, "asking", asking_with(start=lambda *args, **kwargs: asked.append(args)))
+    monkeypatch.setattr(fetch, "internal_client", asking_with(start=lambda *args, **kwargs: asked.append(args)))
     with pytest.raises(errors.UnavailableError, match=r"nobody answers at 127.0.0.1:11: the connection was refused"):
         fetcher.fetch(Reference(5, "127.0.0.1:11", None, (Held(1, LARGE),)))
     assert not asked

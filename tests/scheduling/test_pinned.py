@@ -74,7 +74,7 @@ def test_work_for_a_worker_that_stays_away_fails_and_names_it(
     ):
         assert coordinator.schedule(int).get(20) == 0
         value = coordinator.schedule(int, worker=4)
-        with pytest.raises(errors.UnavailableError, match=r"worker:4 alone, which was not there for 0\.1 s"):
+        with pytest.raises(errors.UnavailableError, match=r"pinned to worker:4, which was absent for 0\.1 s"):
             value.get(20)
         with pytest.raises(errors.UnavailableError, match="worker:4"):
             coordinator.join(20)

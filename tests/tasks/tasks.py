@@ -86,7 +86,7 @@ def works(servers: list[Server], **kwargs: Any) -> None:
 
 def until_announced(leader: Server, count: int = 1) -> None:
     """So many have come to the open round of a group of this leader."""
-    until(lambda: any(len(row.come) == count for row in leader.snapshot().groups))
+    until(lambda: any(len(row.arrived) == count for row in leader.snapshot().groups))
 
 
 class Silent:

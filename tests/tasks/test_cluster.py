@@ -159,11 +159,11 @@ def test_a_task_is_named_in_any_way(made: Made, name: Any, task: str) -> None:
 )
 def test_work_for_a_task_that_is_not_there_is_told_which_there_are(made: Made, name: Any) -> None:
     server = made(cluster_of(worker=1, ps=1), "worker", 0)
-    with Session(server) as session, pytest.raises(InvalidArgumentError) as told:
+    with Session(server) as session, pytest.raises(InvalidArgumentError) as raised:
         session.run(where, task=name)
     available = "available devices: /job:worker/replica:0/task:0/device:CPU:0, /job:ps/replica:0/task:0/device:CPU:0"
-    assert repr(name) in str(told.value).replace("\\\\", "\\")
-    assert sorted(str(told.value).partition("available devices: ")[2].split(", ")) == sorted(
+    assert repr(name) in str(raised.value).replace("\\\\", "\\")
+    assert sorted(str(raised.value).partition("available devices: ")[2].split(", ")) == sorted(
         available.partition(": ")[2].split(", ")
     )
 
@@ -347,5 +347,5 @@ def test_who_may_only_call_may_not_send_code(made: Made) -> None:
         offered = {name.partition(".")[0] for name in methods}
         assert offered == {"session", "server", "coordination", "mail", "collective"}
         for method in methods:
-            code, told = client.call(method, [0]).get_error()
-            assert (code, "role client may not call" in told) == (zd.errors.PERMISSION_DENIED, True), method
+            code, raised = client.call(method, [0]).get_error()
+            assert (code, "role client may not call" in raised) == (zd.errors.PERMISSION_DENIED, True), method

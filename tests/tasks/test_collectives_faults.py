@@ -134,10 +134,10 @@ def test_a_life_that_speaks_is_not_the_one_that_has_gone(made: Made) -> None:
         until(lambda: watches.rows()["worker:0"].state == "up")
         first.stop(0.0)
         until(lambda: watches.rows()["worker:0"].state == "gone")
-        watches.speaks(other, first.snapshot().incarnation)  # its last words, which were read late
-        assert f"worker:0 at {addresses[0]} has gone" in watches.gone(other)
-        watches.speaks(other, 5)
-        assert watches.gone(other) == ""
+        watches.heard_from(other, first.snapshot().incarnation)  # its last words, which were read late
+        assert f"worker:0 at {addresses[0]} has gone" in watches.gone_message(other)
+        watches.heard_from(other, 5)
+        assert watches.gone_message(other) == ""
         assert (
             watches.rows()["worker:0"].state == "unseen"
         )  # until the watch is there the end of its connection to us counts
@@ -151,12 +151,12 @@ def test_a_member_that_goes_before_its_watch_has_learned_its_life_stays_gone(mad
     addresses, other = free_addresses(2), ("worker", 1)
     node = Node(ClusterSpec({"worker": addresses}), ("worker", 0), addresses[0], Credentials())
     watches, peers = Watches(node), []
-    node.service.register_later("speak", lambda asked: peers.append(asked.peer), roles=TASKS)
+    node.service.register_later("speak", lambda call: peers.append(call.peer), roles=TASKS)
     node.serve()
     try:
         member = Node(ClusterSpec({"worker": addresses}), other, addresses[1], Credentials())
         member.service.register_later(
-            "zmqdist.watch", lambda asked, life: None, roles=TASKS
+            "zmqdist.watch", lambda call, life: None, roles=TASKS
         )  # it goes before it answers
         member.serve()
         try:
@@ -165,16 +165,16 @@ def test_a_member_that_goes_before_its_watch_has_learned_its_life_stays_gone(mad
             member.start(("worker", 0), "speak")
             until(lambda: bool(peers))
             if first_hand:
-                watches.speaks(other, member.incarnation, peers[0])
+                watches.heard_from(other, member.incarnation, peers[0])
         finally:
             member.close(0.0)
         until(lambda: watches.rows()["worker:1"].state == "gone")
-        watches.speaks(other, member.incarnation)
-        assert bool(watches.gone(other)) is first_hand, (
+        watches.heard_from(other, member.incarnation)
+        assert bool(watches.gone_message(other)) is first_hand, (
             "without a word of its own the leader, who had one, tells its end"
         )
-        watches.speaks(other, member.incarnation + 1)
-        assert watches.gone(other) == ""
+        watches.heard_from(other, member.incarnation + 1)
+        assert watches.gone_message(other) == ""
     finally:
         node.close(0.0)
 
@@ -208,7 +208,7 @@ with Server({"worker": addresses}, "worker", rank) as server:
     for line in sys.stdin:
         value = np.ones(int(line))
         if rank == 2 and len(value) > 1000:  # dies in the middle: it has come, and sends nothing
-            exchanges.all_reduce = silent
+            ring_schedules.all_reduce = silent
         try:
             print(server.all_reduce(value).sum(), flush=True)
         except Exception as error:

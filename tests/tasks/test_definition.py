@@ -44,7 +44,7 @@ def test_the_task_is_the_one_that_is_named_or_the_only_one(given: Any, job: Any,
 
 
 @pytest.mark.parametrize(
-    ("given", "job", "index", "error", "told"),
+    ("given", "job", "index", "error", "expected"),
     [
         (TWO_JOBS, None, None, ValueError, "which job"),
         (TWO_JOBS, "worker", None, ValueError, "which task of job 'worker'"),
@@ -61,8 +61,8 @@ def test_the_task_is_the_one_that_is_named_or_the_only_one(given: Any, job: Any,
         (ServerDef(ClusterDef(), "worker", 0), None, None, InvalidArgumentError, "not defined in cluster"),
     ],
 )
-def test_what_names_no_task_is_refused(given: Any, job: Any, index: Any, error: type[Exception], told: str) -> None:
-    with pytest.raises(error, match=told):
+def test_what_names_no_task_is_refused(given: Any, job: Any, index: Any, error: type[Exception], expected: str) -> None:
+    with pytest.raises(error, match=expected):
         effective(given, job, index)
 
 
@@ -105,7 +105,7 @@ def test_set_configuration(made: Made) -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "told"),
+    ("config", "expected"),
     [
         ({"slotz": 4}, r"config\['slotz'\] is no option of a server: did you mean 'slots'\?"),
         (
@@ -116,8 +116,8 @@ def test_set_configuration(made: Made) -> None:
         ({"device_filters": []}, r"config\['device_filters'\] .*the `cluster_device_filters` of its ServerDef"),
     ],
 )
-def test_an_option_that_a_server_would_not_heed_is_refused(config: dict[str, Any], told: str) -> None:
-    with pytest.raises(InvalidArgumentError, match=told):
+def test_an_option_that_a_server_would_not_heed_is_refused(config: dict[str, Any], expected: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=expected):
         Server.create_local_server(config, start=False)
 
 

@@ -174,6 +174,6 @@ with zmqdist.Session(servers[-1]) as session:
 for server in servers:
     server.stop()
 """
-    told = child(program).communicate(timeout=30)[0].splitlines()
-    assert "of 128: raise `ulimit -n`" in told[0]
-    assert told[1:] == ["3"]
+    lines = child(program).communicate(timeout=30)[0].splitlines()
+    assert "of 128: raise `ulimit -n`" in lines[0]
+    assert lines[1:] == ["3"]

@@ -180,17 +180,17 @@ def test_to_itself_without_a_connection(pair: list[Server]) -> None:
     sent = pair[0].send({"a": (1, "x", None)}, "worker:0", "foo")
     assert sent.done()
     assert sent.is_ok()
-    told: list[Any] = []
-    sent.add_done_callback(told.append)
-    assert (told, sent.cancel(), sent.get_error()) == ([sent], False, (0, ""))
+    expected: list[Any] = []
+    sent.add_done_callback(expected.append)
+    assert (expected, sent.cancel(), sent.get_error()) == ([sent], False, (0, ""))
     assert pair[0].recv("worker:0", "foo") == {"a": (1, "x", None)}
     assert not pair[0].snapshot().connections
 
 
 def test_received_into_an_array_of_the_callers_and_what_does_not_fit_stays(pair: list[Server]) -> None:
     pair[0].send(np.arange(6.0).reshape(2, 3), "worker:1", "foo")
-    for bad, told in ((np.empty(6), "out. has float64 and .6,"), (np.empty((2, 3), int), "out. has int64")):
-        with pytest.raises(InvalidArgumentError, match=told):
+    for bad, expected in ((np.empty(6), "out. has float64 and .6,"), (np.empty((2, 3), int), "out. has int64")):
+        with pytest.raises(InvalidArgumentError, match=expected):
             pair[1].recv("worker:0", "foo", timeout=10, out=bad)
     out = np.empty((2, 3))
     assert pair[1].recv("worker:0", "foo", timeout=10, out=out) is out
@@ -236,7 +236,7 @@ def test_mistakes_are_said_at_once(pair: list[Server]) -> None:
 
 
 def test_nothing_within_the_time(pair: list[Server]) -> None:
-    with pytest.raises(DeadlineExceededError, match="nothing came from worker:0 under 'foo'"):
+    with pytest.raises(DeadlineExceededError, match="no message from worker:0 under 'foo' arrived in time"):
         pair[1].recv("worker:0", "foo", timeout=0.05)
 
 
@@ -245,7 +245,7 @@ def test_a_full_mailbox_refuses_and_tells_the_sender(made: Made, monkeypatch: py
     pair = cluster(made, 2)
     sent = [pair[0].send(number, "worker:1", "foo") for number in range(5)]
     assert [result.get_error()[0] for result in sent] == [0, 0, 0, RESOURCE_EXHAUSTED, RESOURCE_EXHAUSTED]
-    assert "worker:1 has 3 messages of 24 bytes that nobody has received" in sent[4].get_error()[1]
+    assert "the mailbox of worker:1 is full: 3 messages of 24 bytes" in sent[4].get_error()[1]
     assert [pair[1].recv("worker:0", "foo") for _ in range(3)] == [0, 1, 2]
     pair[0].send("room again", "worker:1", "foo").get_value()
     assert pair[1].recv("worker:0", "foo") == "room again"

@@ -215,7 +215,7 @@ def test_interactive_session(opened: Opened, server: Server) -> None:
 
 @pytest.mark.parametrize("make", [Session, lambda target, config: Session.reset(target, config=config)])
 @pytest.mark.parametrize(
-    ("option", "told"),
+    ("option", "expected"),
     [
         (
             "cluster_def",
@@ -226,11 +226,11 @@ def test_interactive_session(opened: Opened, server: Server) -> None:
     ],
 )
 def test_an_option_that_a_session_would_not_heed_is_refused(
-    make: Callable[..., object], server: Server, option: str, told: str
+    make: Callable[..., object], server: Server, option: str, expected: str
 ) -> None:
     with pytest.raises(InvalidArgumentError) as raised:
         make(server, {option: 1})
-    assert raised.value.message == f"config[{option!r}] {told}"
+    assert raised.value.message == f"config[{option!r}] {expected}"
 
 
 def test_timeout_raises_exception(opened: Opened, slot: str) -> None:
@@ -313,10 +313,10 @@ def test_the_servers_config_is_the_default_of_its_sessions(made: Callable[..., S
 
 def test_an_error_keeps_its_class_and_has_the_remote_traceback(opened: Opened) -> None:
     session = opened()
-    with pytest.raises(ZeroDivisionError) as told:
+    with pytest.raises(ZeroDivisionError) as expected:
         session.run(lambda: 1 // 0)
-    assert isinstance(told.value.__cause__, RemoteTraceback)
-    assert "1 // 0" in str(told.value.__cause__)
+    assert isinstance(expected.value.__cause__, RemoteTraceback)
+    assert "1 // 0" in str(expected.value.__cause__)
     with pytest.raises(zd.errors.UnavailableError, match=r"^its own$"):
         session.run(_raise, zd.errors.UnavailableError(None, None, "its own"))
     with pytest.raises(UnknownError, match=r"SystemExit\(3\)"):
@@ -647,7 +647,7 @@ def test_a_session_of_a_task_that_was_started_again_is_aborted(opened: Opened) -
     with Server({"local": [address]}):
         session.assign("v", 1)
     with Server({"local": [address]}):
-        with pytest.raises(AbortedError, match="started again: make a new one"):
+        with pytest.raises(AbortedError, match="restarted: make a new one"):
             session.read("v")
         session.close()
 

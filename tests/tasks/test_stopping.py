@@ -30,7 +30,7 @@ TIMES = 6
 
 
 def in_group(count: int) -> Callable[[Server], bool]:
-    return lambda leader: any(len(row.come) == count for row in leader.snapshot().groups)
+    return lambda leader: any(len(row.arrived) == count for row in leader.snapshot().groups)
 
 
 def keeper_waits(server: Server) -> bool:
@@ -54,7 +54,7 @@ WAITS: list[tuple[str, int, Callable[[Server], Any], Callable[[Server, Server], 
         "all tasks",
         1,
         lambda one: one.coordination.wait_for_all(),
-        lambda one, _: one.coordination.snapshot().questions == 1,
+        lambda one, _: one.coordination.snapshot().requests == 1,
     ),
 ]
 
@@ -72,10 +72,10 @@ def test_the_own_stop_ends_a_wait_and_is_what_the_error_names(
             until(lambda: at_rest(servers[rank], servers[0]))  # noqa: B023
         servers[rank].stop(0.1)
         error = side.wait().error
-        told = f"{name}, time {number}: {error!r}"
+        text = f"{name}, time {number}: {error!r}"
         begun = isinstance(error, FailedPreconditionError) and number % 3 == 2  # the stop was first
-        assert isinstance(error, CancelledError) or begun, told
-        assert f"the server of worker:{rank} was stopped" in str(error), told
+        assert isinstance(error, CancelledError) or begun, text
+        assert f"the server of worker:{rank} was stopped" in str(error), text
         servers[1 - rank].stop(0.0)
 
 
@@ -231,7 +231,7 @@ def test_a_mailbox_that_has_stopped_refuses_as_one_whose_task_has_gone(
     made: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its port is still open while the stop waits for a function that runs. The sender has not heard of the stop yet."""
-    monkeypatch.setattr(RpcService, "say_goodbye", lambda *told: None)
+    monkeypatch.setattr(RpcService, "say_goodbye", lambda *text: None)
     pair = cluster(made, 2)
     pair[0].send(1, "worker:1", "tag").get_value()
     begun, go = threading.Event(), threading.Event()

@@ -1,4 +1,4 @@
-"""What a cluster is: jobs, tasks, addresses, and the file that says so. No sockets, no processes."""
+"""Descriptions of a cluster: jobs, tasks, addresses, and the cluster file. No sockets, no processes."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """The module of cluster files loads on first use: most programs never read one, and YAML takes 20 ms to import."""
+    """Load the module of cluster files on first use: most programs never read one, and YAML takes 20 ms to import."""
     if name in ("ClusterConfig", "schema"):
         from zmqdist.cluster import config
 

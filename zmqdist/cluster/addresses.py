@@ -1,6 +1,6 @@
-"""Addresses as people write them: `host:port`, with IPv6 hosts in brackets (`[::1]:5050`).
+"""Addresses as users write them: `host:port`, with IPv6 hosts in brackets (`[::1]:5050`).
 
-Nothing here asks a name server: whether a host exists is found out by whoever connects.
+No function here queries a name server: only a connection shows whether a host exists.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_.])?|\*|")
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """`"[::1]:5050"` as `("::1", 5050)`. The host may be empty, the port may be 0.
+    """Return the host and port of an address: `("::1", 5050)` for `"[::1]:5050"`. The host may be empty, the port may be 0.
 
     Raises:
       ValueError: not `host:port`; the text says what is wrong, without repeating the address.
@@ -39,12 +39,12 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def join_address(host: str, port: int) -> str:
-    """The reverse of `split_address`."""
+    """Invert `split_address`."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches the host, as far as its text tells. A name but localhost counts as no."""
+    """Return whether only this machine reaches the host, judging by its text. Of names, only localhost counts as loopback."""
     if host == "localhost":
         return True
     try:
@@ -54,7 +54,7 @@ def is_loopback(host: str) -> bool:
 
 
 def is_wildcard(host: str) -> bool:
-    """Whether the host means every interface: good to bind, no use to connect to."""
+    """Return whether the host means every interface, to which a server can bind but no client connect."""
     return host in ("*", "0.0.0.0", "::")
 
 

@@ -1,8 +1,8 @@
-"""From plain dicts to sections, and the rules that one key alone cannot tell.
+"""Conversion of plain dicts into sections, and the rules that involve several keys.
 
-Theory: the reader of a file knows lines but not meanings, this module knows meanings but not lines; they meet in the
-path of a key. The first mistake is raised as a `Mistake`, in the order in which a person would mend them: unknown keys,
-missing keys, types and ranges, then what keys mean together.
+Theory: the reader of a file knows lines but not meanings, this module knows meanings but not lines; the path of a key connects them. The
+first mistake is raised as a `Mistake`, in the order in which a user would correct them: unknown keys, missing keys, types and ranges, then
+the meaning of keys together.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from zmqdist.cluster.addresses import is_loopback, is_wildcard, split_address
 from zmqdist.cluster.sections import Job, Section, SingleJob
 
 Path: TypeAlias = tuple[Any, ...]
-"""Keys and list indices from the top of the file to a value."""
+"""The keys and list indices that lead from the top of the file to a value."""
 _S = TypeVar("_S", bound=Section)
 _SHOWN_MAX = 40
 
 
 class Mistake(Exception):
-    """Something is wrong at `path`; whoever knows the file turns it into a ConfigError."""
+    """A mistake at `path`; the caller that knows the file turns it into a ConfigError."""
 
     def __init__(self, path: Path, problem: str, hint: str = "") -> None:
         super().__init__(path, problem, hint)
@@ -35,29 +35,29 @@ class Mistake(Exception):
 
 
 def dotted(path: Path) -> str:
-    """`("jobs", "worker", "tasks", 1)` as `jobs.worker.tasks[1]`."""
+    """Return a path as text: `jobs.worker.tasks[1]` for `("jobs", "worker", "tasks", 1)`."""
     text = ""
     for part in path:
         if isinstance(part, str):
-            text += ("." if text else "") + (part if part.isidentifier() else shown(part))
+            text += ("." if text else "") + (part if part.isidentifier() else displayed(part))
         else:
-            text += f"[{shown(part)}]"
+            text += f"[{displayed(part)}]"
     return text or "(file)"
 
 
-def shown(value: object) -> str:
-    """A value for a sentence: short, one line, and in the words of YAML."""
+def displayed(value: object) -> str:
+    """Return a value as text for a sentence: short, one line, and in the words of YAML."""
     if value is None or isinstance(value, bool | dict | list):
         return _kind(value)
     try:
         text = repr(value)
-    except ValueError:  # Python refuses to print whole numbers of some thousand digits
+    except ValueError:  # Python refuses to print whole numbers of several thousand digits
         return "a very large number"
     return text if len(text) <= _SHOWN_MAX else text[: _SHOWN_MAX - 3] + "..."
 
 
 def _kind(value: object) -> str:
-    """What it is, for values that must not be repeated."""
+    """Return the kind of a value, for values that must not be repeated."""
     if value is None:
         return "nothing"
     if isinstance(value, bool):
@@ -71,16 +71,16 @@ def _kind(value: object) -> str:
 
 
 def build(kind: type[_S], raw: Any, path: Path = (), *, text_keys: bool = False) -> _S:
-    """The section that `raw` describes.
+    """Return the section that `raw` describes.
 
     Args:
       text_keys: whether indices may be text, as JSON writes them.
 
     Raises:
-      Mistake: the first thing that is wrong. Rules between keys are not checked: see `problems`.
+      Mistake: the first one found. Rules that involve several keys are not checked: see `problems`.
     """
     if not isinstance(raw, dict):
-        raise Mistake(path, f"expected a mapping of keys to values, got {shown(raw)}")
+        raise Mistake(path, f"expected a mapping of keys to values, got {displayed(raw)}")
     known = {each.name: each for each in msgspec.structs.fields(kind)}
     for key in raw:
         if key not in known:
@@ -93,20 +93,20 @@ def build(kind: type[_S], raw: Any, path: Path = (), *, text_keys: bool = False)
         inner, value = _section_in(known[name].type), raw[name]
         if inner is None:
             values[name] = _leaf(known[name].type, value, (*path, name), text_keys)
-        else:  # a section of which everything is commented out has its defaults
+        else:  # YAML gives None for a section whose keys are all commented out: it has its defaults
             values[name] = build(inner, {} if value is None else value, (*path, name), text_keys=text_keys)
     return kind(**values)
 
 
 def _section_in(hint: Any) -> type[Section] | None:
-    """The section in `Annotated[Section | None, ...]`; None where the value is none."""
+    """Return the section in `Annotated[Section | None, ...]`; None for the type of a plain value."""
     if isinstance(hint, type) and issubclass(hint, Section):
         return hint
     return next(filter(None, map(_section_in, get_args(hint))), None)
 
 
 def _nearest(key: Any, known: dict[str, Any]) -> str:
-    names = [name for name in known if name != "runtime"]  # the launcher's: no advice to a person
+    names = [name for name in known if name != "runtime"]  # only the launcher writes it, so it is no advice for a user
     close = difflib.get_close_matches(str(key)[:_SHOWN_MAX], names, n=1)
     return f"did you mean {close[0]}?" if close else f"known are: {', '.join(names)}"
 
@@ -116,21 +116,21 @@ def _leaf(hint: Any, value: Any, path: Path, text_keys: bool) -> Any:
         return msgspec.convert(value, hint, str_keys=text_keys)
     except msgspec.ValidationError:
         extra = next(each.extra for each in get_args(hint) if isinstance(each, msgspec.Meta) and each.extra)
-    got, place = _culprit(hint, value, path, text_keys, extra["secret"])
+    got, place = _offender(hint, value, path, text_keys, extra["secret"])
     raise Mistake(place, f"expected {extra['expected']}, got {got}")
 
 
-def _culprit(hint: Any, value: Any, path: Path, text_keys: bool, secret: bool) -> tuple[str, Path]:
-    """What to show, and where it is: one item of a container when that item alone does not fit either."""
-    say = _kind if secret else shown
+def _offender(hint: Any, value: Any, path: Path, text_keys: bool, secret: bool) -> tuple[str, Path]:
+    """Return the text of the offending value, and its path: an item of a container, if that item alone does not fit either."""
+    say = _kind if secret else displayed
     if isinstance(value, list):
         for index, item in enumerate(value):
             if not _fits(hint, [item], text_keys):
                 return say(item), (*path, index)
     elif isinstance(value, dict):
         for key, item in value.items():
-            if not _fits(hint, {key: ""}, text_keys):  # every mapping takes texts, so it is the key
-                return f"the key {shown(key)}", (*path, key)
+            if not _fits(hint, {key: ""}, text_keys):  # "" fits as a value in every mapping, so the key is wrong
+                return f"the key {displayed(key)}", (*path, key)
             if not _fits(hint, {key: item}, text_keys):
                 return say(item), (*path, key)
     return say(value), path
@@ -145,7 +145,7 @@ def _fits(hint: Any, value: Any, text_keys: bool) -> bool:
 
 
 class Config(Protocol):
-    """What the rules need of a ClusterConfig."""
+    """The part of a ClusterConfig that the rules need."""
 
     @property
     def jobs(self) -> Any: ...
@@ -159,12 +159,12 @@ class Config(Protocol):
 
 
 def problems(config: Config) -> Iterator[Mistake]:
-    """Everything that the keys of a well-typed config say wrong together."""
+    """Yield the mistakes of a well-typed config that involve several keys."""
     jobs = config.jobs
     if jobs.dispatcher is None and not jobs.task_jobs():
         yield Mistake(("jobs",), "no job is given", "a cluster has at least a worker")
     for name, job in jobs.task_jobs().items():
-        yield from _places(("jobs", name), job)
+        yield from _count_and_tasks(("jobs", name), job)
         for variable in job.env:
             if not variable or "=" in variable:
                 yield Mistake(("jobs", name, "env", variable), "is no name for an environment variable")
@@ -176,7 +176,7 @@ def problems(config: Config) -> Iterator[Mistake]:
     yield from _command(config)
 
 
-def _places(path: Path, job: Job) -> Iterator[Mistake]:
+def _count_and_tasks(path: Path, job: Job) -> Iterator[Mistake]:
     if job.count is not None and job.tasks is not None:
         yield Mistake((*path, "count"), "is given together with tasks", "leave one of them out")
     if job.count is None and job.tasks is None and not isinstance(job, SingleJob):
@@ -187,29 +187,29 @@ def _places(path: Path, job: Job) -> Iterator[Mistake]:
 
 def _addresses(config: Config) -> Iterator[Mistake]:
     first: dict[tuple[str, int], Path] = {}
-    for path, address in _written(config):
+    for path, address in _addresses_in(config):
         try:
             host, port = split_address(address)
         except ValueError as error:
-            yield Mistake(path, f"bad address {shown(address)}: {error}")
+            yield Mistake(path, f"bad address {displayed(address)}: {error}")
             continue
         is_task = path[1] != "dispatcher"
         if not host or (is_task and is_wildcard(host)):
-            yield Mistake(path, f"bad address {shown(address)}: it names no host")
+            yield Mistake(path, f"bad address {displayed(address)}: it names no host")
         elif is_task and not port:
-            yield Mistake(path, f"bad address {shown(address)}: the other tasks must know the port", "or use count")
+            yield Mistake(path, f"bad address {displayed(address)}: the other tasks must know the port", "or use count")
         elif (host, port) in first:
-            yield Mistake(path, f"address {address} is there twice", f"first at {dotted(first[host, port])}")
+            yield Mistake(path, f"address {address} is listed twice", f"first at {dotted(first[host, port])}")
         elif config.security.curve is False and not is_loopback(host):
             yield Mistake(
                 path,
-                f"address {address} is not on loopback and security.curve is false: anybody could connect",
+                f"address {address} is not on loopback and security.curve is false: any peer could connect",
                 "write curve: auto, or use 127.0.0.1",
             )
         first.setdefault((host, port), path)
 
 
-def _written(config: Config) -> Iterator[tuple[Path, str]]:
+def _addresses_in(config: Config) -> Iterator[tuple[Path, str]]:
     if config.jobs.dispatcher is not None:
         yield ("jobs", "dispatcher", "address"), config.jobs.dispatcher.address
     for name, job in config.jobs.task_jobs().items():
@@ -232,5 +232,5 @@ def _command(config: Config) -> Iterator[Mistake]:
 
 
 def split_command(program: str | list[str]) -> tuple[str, ...]:
-    """The words of a command line. Raises ValueError where a quote is not closed."""
+    """Return the words of a command line. Raises ValueError where a quote is not closed."""
     return tuple(shlex.split(program)) if isinstance(program, str) else tuple(program)

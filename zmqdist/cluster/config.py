@@ -1,13 +1,12 @@
 """The cluster file: YAML in, one frozen `ClusterConfig` out, or a ConfigError that names file, line and key.
 
 Rules
-    This is the only module that imports yaml. It builds plain values from YAML's node tree, whose nodes know their lines;
-    no class of the file's choosing is ever made. Bytes, nodes and depth are bounded, aliases written out included.
-    A config is read once, at the edge; nothing below looks anything up in the environment.
+    This is the only module that imports yaml. It builds plain values from YAML's node tree, whose nodes know their lines, so a file cannot
+    create objects of any other class. Bytes, nodes and depth are bounded, counting each use of an alias.
+    A program reads its config once, at its start; the modules below look nothing up in the environment.
 
-A parent process hands its resolved config (addresses filled in, `runtime` set) to its children as a file whose path is in
-the environment variable `CONFIG_ENV`. A person may put JSON in the form of TF_CONFIG there instead, which is no cluster file:
-`zmqdist.resolvers` reads that.
+A parent process passes its resolved config (addresses filled in, `runtime` set) to its children as a file, whose path is in the environment
+variable `CONFIG_ENV`. A user may set that variable to JSON in the form of TF_CONFIG instead, which `zmqdist.resolvers` reads.
 """
 
 from __future__ import annotations
@@ -25,58 +24,60 @@ from yaml.constructor import SafeConstructor  # type: ignore[import-untyped,unus
 
 from zmqdist import limits
 from zmqdist.cluster.addresses import split_address
-from zmqdist.cluster.check import Mistake, Path, build, dotted, problems, shown, split_command
+from zmqdist.cluster.check import Mistake, Path, build, displayed, dotted, problems, split_command
 from zmqdist.cluster.environment import CONFIG_ENV, is_json
-from zmqdist.cluster.sections import Job, JobsConfig, RuntimeConfig, Section, SecurityConfig, told
+from zmqdist.cluster.sections import Job, JobsConfig, RuntimeConfig, Section, SecurityConfig, documented
 from zmqdist.cluster.spec import ClusterSpec
 from zmqdist.errors import ConfigError
 from zmqdist.files import read_regular
 
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the same nodes, ten times faster, where libyaml is there
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml gives the same nodes ten times faster
 _TAG = "tag:yaml.org,2002:"
 
 
 class ClusterConfig(Section, frozen=True):
     """A whole cluster file.
 
-    Made by `load`, `from_dict` or `from_environment`, which check it; `msgspec.structs.replace` makes a changed copy.
+    Created by `load`, `from_dict` or `from_environment`, which check it; `msgspec.structs.replace` makes a changed copy.
     """
 
     name: Annotated[
         Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$(?!\n)", max_length=64)],
-        told("Name of the cluster, for logs and folders.", "a name of at most 64 letters, digits, '.', '_' or '-'"),
+        documented(
+            "Name of the cluster, for logs and folders.", "a name of at most 64 letters, digits, '.', '_' or '-'"
+        ),
     ]
-    jobs: Annotated[JobsConfig, told("The jobs of the cluster.", "a mapping")]
+    jobs: Annotated[JobsConfig, documented("The jobs of the cluster.", "a mapping")]
     program: Annotated[
         str | list[str],
-        told("The program that runs on the cluster, as its chief.", "a command line, or a list of words"),
+        documented("The program that runs on the cluster, as its chief.", "a command line, or a list of words"),
     ]
-    security: Annotated[SecurityConfig, told("Who may connect.", "a mapping")] = SecurityConfig()
+    security: Annotated[SecurityConfig, documented("Who may connect.", "a mapping")] = SecurityConfig()
     runtime: RuntimeConfig | None = None
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> ClusterConfig:
-        """Read and check a cluster file that a person wrote.
+        """Read and check a cluster file that a user wrote.
 
         Raises:
-          ConfigError: it cannot be read, is not YAML, or says something wrong; the first mistake is told.
-            Not raised when hosts do not exist, ports are in use or the program is not there: that shows at the start.
+          ConfigError: the file cannot be read, is not YAML, or has a mistake; the text describes the first one. Hosts that do not exist,
+            ports in use and a missing program are not checked: they show when the cluster starts.
         """
         return _load(os.fspath(path), runtime_allowed=False)
 
     @classmethod
     def from_environment(cls) -> ClusterConfig | None:
-        """The config that `launch` handed to this process, or None where there is none (or JSON, see the module).
+        """Return the config that `launch` passed to this process; None without one (or for JSON, see the module).
 
         Raises:
-          ConfigError: the variable names a file that cannot be read or says something wrong.
+          ConfigError: the variable names a file that cannot be read or has a mistake.
         """
         path = os.environ.get(CONFIG_ENV)
         return _load(path, runtime_allowed=True) if path and not is_json(path) else None
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> ClusterConfig:
-        """The reverse of `to_dict`.
+        """Invert `to_dict`.
 
         Raises:
           ConfigError: as `load`, with `(dict)` for the file and line 1.
@@ -87,41 +88,41 @@ class ClusterConfig(Section, frozen=True):
             raise _located(mistake, "(dict)", {}) from None
 
     def to_dict(self) -> dict[str, Any]:
-        """A fresh dict that JSON can hold, without what is as by default. It has the values of `env`."""
+        """Return a new dict that JSON can hold, without defaults. It includes the values of `env`, which may be secret."""
         built: dict[str, Any] = msgspec.to_builtins(self, str_keys=True)
         return built
 
     def to_yaml(self) -> str:
-        """A cluster file that loads into an equal config (with `runtime`, only through `from_environment`)."""
+        """Return a cluster file that loads into an equal config (with `runtime`, only through `from_environment`)."""
         text: str = yaml.safe_dump(msgspec.to_builtins(self), sort_keys=False)
         return text
 
     @property
     def command(self) -> tuple[str, ...]:
-        """The program as words, ready for `subprocess`; no shell is involved."""
+        """The program as words for `subprocess`; no shell is involved."""
         return split_command(self.program)
 
     @property
     def spec(self) -> ClusterSpec:
-        """What has addresses: a job with only a count is absent, and so is a dispatcher on port 0."""
+        """The jobs with addresses: without jobs that have only a count, and without a dispatcher on port 0."""
         jobs: dict[str, dict[int, str]] = {}
         if self.jobs.dispatcher is not None and split_address(self.jobs.dispatcher.address)[1]:
             jobs["dispatcher"] = {0: self.jobs.dispatcher.address}
-        jobs.update(self._placed())
+        jobs.update(self._addressed())
         return ClusterSpec(jobs)
 
     @property
     def task_spec(self) -> ClusterSpec:
         """`spec` without the dispatcher, which TensorFlow's strategies do not know: the cluster of TF_CONFIG."""
-        return ClusterSpec(self._placed())
+        return ClusterSpec(self._addressed())
 
-    def _placed(self) -> dict[str, dict[int, str]]:
+    def _addressed(self) -> dict[str, dict[int, str]]:
         return {name: job.addresses() for name, job in self.jobs.task_jobs().items() if job.tasks is not None}
 
     def tf_config(self, task_type: str, task_index: int) -> str:
-        """The text of TF_CONFIG for one task.
+        """Return the text of TF_CONFIG for one task.
 
-        The chief need not be a job of the file: the program runs as it in any case.
+        The chief need not be a job of the file, because the program always runs as chief.
 
         Raises:
           ValueError: the file has no such task.
@@ -134,9 +135,9 @@ class ClusterConfig(Section, frozen=True):
 
 
 def schema() -> dict[str, Any]:
-    """A JSON Schema of the cluster file, for editors. It agrees with `load` on keys, types and ranges.
+    """Return a JSON Schema of the cluster file, for editors. It agrees with `load` on keys, types and ranges.
 
-    What addresses and keys mean together (duplicates, loopback without CURVE) only `load` knows.
+    Only `load` checks addresses, and rules that involve several keys (duplicates, other hosts without CURVE).
     """
     made = msgspec.json.schema(ClusterConfig)
     defs = made["$defs"]
@@ -146,7 +147,7 @@ def schema() -> dict[str, Any]:
     defs["JobsConfig"]["minProperties"] = 1
     for name, job in defs["JobsConfig"]["properties"].items():
         del job["default"]
-        if name in ("worker", "ps"):  # they have no defaults for all keys, so nothing is not enough
+        if name in ("worker", "ps"):  # they need count or tasks, so null is not valid
             job["anyOf"].remove({"type": "null"})
     for name in ("ServingJob", "WorkerJob"):
         defs[name]["oneOf"] = _COUNT_OR_TASKS
@@ -157,7 +158,7 @@ def schema() -> dict[str, Any]:
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **made}
 
 
-_COUNT_OR_TASKS = [  # null is as good as absent
+_COUNT_OR_TASKS = [  # by their types, because null counts as absent
     {"required": ["count"], "properties": {"count": {"type": "integer"}}},
     {"required": ["tasks"], "properties": {"tasks": {"type": ["array", "object"]}}},
 ]
@@ -175,7 +176,7 @@ def _load(path: str, *, runtime_allowed: bool) -> ClusterConfig:
     try:
         raw = nodes.value(root, ())
         if not isinstance(raw, dict):
-            raise Mistake((), f"expected a mapping of keys to values, got {shown(raw)}")
+            raise Mistake((), f"expected a mapping of keys to values, got {displayed(raw)}")
         if "runtime" in raw and not runtime_allowed:
             raise Mistake(("runtime",), "is written by the launcher only", "leave it out")
         return _checked(raw, text_keys=False)
@@ -191,7 +192,7 @@ def _checked(raw: dict[str, Any], *, text_keys: bool) -> ClusterConfig:
 
 
 def _located(mistake: Mistake, path: str, lines: dict[Path, int]) -> ConfigError:
-    """The nearest enclosing key has the line: what is missing has none of its own."""
+    """Return the mistake with the line of the nearest enclosing key, because a missing key has no line of its own."""
     place = mistake.path
     while place and place not in lines:
         place = place[:-1]
@@ -213,7 +214,7 @@ def _read(path: str) -> str:
 
 
 def _compose(text: str, path: str) -> yaml.Node:
-    """The node tree. Depth is checked on the flat stream of events first: composing recurses, in C too."""
+    """Return the node tree. Checks the depth on the flat stream of events first, because composing recurses, in C too."""
     try:
         depth = 0
         for event in yaml.parse(text, Loader=_LOADER):
@@ -233,7 +234,7 @@ def _compose(text: str, path: str) -> yaml.Node:
 
 
 def _position(error: yaml.reader.ReaderError, text: str) -> int:
-    """Where the character is: the two parsers count characters or bytes, but name it both."""
+    """Return the index of the bad character: libyaml and PyYAML count bytes or characters, but both name the character."""
     found = text.find(chr(error.character)) if isinstance(error.character, int) else -1
     return found if found >= 0 else int(error.position)
 
@@ -249,14 +250,14 @@ def _not_yaml(error: yaml.MarkedYAMLError, text: str, path: str) -> ConfigError:
 
 
 class _Nodes:
-    """Plain values from nodes, and the line of each path."""
+    """Conversion of nodes to plain values, which records the line of each path."""
 
     def __init__(self) -> None:
         self.lines: dict[Path, int] = {}
         self._count = 0
 
     def value(self, node: yaml.Node, path: Path) -> Any:
-        """The value of a node: dict, list, str, int, float, bool or None. Raises Mistake."""
+        """Return the value of a node: dict, list, str, int, float, bool or None. Raises Mistake."""
         self.lines.setdefault(path, node.start_mark.line + 1)
         self._count += 1
         if len(path) > limits.DEPTH_MAX:
@@ -295,7 +296,7 @@ _PLAIN = {
     "int": _CONSTRUCTOR.construct_yaml_int,
     "float": _CONSTRUCTOR.construct_yaml_float,
 }
-_TEXTS = ("str", "timestamp", "value", "merge")  # YAML sees a date in 2026-01-01; nothing here is one
+_TEXTS = ("str", "timestamp", "value", "merge")  # YAML reads 2026-01-01 as a date, but no key here takes one
 
 
 def _scalar(node: yaml.ScalarNode, path: Path) -> Any:
@@ -310,11 +311,11 @@ def _scalar(node: yaml.ScalarNode, path: Path) -> Any:
     try:
         value = _PLAIN[kind](node)
     except (ValueError, LookupError):
-        raise Mistake(path, f"{shown(text)} cannot be read as {kind}") from None
+        raise Mistake(path, f"{displayed(text)} cannot be read as {kind}") from None
     if isinstance(value, float) and not math.isfinite(value):
-        raise Mistake(path, f"{shown(text)} is not a finite number")
+        raise Mistake(path, f"{displayed(text)} is not a finite number")
     return value
 
 
 def _bad_tag(node: yaml.Node, path: Path) -> Mistake:
-    return Mistake(path, f"the tag {shown(node.tag)} is not allowed", "write a plain value")
+    return Mistake(path, f"the tag {displayed(node.tag)} is not allowed", "write a plain value")

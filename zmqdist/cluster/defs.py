@@ -1,7 +1,7 @@
-"""ClusterDef, JobDef, ServerDef, ClusterDeviceFilters: what TensorFlow has as protocol buffers, as plain dataclasses.
+"""ClusterDef, JobDef, ServerDef, ClusterDeviceFilters: TensorFlow's protocol buffers of these names, as plain dataclasses.
 
-They are mutable, as there; `==` compares the content. Their bytes are JSON with sorted keys: equal content gives equal
-bytes, and any tool can read them. They check types, not sense: `ClusterSpec` does the latter.
+They are mutable, as in TensorFlow; `==` compares the content. They serialize to JSON with sorted keys, so equal content gives equal bytes
+that any tool can read. They check types only; `ClusterSpec` checks the meaning.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ class _Def:
         return copy.deepcopy(self)
 
     def to_dict(self) -> dict[str, Any]:
-        """A fresh dict that JSON and YAML can hold; the indices of tasks are text in it."""
+        """Return a new dict that JSON and YAML can hold; the indices of tasks are text in it."""
         built: dict[str, Any] = msgspec.to_builtins(self, str_keys=True)
         return built
 
     @classmethod
     def from_dict(cls: type[_D], data: Mapping[str, Any]) -> _D:
-        """The reverse of `to_dict`; what is absent has its default. The result shares nothing with `data`.
+        """Invert `to_dict`; absent keys get their defaults. The result shares nothing with `data`.
 
         Raises:
           ValueError: an unknown key, or a value of a wrong type; the text names the place.
@@ -46,14 +46,15 @@ class _Def:
         return made
 
     def SerializeToString(self) -> bytes:
-        """JSON as UTF-8; the same bytes for the same content."""
+        """Return JSON as UTF-8; equal content gives equal bytes."""
         return msgspec.json.encode(self.to_dict(), order="deterministic")
 
     def ParseFromString(self, serialized: bytes) -> int:
-        """Replace the content by what `SerializeToString` wrote; the number of bytes read, as in protocol buffers.
+        """Replace the content by that of `serialized`, which `SerializeToString` wrote. Returns the number of bytes, as in protocol
+        buffers.
 
         Raises:
-          ValueError: these bytes are something else. The content is then as before.
+          ValueError: not such bytes; the content stays as before.
         """
         try:
             parsed = type(self).from_dict(msgspec.json.decode(serialized))
@@ -64,16 +65,16 @@ class _Def:
         return len(serialized)
 
 
-def _refuse_surplus(given: Any, kept: Any, where: str) -> None:
-    """msgspec passes over unknown keys of a dataclass; here they are somebody's typo."""
-    if isinstance(given, Mapping) and isinstance(kept, dict):
-        for key, value in given.items():
+def _refuse_surplus(data: Any, kept: Any, place: str) -> None:
+    """Raise ValueError for an unknown key, which is a typing error of the user's; msgspec ignores unknown keys of a dataclass."""
+    if isinstance(data, Mapping) and isinstance(kept, dict):
+        for key, value in data.items():
             if str(key) not in kept:
-                raise ValueError(f"not a {where}: unknown key {key!r}")
-            _refuse_surplus(value, kept[str(key)], where)
-    elif isinstance(given, list | tuple):
-        for one, other in zip(given, kept, strict=True):
-            _refuse_surplus(one, other, where)
+                raise ValueError(f"not a {place}: unknown key {key!r}")
+            _refuse_surplus(value, kept[str(key)], place)
+    elif isinstance(data, list | tuple):
+        for one, other in zip(data, kept, strict=True):
+            _refuse_surplus(one, other, place)
 
 
 @dataclass
@@ -86,7 +87,7 @@ class JobDef(_Def):
 
 @dataclass
 class ClusterDef(_Def):
-    """The jobs of a cluster. Their order counts in `==`, as in a protocol buffer."""
+    """The jobs of a cluster. `==` takes their order into account, as in a protocol buffer."""
 
     job: list[JobDef] = field(default_factory=list)
 
@@ -95,8 +96,8 @@ class ClusterDef(_Def):
 class ClusterDeviceFilters(_Def):
     """Which other tasks a task sees.
 
-    A filter is a partial name like `/job:ps` or `/job:worker/task:3`. A task with filters sees what matches one of them,
-    and itself; a task without any sees everything.
+    A filter is a partial name like `/job:ps` or `/job:worker/task:3`. A task with filters sees itself and the tasks that match one of them;
+    a task without filters sees all tasks.
     """
 
     jobs: dict[str, dict[int, list[str]]] = field(default_factory=dict)
@@ -105,7 +106,7 @@ class ClusterDeviceFilters(_Def):
         """Replace the filters of one task.
 
         Raises:
-          AssertionError: a filter is no string (TensorFlow's choice of class).
+          AssertionError: a filter is no string (the class is TensorFlow's choice).
           ValueError: a filter is not of the form `/key:value/...`.
         """
         filters = list(device_filters)
@@ -116,7 +117,7 @@ class ClusterDeviceFilters(_Def):
         self.jobs.setdefault(job_name, {})[task_index] = filters
 
     def is_visible(self, job_name: str, task_index: int, device: str) -> bool:
-        """Whether the task sees `device`, which is written like `/job:ps/task:0`.
+        """Return whether the task sees `device`, a name like `/job:ps/task:0`.
 
         Raises:
           ValueError: the device is not of that form.
@@ -142,7 +143,7 @@ class ServerDef(_Def):
     """One task of a cluster, as its own server sees it.
 
     Attributes:
-      port: not 0: overrides the port of the own address, which then only gives the host.
+      port: if not 0, overrides the port of the task's address, of which only the host counts then.
       default_session_config: options for sessions, as JSON can hold them.
     """
 
@@ -156,7 +157,7 @@ class ServerDef(_Def):
     replica: int = 0
 
     def own_address(self) -> str:
-        """`host:port` of this task, with `port` put in where it is not 0; otherwise as the cluster has it, unchecked.
+        """Return `host:port` of this task as the cluster has it, unchecked; with `port` filled in if that is not 0.
 
         Raises:
           InvalidArgumentError: the cluster has no such task.

@@ -1,6 +1,6 @@
-"""Names of devices as TensorFlow writes them: `/job:worker/replica:0/task:1/device:CPU:0`, whole or in part.
+"""Names of devices as TensorFlow writes them: `/job:worker/replica:0/task:1/device:CPU:0`, complete or partial.
 
-A task has one device here, its CPU: a device is another way to name a task. Names are compared in their canonical form.
+A task has one device, its CPU, so a device is another way to name a task. Compare names in their canonical form.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _PART = re.compile(
 
 @dataclass(frozen=True)
 class Device:
-    """A device, or all of which so much is known; None is what is not."""
+    """A device, or all devices with these parts; None matches any."""
 
     job: str | None = None
     replica: int | None = None
@@ -26,21 +26,21 @@ class Device:
 
     @classmethod
     def parse(cls, name: str) -> Device:
-        """`/job:ps/task:1`, `/device:CPU:0`, `/cpu:0` and the like; the type in capitals.
+        """Return the Device of a name like `/job:ps/task:1`, `/device:CPU:0` or `/cpu:0`; the type in capitals.
 
         Raises:
-          ValueError: not the name of a device, or a part is there twice.
+          ValueError: not the name of a device, or one part occurs twice.
         """
         found: dict[str, str | int] = {}
-        at = 0
-        while at < len(name):
-            part = _PART.match(name, at)
-            given = {} if part is None else {key: text for key, text in part.groupdict().items() if text is not None}
-            if part is None or not found.keys().isdisjoint(given):
+        position = 0
+        while position < len(name):
+            part = _PART.match(name, position)
+            fields = {} if part is None else {key: text for key, text in part.groupdict().items() if text is not None}
+            if part is None or not found.keys().isdisjoint(fields):
                 break
-            found.update({key: int(text) if text.isdecimal() else text for key, text in given.items()})
-            at = part.end()
-        if at < len(name) or not found:
+            found.update({key: int(text) if text.isdecimal() else text for key, text in fields.items()})
+            position = part.end()
+        if position < len(name) or not found:
             raise ValueError(
                 f"{name!r} is not the name of a device: wanted /job:NAME/replica:0/task:N/device:CPU:0, or parts of it"
             )
@@ -48,7 +48,7 @@ class Device:
         return made if made.type is None else replace(made, type=made.type.upper())
 
     def canonical(self) -> Device:
-        """With replica 0 and CPU 0 where nothing else is said."""
+        """Return the device with replica 0 and CPU 0 in place of missing parts."""
         return replace(
             self,
             replica=self.replica or 0,
@@ -63,10 +63,10 @@ class Device:
 
 
 def canonical_device(name: str) -> str:
-    """A name in its canonical form; two names are of the same device if these are equal. Raises ValueError as `Device.parse`."""
+    """Return a name in its canonical form; equal forms name the same device. Raises ValueError as `Device.parse`."""
     return str(Device.parse(name).canonical())
 
 
 def device_of(job: str, index: int) -> str:
-    """The canonical name of a task's device."""
+    """Return the canonical name of a task's device."""
     return str(Device(job, 0, index, "CPU", 0))

@@ -1,4 +1,4 @@
-"""The variables of the environment that say which cluster a process belongs to."""
+"""The environment variables that say which cluster a process belongs to."""
 
 from __future__ import annotations
 
@@ -12,5 +12,5 @@ TF_CONFIG_ENV: Final = "TF_CONFIG"
 
 
 def is_json(text: str) -> bool:
-    """Whether the value of CONFIG_ENV is JSON, not a path."""
+    """Return whether the value of CONFIG_ENV is JSON rather than a path."""
     return text.lstrip().startswith("{")

@@ -1,12 +1,12 @@
-"""What the names of jobs mean in a cluster that trains: who is chief, who counts as a worker, who leads.
+"""The meaning of job names in a cluster that trains: which task is chief, which count as workers, which one leads.
 
 Rules
-    Jobs are chief, worker, ps, evaluator, and zmqdist's dispatcher; at most one chief and one evaluator. The evaluator is
-    apart from the training: it is its own chief, is not counted, and takes part in no collective.
+    The jobs are chief, worker, ps, evaluator, and zmqdist's dispatcher, with at most one chief and one evaluator. The evaluator is apart
+    from the training: it is its own chief, does not count as a worker, and takes part in no collective.
 
-Everything here is a pure function of the spec, so all tasks come to the same answer without a word between them. A job with
-no tasks is as good as absent, and in a sparse job the task with the lowest index stands for task 0. All but
-`coordination_leader` refuse what `validate_cluster_spec` refuses, with its ValueError.
+Each function depends on the spec only, so all tasks get the same result without communication. A job without tasks counts as absent, and in
+a sparse job the task with the lowest index takes the place of task 0. All functions but `coordination_leader` raise the ValueError of
+`validate_cluster_spec`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from zmqdist.cluster.defs import ClusterDef
 from zmqdist.cluster.spec import ClusterSpec
 
 JOBS = ("chief", "worker", "ps", "evaluator", "dispatcher")
-"""The names that a job may have. TensorFlow's strategies do not know the last one."""
+"""The allowed names of jobs. TensorFlow's strategies do not know the last one."""
 
 Cluster: TypeAlias = "ClusterSpec | ClusterDef | Mapping[Any, Any]"
 Task: TypeAlias = tuple[str, int]
@@ -26,20 +26,20 @@ Task: TypeAlias = tuple[str, int]
 
 
 def validate_cluster_spec(cluster: Cluster, task_type: str | None = None, task_id: int | None = None) -> None:
-    """Refuse a cluster that cannot train, and a task that is not in it.
+    """Raise ValueError for a cluster that cannot train, or a task that is not in it.
 
     Args:
-      task_type: which task asks; None checks the jobs alone.
-      task_id: None where the job alone is known.
+      task_type: the job of the calling task; None checks the jobs only.
+      task_id: its index; None where only the job is known.
 
     Raises:
-      ValueError: a job of another name, more than one chief or evaluator, or the task is not there (an evaluator need not
-        be: it runs beside the cluster). Or `cluster` is none: see `ClusterSpec`.
+      ValueError: a job of another name, more than one chief or evaluator, or the cluster does not have the task (which may be an evaluator
+        all the same: it runs beside the cluster). Or `cluster` describes none: see `ClusterSpec`.
     """
     spec = ClusterSpec(cluster)
     for job in spec.jobs:
         if job not in JOBS:
-            hint = " (TensorFlow 1 said master for chief)" if job == "master" else ""
+            hint = " (TensorFlow 1 called the chief master)" if job == "master" else ""
             raise ValueError(f"there is no job {job!r} in a cluster that trains; allowed are {', '.join(JOBS)}{hint}")
     for job in ("chief", "evaluator"):
         if (count := _count(spec, job)) > 1:
@@ -57,10 +57,10 @@ def validate_cluster_spec(cluster: Cluster, task_type: str | None = None, task_i
 
 
 def is_chief(cluster: Cluster, task_type: str | None = None, task_id: int | None = None) -> bool:
-    """Whether this task does what one task alone must do, such as writing checkpoints.
+    """Return whether this task does the work of one task only, such as writing checkpoints.
 
-    True for the chief, for the evaluator, for the first worker of a cluster without a chief, and for a program that has no
-    cluster at all: an empty `cluster` and no `task_type`.
+    True for the chief, for the evaluator, for the first worker of a cluster without a chief, and for a program without a cluster: an empty
+    `cluster` and no `task_type`.
     """
     validate_cluster_spec(cluster, task_type, task_id)
     spec = ClusterSpec(cluster)
@@ -70,10 +70,10 @@ def is_chief(cluster: Cluster, task_type: str | None = None, task_id: int | None
 
 
 def worker_count(cluster: Cluster, task_type: str) -> int:
-    """How many tasks train together with this one: chief and workers, or the evaluators for an evaluator.
+    """Return how many tasks train together with this one: chief and workers; for an evaluator, the evaluators.
 
     Raises:
-      ValueError: also for a task that does not train, as a ps.
+      ValueError: also for a task that does not train, such as a ps.
     """
     validate_cluster_spec(cluster, task_type)
     spec = ClusterSpec(cluster)
@@ -85,10 +85,11 @@ def worker_count(cluster: Cluster, task_type: str) -> int:
 
 
 def id_in_cluster(cluster: Cluster, task_type: str, task_id: int) -> int:
-    """The rank of this task among those that train, from 0: the chief, then the workers by index; evaluators apart.
+    """Return the rank of this task among those that train, from 0: the chief, then the workers by index. Evaluators have ranks of their
+    own.
 
     Raises:
-      ValueError: also for a task that does not train, as a ps.
+      ValueError: also for a task that does not train, such as a ps.
     """
     validate_cluster_spec(cluster, task_type, task_id)
     spec = ClusterSpec(cluster)
@@ -102,9 +103,9 @@ def id_in_cluster(cluster: Cluster, task_type: str, task_id: int) -> int:
 
 
 def collective_leader(cluster: Cluster, task_type: str | None = None, task_id: int | None = None) -> Task | None:
-    """The task that leads the collectives of this one: the chief, else the first worker.
+    """Return the task that leads the collectives of this one: the chief, else the first worker.
 
-    None for an evaluator, which takes part in none, and where there is neither.
+    None for an evaluator, which takes part in none, and for a cluster with neither.
     """
     validate_cluster_spec(cluster, task_type, task_id)
     spec = ClusterSpec(cluster)
@@ -112,14 +113,14 @@ def collective_leader(cluster: Cluster, task_type: str | None = None, task_id: i
 
 
 def coordination_leader(cluster: Cluster) -> Task | None:
-    """The task that keeps barriers, keys and the list of who is alive: the first ps, else the chief, else the first worker.
+    """Return the task that keeps barriers, keys and the states of tasks: the first ps, else the chief, else the first worker.
 
-    In a cluster whose jobs have other names it is the first task of the job whose name sorts first. None where there is no
-    task; the dispatcher is none.
+    In a cluster whose jobs have other names, the first task of the job whose name sorts first. None for a cluster without tasks; a
+    dispatcher does not count.
     """
     spec = ClusterSpec(cluster)
-    others = sorted(job for job in spec.jobs if job != "dispatcher")
-    return _first(spec, "ps", "chief", "worker", *others)
+    other_jobs = sorted(job for job in spec.jobs if job != "dispatcher")
+    return _first(spec, "ps", "chief", "worker", *other_jobs)
 
 
 def _count(spec: ClusterSpec, job: str) -> int:

@@ -1,8 +1,8 @@
 """The sections of a cluster file, as frozen structs.
 
-Each key says three things in one place: its type with the allowed range, what it is for (editors show that, through the
-JSON Schema), and what a mistaken reader is told that was expected. What one key alone cannot tell is in `check.py`.
-Folders and files are relative to the folder in which the command is started. A null for a folder means "none".
+Each key has three things in one place: its type with the allowed range, its description (editors show that, through the JSON Schema), and
+the expectation that an error text quotes. Rules that involve several keys are in `check.py`. Folders and files are relative to the working
+directory of the command. A null for a folder means "none".
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from msgspec import Meta
 
 from zmqdist import limits
 
-_SECONDS_MAX = 1e9  # thirty years: more is a mistake or infinity
+_SECONDS_MAX = 1e9  # thirty years; a larger number is a mistake, or infinity
 
 
-def told(about: str, expected: str, *, secret: bool = False, schema: dict[str, Any] | None = None) -> Meta:
-    """What a key is for, and what is expected of it; the values of a secret key are not repeated in errors."""
-    return Meta(description=about, extra={"expected": expected, "secret": secret}, extra_json_schema=schema)
+def documented(description: str, expected: str, *, secret: bool = False, schema: dict[str, Any] | None = None) -> Meta:
+    """Return the metadata of a key: its description, and the expectation for error texts, which do not repeat the value of a secret key."""
+    return Meta(description=description, extra={"expected": expected, "secret": secret}, extra_json_schema=schema)
 
 
 Seconds = Annotated[float, Meta(gt=0, le=_SECONDS_MAX)]
@@ -38,99 +38,107 @@ DenseTasks = Annotated[list[Address], Meta(min_length=1)]
 
 
 class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
-    """What all sections share: immutable, by keyword, unknown keys refused, defaults not written."""
+    """The base of all sections: immutable, keyword arguments only, unknown keys refused, defaults not written."""
 
 
 class DispatcherJob(Section, frozen=True):
-    """The broker: members, queue, leases. There is one; without this section the coordinator hosts it."""
+    """The dispatcher: workers, queue, leases. A cluster has one; without this section the coordinator hosts it."""
 
     address: Annotated[
         str,
-        told("host:port to bind; port 0 lets the system choose.", "host:port", schema={"pattern": ":[0-9]+$"}),
+        documented("host:port to bind; port 0 lets the system choose.", "host:port", schema={"pattern": ":[0-9]+$"}),
     ] = "127.0.0.1:0"
     work_dir: Annotated[
-        str | None, told("Folder of datasets and of the journal; null: in memory.", "the path of a folder, or null")
+        str | None,
+        documented("Folder of datasets and of the journal; null: in memory.", "the path of a folder, or null"),
     ] = None
     fault_tolerant_mode: Annotated[
         bool,
-        told("Keep a journal in work_dir: after a restart jobs of the data service go on.", "true or false"),
+        documented(
+            "Keep a journal in work_dir, so that jobs of the data service go on after a restart.", "true or false"
+        ),
     ] = False
     job_gc_timeout_ms: Annotated[
         int | None,
-        told(
+        documented(
             "Milliseconds after which a job of the data service without readers is dropped; -1 never.", "a whole number"
         ),
     ] = None
     worker_timeout_ms: Annotated[
         int | None,
-        told("Milliseconds after which the data service gives up a worker that has gone.", "a whole number"),
+        documented("Milliseconds after which the data service gives up a worker that is away.", "a whole number"),
     ] = None
     client_timeout_ms: Annotated[
         int | None,
-        told("Milliseconds after which the data service lets go a reader that is silent.", "a whole number"),
+        documented("Milliseconds after which the data service drops a reader that is silent.", "a whole number"),
     ] = None
     worker_addresses: Annotated[
         list[str] | None,
-        told("The fixed list of workers that shares by place (FILE, DATA, ...) need.", "a list of host or host:port"),
+        documented(
+            "The fixed list of workers, for sharding policies that need one (FILE, DATA, ...).",
+            "a list of host or host:port",
+        ),
     ] = None
     lease_s: Annotated[
-        Seconds, told("Seconds of silence after which a worker is lost.", "a number of seconds above 0")
+        Seconds, documented("Seconds of silence after which a worker is lost.", "a number of seconds above 0")
     ] = limits.LEASE_S
     reconnect_grace_s: Annotated[
         Seconds,
-        told("Seconds in which a worker may come back after its connection went.", "a number of seconds above 0"),
+        documented(
+            "Seconds that a worker has to reconnect after its connection has ended.", "a number of seconds above 0"
+        ),
     ] = limits.RECONNECT_GRACE_S
     attempts_max: Annotated[
         Amount,
-        told("Starts of a piece of work that may end with the death of their process.", "a whole number above 0"),
+        documented("Attempts of a work item that may end with the crash of their process.", "a whole number above 0"),
     ] = limits.ATTEMPTS_MAX
     queue_max: Annotated[
-        Amount, told("Pieces of work of one coordinator that wait for a start.", "a whole number above 0")
+        Amount, documented("Work items of one coordinator that may wait for a worker.", "a whole number above 0")
     ] = limits.QUEUE_MAX
     queue_bytes_max: Annotated[
         Bytes | None,
-        told(
+        documented(
             "Bytes of arguments that one coordinator holds for unfinished work; null: a quarter of its machine's memory.",
             "a whole number of bytes above 0, or null",
         ),
     ] = None
 
     def settings(self) -> dict[str, Any]:
-        """The fields of a DispatcherConfig that stand here under the same names."""
-        others = ("address", "queue_max", "queue_bytes_max")
-        return {name: getattr(self, name) for name in self.__struct_fields__ if name not in others}
+        """Return the fields that a DispatcherConfig has under the same names."""
+        elsewhere = ("address", "queue_max", "queue_bytes_max")
+        return {name: getattr(self, name) for name in self.__struct_fields__ if name not in elsewhere}
 
 
 class Job(Section, frozen=True):
-    """Tasks of one kind: so many (`count`), or at these addresses (`tasks`).
+    """Tasks of one kind: a number of them (`count`), or their addresses (`tasks`).
 
-    A repr names the variables of `env` but not their values, which may be secrets.
+    The repr shows the names of the variables in `env` but not their values, which may be secrets.
     """
 
     count: Annotated[
         TaskCount | None,
-        told("How many tasks; whoever starts them finds the addresses.", f"a whole number, 1 to {limits.WORKERS_MAX}"),
+        documented("How many tasks; the launcher finds their addresses.", f"a whole number, 1 to {limits.WORKERS_MAX}"),
     ] = None
     tasks: Annotated[
         DenseTasks | SparseTasks | None,
-        told(
-            "The address of each task: a list, or a mapping of index to address where some are left out.",
+        documented(
+            "The address of each task: a list, or a mapping of index to address if indices have gaps.",
             "a list of host:port, or a mapping of index to host:port",
         ),
     ] = None
     env: Annotated[
         dict[str, str],
-        told("Environment variables for each task.", "a mapping of names to texts in quotes", secret=True),
+        documented("Environment variables for each task.", "a mapping of names to texts in quotes", secret=True),
     ] = {}
 
     def addresses(self) -> dict[int, str]:
-        """The addresses by index; empty where only a count is given."""
+        """Return the addresses by index; empty where only a count is given."""
         if isinstance(self.tasks, list):
             return dict(enumerate(self.tasks))
         return dict(self.tasks or {})
 
     def indices(self) -> list[int]:
-        """The indices of the tasks, sorted, whether or not they have addresses."""
+        """Return the indices of the tasks, sorted, with or without addresses."""
         return sorted(self.addresses()) if self.tasks is not None else list(range(self.count or 0))
 
     def __repr__(self) -> str:
@@ -140,28 +148,30 @@ class Job(Section, frozen=True):
 
 
 class SingleJob(Job, frozen=True):
-    """One task; it need not say so."""
+    """A job of one task, which needs neither count nor tasks."""
 
     def indices(self) -> list[int]:
         return super().indices() or [0]
 
 
 class EvaluatorJob(SingleJob, frozen=True):
-    """A program that runs beside the others, and knows nothing of them: it evaluates checkpoints."""
+    """A program that runs beside the other tasks, without a connection to them: it evaluates checkpoints."""
 
     program: Annotated[
         str | list[str] | None,
-        told("What it runs; null: the program of the cluster.", "a command line, or a list of words, or null"),
+        documented(
+            "The evaluator's program; null: the program of the cluster.", "a command line, or a list of words, or null"
+        ),
     ] = None
 
 
 class ServingJob(Job, frozen=True):
-    """Tasks that serve as long as the program runs, and are started again when they die."""
+    """Tasks that serve as long as the program runs, and are restarted when they crash."""
 
     restarts: Annotated[
         int,
         Meta(ge=0, le=2**31 - 1),
-        told("How often a task that died is started again; 0: never.", "a whole number, 0 or more"),
+        documented("How often a task that crashed is restarted; 0: never.", "a whole number, 0 or more"),
     ] = limits.RESTARTS
 
 
@@ -170,22 +180,22 @@ class WorkerJob(ServingJob, frozen=True):
 
     slots: Annotated[
         SlotCount | Literal["auto"],
-        told(
+        documented(
             "Functions that run at the same time in each worker; auto: one for each core of its host.",
             f"a whole number, 1 to {limits.SLOTS_MAX}, or auto",
         ),
     ] = 1
     orphan_limit_s: Annotated[
         Seconds,
-        told("Seconds without a dispatcher after which a worker ends itself.", "a number of seconds above 0"),
+        documented("Seconds without a dispatcher after which a worker stops.", "a number of seconds above 0"),
     ] = limits.ORPHAN_LIMIT_S
     cancel_grace_s: Annotated[
         SecondsFromZero,
-        told("Seconds that a cancelled function has before it is cut off.", "a number of seconds, 0 or more"),
+        documented("Seconds that a cancelled function has before it is cut off.", "a number of seconds, 0 or more"),
     ] = limits.CANCEL_GRACE_S
 
     def slots_here(self) -> int:
-        """The slots of a worker on this host: `auto` is the number of cores that this process may use."""
+        """Return the slots of a worker on this host: `auto` is the number of cores that this process may use."""
         if self.slots != "auto":
             return self.slots
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -195,39 +205,49 @@ class WorkerJob(ServingJob, frozen=True):
 class JobsConfig(Section, frozen=True):
     """The jobs of the cluster; at least one. A job with nothing after its colon has its defaults."""
 
-    dispatcher: Annotated[DispatcherJob | None, told("The broker.", "a mapping")] = None
-    worker: Annotated[WorkerJob | None, told("Processes that run functions.", "a mapping")] = None
-    ps: Annotated[ServingJob | None, told("Parameter servers.", "a mapping")] = None
-    chief: Annotated[SingleJob | None, told("The task that the program runs as; at most one.", "a mapping")] = None
-    evaluator: Annotated[EvaluatorJob | None, told("The side-car that evaluates checkpoints.", "a mapping")] = None
+    dispatcher: Annotated[DispatcherJob | None, documented("The dispatcher.", "a mapping")] = None
+    worker: Annotated[WorkerJob | None, documented("Processes that run functions.", "a mapping")] = None
+    ps: Annotated[ServingJob | None, documented("Parameter servers.", "a mapping")] = None
+    chief: Annotated[SingleJob | None, documented("The task that the program runs as; at most one.", "a mapping")] = (
+        None
+    )
+    evaluator: Annotated[EvaluatorJob | None, documented("The side-car that evaluates checkpoints.", "a mapping")] = (
+        None
+    )
 
     def task_jobs(self) -> dict[str, Job]:
-        """The jobs that are there and have tasks: all but the dispatcher."""
+        """Return the jobs in this file that have tasks: all but the dispatcher."""
         every = {"worker": self.worker, "ps": self.ps, "chief": self.chief, "evaluator": self.evaluator}
         return {name: job for name, job in every.items() if job is not None}
 
 
 class SecurityConfig(Section, frozen=True):
-    """Who may connect. On loopback a token of the user does; everywhere else CURVE keys."""
+    """Which peers may connect. On loopback the user's token decides; elsewhere CURVE keys."""
 
     curve: Annotated[
         bool | Literal["auto"],
-        told("CURVE keys: auto uses them for whatever is not on loopback.", "auto, true or false"),
+        documented("CURVE keys: auto uses them for all addresses that are not on loopback.", "auto, true or false"),
     ] = "auto"
     keys: Annotated[
         str | None,
-        told("Folder made by zmqdist keygen; null: launch makes keys of its own.", "the path of a folder, or null"),
+        documented(
+            "Folder made by zmqdist keygen; null: launch makes keys of its own.", "the path of a folder, or null"
+        ),
     ] = None
 
 
 class RuntimeConfig(Section, frozen=True):
-    """What is only known once the cluster runs; the launcher writes it for its children.
+    """Values that are known once the cluster runs; the launcher writes them for its children.
 
     Attributes:
       dispatcher: target, `zmq://host:port`.
       token_file, keys_dir: paths, never the secrets themselves.
     """
 
-    dispatcher: Annotated[str, told("Target of the running dispatcher.", "zmq://host:port")]
-    token_file: Annotated[str | None, told("File with the cluster's token.", "the path of a file, or null")] = None
-    keys_dir: Annotated[str | None, told("Folder with the cluster's keys.", "the path of a folder, or null")] = None
+    dispatcher: Annotated[str, documented("Target of the running dispatcher.", "zmq://host:port")]
+    token_file: Annotated[str | None, documented("File with the cluster's token.", "the path of a file, or null")] = (
+        None
+    )
+    keys_dir: Annotated[str | None, documented("Folder with the cluster's keys.", "the path of a folder, or null")] = (
+        None
+    )

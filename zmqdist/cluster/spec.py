@@ -1,9 +1,9 @@
-"""ClusterSpec: which jobs a cluster has, and at which addresses their tasks are.
+"""ClusterSpec: the jobs of a cluster, and the addresses of their tasks.
 
 Rules
-    A job is dense (a list of addresses) or sparse (a dict of index to address); inside, both are the latter.
-    What is given is copied, and a ClusterSpec never changes. Addresses are only checked by `validate`, because a spec may
-    be built before its ports are known.
+    A job is dense (a list of addresses) or sparse (a dict of index to address); internally both are dicts.
+    The constructor copies its argument, and a ClusterSpec never changes. Only `validate` checks addresses, because a spec may be built
+    before its ports are known.
 """
 
 from __future__ import annotations
@@ -17,57 +17,57 @@ from zmqdist.cluster.defs import ClusterDef, JobDef
 _INT32 = 2**31
 
 Tasks: TypeAlias = "list[str] | dict[int, str]"
-"""The tasks of one job as `as_dict` gives them: dense or sparse."""
+"""The tasks of one job as `as_dict` returns them: dense or sparse."""
 
 
 class ClusterSpec:
     """The jobs of a cluster with the addresses of their tasks.
 
     Args:
-      cluster: a dict from job name to a list (or tuple) of addresses or to a dict {index: address}; or a ClusterDef; or
-        another ClusterSpec. Names and addresses may be bytes (UTF-8). Indices go through `int()`.
+      cluster: a dict from job name to a list (or tuple) of addresses or to a dict {index: address}; or a ClusterDef; or another
+        ClusterSpec. Names and addresses may be bytes (UTF-8). Indices are converted by `int()`.
 
     Raises:
-      TypeError: something else, or a name, address or list of tasks of a wrong type; the text names the job.
-      ValueError: an index is no number, negative, above int32 or there twice; a job is there twice.
-        Not raised for bad addresses: see `validate`.
+      TypeError: another type, or a name, address or list of tasks of a wrong type; the text names the job.
+      ValueError: an index is no number, negative, above int32 or listed twice; a job is listed twice. Not raised for bad addresses: see
+        `validate`.
     """
 
     __hash__ = None  # type: ignore[assignment]  # equal to plain dicts, so it must be as unhashable as they are
 
     def __init__(self, cluster: Mapping[Any, Any] | ClusterDef | ClusterSpec) -> None:
         self._jobs: dict[str, dict[int, str]] = {}
-        for name, tasks in _given_jobs(cluster):
+        for name, tasks in _jobs_of(cluster):
             job = _text(name, "job name")
             if job in self._jobs:
-                raise ValueError(f"job {job!r} is there twice")
+                raise ValueError(f"job {job!r} is listed twice")
             self._jobs[job] = _tasks(job, tasks)
         self._def = ClusterDef([JobDef(job, dict(sorted(self._jobs[job].items()))) for job in sorted(self._jobs)])
 
     @property
     def jobs(self) -> list[str]:
-        """The names of the jobs: as given in a dict, sorted when built from a ClusterDef or ClusterSpec."""
+        """The names of the jobs: in the order of the dict, or sorted when built from a ClusterDef or ClusterSpec."""
         return list(self._jobs)
 
     def num_tasks(self, job_name: str) -> int:
-        """How many tasks the job has. Raises ValueError for an unknown job."""
+        """Return how many tasks the job has. Raises ValueError for an unknown job."""
         return len(self._job(job_name))
 
     def task_indices(self, job_name: str) -> list[int]:
-        """The indices of the job's tasks, sorted. Raises ValueError for an unknown job."""
+        """Return the indices of the job's tasks, sorted. Raises ValueError for an unknown job."""
         return sorted(self._job(job_name))
 
     def task_address(self, job_name: str, task_index: int) -> str:
-        """The address of one task. Raises ValueError for an unknown job or index; an index must be an int."""
+        """Return the address of one task. Raises ValueError for an unknown job or index; an index must be an int."""
         tasks = self._job(job_name)
         if not isinstance(task_index, int) or task_index not in tasks:
             raise ValueError(f"job {job_name!r} has no task with index {task_index!r}")
         return tasks[task_index]
 
     def job_tasks(self, job_name: str) -> list[str | None]:
-        """The addresses by index, None where a sparse job has no task; [] for an empty job.
+        """Return the addresses by index, None where a sparse job has no task; [] for an empty job.
 
-        The list is as long as the highest index: do not ask for it where indices are sparse by the million.
+        The list is as long as the highest index requires: do not call this where indices go into the millions.
 
         Raises:
           ValueError: unknown job.
@@ -76,30 +76,30 @@ class ClusterSpec:
         return [tasks.get(index) for index in range(max(tasks, default=-1) + 1)]
 
     def as_dict(self) -> dict[str, Tasks]:
-        """A fresh dict: a dense job as a list, a sparse one as a dict, an empty one as {}."""
+        """Return a new dict: a dense job as a list, a sparse one as a dict, an empty one as {}."""
         return {job: _dense_or_sparse(tasks) for job, tasks in self._jobs.items()}
 
     def as_cluster_def(self) -> ClusterDef:
-        """The ClusterDef, sorted by job and index: the same object each time, so copy it before changing it."""
+        """Return the ClusterDef, sorted by job and index: the same object each time, so copy it before you change it."""
         return self._def
 
     def validate(self) -> list[str]:
-        """What is wrong with the addresses, one sentence each; empty when nothing is.
+        """Return one sentence for each problem with the addresses; an empty list if there is none.
 
-        Found are addresses that are not `host:port` (a missing port, an IPv6 host without brackets), and an address that
-        two tasks have. Port 0 may be there more than once: the system chooses it.
+        Problems are addresses that are not `host:port` (a missing port, an IPv6 host without brackets), and an address that two tasks have.
+        Port 0 may occur more than once, because the system chooses the port.
         """
         problems: list[str] = []
         first: dict[tuple[str, int], str] = {}
         for job in sorted(self._jobs):
             for index, address in sorted(self._jobs[job].items()):
                 try:
-                    place = split_address(address)
+                    host_port = split_address(address)
                 except ValueError as error:
                     problems.append(f"{job}:{index} has the address {address!r}: {error}")
                     continue
-                owner = first.setdefault(place, f"{job}:{index}")
-                if place[1] and owner != f"{job}:{index}":
+                owner = first.setdefault(host_port, f"{job}:{index}")
+                if host_port[1] and owner != f"{job}:{index}":
                     problems.append(f"{job}:{index} has the address {address!r}, which {owner} has already")
         return problems
 
@@ -121,7 +121,7 @@ class ClusterSpec:
             raise ValueError(f"no job {job_name!r} in this cluster; it has {sorted(self._jobs)}") from None
 
 
-def _given_jobs(cluster: object) -> Iterator[tuple[Any, Any]]:
+def _jobs_of(cluster: object) -> Iterator[tuple[Any, Any]]:
     if isinstance(cluster, ClusterSpec):
         cluster = cluster.as_cluster_def()
     if isinstance(cluster, ClusterDef):
@@ -158,11 +158,11 @@ def _index(job: str, key: Any) -> int:
     return index
 
 
-def _text(value: object, what: str) -> str:
+def _text(value: object, label: str) -> str:
     if isinstance(value, bytes):
         return value.decode()
     if not isinstance(value, str):
-        raise TypeError(f"{what} must be a string, not {value!r}")
+        raise TypeError(f"{label} must be a string, not {value!r}")
     return value
 
 

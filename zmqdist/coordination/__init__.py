@@ -1,4 +1,4 @@
-"""What the tasks of a cluster agree on: barriers, a key-value store, who is there and who has failed."""
+"""Coordination of the tasks of a cluster: barriers, a key-value store, the states of tasks and their errors."""
 
 from zmqdist.coordination.client import CoordinationClient, KeyValues, TaskState
 

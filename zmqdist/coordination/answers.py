@@ -1,4 +1,4 @@
-"""What machines answer to questions that may wait: effects that name a question by its ticket.
+"""Replies of machines to requests that may wait: effects that name a request by its ticket.
 
 Also the names of tasks, which those machines share.
 """
@@ -10,18 +10,18 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 Ticket: TypeAlias = Hashable
-"""One question; the shell's own object. It is answered once, or dropped."""
+"""One request; an object of the shell's. A machine replies to it once, or drops it."""
 
 Task: TypeAlias = tuple[str, int]
 """(job, index)."""
 
-NAMES_TOLD = 20
-"""Tasks that a text names; the others are counted."""
+NAMES_LISTED_MAX = 20
+"""The most tasks that a text names; the remaining ones are counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Give this value to who asked."""
+    """Reply to the request with this value."""
 
     ticket: Ticket
     value: Any = None
@@ -29,7 +29,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Fail:
-    """Give this error to who asked: a code of zmqdist.errors, and a text."""
+    """Reply to the request with this error: a code of zmqdist.errors, and a text."""
 
     ticket: Ticket
     code: int
@@ -40,12 +40,12 @@ Effect: TypeAlias = Answer | Fail
 
 
 def named(task: Task) -> str:
-    """("worker", 1) as people write it: "worker:1"."""
+    """Return the text form of a task: "worker:1" for ("worker", 1)."""
     return f"{task[0]}:{task[1]}"
 
 
 def listed(tasks: Iterable[Task]) -> str:
-    """The names of tasks, in the order that is given."""
+    """Return the names of tasks in this order, at most NAMES_LISTED_MAX of them."""
     names = [named(task) for task in tasks]
-    more = len(names) - NAMES_TOLD
-    return ", ".join(names[:NAMES_TOLD]) + (f" and {more} more" if more > 0 else "") if names else "none"
+    more = len(names) - NAMES_LISTED_MAX
+    return ", ".join(names[:NAMES_LISTED_MAX]) + (f" and {more} more" if more > 0 else "") if names else "none"

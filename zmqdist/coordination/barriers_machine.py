@@ -1,27 +1,29 @@
-"""Barriers: a set of tasks of which nobody goes on before all have come.
+"""Barriers: points at which a set of tasks wait until all of them have called. No I/O.
 
 Theory of operation
-    A barrier has a name, and is used as often as one likes: each use is a round with a number. A task says which round it means: one
-    more than the last one whose end it has seen. So a task that was started again, and would meet the others at the wrong place, is
-    found out, and the round fails for all: the one that is on, else the next, so that all are in step again after it, whoever came first.
-    A round begins with its first caller, which says who belongs to it, and until when. It ends once, for all of its tasks alike:
-    passed, or with an error. Those who come late get that error at once, and go on with the next round.
+    A barrier has a name and can be used any number of times: each use is a round with a number. A task names the round that it means, one
+    more than the last round whose end it has seen. A restarted task, which would meet the others at the wrong place, is detected by its
+    number. The round then fails for all: the round that is on, or else the next one. After that all tasks are in step again, in whatever
+    order they called.
+    The first caller begins a round, and says which tasks belong to it and until when it waits. A round ends once, for all of its tasks
+    alike: it passes, or fails with an error. Tasks that call a round that has ended get its outcome at once, and go on with the next round.
 
-    A task that does not know where the others are, and may meet them anywhere, names no round: it is taken into the one that is on. That
-    is how a group of collectives goes on after an error, and with a member that has begun another life (tasks/agreement_machine.py).
+    A task that does not know where the other tasks are names no round (None), and joins the round that is on. That is how a group of
+    collectives goes on after an error, and how it takes in a restarted member (tasks/agreement_machine.py).
 
-    A barrier never blocks: a caller is a ticket, which is given its RoundOutcome when the round ends. A caller that went away before
-    (`dropped`) has not come; a round that all have left again has not begun.
+    A barrier never blocks: a caller is a ticket, which gets its RoundOutcome when the round ends. A caller that disconnects before
+    (`dropped`) no longer counts as arrived; a round that all callers have left has not begun.
 
 Promises, checked by tests/machines/test_barriers.py
     P1  a round passes only when all of its tasks wait in it at that moment
-    P2  all callers of a round get the same outcome; but who calls twice gets CANCELLED for the first call
-    P3  each ticket gets one outcome, or is dropped; nothing is left of it then
-    P4  a round with a deadline ends by it: the first that a caller gives, or the earliest of all, as this table was told
-    P5  a task that was started again never passes a round in the place of its former life, unless it names no round
-    P6  at most `names_max` names are known; the longest unused that nobody waits at is forgotten, and then begins with any number
+    P2  all callers of a round get the same outcome; except that a task that calls twice gets CANCELLED for its first call
+    P3  each ticket gets one outcome or is dropped, and the table keeps nothing of it after that
+    P4  a round with a deadline ends by it: by the first deadline of a caller, or by the earliest (`earliest_deadline`)
+    P5  a restarted task never passes a round in the place of its earlier incarnation, unless it names no round
+    P6  the table knows at most `names_max` names; it forgets the least recently used one without a waiting caller, which then begins with
+        any number
 
-Not here: whether a task lives (machine.py says `task_failed`), and clocks.
+Not here: whether a task is alive (machine.py calls `task_failed`), and clocks.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ from zmqdist.limits import BARRIERS_MAX
 
 
 class RoundOutcome(NamedTuple):
-    """What a caller gets. `counter` is the number of the last round that has ended: it goes on with the next one."""
+    """The outcome of a round. `counter` is the number of the last round that has ended: the caller goes on with the next one."""
 
     code: int
     message: str
@@ -54,23 +56,23 @@ class RoundOutcome(NamedTuple):
 @dataclass(slots=True)
 class _Round:
     counter: int | None
-    """None while no caller has named a number, at a barrier of which nothing is known."""
+    """None until a caller names a number, at a barrier without an earlier round."""
     tasks: frozenset[Task]
-    first: Task
+    first: Task  # the first caller, for error texts
     due: float
     came: dict[Task, Ticket] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
 class _Barrier:
-    """A name.
+    """A name, its last round and the one that is on.
 
     Attributes:
       counter: number of the last round that has ended; None before the first.
-      title: what error texts call it.
-      tasks, code, message: of that round.
-      round: the one in which somebody waits.
-      late: tasks that have not heard yet that a round has failed without them, with its outcome.
+      title: the barrier in error texts.
+      tasks, code, message: of the last round.
+      round: the round in which callers wait; None while no caller does.
+      late: tasks without which a round has failed and which have not been notified yet, with its outcome.
     """
 
     name: str
@@ -82,22 +84,26 @@ class _Barrier:
     round: _Round | None = None
     late: dict[Task, RoundOutcome] = field(default_factory=dict)
     restarted: set[Task] = field(default_factory=set)
-    """Tasks of the last round that have begun another life since: they did not pass it."""
+    """Tasks of the last round that have been restarted since: their current incarnation did not pass it."""
 
 
 class Barriers:
     """See the module's docstring.
 
+    Invariant: `_by_ticket` has exactly the callers of the rounds that are on.
+
     Attributes:
-      deadline: `ticked` must be called then at the latest; `inf` for never.
+      deadline: when `ticked` must be called at the latest; `inf` for never.
     """
 
     def __init__(
         self, names_max: int = BARRIERS_MAX, earliest_deadline: bool = False, out_of_step: int = INTERNAL
     ) -> None:
-        """Args:
-        earliest_deadline: a later caller, too, may say that a round must end; else the first deadline of a round stays.
-        out_of_step: the code that ends a round to which a task came with another number than the others.
+        """Create an empty table.
+
+        Args:
+          earliest_deadline: whether a later caller can bring the end of a round forward; if not, the first deadline of a round holds.
+          out_of_step: the code that ends a round which a task has called with another number than the others.
         """
         self.deadline = inf
         self._earliest_deadline = earliest_deadline
@@ -107,7 +113,7 @@ class Barriers:
         self._by_ticket: dict[Ticket, tuple[_Barrier, Task]] = {}
 
     def next_counter(self, name: str) -> int:
-        """The number of the round that is on, or would be the next."""
+        """Return the number of the round that is on, or else of the next one."""
         barrier = self._barriers.get(name)
         if barrier is None:
             return 0
@@ -116,12 +122,12 @@ class Barriers:
         return 0 if barrier.counter is None else barrier.counter + 1
 
     def owes(self, name: str, task: Task) -> bool:
-        """Whether a round has failed without this task, which has not been told yet."""
+        """Return whether a round has failed without this task, which has not been notified yet."""
         barrier = self._barriers.get(name)
         return barrier is not None and task in barrier.late
 
     def is_over(self, name: str, counter: int, task: Task) -> bool:
-        """Whether this round has ended: a later one is on, or has ended. If so this task counts as told of it."""
+        """Return whether this round has ended: a later one is on, or has ended. If so, this task counts as notified of it."""
         barrier = self._barriers.get(name)
         if barrier is None or not self._is_past(barrier, counter):
             return False
@@ -130,7 +136,7 @@ class Barriers:
         return True
 
     def tasks_of(self, name: str) -> frozenset[Task]:
-        """For whom the round is that is on; empty when none is."""
+        """Return the tasks of the round that is on; empty if none is."""
         barrier = self._barriers.get(name)
         return frozenset() if barrier is None or barrier.round is None else barrier.round.tasks
 
@@ -149,31 +155,32 @@ class Barriers:
 
         Args:
           counter: the round that it means; None: the one that is on, or the next.
-          tasks: who must come, itself included.
-          due: until when it would wait.
+          tasks: the tasks that must call, itself included.
+          due: until when it waits.
           problem: why the round cannot pass (code, text): then it fails for all.
-          title: what error texts call a round that begins with this call, in place of the barrier's name.
+          title: the round in error texts, in place of the barrier's name, if it begins with this call.
         """
         barrier = self._barriers.get(name)
         if barrier is None:
             if not self._make_room():
-                text = f"{self._names_max} barriers are waited at: no room for {name!r}"
+                text = f"tasks wait at {self._names_max} barriers already: no room for {name!r}"
                 return [Fail(ticket, RESOURCE_EXHAUSTED, text)]
             barrier = self._barriers[name] = _Barrier(name, title or f"barrier {name!r}")
         current = barrier.round
         late = barrier.late.get(task)
         if late is not None and (counter is None or counter <= late.counter):
             del barrier.late[task]
-            if counter is not None:
+            if counter is not None:  # P2: the task gets the outcome of the round that failed without it
                 return [Answer(ticket, late)]
         if current is None:
             last = barrier.counter
             if last is not None and counter is not None and counter != last + 1:
                 if not self._is_behind(barrier, counter, task):
-                    barrier.late.pop(task, None)  # this error, too, says that the last round is over
+                    barrier.late.pop(task, None)  # this error notifies the task of the last round as well
                     return [Answer(ticket, self._past(barrier, counter, task))]
+                # P5: the task is behind, so the next round fails for all; after that all are in step.
                 problem = problem or (self._code_out_of_step, self._out_of_step(barrier, counter, task))
-            del self._barriers[name]  # to the end: the most recently used
+            del self._barriers[name]  # P6: insert it again as the most recently used
             self._barriers[name] = barrier
             barrier.title = title or barrier.title
             counter = counter if last is None else last + 1
@@ -184,12 +191,12 @@ class Barriers:
         effects = self._join(barrier, current, ticket, task, due)
         if problem is not None:
             return effects + self._end(barrier, *problem)
-        if len(current.came) == len(current.tasks):
+        if len(current.came) == len(current.tasks):  # P1
             return effects + self._end(barrier, OK, "")
         return effects
 
     def cancelled(self, ticket: Ticket, name: str, counter: int, task: Task) -> list[Effect]:
-        """A task gives up a round, for all."""
+        """A task cancels a round for all."""
         barrier = self._barriers.get(name)
         current = barrier.round if barrier is not None else None
         if barrier is None or current is None or current.counter != counter:
@@ -200,12 +207,12 @@ class Barriers:
         return [*self._end(barrier, CANCELLED, f"{barrier.title} was cancelled by {named(task)}"), Answer(ticket)]
 
     def failed(self, name: str, code: int, message: str) -> list[Effect]:
-        """The round that is on, if one is, ends with this error."""
+        """The round that is on, if any, ends with this error."""
         barrier = self._barriers.get(name)
         return [] if barrier is None or barrier.round is None else self._end(barrier, code, message)
 
     def task_failed(self, task: Task, why: str, code: int = INTERNAL) -> list[Effect]:
-        """A task that others may wait for cannot come any more."""
+        """A task cannot call any more: the rounds that wait for it end."""
         effects: list[Effect] = []
         for barrier in self._waited_at():
             if barrier.round is not None and task in barrier.round.tasks:
@@ -213,11 +220,11 @@ class Barriers:
         return effects
 
     def forgotten(self, name: str) -> None:
-        """Nothing that has happened at a barrier counts any more. No caller may wait there."""
+        """Forget the history of a barrier. No caller may wait there."""
         self._barriers.pop(name, None)
 
     def restarted(self, task: Task) -> None:
-        """A task begins another life, and knows nothing of the rounds that the former one has passed."""
+        """A task has a new incarnation, which knows nothing of the rounds that the earlier one has passed."""
         for barrier in self._barriers.values():
             barrier.late.pop(task, None)
             if task in barrier.tasks:
@@ -229,7 +236,7 @@ class Barriers:
         if barrier is None or barrier.round is None or task is None:
             return
         del barrier.round.came[task]
-        if not barrier.round.came:
+        if not barrier.round.came:  # a round that all callers have left has not begun
             barrier.round = None
             if barrier.counter is None and not barrier.late:
                 del self._barriers[barrier.name]
@@ -246,16 +253,16 @@ class Barriers:
         return effects
 
     def stopped(self, why: str) -> list[Effect]:
-        """Nobody keeps these barriers any more: all who wait are told."""
+        """The keeper of these barriers stops: all waiting callers get CANCELLED."""
         return [effect for barrier in self._waited_at() for effect in self._end(barrier, CANCELLED, why)]
 
     def tickets(self, name: str) -> list[Ticket]:
-        """The callers that wait at a barrier."""
+        """Return the callers that wait at a barrier."""
         barrier = self._barriers.get(name)
         return [] if barrier is None or barrier.round is None else list(barrier.round.came.values())
 
     def missing(self, name: str) -> list[Task]:
-        """For whom the present round waits."""
+        """Return the tasks for which the round that is on waits."""
         barrier = self._barriers.get(name)
         if barrier is None or barrier.round is None:
             return []
@@ -276,13 +283,13 @@ class Barriers:
     def _join(self, barrier: _Barrier, current: _Round, ticket: Ticket, task: Task, due: float) -> list[Effect]:
         effects: list[Effect] = []
         earlier = current.came.get(task)
-        if earlier is not None:
+        if earlier is not None:  # P2: the second call of a task replaces its first
             del self._by_ticket[earlier]
             text = f"{named(task)} called {barrier.title} again while this call waited"
             effects.append(Answer(earlier, RoundOutcome(CANCELLED, text, (current.counter or 0) - 1)))
         current.came[task] = ticket
         self._by_ticket[ticket] = barrier, task
-        if self._earliest_deadline or current.due == inf:
+        if self._earliest_deadline or current.due == inf:  # P4
             current.due = min(current.due, due)
             self.deadline = min(self.deadline, due)
         return effects
@@ -290,7 +297,7 @@ class Barriers:
     def _misfit(
         self, barrier: _Barrier, current: _Round, counter: int | None, task: Task, tasks: frozenset[Task]
     ) -> tuple[int, str] | None:
-        """Why this caller does not fit the round that is on: then it fails for all."""
+        """Return why this caller does not fit the round that is on, which then fails for all."""
         if counter is not None and counter != current.counter:
             text = (
                 f"{named(task)} came to round {counter} of {barrier.title}, the others to round {current.counter}: "
@@ -312,11 +319,11 @@ class Barriers:
     def _is_past(barrier: _Barrier, counter: int) -> bool:
         current = barrier.round
         if current is not None and current.counter is not None and counter < current.counter:
-            return True  # also where the rounds before it were another life's to end
+            return True  # also where an earlier incarnation ended the rounds before it
         return barrier.counter is not None and counter <= barrier.counter
 
     def _is_behind(self, barrier: _Barrier, counter: int, task: Task) -> bool:
-        """Whether this caller has not seen the last round, though that was for it."""
+        """Return whether this caller has not seen the last round, although it belonged to it."""
         assert barrier.counter is not None
         return counter <= barrier.counter and (counter < barrier.counter or task in barrier.restarted)
 
@@ -327,7 +334,7 @@ class Barriers:
         )
 
     def _past(self, barrier: _Barrier, counter: int, task: Task) -> RoundOutcome:
-        """What somebody gets who calls the round that has ended, or one that cannot begin yet."""
+        """Return the outcome for a caller of the round that has ended, or of one that cannot begin yet."""
         assert barrier.counter is not None
         if counter != barrier.counter:
             text = self._out_of_step(barrier, counter, task)
@@ -338,7 +345,7 @@ class Barriers:
         return RoundOutcome(barrier.code, barrier.message, counter)
 
     def _end(self, barrier: _Barrier, code: int, message: str) -> list[Effect]:
-        """The round is over: all who wait are told, and those who have not come will be."""
+        """End the round that is on: reply to its callers, and keep the outcome for the tasks that have not called."""
         current = barrier.round
         assert current is not None
         barrier.round = None
@@ -370,6 +377,7 @@ class Barriers:
     def _make_room(self) -> bool:
         if len(self._barriers) < self._names_max:
             return True
+        # P6: the dict is in the order of use, so this is the least recently used name.
         unused = next((name for name, barrier in self._barriers.items() if barrier.round is None), None)
         if unused is None:
             return False

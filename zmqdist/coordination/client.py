@@ -1,6 +1,6 @@
-"""A task's end of coordination: barriers with the other tasks, keys, who is there, who has failed.
+"""A task's end of coordination: barriers with the other tasks, keys, the states of tasks and their errors.
 
-Not here: the connection and the registration (link.py), who keeps all this (service.py), what is decided (machine.py).
+Not here: the connection and the registration (link.py), the keeper (service.py), its decisions (machine.py).
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ TaskName: TypeAlias = "str | tuple[str, int]"
 
 
 class TaskState(NamedTuple):
-    """What is known of a task.
+    """The state of a task, as the keeper knows it.
 
     Attributes:
       state: "missing" (has not registered yet), "joining", "up", "error" or "left".
-      incarnation: of its present or last life; 0 before the first.
-      code, message: of its error; 0 and "".
+      incarnation: of its process, or of the last one; 0 before the first.
+      code, message: of its error; 0 and "" where it has none.
     """
 
     state: str
@@ -42,16 +42,16 @@ class TaskState(NamedTuple):
 
 
 class CoordinationClient:
-    """One task among those of a cluster, as far as they coordinate. From any thread; close it.
+    """One task among the tasks of a cluster, for barriers, keys and states. From any thread; close it.
 
-    It registers in the background, and stays registered; other tasks are told when it is lost. Questions wait for the keeper to
-    appear for the first time, up to their time-outs (LEADER_WAIT_S where they have none).
+    The client registers in the background and stays registered; the other tasks are notified when it is lost. Until the keeper appears for
+    the first time, requests wait for it, up to their time-outs (LEADER_WAIT_S where they have none).
 
-    Every question raises UnavailableError while the keeper is gone (that of a client which is no task waits for the next one);
-    AbortedError or another OpError when it does not take this task (any more); InvalidArgumentError for arguments that make no sense.
+    Every request raises UnavailableError while the keeper is gone (requests of a client that is no task wait for the next keeper),
+    AbortedError or another OpError when the keeper refuses this task, and InvalidArgumentError for arguments that make no sense.
 
     Attributes:
-      kv: the keys.
+      kv: the key-value store.
     """
 
     def __init__(
@@ -63,44 +63,45 @@ class CoordinationClient:
         credentials: Credentials | None = None,
         keeper: str = "",
     ) -> None:
-        """Connect, and wait for nothing.
+        """Connect in the background; does not block.
 
         Args:
           address: "host:port" of the keeper: of a cluster's leader, or of a dispatcher.
-          task: which task this is. None: none of them; then there are only keys and `task_states`.
-          incarnation: of this life of the task; 0 draws one.
-          credentials: where the secret is, if not in the usual place.
-          keeper: the name of the keeper, for errors.
+          task: which task this is. None: no task; then only keys and `task_states` can be used.
+          incarnation: of this process; 0 draws one.
+          credentials: where the keys and the token are, if not in the usual place.
+          keeper: the name of the keeper, for error texts.
         """
         security = (credentials or Credentials()).client(address.removeprefix("zmq://"), "worker")
-        who = None if task is None else (*task_of(task), incarnation or new_incarnation())
-        name = "" if who is None else named(who[:2])
-        self._link = KeeperLink(lambda: ZmqClient(address, name, security=security), who, keeper)
+        identity = None if task is None else (*task_of(task), incarnation or new_incarnation())
+        name = "" if identity is None else named(identity[:2])
+        self._link = KeeperLink(lambda: ZmqClient(address, name, security=security), identity, keeper)
         self.kv = KeyValues(self._link)
 
-    # -- together -------------------------------------------------------------------------------------------------------------
+    # -- barriers ------------------------------------------------------------------------------------------------------------
 
     def barrier(self, name: str, timeout: float | None = None, tasks: Iterable[TaskName] | None = None) -> None:
-        """Wait until all tasks have called the barrier of this name. It can be used again and again.
+        """Wait until all tasks have called the barrier of this name. A barrier can be used again and again.
 
-        When it fails, it fails for all who wait with the same error, and at once for those who come later.
+        When a round fails, it fails with the same error for all waiting tasks, and at once for those that call later.
 
         Args:
-          timeout: seconds; the first one that a caller gives counts for all. None: for ever, and the log says for whom it waits.
-          tasks: for whom it is; all must say the same. None: all tasks of the cluster.
+          timeout: seconds; the first time-out of a caller holds for all. None: no limit, and the log reports at intervals which tasks are
+            missing.
+          tasks: the tasks that must call; all of them must pass the same. None: all tasks of the cluster.
 
         Raises:
-          DeadlineExceededError: not all came in time; the text names those who are missing.
-          InternalError: a task that is waited for is in error, was lost or has left; or was started again and counts anew.
-          InvalidArgumentError: the callers do not agree on `tasks`, or one is not among them.
-          CancelledError: somebody cancelled it, or this task called it again from elsewhere.
+          DeadlineExceededError: some tasks did not call in time; the text names them.
+          InternalError: one of the tasks is in error, was lost, has left, or was restarted and counts rounds anew.
+          InvalidArgumentError: the callers differ in `tasks`, or one of them is not in it.
+          CancelledError: a task cancelled the round, or this task called the barrier again from elsewhere.
         """
-        who, due, members = self._who(), _due(timeout), _tasks_of(tasks)
+        identity, due, members = self._identity(), _due(timeout), _tasks_of(tasks)
         self._link.ready(due)
         left = None if timeout is None else max(0.0, due - time.monotonic())
         wait = LoggedWait(f"at barrier {name!r}", name) if timeout is None else None
-        code, message, counter = self._link.ask(
-            "barrier", who, name, self._link.counter(name), left, members, due=due, wait=wait
+        code, message, counter = self._link.request(
+            "barrier", identity, name, self._link.counter(name), left, members, due=due, wait=wait
         )
         self._link.ended(name, counter)
         if code:
@@ -108,44 +109,48 @@ class CoordinationClient:
             raise from_code(code, message)
 
     def cancel_barrier(self, name: str) -> None:
-        """End the present round of a barrier for all who wait, with CancelledError.
+        """End the current round of a barrier with CancelledError, for all waiting tasks.
 
         Raises:
-          FailedPreconditionError: nobody waits there, or it is over.
+          FailedPreconditionError: no task waits there, or the round is over.
         """
-        self._ask("cancel_barrier", self._who(), name, self._link.counter(name))
+        self._request("cancel_barrier", self._identity(), name, self._link.counter(name))
 
     def wait_for_all(self, devices: Iterable[str] = (), timeout: float | None = None) -> list[str]:
-        """Wait until all tasks of the cluster wait here, as a first sign that it is complete.
+        """Wait until all tasks of the cluster have called this method: a first sign that the cluster is complete.
 
         Args:
-          devices: what this task has to tell the others.
+          devices: the names of this task's devices, or any other texts for the other tasks.
 
         Returns:
-          What all have told, in the order of the tasks.
+          The texts of all tasks, in the order of the tasks.
 
-        Raises: as `barrier`.
+        Raises as `barrier`.
         """
-        who, due = self._who(), _due(timeout)
+        identity, due = self._identity(), _due(timeout)
         self._link.ready(due)
         left = None if timeout is None else max(0.0, due - time.monotonic())
         wait = LoggedWait("for all tasks", "zmqdist.all") if timeout is None else None
-        told = self._link.ask("wait_for_all", who, list(devices), left, due=due, wait=wait)
-        return list(told)
+        all_devices = self._link.request("wait_for_all", identity, list(devices), left, due=due, wait=wait)
+        return list(all_devices)
 
     def alive_tasks(self, tasks: Iterable[TaskName] | None = None) -> list[str]:
-        """Which of these tasks are alive. All of them that are must ask the same, and get the same answer when the last one has."""
-        return [named(task) for task in self._ask("alive", self._who(), _tasks_of(tasks))]
+        """Return the names of those of `tasks` that are alive; None: of all tasks.
 
-    # -- who is there -----------------------------------------------------------------------------------------------------------
+        A collective call: each of these tasks that is alive must make it with the same set. All get the same result, once the last of them
+        has called.
+        """
+        return [named(task) for task in self._request("alive", self._identity(), _tasks_of(tasks))]
+
+    # -- states of tasks -------------------------------------------------------------------------------------------------------
 
     def task_states(self, jobs: Iterable[str] | None = None) -> dict[str, TaskState]:
-        """What is known of all tasks, or of those of some jobs, by name and in the order of the cluster."""
-        rows = self._ask("states", None if jobs is None else list(jobs))
+        """Return the state of every task, or of the tasks of some jobs, by name and in the order of the cluster."""
+        rows = self._request("states", None if jobs is None else list(jobs))
         return {named((job, index)): TaskState(*rest) for job, index, *rest in rows}
 
     def check_alive(self, task: TaskName) -> bool:
-        """Whether a task is registered and neither lost nor in error.
+        """Return whether a task is registered and neither lost nor in error.
 
         Raises:
           InvalidArgumentError: the cluster has no such task.
@@ -157,76 +162,79 @@ class CoordinationClient:
         return states[name].state == UP
 
     def report_error(self, code: int, message: str) -> None:
-        """This task has failed: tell the others, and end barriers that wait for it. `reset` makes it whole again.
+        """Report that this task has failed: the other tasks are notified, and barriers that wait for it end. `reset` clears the error.
 
         Args:
           code: one of zmqdist.errors, not OK.
         """
-        self._ask("report_error", self._who(), code, message)
+        self._request("report_error", self._identity(), code, message)
 
     def on_error(self, fn: OnError) -> None:
-        """Have `fn(task, error)` called when a task of the cluster fails: with its name and an OpError, in a thread for such calls."""
+        """Have `fn(task, error)` called when a task of the cluster fails, with its name and an OpError.
+
+        Callbacks run in a thread of their own, one after another.
+        """
         self._link.callbacks.append(fn)
 
     @property
     def errors(self) -> list[tuple[str, OpError]]:
-        """The last errors of tasks that this one was told, oldest first: (name of the task, error)."""
+        """The last errors that the keeper has reported to this task, oldest first: (name of the failed task, error)."""
         return list(self._link.errors)
 
     def snapshot(self) -> CoordinationSnapshot:
-        """An immutable record of now: whether this task is registered, what it waits for. Asks nobody."""
+        """Return an immutable record of this moment: whether this task is registered, and its waiting requests. Calls nothing."""
         return self._link.snapshot()
 
     # -- life -------------------------------------------------------------------------------------------------------------------
 
     def register(self, timeout: float | None = None) -> None:
-        """Wait until this task is registered, which happens by itself.
+        """Wait until this task is registered, which happens in the background.
 
         Raises:
           DeadlineExceededError: the keeper did not appear in time.
-          AbortedError: this task is in error, or another life of it is registered: see `reset`.
+          AbortedError: this task is in error, or another incarnation of it is registered: see `reset`.
         """
-        self._who()
+        self._identity()
         self._link.ready(_due(timeout))
 
     def beat(self) -> None:
-        """Give a sign of life now. Nobody has to: the client does so by itself.
+        """Send a sign of life now. Not necessary, because the client sends them in the background.
 
         Raises:
           OpError: this task's own error, if it is in error.
         """
-        self._ask("beat", self._who())
+        self._request("beat", self._identity())
 
     def reset(self) -> None:
-        """Have the keeper forget that this task is in error, or was there in another life, and register again.
+        """Have the keeper forget the error or the earlier incarnation of this task, and register again.
 
         Raises:
-          DeadlineExceededError: there was no keeper within LEADER_WAIT_S.
+          DeadlineExceededError: no keeper appeared within LEADER_WAIT_S.
         """
-        self._who()
+        self._identity()
         self._link.reset()
 
     def shutdown(self) -> None:
-        """Leave in good order: with all others, where the cluster is configured so (`shutdown_timeout_s`).
+        """Leave in good order: together with all other tasks, where the cluster is configured for that (`shutdown_timeout_s`).
 
         Raises:
-          DeadlineExceededError: the others did not come in time; this task has left all the same.
+          DeadlineExceededError: some tasks did not shut down in time; this one has left all the same.
         """
         self._link.shutdown()
 
-    def close(self, say_so: bool = True) -> None:
+    def close(self, notify: bool = True) -> None:
         """Leave at once, and end the connection. Idempotent.
 
         Args:
-          say_so: False: do not tell the keeper, which then takes this task for lost.
+          notify: whether to inform the keeper. If not, the keeper takes this task for lost.
         """
-        self._link.close(say_so)
+        self._link.close(notify)
 
     def end_waits(self, why: str) -> None:
-        """End what waits here, with CancelledError, before `close`: for those who have more to end than this client.
+        """End the waits of this client with CancelledError, before `close`: for an owner that has more to end than this client.
 
         Args:
-          why: what has happened, as "the server of worker:1 was stopped".
+          why: the event, as "the server of worker:1 was stopped".
         """
         self._link.end_waits(why)
 
@@ -241,76 +249,76 @@ class CoordinationClient:
         if link is not None and not link.closed:
             in_background("zmqdist-coordination-stop", link.close, False)
 
-    def _who(self) -> tuple[str, int, int]:
-        if self._link.who is None:
+    def _identity(self) -> tuple[str, int, int]:
+        if self._link.identity is None:
             raise FailedPreconditionError("this client is no task of the cluster: it has keys and task_states only")
-        return self._link.who
+        return self._link.identity
 
-    def _ask(self, method: str, *args: Any) -> Any:
-        return self._link.ask(method, *args, due=_due(LEADER_WAIT_S))
+    def _request(self, method: str, *args: Any) -> Any:
+        return self._link.request(method, *args, due=_due(LEADER_WAIT_S))
 
 
 class KeyValues:
-    """Values by key, which all tasks share. A key is a str, a path with slashes if you like; a value is anything that RPC carries.
+    """A key-value store that all tasks share. A key is a str, a path if it has slashes; a value is anything that RPC carries.
 
-    They live with the keeper, and as long as it. What is got is a snapshot. No question but `get` waits for another task.
+    The keeper holds the values in memory, and they are lost with it. A value that is read is a snapshot. Only `get` waits for another task.
     """
 
     def __init__(self, link: KeeperLink) -> None:
         self._link = link
 
     def set(self, key: str, value: Any, overwrite: bool = False) -> None:
-        """Give a key its value.
+        """Set the value of a key.
 
         Raises:
-          AlreadyExistsError: it has one, and keeps it; unless `overwrite`.
-          ResourceExhaustedError: KEYS_MAX or KEYS_BYTES_MAX is reached.
+          AlreadyExistsError: the key has a value, which stays; not raised with `overwrite`.
+          ResourceExhaustedError: the store has KEYS_MAX keys or KEYS_BYTES_MAX bytes.
         """
-        self._ask("kv_set", key, value, overwrite)
+        self._request("kv_set", key, value, overwrite)
 
     def get(self, key: str, timeout: float | None = None) -> Any:
-        """The value of a key; waits until somebody has set it.
+        """Return the value of a key; wait until a task sets it.
 
         Args:
-          timeout: seconds; None: for ever, and the log says so.
+          timeout: seconds; None: no limit, and the log reports the wait at intervals.
 
         Raises:
-          DeadlineExceededError: nobody set it in time.
+          DeadlineExceededError: no task set the key in time.
         """
         due = _due(timeout)
-        if self._link.who is not None:
+        if self._link.identity is not None:
             self._link.ready(due)
         left = None if timeout is None else max(0.0, due - time.monotonic())
-        return self._link.ask(
+        return self._link.request(
             "kv_get", key, left, due=due, wait=LoggedWait(f"for key {key!r}") if timeout is None else None
         )
 
     def try_get(self, key: str) -> Any:
-        """The value of a key. Raises NotFoundError where it has none."""
-        return self._ask("kv_try_get", key)
+        """Return the value of a key. Raises NotFoundError where it has none."""
+        return self._request("kv_try_get", key)
 
     def delete(self, key: str) -> int:
-        """Remove a key, and all below it ("a" also removes "a/b"). Returns how many there were."""
-        return int(self._ask("kv_delete", key))
+        """Remove a key and all keys below it ("a" also removes "a/b"). Returns how many keys were removed."""
+        return int(self._request("kv_delete", key))
 
     def list(self, prefix: str = "") -> dict[str, Any]:
-        """All that is below a directory, by whole key, in order: "a" gives "a/b" and "a/b/c", and neither "a" nor "ab"."""
-        return dict(self._ask("kv_list", prefix))
+        """Return all keys below a directory, in order, with their values: "a" gives "a/b" and "a/b/c", and neither "a" nor "ab"."""
+        return dict(self._request("kv_list", prefix))
 
     def increment(self, key: str, by: int = 1) -> int:
-        """Add to a whole number, 0 where there is none, and return the sum. No two callers get the same one.
+        """Add to a whole number, which starts at 0, and return the sum. No two callers get the same sum.
 
         Raises:
           FailedPreconditionError: the value is no whole number.
         """
-        return int(self._ask("kv_increment", key, by))
+        return int(self._request("kv_increment", key, by))
 
-    def _ask(self, method: str, *args: Any) -> Any:
-        return self._link.ask(method, *args, due=_due(LEADER_WAIT_S))
+    def _request(self, method: str, *args: Any) -> Any:
+        return self._link.request(method, *args, due=_due(LEADER_WAIT_S))
 
 
 def task_of(name: TaskName) -> Task:
-    """ "worker:1", ("worker", 1) or "/job:worker/replica:0/task:1" as a Task. Raises InvalidArgumentError."""
+    """Return "worker:1", ("worker", 1) or "/job:worker/replica:0/task:1" as a Task. Raises InvalidArgumentError."""
     if isinstance(name, str) and name.startswith("/"):
         try:
             device = Device.parse(name)
@@ -336,7 +344,7 @@ def _tasks_of(names: Iterable[TaskName] | None) -> list[Task] | None:
 
 
 def _due(timeout: float | None) -> float:
-    """When a time-out is over; numbers of NumPy will do, too."""
+    """Return when a time-out is over, on `time.monotonic`. Accepts NumPy's numbers."""
     if timeout is None:
         return inf
     seconds = number(timeout)
@@ -346,9 +354,9 @@ def _due(timeout: float | None) -> float:
     return time.monotonic() + min(seconds, TIMEOUT_MAX)
 
 
-def number(given: Any) -> float:
-    """A number as people give it, one of NumPy's too; NaN for what is none, or too large for a float."""
+def number(value: Any) -> float:
+    """Return a number, also one of NumPy's, as a float; NaN for anything else, or for a number too large for a float."""
     try:
-        return nan if isinstance(given, bool | str | bytes) else float(given)
+        return nan if isinstance(value, bool | str | bytes) else float(value)
     except (TypeError, ValueError, OverflowError):
         return nan

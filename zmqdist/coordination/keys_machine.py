@@ -1,16 +1,17 @@
-"""A store of values by key, which tasks share; who asks for a key that is not there may wait for it.
+"""A store of values by key, which tasks share; a request for a key without a value may wait for it. No I/O.
 
 Rules
-    A key is a path: "dir/name". Slashes at the ends, and several in a row, mean nothing. To delete a key deletes what is below it, too.
-    A value belongs to the store; the shell gives out snapshots. `nbytes` is what it counts.
+    A key is a path: "dir/name". Slashes at the ends have no meaning, and several in a row count as one. Deleting a key deletes all keys
+    below it.
+    The store owns its values; the shell sends snapshots. `nbytes` is the size for which a value counts.
 
 Promises, checked by tests/machines/test_keys.py
     P1  a key has the value that was set last; without `overwrite` the first one stays
-    P2  each ticket is answered once: with the value that was there, or came, or with DEADLINE_EXCEEDED once its time has passed
-    P3  nothing is left of a ticket that was answered or dropped
-    P4  at most `keys_max` keys and `bytes_max` bytes are held; what does not fit changes nothing
+    P2  each ticket gets one reply: the value at the time of the request, or the next one, or DEADLINE_EXCEEDED once its time has passed
+    P3  the store keeps nothing of a ticket that was replied to or dropped
+    P4  the store holds at most `keys_max` keys and `bytes_max` bytes; a value that does not fit changes nothing
 
-Not here: what values are.
+Not here: the content of values.
 """
 
 from __future__ import annotations
@@ -35,15 +36,18 @@ _AFTER_SLASH = chr(ord("/") + 1)
 
 
 def normal(key: str) -> str:
-    """The key without slashes that mean nothing; "" when nothing is left."""
+    """Return the key without meaningless slashes; "" when nothing is left."""
     return "/".join(part for part in key.split("/") if part)
 
 
 class Keys:
     """See the module's docstring.
 
+    Invariant: `_sorted` has the keys of `_values` in order, and no key of `_waiting` has a value.
+
     Attributes:
-      deadline: `ticked` must be called then at the latest; `inf` for never.
+      deadline: when `ticked` must be called at the latest; `inf` for never.
+      nbytes: the size of all values, with their keys.
     """
 
     def __init__(self, keys_max: int = KEYS_MAX, bytes_max: int = KEYS_BYTES_MAX) -> None:
@@ -60,21 +64,21 @@ class Keys:
         return len(self._values)
 
     def put(self, ticket: Ticket, key: str, value: Any, nbytes: int, overwrite: bool = False) -> list[Effect]:
-        """Give a key its value. ALREADY_EXISTS when it has one, unless `overwrite`."""
+        """Set the value of a key. Fails with ALREADY_EXISTS when it has one, unless `overwrite`."""
         path = normal(key)
         if not path:
             return [
                 Fail(ticket, INVALID_ARGUMENT, f"{key!r} is no key: wanted a name, or several with slashes between")
             ]
-        if path in self._values and not overwrite:
+        if path in self._values and not overwrite:  # P1
             return [Fail(ticket, ALREADY_EXISTS, f"key {path!r} has a value already; overwrite=True gives it another")]
         problem = self._full(path, nbytes)
-        if problem:
+        if problem:  # P4
             return [Fail(ticket, RESOURCE_EXHAUSTED, problem)]
         return [*self._put(path, value, nbytes), Answer(ticket)]
 
     def get(self, ticket: Ticket, key: str, due: float = inf) -> list[Effect]:
-        """The value of a key; when it has none, the next one that it gets."""
+        """Reply with the value of a key; if it has none, with the next value that it gets."""
         path = normal(key)
         if path in self._values:
             return [Answer(ticket, self._values[path][0])]
@@ -86,34 +90,34 @@ class Keys:
         return []
 
     def try_get(self, ticket: Ticket, key: str) -> list[Effect]:
-        """The value of a key, or NOT_FOUND."""
+        """Reply with the value of a key, or NOT_FOUND."""
         path = normal(key)
         if path not in self._values:
             return [Fail(ticket, NOT_FOUND, f"there is no key {path!r}")]
         return [Answer(ticket, self._values[path][0])]
 
     def below(self, ticket: Ticket, prefix: str) -> list[Effect]:
-        """All that is below a directory, by its whole key; "" for everything."""
+        """Reply with all values below a directory, by whole key; "" stands for the root."""
         return [Answer(ticket, {path: self._values[path][0] for path in self._below(normal(prefix))})]
 
     def delete(self, ticket: Ticket, key: str) -> list[Effect]:
-        """Remove a key and all below it; the answer is how many there were."""
+        """Remove a key and all keys below it; the reply is how many were removed."""
         path = normal(key)
         if not path:
             return [Fail(ticket, INVALID_ARGUMENT, f"{key!r} is no key")]
-        gone = self._below(path)
-        if gone:
-            start = bisect_left(self._sorted, gone[0])
-            del self._sorted[start : start + len(gone)]
+        removed = self._below(path)
+        if removed:
+            start = bisect_left(self._sorted, removed[0])
+            del self._sorted[start : start + len(removed)]
         if path in self._values:
-            gone.append(path)
+            removed.append(path)
             del self._sorted[bisect_left(self._sorted, path)]
-        for name in gone:
+        for name in removed:
             self.nbytes -= self._values.pop(name)[1]
-        return [Answer(ticket, len(gone))]
+        return [Answer(ticket, len(removed))]
 
     def increment(self, ticket: Ticket, key: str, by: int, nbytes: int) -> list[Effect]:
-        """Add to a whole number; one that is not there is 0. The answer is the sum."""
+        """Add to a whole number, which starts at 0; the reply is the sum."""
         path = normal(key)
         before = self._values.get(path, (0, 0))[0]
         if type(before) is not int:
@@ -124,7 +128,7 @@ class Keys:
         return [Answer(ticket, total) if effect == Answer(ticket) else effect for effect in effects]
 
     def dropped(self, ticket: Ticket) -> None:
-        """Nobody waits for this answer any more."""
+        """The caller does not wait any more."""
         path = self._by_ticket.pop(ticket, None)
         if path is not None:
             del self._waiting[path][ticket]
@@ -141,10 +145,10 @@ class Keys:
         for ticket, _ in late:
             self.dropped(ticket)
         self.deadline = min((due for waiting in self._waiting.values() for due in waiting.values()), default=inf)
-        return [Fail(ticket, DEADLINE_EXCEEDED, f"nobody set key {path!r} in time") for ticket, path in late]
+        return [Fail(ticket, DEADLINE_EXCEEDED, f"no task set key {path!r} in time") for ticket, path in late]
 
     def stopped(self, why: str) -> list[Effect]:
-        """Nobody keeps these keys any more: all who wait are told."""
+        """The keeper of these keys stops: all waiting callers get CANCELLED."""
         tickets = list(self._by_ticket)
         for ticket in tickets:
             self.dropped(ticket)
@@ -152,7 +156,7 @@ class Keys:
 
     @property
     def waiting(self) -> int:
-        """Questions that wait."""
+        """The number of requests that wait."""
         return len(self._by_ticket)
 
     def _below(self, path: str) -> list[str]:

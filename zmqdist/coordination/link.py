@@ -1,15 +1,15 @@
 """The connections of one task to the keeper of barriers and keys, and the thread that keeps the task registered there.
 
 Rules
-    One connection stands for the task's life. The thread asks for errors of tasks over it all the time: that is the sign of life.
-    Questions have another one, made at the first of them: an answer that a thread has to read for others takes twice as long.
-    Until the keeper has been there for the first time, every question waits for it, up to its own time-out. When the keeper goes,
-    what waits ends with UNAVAILABLE, and so does what is asked before it is back: what it kept is gone.
-    An error that waiting cannot mend - not allowed, unknown, started again without a reset - is raised by every question from then on.
-    When the task itself ends, that comes first: whatever it waits for ends with CANCELLED, and only then is anybody told (`end_waits`).
-    Callbacks have a thread of their own: one that takes its time must not hold up the signs of life.
+    One connection stands for the task's incarnation. The thread polls for errors of tasks over it all the time, and each poll is a sign of
+    life. Requests use a second connection, because a thread that reads the replies of others doubles their latency.
+    Until the keeper appears for the first time, every request waits for it, up to its own time-out. When the keeper goes, waiting requests
+    end with UNAVAILABLE, and so do new ones until the keeper is back: its barriers and keys are lost.
+    An error that waiting cannot cure (not allowed, unknown, restarted without a reset) is raised by every later request.
+    When the task itself ends, its own waits end with CANCELLED first, and only then is the keeper notified (`end_waits`).
+    Callbacks run in a thread of their own, because a slow one must not delay the signs of life.
 
-Not here: what can be asked (client.py).
+Not here: the requests (client.py).
 """
 
 from __future__ import annotations
@@ -47,146 +47,152 @@ from zmqdist.rpc.future import StatusOrResult, is_sent
 
 log = logging.getLogger("zmqdist.coordination")
 
-AGAIN_S: Final = 0.1
-"""Between two attempts to register with a keeper that is just ending."""
+REGISTER_AGAIN_S: Final = 0.1
+"""The pause between two attempts to register with a keeper that is about to end."""
 
 LEAVE_S: Final = 1.0
-"""A goodbye without the others waits no longer for its answer."""
+"""A task that leaves without the others waits at most this long for the reply."""
 
 LOOKING, UP, LOST, REFUSED, RESETTING, ENDED = "looking", "up", "lost", "refused", "resetting", "ended"
-"""What a link may be: the keeper was never there; registered; the keeper has gone; refused for good; on the way to begin anew; closed."""
+"""States of a link: the keeper never replied; registered; the keeper has gone; refused for good; about to register anew; closed."""
 
-_BY_THE_END: Final = (CANCELLED, UNAVAILABLE, INTERNAL, FAILED_PRECONDITION)
-"""What a question may end with because its own task has: its connection was closed, or the keeper counts the task as one that has left."""
+_CODES_OF_AN_END: Final = (CANCELLED, UNAVAILABLE, INTERNAL, FAILED_PRECONDITION)
+"""Errors of requests that the end of the own task may have caused: it closed the connection, or the keeper counts the task as one that has
+left.
+"""
 
-_AT_WORK: Final = (LOOKING, UP, LOST)
-"""The thread is there."""
+_THREAD_RUNS: Final = (LOOKING, UP, LOST)
+"""States in which the thread runs."""
 
 OnError: TypeAlias = Callable[[str, OpError], object]
 
 
 class LoggedWait:
-    """A question that may take long, for the log.
+    """A request that may take long, for the log.
 
     Attributes:
-      missing: where the keeper knows for whom it waits: the name of a barrier.
+      description: ends the sentence "worker:0 has waited 10 s ...".
+      missing: the name of a barrier, for which the keeper can report the missing tasks; "" for other requests.
     """
 
-    def __init__(self, what: str, missing: str = "") -> None:
-        self.what = what
+    def __init__(self, description: str, missing: str = "") -> None:
+        self.description = description
         self.missing = missing
         self.began = self.logged_at = time.monotonic()
 
 
 class KeeperLink:
-    """See the module's docstring. Belongs to one client and to its thread; the client must `close` it."""
+    """See the module's docstring. One client and the link's thread share it; the client must `close` it."""
 
-    def __init__(self, connect: Callable[[], ZmqClient], who: tuple[str, int, int] | None, keeper: str) -> None:
-        """Args:
-        connect: makes a connection to the keeper, which waits for nothing.
-        who: (job, index, incarnation); None for somebody who is no task: then there is neither a registration nor a thread.
-        keeper: its name, for errors; "" where only the address is known.
+    def __init__(self, connect: Callable[[], ZmqClient], identity: tuple[str, int, int] | None, keeper: str) -> None:
+        """Connect, and start the thread; does not block.
+
+        Args:
+          connect: makes a connection to the keeper without waiting.
+          identity: (job, index, incarnation); None for a client that is no task: then there is neither a registration nor a thread.
+          keeper: the keeper's name, for errors; "" where only the address is known.
         """
-        self.who = who
-        self.name = "this client" if who is None else named(who[:2])
-        self._life, self._questions = connect(), connect()
-        self.keeper = f"{keeper or 'the server'} at {self._life.address}, which keeps barriers and keys,"
+        self.identity = identity
+        self.name = "this client" if identity is None else named(identity[:2])
+        self._registration_client, self._request_client = connect(), connect()
+        self.keeper = f"{keeper or 'the server'} at {self._registration_client.address}, which keeps barriers and keys,"
         self.errors: list[tuple[str, OpError]] = []
         self.callbacks: list[OnError] = []
         self._changed = threading.Condition()
         self._state = LOOKING
         self._refused: OpError | None = None
-        self._end: OpError | None = None
-        """How the registration has ended the last time."""
+        self._last_error: OpError | None = None
+        """The error that ended the registration last."""
         self._pending: StatusOrResult | None = None
         self._was_up = False
-        self._why = ""
-        """Why it has ended."""
+        self._end_reason = ""
+        """The reason for which this link has ended."""
         self._closed = False
         self._waits: set[LoggedWait] = set()
-        self._asked: set[StatusOrResult] = set()
-        """Questions that wait; not those that were cut off."""
+        self._requests: set[StatusOrResult] = set()
+        """Requests in flight, without those that `_cancel_unsent` has ended."""
         self._counters: OrderedDict[str, int] = OrderedDict()
         self._thread: threading.Thread | None = None
-        self._told: SimpleQueue[tuple[str, OpError] | None] = SimpleQueue()
-        self._teller: threading.Thread | None = None
-        if who is not None:
-            self._begin()
+        self._error_queue: SimpleQueue[tuple[str, OpError] | None] = SimpleQueue()
+        self._callback_thread: threading.Thread | None = None
+        if identity is not None:
+            self._start_thread()
 
-    def _begin(self) -> None:
-        self._thread = threading.Thread(target=self._live, name=f"zmqdist-coordination-{self.name}", daemon=True)
+    def _start_thread(self) -> None:
+        self._thread = threading.Thread(
+            target=self._stay_registered, name=f"zmqdist-coordination-{self.name}", daemon=True
+        )
         self._thread.start()
 
-    # -- questions ------------------------------------------------------------------------------------------------------------
+    # -- requests -------------------------------------------------------------------------------------------------------------
 
-    def ask(self, method: str, *args: Any, due: float = inf, wait: LoggedWait | None = None) -> Any:
-        """Ask the keeper, and wait for its answer.
+    def request(self, method: str, *args: Any, due: float = inf, wait: LoggedWait | None = None) -> Any:
+        """Send a request to the keeper, and wait for the reply.
 
         Args:
-          due: until when to wait for the keeper to appear, on `time.monotonic`. From then on it is the keeper who sees to the time.
-          wait: told in the log while it lasts.
+          due: until when to wait for the keeper to appear, on `time.monotonic`. From then on the keeper watches the time-out.
+          wait: a description for the log, which reports the wait at intervals.
 
         Raises:
           DeadlineExceededError: no keeper until `due`.
-          UnavailableError: it has gone.
-          OpError: what it answers.
+          UnavailableError: the keeper has gone.
+          OpError: the keeper's reply.
         """
-        if self.who is not None:
+        if self.identity is not None:
             self.ready(due)
             due = inf
         elif self._state == ENDED:
-            raise self._ended()
-        started = internal_client.start(self._questions, PREFIX + method, *args, due=due)
+            raise self._ended_error()
+        result = internal_client.start(self._request_client, PREFIX + method, *args, due=due)
         with self._changed:
-            self._asked.add(started)
-        if self._state == LOST:  # meanwhile
-            self._cut_off()
+            self._requests.add(result)
+        if self._state == LOST:  # the keeper went after `ready`, and the thread may not have seen this request
+            self._cancel_unsent()
         elif self._state == ENDED:
-            started.cancel()
+            result.cancel()
         if wait is not None:
             self._waits.add(wait)
         try:
-            if wait is not None and self.who is None:  # there is no thread that would tell
-                self._wait_aloud(started, wait)
-            return started.get_value()
+            if wait is not None and self.identity is None:  # without a registration no thread logs the wait
+                self._wait_and_log(result, wait)
+            return result.get_value()
         except UnavailableError as error:
             self.unless_ended(error.error_code)
             raise UnavailableError(f"{self.keeper} has gone: {error.message}") from None
         except OpError as error:
             self.unless_ended(error.error_code)
             with self._changed:
-                own = started in self._asked
+                own = result in self._requests
             if own:
                 raise
-            if isinstance(
-                self._end, CancelledError
-            ):  # the keeper has said so, and its answer to this was not read any more
-                raise CancelledError(self._end.message) from error
+            # The keeper has cancelled all requests, but the connection ended before this one's reply was read.
+            if isinstance(self._last_error, CancelledError):
+                raise CancelledError(self._last_error.message) from error
             raise UnavailableError(f"{self.keeper} has gone") from error
-        except BaseException:  # Ctrl-C, say: the keeper must not count us among those who wait
-            started.cancel()
+        except BaseException:  # such as Ctrl-C: the keeper must not count this task as waiting
+            result.cancel()
             raise
         finally:
             with self._changed:
-                self._asked.discard(started)
+                self._requests.discard(result)
             if wait is not None:
                 self._waits.discard(wait)
 
-    def _wait_aloud(self, started: StatusOrResult, wait: LoggedWait) -> None:
+    def _wait_and_log(self, result: StatusOrResult, wait: LoggedWait) -> None:
         ended = threading.Event()
-        started.add_done_callback(lambda _: ended.set())
+        result.add_done_callback(lambda _: ended.set())
         while not ended.wait(WAIT_LOG_S):
-            log.warning("%s has waited %.0f s %s", self.name, time.monotonic() - wait.began, wait.what)
+            log.warning("%s has waited %.0f s %s", self.name, time.monotonic() - wait.began, wait.description)
 
     def ready(self, due: float) -> None:
-        """Wait until the task is registered. Raises as `ask`."""
+        """Wait until the task is registered. Raises as `request`."""
         began = time.monotonic()
         with self._changed:
             if self._state == ENDED:
-                raise self._ended()
+                raise self._ended_error()
             while self._state != UP:
                 if self._state == LOST:
-                    raise self._gone()
+                    raise self._keeper_gone()
                 self.unless_ended()
                 if self._refused is not None:
                     raise from_code(self._refused.error_code, self._refused.message)
@@ -199,11 +205,11 @@ class KeeperLink:
                     )
 
     def counter(self, name: str) -> int:
-        """The next round of a barrier."""
+        """Return the number of a barrier's next round."""
         return self._counters.get(name, 0)
 
     def ended(self, name: str, counter: int) -> None:
-        """A round of a barrier has ended. The keeper forgets names that nobody has used for long, and so may we."""
+        """Note that a round of a barrier has ended. Names unused for long are dropped here as they are at the keeper."""
         with self._changed:
             self._counters[name] = max(counter + 1, self._counters.pop(name, 0))
             if len(self._counters) > BARRIERS_MAX:
@@ -212,7 +218,7 @@ class KeeperLink:
     def snapshot(self) -> CoordinationSnapshot:
         """See CoordinationClient."""
         with self._changed:
-            return CoordinationSnapshot(self._state, len(self._asked), tuple(self._counters))
+            return CoordinationSnapshot(self._state, len(self._requests), tuple(self._counters))
 
     @property
     def closed(self) -> bool:
@@ -222,18 +228,22 @@ class KeeperLink:
     # -- the end ------------------------------------------------------------------------------------------------------------
 
     def shutdown(self) -> None:
-        """Wait until the others leave, too, where the keeper wants that; leave. Raises what it answers, after the end."""
+        """Wait until the other tasks leave too, where the keeper is configured for that; then close.
+
+        Raises:
+          OpError: the keeper's reply, after the close.
+        """
         try:
             if self._state == UP:
-                self.ask("leave", self.who, True)  # as one that is there: the signs of life go on
+                self.request("leave", self.identity, True)  # before `close`, so that the signs of life go on meanwhile
         finally:
-            self.close(say_so=False)
+            self.close(notify=False)
 
-    def close(self, say_so: bool = True) -> None:
-        """Leave, and end the thread and the connection. Idempotent.
+    def close(self, notify: bool = True) -> None:
+        """Leave, and end the thread and the connections. Idempotent.
 
         Args:
-          say_so: tell the keeper, if it is there; else the end of the connection does.
+          notify: whether to inform the keeper, if it is there. If not, the end of the connection does.
         """
         self.end_waits(f"{self.name} was closed")
         with self._changed:
@@ -241,65 +251,67 @@ class KeeperLink:
                 return
             self._closed = True
         try:
-            if say_so and self._was_up:
+            if notify and self._was_up:
                 due = time.monotonic() + LEAVE_S
-                internal_client.start(self._life, PREFIX + "leave", self.who, False, due=due).is_ok()
+                internal_client.start(
+                    self._registration_client, PREFIX + "leave", self.identity, False, due=due
+                ).is_ok()
         finally:
             self._join()
-            self._told.put(None)
-            self._life.close()
-            self._questions.close()
+            self._error_queue.put(None)
+            self._registration_client.close()
+            self._request_client.close()
 
     def end_waits(self, why: str) -> None:
-        """The first half of `close`, for those who have more to end than this: what is asked here ends, and nobody is told yet."""
+        """End the requests of this task and refuse new ones, without notifying the keeper: the first half of `close`."""
         with self._changed:
             if self._state == ENDED:
                 return
-            self._was_up, self._state, self._why = self._state == UP, ENDED, why
-            asked = list(self._asked)
+            self._was_up, self._state, self._end_reason = self._state == UP, ENDED, why
+            requests = list(self._requests)
             self._changed.notify_all()
-        for started in asked:
-            started.cancel()
+        for request in requests:
+            request.cancel()
 
     def unless_ended(self, code: int = CANCELLED) -> None:
-        """A wait is about to end with an error of this code. Raises CancelledError where this task has ended, which is the reason then."""
-        if self._state == ENDED and code in _BY_THE_END:
-            raise CancelledError(f"{self._why} while this waited")
+        """Raise CancelledError if an error of this code is due to the end of this task."""
+        if self._state == ENDED and code in _CODES_OF_AN_END:
+            raise CancelledError(f"{self._end_reason} while this waited")
 
     def reset(self) -> None:
-        """Have the keeper forget what this task was, and register again. Waits for a keeper at most LEADER_WAIT_S."""
-        assert self.who is not None
+        """Have the keeper forget the error of this task, and register again. Waits for the keeper at most LEADER_WAIT_S."""
+        assert self.identity is not None
         with self._changed:
             if self._state == ENDED:
-                raise self._ended()
-            if self._state == LOST:  # the next one knows nothing that it could forget
-                raise self._gone()
+                raise self._ended_error()
+            if self._state == LOST:  # the next keeper knows nothing of this task that it could forget
+                raise self._keeper_gone()
             if self._state == RESETTING:
                 raise FailedPreconditionError(f"{self.name} is being reset already, by another thread")
             self._state = RESETTING
             self._changed.notify_all()
         self._join()
         try:
-            self._hear("reset", *self.who[:2], due=time.monotonic() + LEADER_WAIT_S, states=(RESETTING,))
+            self._call_keeper("reset", *self.identity[:2], due=time.monotonic() + LEADER_WAIT_S, states=(RESETTING,))
         except DeadlineExceededError:
-            raise DeadlineExceededError(f"{self.keeper} did not answer to a reset") from None
+            raise DeadlineExceededError(f"{self.keeper} did not reply to a reset") from None
         except (UnavailableError, CancelledError, FailedPreconditionError) as error:
             self.unless_ended(error.error_code)
             if isinstance(error, FailedPreconditionError):
                 raise
-            raise self._gone() from None
+            raise self._keeper_gone() from None
         finally:
             with self._changed:
                 if self._state == RESETTING:
                     self._state, self._refused = LOOKING, None
-                    self._begin()
+                    self._start_thread()
 
-    def _gone(self) -> UnavailableError:
-        text = f"{self.keeper} has gone; what it kept is lost, and it can be used again when it is back"
+    def _keeper_gone(self) -> UnavailableError:
+        text = f"{self.keeper} has gone; its barriers and keys are lost, and it can be used again when it is back"
         return UnavailableError(text)
 
-    def _ended(self) -> FailedPreconditionError:
-        return FailedPreconditionError(f"{self.name} takes part in nothing any more: {self._why}")
+    def _ended_error(self) -> FailedPreconditionError:
+        return FailedPreconditionError(f"{self.name} can make no more requests to the keeper: {self._end_reason}")
 
     def _join(self) -> None:
         with self._changed:
@@ -311,36 +323,36 @@ class KeeperLink:
 
     # -- the thread -----------------------------------------------------------------------------------------------------------
 
-    def _live(self) -> None:
-        """Stay registered, until the end or until refused for good."""
+    def _stay_registered(self) -> None:
+        """Register and poll for errors, until this link ends or the keeper refuses the task for good."""
         keeper = after = 0
-        while self._state in _AT_WORK:
+        while self._state in _THREAD_RUNS:
             try:
-                errors_count, incarnation = self._hear("register", self.who, os.getpid())
-                if incarnation != keeper:  # another life of the keeper
+                errors_count, incarnation = self._call_keeper("register", self.identity, os.getpid())
+                if incarnation != keeper:  # a restarted keeper counts rounds and errors anew
                     keeper, after = incarnation, errors_count
                     with self._changed:
                         self._counters.clear()
-                self._become(UP)
+                self._set_state(UP)
                 while self._state == UP:
-                    for number, task, code, message in self._hear("poll", self.who, after):
+                    for number, task, code, message in self._call_keeper("poll", self.identity, after):
                         after = number
-                        self._tell(named(task), from_code(code, message))
+                        self._record_error(named(task), from_code(code, message))
                     self._log_waits()
             except (UnavailableError, CancelledError) as error:
-                self._end = error
-                self._become(LOST if keeper else LOOKING)
-                self._cut_off()
+                self._last_error = error
+                self._set_state(LOST if keeper else LOOKING)
+                self._cancel_unsent()
                 with self._changed:
-                    self._changed.wait_for(lambda: self._state not in _AT_WORK, AGAIN_S)
+                    self._changed.wait_for(lambda: self._state not in _THREAD_RUNS, REGISTER_AGAIN_S)
             except OpError as error:
-                self._become(REFUSED, error)
-            except BaseException as error:  # a MemoryError, say: who waits must hear of it
+                self._set_state(REFUSED, error)
+            except BaseException as error:  # such as MemoryError: waiting requests must end
                 log.exception("%s cannot go on", self.name)
-                self._become(REFUSED, InternalError(f"{type(error).__name__}: {error}"))
+                self._set_state(REFUSED, InternalError(f"{type(error).__name__}: {error}"))
 
-    def _hear(self, method: str, *args: Any, due: float = inf, states: tuple[str, ...] = _AT_WORK) -> Any:
-        pending = internal_client.start(self._life, PREFIX + method, *args, due=due)
+    def _call_keeper(self, method: str, *args: Any, due: float = inf, states: tuple[str, ...] = _THREAD_RUNS) -> Any:
+        pending = internal_client.start(self._registration_client, PREFIX + method, *args, due=due)
         with self._changed:
             self._pending = pending
             wanted = self._state in states
@@ -348,35 +360,38 @@ class KeeperLink:
             pending.cancel()
         return pending.get_value()
 
-    def _cut_off(self) -> None:
-        """What was asked just after the keeper had gone would wait for its successor, which knows nothing of it."""
+    def _cancel_unsent(self) -> None:
+        """Cancel requests made after the keeper had gone: they would wait for its successor, which does not know their
+        barriers and keys.
+        """
         with self._changed:
-            for started in list(self._asked):
-                if not is_sent(started) and started.cancel():
-                    self._asked.discard(started)
+            for request in list(self._requests):
+                if not is_sent(request) and request.cancel():
+                    self._requests.discard(request)
 
-    def _become(self, state: str, refused: OpError | None = None) -> None:
+    def _set_state(self, state: str, refused: OpError | None = None) -> None:
         with self._changed:
-            if self._state in _AT_WORK:
+            if self._state in _THREAD_RUNS:
                 self._state, self._refused = state, refused
             self._changed.notify_all()
 
-    def _tell(self, task: str, error: OpError) -> None:
+    def _record_error(self, task: str, error: OpError) -> None:
         self.errors.append((task, error))
         del self.errors[:-TASK_ERRORS_KEPT]
         if self.callbacks:
-            self._told.put((task, error))
-            if self._teller is None:
+            self._error_queue.put((task, error))
+            if self._callback_thread is None:
                 name = f"zmqdist-on-error-{self.name}"
-                self._teller = threading.Thread(target=self._call_back, name=name, daemon=True)
-                self._teller.start()
+                self._callback_thread = threading.Thread(target=self._run_callbacks, name=name, daemon=True)
+                self._callback_thread.start()
 
-    def _call_back(self) -> None:
-        """In a thread, which ends with the link; nobody waits for it."""
-        while (told := self._told.get()) is not None:
+    def _run_callbacks(self) -> None:
+        """Call the callbacks with each error, in a thread that ends with the link; no other thread waits for it."""
+        while (report := self._error_queue.get()) is not None:
+            task, error = report
             for fn in list(self.callbacks):
                 try:
-                    fn(*told)
+                    fn(task, error)
                 except BaseException:
                     log.exception("on_error of %s failed", self.name)
 
@@ -384,6 +399,6 @@ class KeeperLink:
         now = time.monotonic()
         for wait in [wait for wait in list(self._waits) if now - wait.logged_at >= WAIT_LOG_S]:
             wait.logged_at = now
-            tasks = self._hear("missing", wait.missing) if wait.missing else []
+            tasks = self._call_keeper("missing", wait.missing) if wait.missing else []
             missing = f", for {', '.join(map(named, tasks))}" if tasks else ""
-            log.warning("%s has waited %.0f s %s%s", self.name, now - wait.began, wait.what, missing)
+            log.warning("%s has waited %.0f s %s%s", self.name, now - wait.began, wait.description, missing)

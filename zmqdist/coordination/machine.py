@@ -1,24 +1,25 @@
-"""Which tasks of a cluster are there, which have failed, and what they wait for together.
+"""The tasks of a cluster: which of them are alive, which have failed, and what they wait for together. No I/O.
 
 Theory of operation
-    A task registers under its name and its incarnation, a number for one life of its process, and is up from then on. It asks for
-    errors (`polled`) all the time: that is its sign of life. It is in error when it says so itself, when nothing was heard of it for
-    `heartbeat_timeout_s`, when its connection ended and the same incarnation was not back within `reconnect_grace_s`, when its process was
-    seen to end, or when another incarnation of it shows up. An error is told to everybody, unless its job may recover. It ends barriers
-    that wait for that task. A task in error stays so until it is `reset`; of a job that may recover, or where
-    `new_incarnation_may_return`, one that was lost may also just register again.
-    A task that shuts down, or is reset, has left. What it said before may still arrive: for another `heartbeat_timeout_s` it is heard.
+    A task registers under its name and its incarnation, a number for one run of its process, and is up from then on. It polls for errors
+    all the time, and each poll is a sign of life. A task gets into error when it reports so itself, when it was silent for
+    `heartbeat_timeout_s`, when its connection ended and the same incarnation did not reconnect within `reconnect_grace_s`, when its process
+    was seen to end, or when another incarnation of it shows up. An error ends the barriers that wait for that task, and is reported to all
+    tasks, unless the task's job may recover. A task stays in error until it is `reset`. A task that was lost may register again without a
+    reset if its job may recover, or where `new_incarnation_may_return`.
+    A task that shuts down, or is reset, has left. Its earlier requests may still arrive, so they get replies for another
+    `heartbeat_timeout_s`.
 
 Promises, checked by tests/machines/test_coordination.py
-    P1  a name has one incarnation at a time; a call of another one is answered ABORTED
-    P2  each ticket is answered once or dropped, and nothing is left of it then
-    P3  a task that is lost ends every barrier that needs it; a new one that needs it fails at once, naming it
-    P4  every error of a task whose job does not recover reaches every task that asks, once each, in order
-    P5  all who ask who is alive with the same set get the same answer, when all of it that live have asked
+    P1  a name has one incarnation at a time; a call of another one gets ABORTED
+    P2  each ticket gets one reply or is dropped, and the machine keeps nothing of it after that
+    P3  a task that is lost ends every barrier that needs it; a new barrier that needs it fails at once, naming it
+    P4  every error of a task whose job does not recover reaches every task that polls, once each, in order
+    P5  all tasks that request which of a set are alive get the same reply, once all of the set that are alive have requested it
 
-A cluster without a list of tasks (a dispatcher's) takes whoever registers; barriers there must say for whom they are.
+A cluster without a list of tasks (a dispatcher's) accepts every task that registers; callers of a barrier there must name its tasks.
 
-Not here: rounds of barriers (barriers.py), keys (keys.py), connections and processes (service.py).
+Not here: rounds of barriers (barriers_machine.py), keys (keys_machine.py), connections and processes (service.py).
 """
 
 from __future__ import annotations
@@ -43,34 +44,32 @@ from zmqdist.errors import (
     UNAVAILABLE,
 )
 
-MISSING: Final = "missing"
-"""It has not registered yet."""
-JOINING: Final = "joining"
-"""It has registered, and waits for the others to do so."""
+MISSING: Final = "missing"  # it has not registered yet
+JOINING: Final = "joining"  # it has registered, and waits until the other tasks have
 UP: Final = "up"
 ERROR: Final = "error"
 LEFT: Final = "left"
 
-EVERYBODY: Final = "zmqdist.all"
-GOING: Final = "zmqdist.shutdown"
-"""Barriers of our own."""
+ALL_TASKS: Final = "zmqdist.all"
+SHUTDOWN: Final = "zmqdist.shutdown"
+"""Barriers of the machine's own."""
 
 RETIRED_KEPT: Final = 8
-"""Earlier incarnations of a task that are known as such: what they still say does not harm their successor."""
+"""Earlier incarnations of a task that are remembered, so that their late requests do no harm to the current one."""
 
 
 @dataclass(frozen=True)
 class CoordinationConfig:
-    """When tasks are given up, and how they come and go. Durations are seconds.
+    """When tasks count as lost, and how they join and leave. Durations are seconds.
 
     Attributes:
-      heartbeat_timeout_s: a task of which nothing was heard for so long is in error. The beats come four times as often.
-      reconnect_grace_s: so long a task whose connection ended has to come back.
-      shutdown_timeout_s: tasks that shut down wait so long for all others to do so, too; 0: they just leave.
-      recoverable_jobs: tasks of these jobs may fail and come back: the others are not told.
-      new_incarnation_may_return: a task that was lost may register again in a new life without a reset, whatever its job.
-      register_together: registering ends when all tasks have registered,
-      register_timeout_s: or fails after so long.
+      heartbeat_timeout_s: a task that is silent for this long is in error. Signs of life come four times as often.
+      reconnect_grace_s: a task whose connection has ended has this long to reconnect.
+      shutdown_timeout_s: how long a task that shuts down waits for all others to do so; 0: tasks leave without waiting.
+      recoverable_jobs: tasks of these jobs may fail and come back; the other tasks are not notified.
+      new_incarnation_may_return: whether a lost task of any job may register with a new incarnation without a reset.
+      register_together: whether registering waits until all tasks have registered.
+      register_timeout_s: how long it waits before it fails.
     """
 
     heartbeat_timeout_s: float = limits.LEASE_S
@@ -83,7 +82,7 @@ class CoordinationConfig:
 
 
 class TaskError(NamedTuple):
-    """An error of a task, as others are told of it. `number` counts them."""
+    """An error of a task, as it is reported to the others. `number` counts the errors."""
 
     number: int
     task: Task
@@ -92,13 +91,13 @@ class TaskError(NamedTuple):
 
 
 class TaskWelcome(NamedTuple):
-    """What a task is told that has registered: the number of errors that have been told so far."""
+    """The reply to a task that has registered: the number of errors so far."""
 
     errors_count: int
 
 
 class TaskStatus(NamedTuple):
-    """What is known of a task: "missing", "joining", "up", "error" or "left"; code and message are of its error."""
+    """The state of a task: "missing", "joining", "up", "error" or "left"; code and message are of its error."""
 
     task: Task
     state: str
@@ -109,23 +108,24 @@ class TaskStatus(NamedTuple):
 
 @dataclass(slots=True)
 class _Record:
+    """What the keeper knows of one task. `code` and `message` are of its error, in state ERROR only."""
+
     task: Task
     state: str = MISSING
     incarnation: int = 0
     heard_at: float = 0.0
-    away_until: float = inf
-    heard_until: float = -inf
-    """After it has left: so long it is still answered."""
+    away_until: float = inf  # the end of its grace; inf while it is connected
+    heard_until: float = -inf  # after it has left: until when its requests get replies
     code: int = OK
     message: str = ""
-    retired: list[int] = field(default_factory=list)
+    retired: list[int] = field(default_factory=list)  # earlier incarnations, at most RETIRED_KEPT
     devices: list[str] = field(default_factory=list)
-    joining: Ticket = None
+    joining: Ticket = None  # its registration, in state JOINING only
 
 
 @dataclass(frozen=True, slots=True)
 class _Leaving:
-    """The place of a ticket in the barrier of those who shut down."""
+    """The ticket of a task in the barrier of tasks that shut down."""
 
     ticket: Ticket
     task: Task
@@ -133,7 +133,7 @@ class _Leaving:
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    """The place of a ticket in the barrier of those who wait for everybody."""
+    """The ticket of a task in the barrier of `waited_for_all`."""
 
     ticket: Ticket
 
@@ -146,16 +146,14 @@ class _Poll:
 
 
 class Coordination:
-    """See the module's docstring. A method is an event; what it returns is to be told to those who asked.
+    """See the module's docstring. A method is an event; it returns the replies that the shell must send.
 
     Attributes:
-      deadline: `ticked` must be called then at the latest; `inf` for never.
+      deadline: when `ticked` must be called at the latest; `inf` for never.
     """
 
     def __init__(self, tasks: Iterable[Task] | None, config: CoordinationConfig) -> None:
-        """Args:
-        tasks: who belongs to the cluster, in its order; None: whoever registers.
-        """
+        """`tasks`: the tasks of the cluster, in its order; None: every task that registers."""
         self._config = config
         self._open = tasks is None
         self._records = {task: _Record(task) for task in tasks or ()}
@@ -168,37 +166,36 @@ class Coordination:
         self._register_by = inf
         self._complete = not config.register_together
 
-    # -- life ------------------------------------------------------------------------------------------------------------
+    # -- registration ----------------------------------------------------------------------------------------------------
 
     def registered(self, ticket: Ticket, task: Task, incarnation: int, now: float) -> list[Effect]:
-        """A task says that it is there. The answer is a TaskWelcome."""
+        """A task registers. The reply is a TaskWelcome."""
         record = self._records.get(task)
         if record is None and self._open:
             if len(self._records) >= limits.WORKERS_MAX:
-                return [
-                    Fail(ticket, RESOURCE_EXHAUSTED, f"{limits.WORKERS_MAX} tasks are known here: no room for more")
-                ]
+                text = f"{limits.WORKERS_MAX} tasks are known here: no room for more"
+                return [Fail(ticket, RESOURCE_EXHAUSTED, text)]
             record = self._records[task] = _Record(task)
         if record is None:
             return [Fail(ticket, INVALID_ARGUMENT, self._not_in_cluster(task))]
-        if incarnation in record.retired:
-            return [Fail(ticket, ABORTED, f"{named(task)} has been started again since: this life of it is over")]
+        if incarnation in record.retired:  # P1
+            return [Fail(ticket, ABORTED, f"{named(task)} was restarted since: this incarnation of it is over")]
         same = incarnation == record.incarnation
-        if record.state == UP and same:
-            self._heard(record, now)
+        if record.state == UP and same:  # it registers again after a reconnect
+            self._refresh(record, now)
             return [Answer(ticket, TaskWelcome(self._errors_count))]
         effects: list[Effect] = []
         if record.state == UP and task[0] in self._config.recoverable_jobs:
-            effects = self._fail(record, UNAVAILABLE, f"{named(task)} is lost: it was started again", now)
+            effects = self._fail(record, UNAVAILABLE, f"{named(task)} is lost: it was restarted", now)
         elif record.state == UP:
-            text = f"{named(task)} registered again in another life, without a reset: it was started again, or is there twice"
+            text = f"{named(task)} registered again as another incarnation, without a reset: it was restarted, or runs twice"
             return [*self._fail(record, ABORTED, text, now), Fail(ticket, ABORTED, text)]
-        if record.state == ERROR and not self._may_return(record):
+        if record.state == ERROR and not self._may_return(record):  # P1: an incarnation in error needs a reset first
             return [Fail(ticket, ABORTED, f"{named(task)} is in error, and must be reset first: {record.message}")]
         return effects + self._join(record, ticket, incarnation, now)
 
     def beaten(self, ticket: Ticket, task: Task, incarnation: int, now: float) -> list[Effect]:
-        """A sign of life. The answer is the task's own error, if it has one."""
+        """A sign of life. The reply is the task's own error, if it has one."""
         record = self._records.get(task)
         if record is None or record.state == MISSING or (record.state == LEFT and now > record.heard_until):
             text = f"{named(task)} is not registered" if record is not None else self._not_in_cluster(task)
@@ -206,38 +203,38 @@ class Coordination:
         if record.state == ERROR:
             return [Fail(ticket, record.code, record.message)]
         if incarnation != record.incarnation:
-            text = f"{named(task)} was heard in another life than the one that registered"
+            text = f"{named(task)} sent a sign of life as another incarnation than the registered one"
             known = incarnation in record.retired or record.state != UP
             return [*([] if known else self._fail(record, ABORTED, text, now)), Fail(ticket, ABORTED, text)]
-        self._heard(record, now)
+        self._refresh(record, now)
         return [Answer(ticket)]
 
     def polled(
         self, ticket: Ticket, task: Task, incarnation: int, after: int, until: float, now: float
     ) -> list[Effect]:
-        """A task asks for errors of tasks, and lives.
+        """A task polls for errors, which is a sign of life.
 
-        The answer is a list of TaskError with a number above `after`, as soon as there is one; at `until` an empty one.
+        The reply is the list of each TaskError with a number above `after`, as soon as there is one; at `until` an empty list.
         """
         problem = self._problem(task, incarnation, now)
         if problem is not None:
             return [Fail(ticket, *problem)]
         record = self._records[task]
         if record.state == UP:
-            self._heard(record, now)
+            self._refresh(record, now)
         effects: list[Effect] = []
         earlier = self._polls.pop(task, None)
         if earlier is not None:
-            effects.append(Fail(earlier.ticket, CANCELLED, f"{named(task)} asked again"))
-        told = [error for error in self._errors if error.number > after]
-        if told:
-            return [*effects, Answer(ticket, told)]
+            effects.append(Fail(earlier.ticket, CANCELLED, f"{named(task)} repeated this request"))
+        errors = [error for error in self._errors if error.number > after]
+        if errors:
+            return [*effects, Answer(ticket, errors)]
         self._polls[task] = _Poll(ticket, after, until)
         self._check_at = min(self._check_at, until)
         return effects
 
     def away(self, task: Task, incarnation: int, now: float) -> list[Effect]:
-        """Its connection has ended; the same incarnation may be back within the grace."""
+        """The connection of a task has ended; the same incarnation may reconnect within the grace."""
         record = self._records.get(task)
         if record is not None and record.state == UP and record.incarnation == incarnation:
             record.away_until = now + self._config.reconnect_grace_s
@@ -245,17 +242,17 @@ class Coordination:
         return []
 
     def is_away(self, task: Task, incarnation: int) -> bool:
-        """Whether it may still come back from an ended connection."""
+        """Return whether this incarnation is disconnected and within its grace."""
         record = self._records.get(task)
         return self.holds(task, incarnation) and record is not None and record.away_until < inf
 
     def holds(self, task: Task, incarnation: int) -> bool:
-        """Whether this is the life of the task that is registered, and not in error."""
+        """Return whether this incarnation of the task is registered, and not in error."""
         record = self._records.get(task)
         return record is not None and record.incarnation == incarnation and record.state in (UP, JOINING)
 
     def lost(self, task: Task, incarnation: int, why: str, now: float) -> list[Effect]:
-        """Somebody who knows says that this life of a task is over."""
+        """The shell knows that the process of this incarnation has ended."""
         record = self._records.get(task)
         if record is None or record.state != UP or record.incarnation != incarnation:
             return []
@@ -264,7 +261,7 @@ class Coordination:
     def reported(
         self, ticket: Ticket, task: Task, incarnation: int, code: int, message: str, now: float
     ) -> list[Effect]:
-        """A task says that it has failed."""
+        """A task reports that it has failed."""
         problem = self._problem(task, incarnation, now)
         if problem is None and self._records[task].state != UP:
             problem = FAILED_PRECONDITION, f"{named(task)} has disconnected"
@@ -274,28 +271,28 @@ class Coordination:
         return [*self._fail(self._records[task], code, text, now), Answer(ticket)]
 
     def reset(self, ticket: Ticket, task: Task, now: float) -> list[Effect]:
-        """Forget what a task was; it may register again, in whatever life."""
+        """Forget the error of a task; it may register again, with any incarnation."""
         if task not in self._records:
             return [Fail(ticket, INVALID_ARGUMENT, self._not_in_cluster(task))]
         return [*self._leave(self._records[task], "was reset", now), Answer(ticket)]
 
     def left(self, ticket: Ticket, task: Task, incarnation: int, together: bool, now: float) -> list[Effect]:
-        """A task shuts down; `together` with the others, where the cluster does so."""
+        """A task shuts down; if `together`, it waits for the other tasks, where the cluster is configured for that."""
         problem = self._problem(task, incarnation, now)
         if problem is not None and problem[0] != FAILED_PRECONDITION:
             return [Fail(ticket, *problem)]
         record = self._records[task]
         if record.state != UP or not together or not self._config.shutdown_timeout_s:
             return [*self._leave(record, "has shut down", now), Answer(ticket)]
-        going = self._barriers.tasks_of(GOING) or frozenset(
+        wanted = self._barriers.tasks_of(SHUTDOWN) or frozenset(
             record.task for record in self._records.values() if record.state not in (ERROR, LEFT)
         )
-        counter = self._barriers.next_counter(GOING)
+        counter = self._barriers.next_counter(SHUTDOWN)
         due = now + self._config.shutdown_timeout_s
         place = _Leaving(ticket, task)
-        return self._told(self._barriers.came(place, GOING, counter, task, going, due), now)
+        return self._to_callers(self._barriers.came(place, SHUTDOWN, counter, task, wanted, due), now)
 
-    # -- together ----------------------------------------------------------------------------------------------------------
+    # -- barriers, and requests about other tasks ---------------------------------------------------------------------------
 
     def barrier(
         self,
@@ -308,10 +305,10 @@ class Coordination:
         due: float,
         now: float,
     ) -> list[Effect]:
-        """A task calls a barrier. The answer is a RoundOutcome; who may not call at all gets an error.
+        """A task calls a barrier. The reply is a RoundOutcome, or an error if the task may not call at all.
 
         Args:
-          tasks: for whom it is; None: for the whole cluster.
+          tasks: the tasks of the barrier; None: the whole cluster.
         """
         problem = self._problem(task, incarnation, now)
         if problem is not None and not (task in self._records and self._records[task].state == ERROR):
@@ -320,35 +317,37 @@ class Coordination:
             text = f"barrier {name!r}: say for which tasks, this cluster has no list of them"
             return [Fail(ticket, INVALID_ARGUMENT, text)]
         wanted = frozenset(self._records if tasks is None else tasks)
-        effects = self._barriers.came(ticket, name, counter, task, wanted, due, self._hopeless(name, task, wanted))
-        return self._told(effects, now)
+        effects = self._barriers.came(
+            ticket, name, counter, task, wanted, due, self._problem_of_barrier(name, task, wanted)
+        )
+        return self._to_callers(effects, now)
 
     def barrier_cancelled(self, ticket: Ticket, name: str, counter: int, task: Task, now: float) -> list[Effect]:
-        """A task gives a barrier up, for all."""
-        return self._told(self._barriers.cancelled(ticket, name, counter, task), now)
+        """A task cancels a round of a barrier for all."""
+        return self._to_callers(self._barriers.cancelled(ticket, name, counter, task), now)
 
     def missing(self, name: str) -> list[Task]:
-        """For whom a barrier waits at present."""
+        """Return the tasks for which a barrier waits now."""
         return self._barriers.missing(name)
 
     def waited_for_all(
         self, ticket: Ticket, task: Task, incarnation: int, devices: list[str], due: float, now: float
     ) -> list[Effect]:
-        """A task waits until all tasks of the cluster do so. The answer is what devices all have, in the order of the tasks."""
+        """A task waits until all tasks of the cluster do. The reply is the devices of all, in the order of the tasks."""
         problem = self._problem(task, incarnation, now)
         if problem is not None:
             return [Fail(ticket, *problem)]
         self._records[task].devices = list(devices)
-        everybody = frozenset(self._records)
-        hopeless = self._hopeless(EVERYBODY, task, everybody)
-        counter = self._barriers.next_counter(EVERYBODY)
+        all_tasks = frozenset(self._records)
+        problem = self._problem_of_barrier(ALL_TASKS, task, all_tasks)
+        counter = self._barriers.next_counter(ALL_TASKS)
         place = _Waiting(ticket)
-        return self._told(self._barriers.came(place, EVERYBODY, counter, task, everybody, due, hopeless), now)
+        return self._to_callers(self._barriers.came(place, ALL_TASKS, counter, task, all_tasks, due, problem), now)
 
-    def asked_alive(
+    def alive_requested(
         self, ticket: Ticket, task: Task, incarnation: int, tasks: Iterable[Task] | None, now: float
     ) -> list[Effect]:
-        """A task asks who of a set is alive; answered to all of them that live, when all of them have asked."""
+        """A task requests which tasks of a set are alive (P5)."""
         problem = self._problem(task, incarnation, now)
         if problem is not None:
             return [Fail(ticket, *problem)]
@@ -357,17 +356,17 @@ class Coordination:
         if unknown:
             return [Fail(ticket, INVALID_ARGUMENT, self._not_in_cluster(min(unknown)))]
         if task not in wanted:
-            text = f"{named(task)} asks who of {listed(sorted(wanted))} is alive, and is none of them"
+            text = f"{named(task)} is none of {listed(sorted(wanted))}, whose states it requests"
             return [Fail(ticket, INVALID_ARGUMENT, text)]
-        asking = self._alive.setdefault(wanted, {})
+        waiting = self._alive.setdefault(wanted, {})
         effects: list[Effect] = []
-        if task in asking:
-            effects.append(Fail(asking[task], CANCELLED, f"{named(task)} asked again"))
-        asking[task] = ticket
-        return effects + self._tell_alive()
+        if task in waiting:
+            effects.append(Fail(waiting[task], CANCELLED, f"{named(task)} repeated this request"))
+        waiting[task] = ticket
+        return effects + self._reply_alive()
 
     def states(self, jobs: Iterable[str] | None = None) -> list[TaskStatus]:
-        """What is known of all tasks, or of those of some jobs, in the order of the cluster."""
+        """Return the states of all tasks, or of the tasks of some jobs, in the order of the cluster."""
         wanted = None if jobs is None else set(jobs)
         return [
             TaskStatus(r.task, r.state, r.incarnation, r.code, r.message)
@@ -375,7 +374,7 @@ class Coordination:
             if wanted is None or r.task[0] in wanted
         ]
 
-    # -- the machine's own ---------------------------------------------------------------------------------------------------
+    # -- time, and the end of callers ----------------------------------------------------------------------------------------
 
     @property
     def deadline(self) -> float:
@@ -383,7 +382,7 @@ class Coordination:
 
     @property
     def waiting(self) -> int:
-        """Questions that wait for their answers."""
+        """The number of requests that wait for a reply."""
         joining = sum(record.state == JOINING for record in self._records.values())
         return self._barriers.waiting + len(self._polls) + sum(map(len, self._alive.values())) + joining
 
@@ -393,12 +392,12 @@ class Coordination:
         return {name: self._barriers.missing(name) for name in self._barriers.open}
 
     def heard_at(self, task: Task) -> float:
-        """When a known task gave its last sign of life."""
+        """Return when the last sign of life of a known task arrived."""
         return self._records[task].heard_at
 
     def ticked(self, now: float) -> list[Effect]:
         """Time has passed."""
-        effects = self._told(self._barriers.ticked(now), now)
+        effects = self._to_callers(self._barriers.ticked(now), now)
         if now >= self._register_by:
             effects += self._give_up_joining()
         if now >= self._check_at:
@@ -406,7 +405,7 @@ class Coordination:
         return effects
 
     def dropped(self, ticket: Ticket) -> list[Effect]:
-        """Nobody waits for the answer any more."""
+        """The caller does not wait for the reply any more."""
         self._barriers.dropped(ticket)
         self._barriers.dropped(_Waiting(ticket))
         for task, poll in self._polls.items():
@@ -417,17 +416,17 @@ class Coordination:
             if record.state == JOINING and record.joining == ticket:
                 record.state, record.joining = MISSING, None
             self._barriers.dropped(_Leaving(ticket, record.task))
-        for asking in self._alive.values():
-            for task in [task for task, other in asking.items() if other == ticket]:
-                del asking[task]
-        self._alive = {tasks: asking for tasks, asking in self._alive.items() if asking}
+        for waiting in self._alive.values():
+            for task in [task for task, other in waiting.items() if other == ticket]:
+                del waiting[task]
+        self._alive = {tasks: waiting for tasks, waiting in self._alive.items() if waiting}
         return []
 
     def stopped(self, why: str, now: float) -> list[Effect]:
-        """Nobody coordinates these tasks any more: all who wait are told so."""
-        effects = self._told(self._barriers.stopped(why), now)
+        """The keeper stops: all waiting requests get CANCELLED."""
+        effects = self._to_callers(self._barriers.stopped(why), now)
         effects += [Fail(poll.ticket, CANCELLED, why) for poll in self._polls.values()]
-        effects += [Fail(ticket, CANCELLED, why) for asking in self._alive.values() for ticket in asking.values()]
+        effects += [Fail(ticket, CANCELLED, why) for waiting in self._alive.values() for ticket in waiting.values()]
         for record in self._records.values():
             if record.state == JOINING:
                 effects.append(Fail(record.joining, CANCELLED, why))
@@ -436,22 +435,22 @@ class Coordination:
         return effects
 
     def _problem(self, task: Task, incarnation: int, now: float) -> tuple[int, str] | None:
-        """Why this task may not ask (code, text)."""
+        """Return why this task may not make requests (code, text); None if it may."""
         record = self._records.get(task)
         if record is None:
             return INVALID_ARGUMENT, self._not_in_cluster(task)
         if record.state in (MISSING, JOINING):
             return FAILED_PRECONDITION, f"{named(task)} has not been registered"
         if incarnation != record.incarnation:
-            return ABORTED, f"{named(task)} asks in another life than the one that registered"
+            return ABORTED, f"{named(task)} calls as another incarnation than the registered one"
         if record.state == LEFT and now > record.heard_until:
             return FAILED_PRECONDITION, f"{named(task)} has disconnected"
         if record.state == ERROR:
             return FAILED_PRECONDITION, record.message
         return None
 
-    def _hopeless(self, name: str, task: Task, wanted: frozenset[Task]) -> tuple[int, str] | None:
-        """Why no barrier of these tasks can pass."""
+    def _problem_of_barrier(self, name: str, task: Task, wanted: frozenset[Task]) -> tuple[int, str] | None:
+        """Return why no barrier of these tasks can pass; None if one can."""
         unknown = wanted - self._records.keys()
         if unknown:
             return INVALID_ARGUMENT, f"barrier {name!r}: {self._not_in_cluster(min(unknown))}"
@@ -470,7 +469,7 @@ class Coordination:
             record.retired = [*record.retired, record.incarnation][-RETIRED_KEPT:]
             self._barriers.restarted(record.task)
         record.incarnation, record.code, record.message, record.devices = incarnation, OK, "", []
-        self._heard(record, now)
+        self._refresh(record, now)
         if self._complete:
             record.state = UP
             return [*effects, Answer(ticket, TaskWelcome(self._errors_count))]
@@ -481,7 +480,7 @@ class Coordination:
             for other in self._records.values():
                 effects.append(Answer(other.joining, TaskWelcome(self._errors_count)))
                 other.state, other.joining = UP, None
-                self._heard(other, now)
+                self._refresh(other, now)
         return effects
 
     def _give_up_joining(self) -> list[Effect]:
@@ -495,16 +494,16 @@ class Coordination:
         return effects
 
     def _may_return(self, record: _Record) -> bool:
-        """Whether a task in error may just register again."""
+        """Return whether a task in error may register again without a reset."""
         recovers = record.task[0] in self._config.recoverable_jobs or self._config.new_incarnation_may_return
         return record.code == UNAVAILABLE and recovers
 
-    def _heard(self, record: _Record, now: float) -> None:
+    def _refresh(self, record: _Record, now: float) -> None:
         record.heard_at, record.away_until = now, inf
         self._check_at = min(self._check_at, now + self._config.heartbeat_timeout_s)
 
     def _check(self, now: float) -> list[Effect]:
-        """Who is overdue, and whose question for errors has waited long enough."""
+        """Fail the tasks that are overdue, and end the polls that have waited long enough."""
         effects: list[Effect] = []
         timeout_s = self._config.heartbeat_timeout_s
         for record in list(self._records.values()):
@@ -525,10 +524,10 @@ class Coordination:
         return effects
 
     def _fail(self, record: _Record, code: int, message: str, now: float) -> list[Effect]:
-        """A task is in error: barriers that need it end, and the others are told."""
+        """Put a task in error: end the barriers that need it, and report the error to the tasks that poll."""
         record.state, record.code, record.message, record.away_until = ERROR, code, message, inf
-        effects = self._told(self._barriers.task_failed(record.task, message), now)
-        effects += self._tell_alive()
+        effects = self._to_callers(self._barriers.task_failed(record.task, message), now)
+        effects += self._reply_alive()
         self._errors_count += 1
         error = TaskError(self._errors_count, record.task, code, message)
         recovers = record.task[0] in self._config.recoverable_jobs
@@ -549,50 +548,50 @@ class Coordination:
             record.joining = None
         record.state, record.heard_until = LEFT, now + self._config.heartbeat_timeout_s
         record.away_until = inf
-        effects += self._told(self._barriers.task_failed(record.task, f"{named(record.task)} {how}"), now)
-        return effects + self._tell_alive()
+        effects += self._to_callers(self._barriers.task_failed(record.task, f"{named(record.task)} {how}"), now)
+        return effects + self._reply_alive()
 
-    def _told(self, effects: list[Effect], now: float) -> list[Effect]:
-        """What the barriers say, with our own ones turned into what their callers wait for."""
-        told: list[Effect] = []
-        gone: list[tuple[_Leaving, RoundOutcome]] = []
+    def _to_callers(self, effects: list[Effect], now: float) -> list[Effect]:
+        """Replace the effects of the machine's own barriers by the replies that their callers wait for."""
+        outgoing: list[Effect] = []
+        leaving: list[tuple[_Leaving, RoundOutcome]] = []
         for effect in effects:
             if not isinstance(effect, Answer) or not isinstance(effect.ticket, _Leaving | _Waiting):
-                told.append(effect)
+                outgoing.append(effect)
                 continue
             outcome: RoundOutcome = effect.value
             if isinstance(effect.ticket, _Leaving):
-                gone.append((effect.ticket, outcome))
+                leaving.append((effect.ticket, outcome))
             elif outcome.code == OK:
-                told.append(Answer(effect.ticket.ticket, [d for r in self._records.values() for d in r.devices]))
+                outgoing.append(Answer(effect.ticket.ticket, [d for r in self._records.values() for d in r.devices]))
             else:
-                told.append(Fail(effect.ticket.ticket, outcome.code, outcome.message))
-        return told + self._let_go(gone, now)
+                outgoing.append(Fail(effect.ticket.ticket, outcome.code, outcome.message))
+        return outgoing + self._end_shutdown(leaving, now)
 
-    def _let_go(self, gone: list[tuple[_Leaving, RoundOutcome]], now: float) -> list[Effect]:
-        """Those who waited to leave together leave, whether all have come or not; who has not is told that it was left behind."""
+    def _end_shutdown(self, leaving: list[tuple[_Leaving, RoundOutcome]], now: float) -> list[Effect]:
+        """Let the tasks that waited to leave together leave. If some did not come in time, those get into error as left behind."""
         effects: list[Effect] = []
-        for place, outcome in gone:
-            if outcome.code != CANCELLED:  # that one has only asked again
+        for place, outcome in leaving:
+            if outcome.code != CANCELLED:  # CANCELLED: the task has repeated the call, and its second ticket waits
                 effects += self._leave(self._records[place.task], "has shut down", now)
             done = outcome.code == OK
             effects.append(Answer(place.ticket) if done else Fail(place.ticket, outcome.code, outcome.message))
-        failed = next((outcome for _, outcome in gone if outcome.code not in (OK, CANCELLED)), None)
+        failed = next((outcome for _, outcome in leaving if outcome.code not in (OK, CANCELLED)), None)
         if failed is not None:
             for record in [record for record in self._records.values() if record.state == UP]:
                 text = f"{named(record.task)} did not shut down with the others: {failed.message}"
                 effects += self._fail(record, INTERNAL, text, now)
         return effects
 
-    def _tell_alive(self) -> list[Effect]:
+    def _reply_alive(self) -> list[Effect]:
         effects: list[Effect] = []
-        for tasks, asking in list(self._alive.items()):
-            for task in [task for task in asking if self._records[task].state != UP]:
-                effects.append(Fail(asking.pop(task), FAILED_PRECONDITION, f"{named(task)} is not alive itself"))
+        for tasks, waiting in list(self._alive.items()):
+            for task in [task for task in waiting if self._records[task].state != UP]:
+                effects.append(Fail(waiting.pop(task), FAILED_PRECONDITION, f"{named(task)} is not alive itself"))
             alive = [task for task in sorted(tasks) if self._records[task].state == UP]
-            if not asking or len(asking) == len(alive):
+            if not waiting or len(waiting) == len(alive):
                 del self._alive[tasks]
-                effects += [Answer(ticket, alive) for ticket in asking.values()]
+                effects += [Answer(ticket, alive) for ticket in waiting.values()]
         return effects
 
     def _not_in_cluster(self, task: Task) -> str:

@@ -1,25 +1,25 @@
-"""The keeper's end: barriers, keys and the states of tasks, behind the port of whoever hosts them (a leader's server, a dispatcher).
+"""The keeper's end: barriers, keys and the states of tasks, behind the port of its host (a leader's server, or a dispatcher).
 
 Rules
-    All of it runs in the loop, and nobody waits in a thread: what is not answered at once is a ticket in a machine.
-    Who calls says which task it is, and in which life. The connection over which a task registered, or asked for errors last, stands for
-    its life: when that ends, the task is away, and when its process is of this host and has ended, lost at once.
-    Callers must be of the roles `worker` or `submit`; what they send is looked at here before a machine sees it.
+    Everything runs in the loop, and no thread waits: a call without an immediate reply is a ticket in a machine.
+    A caller names its task and its incarnation. The connection over which a task registered or polled last stands for that incarnation:
+    when the connection ends, the task is away; if its process ran on this host and has ended, the task is lost at once.
+    Callers must have the role `worker` or `submit`. This module validates their arguments before a machine gets them.
 
-Methods (each after "coordination."; `who` is (job, index, incarnation), times are seconds, None for no end)
-    register(who, pid)                      -> (errors so far, incarnation of the host)
-    poll(who, after)                        -> errors of tasks with a number above `after`, () after a while; a sign of life
-    beat(who)                               -> None
-    reset(job, index), leave(who, together) -> None
-    report_error(who, code, message)        -> None
-    barrier(who, name, counter, timeout, tasks)  -> (code, message, counter): see barriers_machine.py
-    cancel_barrier(who, name, counter)      -> None
+Methods (each after "coordination."; `identity` is (job, index, incarnation), times are seconds, None for no end)
+    register(identity, pid)                 -> (errors so far, incarnation of the host)
+    poll(identity, after)                   -> errors of tasks with a number above `after`, () after a while; a sign of life
+    beat(identity)                          -> None
+    reset(job, index), leave(identity, together) -> None
+    report_error(identity, code, message)   -> None
+    barrier(identity, name, counter, timeout, tasks)  -> (code, message, counter): see barriers_machine.py
+    cancel_barrier(identity, name, counter) -> None
     missing(name)                           -> the tasks for which a barrier waits
-    wait_for_all(who, devices, timeout)     -> the devices of all
-    alive(who, tasks), states(jobs)         -> tasks; (job, index, state, incarnation, code, message) of each
+    wait_for_all(identity, devices, timeout) -> the devices of all tasks
+    alive(identity, tasks), states(jobs)    -> tasks; (job, index, state, incarnation, code, message) of each
     kv_set(key, value, overwrite), kv_get(key, timeout), kv_try_get(key), kv_delete(key), kv_list(prefix), kv_increment(key, by)
 
-Not here: what is decided (machine.py, barriers_machine.py, keys_machine.py).
+Not here: the decisions (machine.py, barriers_machine.py, keys_machine.py).
 """
 
 from __future__ import annotations
@@ -49,16 +49,18 @@ PREFIX: Final = "coordination."
 ROLES: Final = frozenset({"worker", "submit"})
 
 BEATS: Final = 4
-"""Signs of life within a heartbeat time-out: three may be late."""
+"""Signs of life within a heartbeat time-out, so that three may be late."""
 
-LOOK_FOR_END_S: Final = 0.005
-"""When a process is killed its connections go first; that it has ended is seen a little later."""
+PROCESS_END_PAUSE_S: Final = 0.005
+"""The first pause before the check of a process whose connection has ended. The connections of a killed process end shortly before the
+process itself.
+"""
 
 DEVICES_MAX: Final = 1024
-"""Devices of one task."""
+"""The most devices of one task."""
 
 MESSAGE_CHARS_MAX: Final = 10_000
-"""Characters of an error that a task reports: each task is told."""
+"""The longest text of an error that a task reports, because every task receives it."""
 
 _INT64: Final = 2**63
 
@@ -75,11 +77,11 @@ class CoordinationService:
         tasks: Iterable[Task] | None,
         config: CoordinationConfig | None = None,
     ) -> None:
-        """Before the service is attached.
+        """Register the methods, before the service is attached.
 
         Args:
-          incarnation: of its host: another one has other keys.
-          tasks: who belongs to the cluster, in its order; None: whoever registers.
+          incarnation: of the host: a host with another incarnation has other keys.
+          tasks: the tasks of the cluster, in its order; None: every task that registers.
         """
         config = config or CoordinationConfig()
         self._tasks = Coordination(tasks, config)
@@ -89,18 +91,18 @@ class CoordinationService:
         self._incarnation = incarnation
         self._due = inf
         self._stopped = False
-        self._at: dict[Task, tuple[Peer, int, int]] = {}
-        """Where a task was heard last: connection, incarnation, and its process there, 0 where that is unknown."""
+        self._connections: dict[Task, tuple[Peer, int, int]] = {}
+        """The last connection of each task, with its incarnation and the pid of its process; pid 0 where that is unknown."""
         router.on_gone.append(self._peer_gone)
         for name, fn in self._methods().items():
             service.register_later(PREFIX + name, fn, roles=ROLES)
 
     def stop(self, why: str) -> None:
-        """Tell all who wait that nobody keeps this any more. From any thread; before the loop ends."""
+        """End all waiting requests with CANCELLED. From any thread; before the loop ends."""
         self._loop.run(self._stop, why)
 
     def snapshot(self) -> KeeperSnapshot:
-        """An immutable record of now. From any thread while the loop runs."""
+        """Return an immutable record of this moment. From any thread while the loop runs."""
         return self._loop.run(self._snapshot)
 
     def _snapshot(self) -> KeeperSnapshot:
@@ -128,99 +130,99 @@ class CoordinationService:
             "states": self._states,
             "kv_set": self._kv_set,
             "kv_get": self._kv_get,
-            "kv_try_get": lambda asked, key: self._perform(self._keys.try_get(asked, _name(key, "a key"))),
-            "kv_delete": lambda asked, key: self._perform(self._keys.delete(asked, _name(key, "a key"))),
-            "kv_list": lambda asked, prefix: self._perform(self._keys.below(asked, _name(prefix, "a key", least=0))),
+            "kv_try_get": lambda call, key: self._perform(self._keys.try_get(call, _name(key, "a key"))),
+            "kv_delete": lambda call, key: self._perform(self._keys.delete(call, _name(key, "a key"))),
+            "kv_list": lambda call, prefix: self._perform(self._keys.below(call, _name(prefix, "a key", least=0))),
             "kv_increment": self._kv_increment,
         }
 
     # -- tasks ------------------------------------------------------------------------------------------------------------
 
-    def _register(self, asked: Asked, who: Any, pid: int) -> None:
-        task, incarnation = _who(who)
+    def _register(self, call: Asked, identity: Any, pid: int) -> None:
+        task, incarnation = _identity(identity)
         if type(pid) is not int or not 0 <= pid < 2**32:
-            raise _wrong("a pid", pid)
-        self._waits(asked)
-        self._perform(self._tasks.registered(asked, task, incarnation, self._now()))
-        self._heard_at(asked.peer, task, incarnation, pid)
+            raise _invalid("a pid", pid)
+        self._drop_with_caller(call)
+        self._perform(self._tasks.registered(call, task, incarnation, self._now()))
+        self._bind_connection(call.peer, task, incarnation, pid)
 
-    def _poll(self, asked: Asked, who: Any, after: int) -> None:
-        task, incarnation = _who(who)
+    def _poll(self, call: Asked, identity: Any, after: int) -> None:
+        task, incarnation = _identity(identity)
         _number(after, "the number of an error")
-        self._waits(asked)
+        self._drop_with_caller(call)
         now = self._now()
-        self._perform(self._tasks.polled(asked, task, incarnation, after, now + self._beat_s, now))
-        self._heard_at(asked.peer, task, incarnation)
+        self._perform(self._tasks.polled(call, task, incarnation, after, now + self._beat_s, now))
+        self._bind_connection(call.peer, task, incarnation)
 
-    def _beat(self, asked: Asked, who: Any) -> None:
-        task, incarnation = _who(who)
-        self._perform(self._tasks.beaten(asked, task, incarnation, self._now()))
+    def _beat(self, call: Asked, identity: Any) -> None:
+        task, incarnation = _identity(identity)
+        self._perform(self._tasks.beaten(call, task, incarnation, self._now()))
 
-    def _reset(self, asked: Asked, job: str, index: int) -> None:
-        self._perform(self._tasks.reset(asked, _task((job, index)), self._now()))
+    def _reset(self, call: Asked, job: str, index: int) -> None:
+        self._perform(self._tasks.reset(call, _task((job, index)), self._now()))
 
-    def _leave(self, asked: Asked, who: Any, together: bool) -> None:
-        self._waits(asked)
-        self._perform(self._tasks.left(asked, *_who(who), together is True, self._now()))
+    def _leave(self, call: Asked, identity: Any, together: bool) -> None:
+        self._drop_with_caller(call)
+        self._perform(self._tasks.left(call, *_identity(identity), together is True, self._now()))
 
-    def _report_error(self, asked: Asked, who: Any, code: int, message: str) -> None:
+    def _report_error(self, call: Asked, identity: Any, code: int, message: str) -> None:
         if type(code) is not int or not OK < code <= UNAUTHENTICATED:
-            raise _wrong("the code of an error", code)
+            raise _invalid("the code of an error", code)
         if type(message) is not str:
-            raise _wrong("the text of an error", message)
-        self._perform(self._tasks.reported(asked, *_who(who), code, message[:MESSAGE_CHARS_MAX], self._now()))
+            raise _invalid("the text of an error", message)
+        self._perform(self._tasks.reported(call, *_identity(identity), code, message[:MESSAGE_CHARS_MAX], self._now()))
 
-    def _states(self, asked: Asked, jobs: Any) -> None:
+    def _states(self, call: Asked, jobs: Any) -> None:
         wanted = None if jobs is None else [_name(job, "a job") for job in _items(jobs, "a list of jobs")]
-        asked.answer([(*state.task, *state[1:]) for state in self._tasks.states(wanted)])
+        call.answer([(*state.task, *state[1:]) for state in self._tasks.states(wanted)])
 
-    def _alive(self, asked: Asked, who: Any, tasks: Any) -> None:
-        self._waits(asked)
-        self._perform(self._tasks.asked_alive(asked, *_who(who), _tasks(tasks), self._now()))
+    def _alive(self, call: Asked, identity: Any, tasks: Any) -> None:
+        self._drop_with_caller(call)
+        self._perform(self._tasks.alive_requested(call, *_identity(identity), _tasks(tasks), self._now()))
 
     # -- barriers ---------------------------------------------------------------------------------------------------------
 
-    def _barrier(self, asked: Asked, who: Any, name: str, counter: int, timeout: float | None, tasks: Any) -> None:
-        task, incarnation = _who(who)
+    def _barrier(self, call: Asked, identity: Any, name: str, counter: int, timeout: float | None, tasks: Any) -> None:
+        task, incarnation = _identity(identity)
         _barrier_name(name)
         _number(counter, "the number of a round")
         wanted = _tasks(tasks)
         now = self._now()
         due = now + _seconds(timeout)
-        self._waits(asked)
-        self._perform(self._tasks.barrier(asked, task, incarnation, name, counter, wanted, due, now))
+        self._drop_with_caller(call)
+        self._perform(self._tasks.barrier(call, task, incarnation, name, counter, wanted, due, now))
 
-    def _cancel_barrier(self, asked: Asked, who: Any, name: str, counter: int) -> None:
-        task, _ = _who(who)
+    def _cancel_barrier(self, call: Asked, identity: Any, name: str, counter: int) -> None:
+        task, _ = _identity(identity)
         _number(counter, "the number of a round")
-        self._perform(self._tasks.barrier_cancelled(asked, _barrier_name(name), counter, task, self._now()))
+        self._perform(self._tasks.barrier_cancelled(call, _barrier_name(name), counter, task, self._now()))
 
-    def _missing(self, asked: Asked, name: str) -> None:
-        asked.answer(self._tasks.missing(_name(name, "the name of a barrier")))
+    def _missing(self, call: Asked, name: str) -> None:
+        call.answer(self._tasks.missing(_name(name, "the name of a barrier")))
 
-    def _wait_for_all(self, asked: Asked, who: Any, devices: Any, timeout: float | None) -> None:
+    def _wait_for_all(self, call: Asked, identity: Any, devices: Any, timeout: float | None) -> None:
         names = [_name(device, "a device") for device in _items(devices, "a list of devices")]
         if len(names) > DEVICES_MAX:
-            raise _wrong(f"at most {DEVICES_MAX} devices", f"{len(names)} of them")
+            raise _invalid(f"at most {DEVICES_MAX} devices", f"{len(names)} of them")
         now = self._now()
         due = now + _seconds(timeout)
-        self._waits(asked)
-        self._perform(self._tasks.waited_for_all(asked, *_who(who), names, due, now))
+        self._drop_with_caller(call)
+        self._perform(self._tasks.waited_for_all(call, *_identity(identity), names, due, now))
 
     # -- keys -------------------------------------------------------------------------------------------------------------
 
-    def _kv_set(self, asked: Asked, key: str, value: Any, overwrite: bool) -> None:
-        self._perform(self._keys.put(asked, _name(key, "a key"), value, _size(value), overwrite is True))
+    def _kv_set(self, call: Asked, key: str, value: Any, overwrite: bool) -> None:
+        self._perform(self._keys.put(call, _name(key, "a key"), value, _size(value), overwrite is True))
 
-    def _kv_get(self, asked: Asked, key: str, timeout: float | None) -> None:
+    def _kv_get(self, call: Asked, key: str, timeout: float | None) -> None:
         due = self._now() + _seconds(timeout)
-        self._waits(asked)
-        self._perform(self._keys.get(asked, _name(key, "a key"), due))
+        self._drop_with_caller(call)
+        self._perform(self._keys.get(call, _name(key, "a key"), due))
 
-    def _kv_increment(self, asked: Asked, key: str, by: int) -> None:
+    def _kv_increment(self, call: Asked, key: str, by: int) -> None:
         if type(by) is not int or not -_INT64 <= by < _INT64:
-            raise _wrong("a whole number of 64 bits", by)
-        self._perform(self._keys.increment(asked, _name(key, "a key"), by, _size(by)))
+            raise _invalid("a whole number of 64 bits", by)
+        self._perform(self._keys.increment(call, _name(key, "a key"), by, _size(by)))
 
     # -- the shell --------------------------------------------------------------------------------------------------------
 
@@ -229,29 +231,29 @@ class CoordinationService:
             raise UnavailableError("the service of barriers and keys has stopped here")
         return self._loop.now()
 
-    def _waits(self, asked: Asked) -> None:
-        """Its answer may take a while: when the caller goes away before, the machines must know."""
-        asked.on_dropped(partial(self._dropped, asked))
+    def _drop_with_caller(self, call: Asked) -> None:
+        """Have the machines drop this call when its caller cancels it or disconnects before the reply."""
+        call.on_dropped(partial(self._dropped, call))
 
-    def _dropped(self, asked: Asked) -> None:
-        self._keys.dropped(asked)
-        self._perform(self._tasks.dropped(asked))
+    def _dropped(self, call: Asked) -> None:
+        self._keys.dropped(call)
+        self._perform(self._tasks.dropped(call))
 
     def _perform(self, effects: list[Effect]) -> None:
         for effect in effects:
-            asked = effect.ticket
-            assert isinstance(asked, Asked)
+            call = effect.ticket
+            assert isinstance(call, Asked)
             if isinstance(effect, Answer):
-                asked.answer(self._plain(effect.value))
+                call.answer(self._as_plain(effect.value))
             else:
-                asked.fail(from_code(effect.code, effect.message))
+                call.fail(from_code(effect.code, effect.message))
         due = min(self._tasks.deadline, self._keys.deadline)
         if due != self._due:
             self._due = due
             self._loop.set_timer(self, None if due == inf else due, self._tick)
 
-    def _plain(self, value: Any) -> Any:
-        """Without the classes of the machines."""
+    def _as_plain(self, value: Any) -> Any:
+        """Return a reply without the classes of the machines."""
         if isinstance(value, TaskWelcome):
             return value.errors_count, self._incarnation
         if isinstance(value, RoundOutcome):
@@ -270,60 +272,60 @@ class CoordinationService:
             self._perform(self._tasks.stopped(why, self._loop.now()) + self._keys.stopped(why))
             self._stopped, self._keys = True, Keys()
 
-    def _heard_at(self, peer: Peer, task: Task, incarnation: int, pid: int = 0) -> None:
-        """This connection stands for that life from now on, if it is the one that counts."""
+    def _bind_connection(self, peer: Peer, task: Task, incarnation: int, pid: int = 0) -> None:
+        """Let this connection stand for that incarnation from now on, if it is the registered one."""
         if not self._tasks.holds(task, incarnation):
             return
-        before = self._at.get(task)
-        if before is not None and before[1] == incarnation:
-            pid = pid or before[2]
-        if before is None or before[0] is not peer or before[1:] != (incarnation, pid):
-            self._at[task] = peer, incarnation, pid
+        previous = self._connections.get(task)
+        if previous is not None and previous[1] == incarnation:
+            pid = pid or previous[2]
+        if previous is None or previous[0] is not peer or previous[1:] != (incarnation, pid):
+            self._connections[task] = peer, incarnation, pid
 
     def _peer_gone(self, peer: Peer) -> None:
-        for task, (where, incarnation, pid) in list(self._at.items()):
-            if where is not peer:
+        for task, (connection, incarnation, pid) in list(self._connections.items()):
+            if connection is not peer:  # of another task, or an older connection of this one
                 continue
-            del self._at[task]
+            del self._connections[task]
             self._perform(self._tasks.away(task, incarnation, self._loop.now()))
             if pid and peer.hello is not None and peer.hello.host == host_identity():
-                self._look_for_its_end(task, incarnation, pid, LOOK_FOR_END_S)
+                self._check_process_end(task, incarnation, pid, PROCESS_END_PAUSE_S)
 
-    def _look_for_its_end(self, task: Task, incarnation: int, pid: int, pause_s: float) -> None:
-        """Whether a process of this host that is away has ended: the kernel knows."""
-        if task in self._at or not self._tasks.is_away(task, incarnation):
+    def _check_process_end(self, task: Task, incarnation: int, pid: int, pause_s: float) -> None:
+        """Report a process of this host that is away as lost once the kernel says that it has ended."""
+        if task in self._connections or not self._tasks.is_away(task, incarnation):
             return
         now = self._loop.now()
         if not is_alive(pid):
             self._perform(self._tasks.lost(task, incarnation, f"its process (pid {pid}) has ended", now))
             return
-        again = partial(self._look_for_its_end, task, incarnation, pid, 2 * pause_s)
+        again = partial(self._check_process_end, task, incarnation, pid, 2 * pause_s)
         self._loop.set_timer((self, task), now + pause_s, again)
 
 
 # -- what callers send ------------------------------------------------------------------------------------------------------
 
 
-def _wrong(wanted: str, given: Any) -> InvalidArgumentError:
-    return InvalidArgumentError(f"wanted {wanted}, not {str(given)[:100]!r}")
+def _invalid(wanted: str, value: Any) -> InvalidArgumentError:
+    return InvalidArgumentError(f"wanted {wanted}, not {str(value)[:100]!r}")
 
 
-def _name(text: Any, what: str, least: int = 1) -> str:
+def _name(text: Any, label: str, least: int = 1) -> str:
     if type(text) is not str or not least <= len(text) <= KEY_CHARS_MAX:
-        raise _wrong(f"{what}: a str of {least} to {KEY_CHARS_MAX} characters", text)
+        raise _invalid(f"{label}: a str of {least} to {KEY_CHARS_MAX} characters", text)
     return text
 
 
 def _barrier_name(text: Any) -> str:
     name = _name(text, "the name of a barrier")
     if name.startswith("zmqdist."):
-        raise _wrong("the name of a barrier (zmqdist.* is reserved)", name)
+        raise _invalid("the name of a barrier (zmqdist.* is reserved)", name)
     return name
 
 
-def _number(value: Any, what: str) -> int:
+def _number(value: Any, label: str) -> int:
     if type(value) is not int or not 0 <= value < _INT64:
-        raise _wrong(what, value)
+        raise _invalid(label, value)
     return value
 
 
@@ -331,19 +333,19 @@ def _seconds(timeout: Any) -> float:
     if timeout is None:
         return inf
     if type(timeout) not in (int, float) or not isfinite(timeout) or timeout < 0:
-        raise _wrong("a time-out in seconds, 0 or more, or None", timeout)
+        raise _invalid("a time-out in seconds, 0 or more, or None", timeout)
     return float(timeout)
 
 
-def _items(value: Any, what: str) -> list[Any]:
+def _items(value: Any, label: str) -> list[Any]:
     if type(value) not in (list, tuple):
-        raise _wrong(what, value)
+        raise _invalid(label, value)
     return list(value)
 
 
 def _task(value: Any) -> Task:
     if type(value) not in (list, tuple) or len(value) != 2:
-        raise _wrong("a task: (job, index)", value)
+        raise _invalid("a task: (job, index)", value)
     return _name(value[0], "a job"), _number(value[1], "the index of a task")
 
 
@@ -351,14 +353,14 @@ def _tasks(value: Any) -> list[Task] | None:
     return None if value is None else [_task(item) for item in _items(value, "a list of tasks")]
 
 
-def _who(value: Any) -> tuple[Task, int]:
+def _identity(value: Any) -> tuple[Task, int]:
     if type(value) not in (list, tuple) or len(value) != 3:
-        raise _wrong("a task and its life: (job, index, incarnation)", value)
+        raise _invalid("a task and its incarnation: (job, index, incarnation)", value)
     return _task(value[:2]), _number(value[2], "an incarnation")
 
 
 def _size(value: Any) -> int:
-    """Bytes that a value takes, about."""
+    """Return about how many bytes a value takes."""
     if isinstance(value, np.ndarray | np.generic):
         return int(value.nbytes) + 100
     if isinstance(value, str | bytes):

@@ -1,4 +1,4 @@
-"""What `snapshot` returns at both ends of coordination: figures of one moment, for people who operate a cluster and for tests."""
+"""Results of `snapshot` at both ends of coordination: figures of one moment, for operators of a cluster and for tests."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class TaskRow:
-    """What the keeper knows of one task.
+    """One task, as the keeper knows it.
 
     Attributes:
       state: "missing", "joining", "up", "error" or "left".
-      incarnation: of its present or last life; 0 before the first.
-      away: its connection has ended, and it may still come back.
-      heard_at: when it gave its last sign of life, on the keeper's `time.monotonic`.
+      incarnation: of its process, or of the last one; 0 before the first.
+      away: its connection has ended, and it may still reconnect within its grace.
+      heard_at: when its last sign of life arrived, on the keeper's `time.monotonic`.
     """
 
     state: str
@@ -29,17 +29,17 @@ class KeeperSnapshot:
 
     Attributes:
       tasks: by name, in the order of the cluster.
-      barriers: name -> tasks for which it waits, of those at which a task waits.
+      barriers: for each barrier at which a task waits: its name, and the tasks that are missing there.
       keys: keys that have a value.
       key_waits: callers that wait for the value of a key.
-      questions: all questions of tasks that wait for an answer; a registered task always has one of them, which is its sign of life.
+      requests: requests of tasks that wait for a reply. A registered task always has one, the poll that is its sign of life.
     """
 
     tasks: Mapping[str, TaskRow]
     barriers: Mapping[str, tuple[str, ...]]
     keys: int
     key_waits: int
-    questions: int
+    requests: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +47,12 @@ class CoordinationSnapshot:
     """A task's end.
 
     Attributes:
-      state: "looking" (the keeper was never there), "up" (registered), "lost" (the keeper has gone), "refused" (the keeper does not take
-        this task), "resetting" or "ended". Of a client that is no task: "looking" until it is closed.
-      questions: calls that wait for the keeper's answer; the sign of life is not among them.
-      barriers: names of barriers whose rounds this task has counted, oldest use first.
+      state: "looking" (the keeper never replied), "up" (registered), "lost" (the keeper has gone), "refused" (the keeper refuses this
+        task), "resetting" or "ended". For a client that is no task: "looking" until it is closed.
+      requests: requests that wait for the keeper's reply, without the poll that is the sign of life.
+      barriers: names of barriers whose rounds this task has counted, least recently used first.
     """
 
     state: str
-    questions: int
+    requests: int
     barriers: tuple[str, ...]

@@ -1,6 +1,6 @@
-"""Pipelines of elements: `Dataset`, and the servers that run them elsewhere.
+"""Pipelines of elements (`Dataset`) and the service that runs them in other processes (`service`).
 
-The names load their parts on first use: a pipeline needs no sockets.
+Each name is imported on first use, so that a pipeline without the service loads no sockets.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from zmqdist.data.options import Options
     from zmqdist.data.readers import FixedLengthRecordDataset, ParquetDataset, TextLineDataset, TFRecordDataset
 
-_WHERE = {
+_MODULES = {
     "Dataset": "zmqdist.data.dataset",
     "FixedLengthRecordDataset": "zmqdist.data.readers",
     "Options": "zmqdist.data.options",
@@ -30,8 +30,8 @@ _WHERE = {
 
 
 def __getattr__(name: str) -> Any:
-    if name in _WHERE:
-        value = getattr(importlib.import_module(_WHERE[name]), name)
+    if name in _MODULES:
+        value = getattr(importlib.import_module(_MODULES[name]), name)
     elif name in ("experimental", "service"):
         value = importlib.import_module(f"zmqdist.data.{name}")
     else:

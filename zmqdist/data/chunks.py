@@ -1,24 +1,24 @@
 """Elements in a file that any tool can read: blocks of columns, each column an array in NumPy's own file format.
 
-Form of a file
-    A block is a line of JSON and then arrays as `numpy.save` writes them, one behind the other. The line says
+File format
+    A block is a line of JSON, followed by arrays as `numpy.save` writes them. An example of such a line:
 
         {"rows": 3, "arrays": [["<f4", [3, 28]], ["|u1", [12]], ["<i8", [3]]], "element": ["dict", ["x", "array"], ["t", "str"]]}
 
-    `rows`: the elements of this block. `arrays`: dtype and shape of each array that follows. `element`: the structure of an
-    element, with the kind of each leaf.
-      array, scalar   one array, whose first axis is the rows: an array of a row, or a numpy scalar
-      str, bytes      two arrays: all of them as one array of bytes (text is UTF-8), and where each ends
+    `rows`: the number of elements in the block. `arrays`: dtype and shape of each array that follows. `element`: the structure of an
+    element, with the kind of each leaf:
+      array, scalar   one array, whose first axis is the rows; each row is an array, or a NumPy scalar
+      str, bytes      two arrays: all strings joined to one array of bytes (text as UTF-8), and the position where each string ends
     A tuple is ["tuple", ...], a namedtuple ["namedtuple", name, [field, ...], ...], a dict ["dict", [key, ...], ...].
 
-    Rows of one block are alike in structure, dtypes and shapes; where they change, another block begins. The file may be compressed
-    as a whole (gzip, or a zlib stream). There is no pickle in it. An array of a dtype that NumPy's files do not know (of ml_dtypes) is
-    there as unsigned integers.
+    *Invariant*: the rows of a block have the same structure, dtypes and shapes; an element that differs begins another block.
+    The file may be compressed as a whole (gzip, or a zlib stream). It contains no pickle. An array of a dtype that NumPy's files do not
+    know (of ml_dtypes) is stored as unsigned integers.
 
-    Dtypes and shapes stand in the line because the head of each array is a Python literal, which takes longer to read than a small array,
-    and which Python 3.11 cannot read in two threads at once.
+    The line repeats dtypes and shapes because the header of each array is a Python literal, which takes longer to parse than a small
+    array takes to read, and which Python 3.11 cannot parse in two threads at once.
 
-Specs of elements are JSON in the same way, with {"shape": ..., "dtype": ...} as leaves.
+Specs of elements are JSON of the same form, with {"shape": ..., "dtype": ...} as leaves.
 """
 
 from __future__ import annotations
@@ -41,67 +41,67 @@ from zmqdist.wire.arrays import BadArray, read_dtype, tell_dtype
 from zmqdist.wire.namedtuples import generic_namedtuple
 
 ROWS_MAX = 1024
-"""Elements of a block: what a reader has in memory at least, and what the line of JSON and the heads of the arrays cost is shared by."""
+"""Elements in a block, at most. A reader holds a whole block in memory; the line of JSON and the array headers are paid once per block."""
 
 BLOCK_BYTES_MAX = 2**20
-"""Bytes of a block of more than one element: an array of a row keeps the block in memory."""
+"""Bytes after which a block is written. An array from one row keeps the arrays of the whole block in memory."""
 
 # -- structures as JSON ---------------------------------------------------------------------------------------------
 
 
-def told(structure: Any, leaf: Callable[[Any], Any]) -> Any:
-    """A structure as JSON, each leaf as `leaf` tells it (no list).
+def structure_to_json(structure: Any, leaf: Callable[[Any], Any]) -> Any:
+    """Return a structure as JSON. `leaf` converts each leaf; it must not return a list.
 
     Raises:
-      InvalidArgumentError: a dict has keys that are not text or numbers.
+      InvalidArgumentError: a dict has keys that are neither text nor numbers.
     """
     if isinstance(structure, dict):
         if not all(type(key) in (str, int, float, bool) for key in structure):
             raise invalid(f"keys of a dict in a file are text or numbers, not {list(structure)}")
-        return ["dict", *([key, told(item, leaf)] for key, item in structure.items())]
+        return ["dict", *([key, structure_to_json(item, leaf)] for key, item in structure.items())]
     if isinstance(structure, tuple):
-        items = [told(item, leaf) for item in structure]
+        items = [structure_to_json(item, leaf) for item in structure]
         if hasattr(structure, "_fields"):
             return ["namedtuple", type(structure).__name__, *map(list, zip(structure._fields, items, strict=True))]
         return ["tuple", *items]
     return leaf(structure)
 
 
-def restored(text: Any, leaf: Callable[[Any], Any]) -> Any:
-    """The inverse of `told`. Raises ValueError or TypeError for what is none."""
+def structure_from_json(text: Any, leaf: Callable[[Any], Any]) -> Any:
+    """Return the structure that `structure_to_json` was given. Raises ValueError or TypeError for anything else."""
     match text:
         case ["dict", *items]:
-            return {key: restored(item, leaf) for key, item in items}
+            return {key: structure_from_json(item, leaf) for key, item in items}
         case ["namedtuple", str(name), *items]:
             return generic_namedtuple(name, tuple(key for key, _ in items))(
-                *(restored(item, leaf) for _, item in items)
+                *(structure_from_json(item, leaf) for _, item in items)
             )
         case ["tuple", *items]:
-            return tuple(restored(item, leaf) for item in items)
+            return tuple(structure_from_json(item, leaf) for item in items)
         case list():
-            raise ValueError(f"no structure: {text}")
+            raise ValueError(f"not the description of a structure: {text}")
     return leaf(text)
 
 
 def spec_to_json(spec: Any) -> Any:
-    """A spec, JSON-able. Raises UnimplementedError where elements hold datasets."""
+    """Return a spec, JSON-able. Raises UnimplementedError if elements hold datasets."""
 
     def leaf(one: Any) -> Any:
         if isinstance(one, DatasetSpec):
-            raise UnimplementedError("elements that hold datasets cannot be written: batch() or flat_map() them before")
+            raise UnimplementedError("elements that hold datasets cannot be written: apply batch() or flat_map() first")
         return {"shape": None if one.shape is None else list(one.shape), "dtype": tell_dtype(np.dtype(one.dtype))}
 
-    return told(spec, leaf)
+    return structure_to_json(spec, leaf)
 
 
 def spec_from_json(text: Any) -> Any:
-    """The inverse of `spec_to_json`. Raises DataLossError for what is none."""
+    """Return the spec that `spec_to_json` was given. Raises DataLossError for anything else."""
 
     def leaf(one: Any) -> TensorSpec:
         return TensorSpec(None if one["shape"] is None else tuple(one["shape"]), read_dtype(one["dtype"]))
 
     try:
-        return restored(text, leaf)
+        return structure_from_json(text, leaf)
     except (ValueError, TypeError, KeyError, BadArray) as error:
         raise DataLossError(f"not the spec of a dataset: {error}") from None
 
@@ -111,27 +111,27 @@ def spec_from_json(text: Any) -> Any:
 _SCALAR = frozenset({str, bytes})
 
 
-def _walk(x: Any, leaves: list[Any]) -> Any:
-    """Append the leaves of an element; what is alike in elements of one block."""
+def _flatten(x: Any, leaves: list[Any]) -> Any:
+    """Append the leaves of an element to `leaves`; return its layout, which is equal for elements that can share a block."""
     cls = type(x)
     if cls is np.ndarray:
         leaves.append(x)
         return x.dtype, x.shape
     if cls is dict:
-        return dict, *((key, _walk(item, leaves)) for key, item in x.items())
+        return dict, *((key, _flatten(item, leaves)) for key, item in x.items())
     if isinstance(x, tuple):
-        return cls, *(_walk(item, leaves) for item in x)
+        return cls, *(_flatten(item, leaves) for item in x)
     leaves.append(x)
     if cls in _SCALAR:
         return cls
     if isinstance(x, np.generic):
         return cls, x.dtype
     raise UnimplementedError(
-        f"an element holds {cls.__name__}, which cannot be written: batch() or flat_map() windows before"
+        f"an element holds {cls.__name__}, which cannot be written: apply batch() or flat_map() to windows first"
     )
 
 
-def _weight(leaf: Any) -> int:
+def _leaf_bytes(leaf: Any) -> int:
     return int(leaf.nbytes) if isinstance(leaf, (np.ndarray, np.generic)) else len(leaf)
 
 
@@ -139,48 +139,49 @@ class BlockWriter:
     """Writes elements to an open file, block by block.
 
     Attributes:
-      nbytes: of the elements so far, before any compression; those that wait for their block included.
+      nbytes: the bytes of all elements so far, before compression, including those whose block is not written yet.
     """
 
     def __init__(self, file: Any) -> None:
         self._file = file
         self._first: Any = None
-        self._form: Any = None
+        self._layout: Any = None
         self._rows: list[list[Any]] = []
-        self._held = 0
+        self._pending_bytes = 0
         self.nbytes = 0
 
     def write(self, x: Any) -> None:
-        """Append an element. Its arrays are kept as they are until the block is full: 1,024 elements or a mebibyte.
+        """Append an element. Its arrays are not copied until the block is written, after 1,024 elements or a mebibyte.
 
         Raises:
-          UnimplementedError: it holds a dataset. OSError: of the file.
+          UnimplementedError: the element holds a dataset. OSError: writing to the file failed.
         """
         leaves: list[Any] = []
-        form = _walk(x, leaves)
-        if self._rows and form != self._form:
+        layout = _flatten(x, leaves)
+        if self._rows and layout != self._layout:  # Invariant: the rows of a block are alike
             self.flush()
         if not self._rows:
-            self._first, self._form = x, form
-        weight = sum(map(_weight, leaves))
+            self._first, self._layout = x, layout
+        size = sum(map(_leaf_bytes, leaves))
         self._rows.append(leaves)
-        self._held += weight
-        self.nbytes += weight
-        if len(self._rows) == ROWS_MAX or self._held >= BLOCK_BYTES_MAX:
+        self._pending_bytes += size
+        self.nbytes += size
+        if len(self._rows) == ROWS_MAX or self._pending_bytes >= BLOCK_BYTES_MAX:
             self.flush()
 
     def flush(self) -> None:
-        """Write the block that is begun."""
-        rows, self._rows, self._held = self._rows, [], 0
+        """Write the elements of the current block, if any."""
+        rows, self._rows, self._pending_bytes = self._rows, [], 0
         if not rows:
             return
         arrays: list[Any] = []
         columns = iter(zip(*rows, strict=True))
-        element = told(self._first, lambda leaf: _column(leaf, next(columns), arrays))
-        kinds = [[_tell(array.dtype), array.shape] for array in arrays]
+        element = structure_to_json(self._first, lambda leaf: _column(leaf, next(columns), arrays))
+        kinds = [[_dtype_to_json(array.dtype), array.shape] for array in arrays]
         head = json.dumps({"rows": len(rows), "arrays": kinds, "element": element}, separators=(",", ":"))
         self._file.write(head.encode() + b"\n")
         for array in arrays:
+            # NumPy's header cannot name the dtypes of ml_dtypes: write their bits.
             known = (
                 array.dtype.isbuiltin == 1 or array.dtype.names is not None or array.dtype.type.__module__ == "numpy"
             )
@@ -189,21 +190,21 @@ class BlockWriter:
 
 
 class _Sink:
-    """What `write_array` sees of a file: it would write to a real one behind the back of its buffer."""
+    """A file with nothing but `write`: `write_array` would bypass the buffer of a real file."""
 
     def __init__(self, file: Any) -> None:
         self.write = file.write
 
 
-def _tell(dtype: np.dtype[Any]) -> Any:
+def _dtype_to_json(dtype: np.dtype[Any]) -> Any:
     try:
         return tell_dtype(dtype)
     except BadArray as error:
-        raise invalid(f"an element that cannot be written: {error}") from None
+        raise invalid(f"an element cannot be written: {error}") from None
 
 
 def _column(first: Any, leaves: Sequence[Any], arrays: list[Any]) -> str:
-    """Append the arrays of a leaf of all rows; its kind."""
+    """Append the arrays of one leaf of all rows to `arrays`; return the leaf's kind."""
     if isinstance(first, (str, bytes)):
         parts = [leaf.encode("utf-8", "surrogatepass") if isinstance(leaf, str) else leaf for leaf in leaves]
         arrays.append(np.frombuffer(b"".join(parts), np.uint8))
@@ -211,37 +212,37 @@ def _column(first: Any, leaves: Sequence[Any], arrays: list[Any]) -> str:
         return "str" if isinstance(first, str) else "bytes"
     kind = "array" if isinstance(first, np.ndarray) else "scalar"
     column = first[None] if kind == "array" and len(leaves) == 1 else stack_leaves(leaves)
-    # Stacking turns the byte order into this machine's.
+    # Stacking converts to this machine's byte order; the file keeps that of the elements.
     arrays.append(np.ascontiguousarray(column.astype(first.dtype, copy=False)))
     return kind
 
 
 class ElementsFile:
-    """A file of elements that is being written. Raises OSError where the disk does."""
+    """A file of elements that is being written. Its methods raise OSError if the disk fails."""
 
     def __init__(self, path: str, compression: str, append: bool = False) -> None:
-        """`append` goes on with a file that is there: of a compressed one by another stream, which is read as one."""
+        """Create the file, or append to it: a compressed file then gets another stream, and readers read the streams as one."""
         self._file = storage.open_write(path, append)
-        self._pressed = storage.pressing(self._file, compression)
-        self._blocks = BlockWriter(self._pressed)
+        self._compressed = storage.compressing(self._file, compression)
+        self._blocks = BlockWriter(self._compressed)
         self.write = self._blocks.write
 
     @property
     def nbytes(self) -> int:
-        """Of the elements so far, before compression."""
+        """The bytes of all elements so far, before compression."""
         return self._blocks.nbytes
 
     def flush(self) -> None:
-        """Have the elements so far where a reader of an uncompressed file finds them."""
+        """Write the elements so far to the file; a reader of an uncompressed file can then see them."""
         self._blocks.flush()
         self._file.flush()
 
     def close(self) -> None:
-        """Complete it; it is on disk when this returns."""
+        """Complete the file. It is on disk when this returns."""
         try:
             self._blocks.flush()
-            if self._pressed is not self._file:
-                self._pressed.close()
+            if self._compressed is not self._file:
+                self._compressed.close()
             storage.sync(self._file)
         except BaseException:
             self.give_up()
@@ -249,8 +250,8 @@ class ElementsFile:
         self._file.close()
 
     def give_up(self) -> None:
-        """Close it as it is. Harmless when it is closed."""
-        for file in (self._pressed, self._file):
+        """Close the file without completing it. Harmless if it is closed."""
+        for file in (self._compressed, self._file):
             with contextlib.suppress(OSError, ValueError):
                 file.close()
 
@@ -259,16 +260,16 @@ class ElementsFile:
 
 
 def read_elements(file: IO[bytes], path: str) -> Iterator[Any]:
-    """The elements from here to the end of a file. Arrays are writable, rows of one column each.
+    """Yield the elements from the current position to the end of a file. Arrays are writable; those in one block share memory.
 
     Raises:
-      DataLossError: the file is cut off, or not such a file.
+      DataLossError: the file is truncated, or not a file of elements.
     """
     try:
         while line := file.readline(2**20):
             block = json.loads(line)
             arrays = [_read_array(file, dtype, shape) for dtype, shape in block["arrays"]]
-            yield from _rows_of(restored(block["element"], partial(_Column, iter(arrays))), block["rows"])
+            yield from _rows_of(structure_from_json(block["element"], partial(_Column, iter(arrays))), block["rows"])
     except (
         ValueError,
         TypeError,
@@ -287,7 +288,7 @@ _MAGIC = b"\x93NUMPY"
 
 
 def _read_array(file: IO[bytes], dtype: Any, shape: Sequence[int]) -> Any:
-    """An array of a NumPy file, whose head is skipped."""
+    """Read an array in NumPy's file format, skipping its header."""
     start = file.read(8)
     if len(start) < 8 or start[:6] != _MAGIC:
         raise ValueError("an array is missing")
@@ -299,17 +300,17 @@ def _read_array(file: IO[bytes], dtype: Any, shape: Sequence[int]) -> Any:
     while left:
         count = file.readinto(left)  # type: ignore[attr-defined]
         if not count:
-            raise EOFError("the file is cut off")
+            raise EOFError("the file is truncated")
         left = left[count:]
     return array
 
 
 class _Column:
-    """A leaf of all rows, an iterable."""
+    """An iterable over one leaf of all rows."""
 
     def __init__(self, columns: Iterator[Any], kind: Any) -> None:
         if kind not in ("array", "scalar", "str", "bytes"):
-            raise ValueError(f"a leaf of the kind {kind!r}")
+            raise ValueError(f"unknown kind of leaf: {kind!r}")
         self._kind = kind
         self._values: Any = next(columns, None)
         self._ends = next(columns, None) if kind in ("str", "bytes") else None

@@ -1,6 +1,7 @@
-"""Elements of several arrays that are one thing: rows of different lengths, arrays that are mostly zero.
+"""Elements made of several arrays: `Ragged`, rows of different lengths, and `Sparse`, arrays that are mostly zero.
 
-Both are namedtuples, so that they travel as any other element does, and come back as what they are (`wire.namedtuples.known_namedtuple`).
+Both are registered namedtuples, so that they are encoded as any other element and decoded to the same class
+(`wire.namedtuples.known_namedtuple`).
 """
 
 from __future__ import annotations
@@ -18,31 +19,36 @@ from zmqdist.wire.namedtuples import known_namedtuple
 
 @known_namedtuple
 class Ragged(NamedTuple):
-    """Rows of different lengths: row i is `values[row_splits[i] : row_splits[i + 1]]`."""
+    """Rows of different lengths: row i is `values[row_splits[i] : row_splits[i + 1]]`.
+
+    Attributes:
+      values: the rows, one after another along axis 0.
+      row_splits: integers of shape (number of rows + 1,).
+    """
 
     values: Any
     row_splits: Any
 
     def shape(self) -> tuple[int | None, ...]:
-        """How many rows, and of which length: it differs."""
+        """Return (number of rows, None, ...): the rows differ in length."""
         return (len(self.row_splits) - 1, None, *self.values.shape[1:])
 
     def rows(self) -> Iterator[Any]:
-        """The rows, as views."""
+        """Return an iterator over the rows, which are views."""
         return (self.values[low:high] for low, high in pairwise(self.row_splits.tolist()))
 
     def to_list(self) -> list[Any]:
-        """The rows, as nested lists."""
+        """Return the rows as nested lists."""
         return [row.tolist() for row in self.rows()]
 
 
 @known_namedtuple
 class Sparse(NamedTuple):
-    """An array of shape `dense_shape` that is zero but for `values[i]` at `indices[i]`.
+    """An array of shape `dense_shape` that is zero except for `values[i]` at `indices[i]`.
 
     Attributes:
-      indices: int64 of shape (how many, rank), in the order of the array.
-      values: of shape (how many,).
+      indices: int64 of shape (number of values, rank), in row-major order.
+      values: the values, of shape (number of values,).
       dense_shape: int64 of shape (rank,).
     """
 
@@ -52,23 +58,23 @@ class Sparse(NamedTuple):
 
     @classmethod
     def of(cls, array: Any) -> Sparse:
-        """What of an array is not zero."""
+        """Return the non-zero values of an array."""
         dense = np.asarray(array)
-        places = np.nonzero(dense)
-        return cls(np.stack(places, 1).astype(np.int64), dense[places], np.array(dense.shape, np.int64))
+        coordinates = np.nonzero(dense)
+        return cls(np.stack(coordinates, 1).astype(np.int64), dense[coordinates], np.array(dense.shape, np.int64))
 
     def shape(self) -> tuple[int, ...]:
-        """That of the array."""
+        """Return the shape of the dense array."""
         return tuple(int(size) for size in self.dense_shape)
 
     def to_dense(self) -> Any:
-        """The array."""
+        """Return the dense array."""
         dense = np.zeros(self.shape(), self.values.dtype)
         dense[tuple(self.indices.T)] = self.values
         return dense
 
     def rows(self) -> Iterator[Any]:
-        """What lies along axis 0."""
+        """Yield the slices along axis 0, each as a Sparse."""
         bounds = np.searchsorted(self.indices[:, 0], np.arange(self.dense_shape[0] + 1))
         for low, high in pairwise(bounds.tolist()):
             yield Sparse(self.indices[low:high, 1:], self.values[low:high], self.dense_shape[1:].copy())
@@ -80,25 +86,25 @@ COMPOSITES = frozenset({Ragged, Sparse})
 
 
 def stacked(elements: Sequence[Composite]) -> Composite:
-    """Several as one with a new axis 0.
+    """Stack several composites to one with a new axis 0.
 
     Raises:
       InvalidArgumentError: they are ragged, or differ in shape or dtype.
     """
     if not all(isinstance(one, Sparse) for one in elements):
-        raise InvalidArgumentError("cannot batch ragged elements: unbatch() takes them apart")
+        raise InvalidArgumentError("cannot batch ragged elements: split them by unbatch() first")
     shape, dtype = elements[0].dense_shape, elements[0].values.dtype  # type: ignore[union-attr]
     for one in elements:
         if not np.array_equal(one.dense_shape, shape) or one.values.dtype != dtype:  # type: ignore[union-attr]
             raise InvalidArgumentError("cannot batch sparse elements that differ in shape or dtype")
     numbers = np.repeat(np.arange(len(elements)), [len(one.values) for one in elements])
-    places = np.concatenate([one.indices for one in elements])  # type: ignore[union-attr]
-    indices = np.concatenate([numbers[:, None], places], axis=1)
+    coordinates = np.concatenate([one.indices for one in elements])  # type: ignore[union-attr]
+    indices = np.concatenate([numbers[:, None], coordinates], axis=1)
     return Sparse(indices, np.concatenate([one.values for one in elements]), np.array([len(elements), *shape]))
 
 
 def spec_of_composite(value: Composite) -> Composite:
-    """The spec of one: how many values it has is known of none."""
+    """Return the spec of a composite. The number of its values is not part of the spec."""
     if isinstance(value, Ragged):
         values, splits = np.asarray(value.values), np.asarray(value.row_splits)
         return Ragged(TensorSpec((None, *values.shape[1:]), values.dtype), TensorSpec(splits.shape, splits.dtype))
@@ -107,14 +113,14 @@ def spec_of_composite(value: Composite) -> Composite:
 
 
 def batched_spec(spec: Composite) -> Composite:
-    """The spec of a batch of such elements."""
+    """Return the spec of a batch of composites."""
     if isinstance(spec, Ragged):
-        raise InvalidArgumentError("cannot batch ragged elements: unbatch() takes them apart")
+        raise InvalidArgumentError("cannot batch ragged elements: split them by unbatch() first")
     return _sparse_spec(spec.dense_shape.shape[0] + 1, spec.values.dtype)
 
 
 def row_spec(spec: Composite) -> Any:
-    """The spec of what lies along axis 0."""
+    """Return the spec of the slices along axis 0."""
     if isinstance(spec, Ragged):
         shape = spec.values.shape
         return TensorSpec(None if shape is None else (None, *shape[1:]), spec.values.dtype)

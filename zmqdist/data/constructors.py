@@ -1,4 +1,4 @@
-"""Where pipelines begin: the methods of the class `Dataset` that make one of something else."""
+"""Where pipelines begin: the methods of `Dataset` that make one of arrays, generators and other sources."""
 
 from __future__ import annotations
 
@@ -18,39 +18,42 @@ from zmqdist.random import operation_seed
 D = TypeVar("D", bound="Creation")
 
 
-def user_function(value: Any, what: str) -> PickledFunction:
-    """What an operator keeps of a function. Raises TypeError for anything else; `what` is whose argument it was."""
+def user_function(value: Any, method: str) -> PickledFunction:
+    """Wrap a function for an operator. Raises TypeError if `value` is not callable; `method` names the method in the message."""
     if not callable(value):
-        raise TypeError(f"{what} takes a function, not {type(value).__name__}")
+        raise TypeError(f"{method} takes a function, not {type(value).__name__}")
     return PickledFunction(value)
 
 
 def _plain(number: Any) -> int | float:
-    """A number as JSON has it. Raises TypeError for what is none."""
+    """Return a number as JSON holds it. Raises TypeError for anything else."""
     value = np.asarray(number).item()
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"a number is expected, not {number!r}")
+        raise TypeError(f"expected a number, not {number!r}")
     return value
 
 
 def _is_iterable_of_torch(source: Any) -> bool:
-    """torch's IterableDataset inherits a `__getitem__` that only raises, and may have a length. Who has one has imported torch."""
+    """Return whether `source` is a torch IterableDataset, which inherits a `__getitem__` that only raises and may have a length.
+
+    Does not import torch: a program that has such an object has imported it.
+    """
     torch = sys.modules.get("torch.utils.data")
     return torch is not None and isinstance(source, torch.IterableDataset)
 
 
 class Creation(Tree):
-    """The part of `Dataset` that makes datasets of arrays, files and functions."""
+    """The part of `Dataset` that makes datasets of arrays, generators and sources."""
 
     __slots__ = ()
 
     @classmethod
     def range(cls: type[D], *args: Any, output_type: Any = np.int64, name: str | None = None) -> D:
-        """Numbers as Python's `range(stop)`, `range(start, stop)`, `range(start, stop, step)` gives them, as `output_type`.
+        """Return numbers as `range(stop)`, `range(start, stop)` or `range(start, stop, step)` of Python, as `output_type`.
 
         Raises:
-          InvalidArgumentError: the step is 0, or `output_type` does not hold the numbers.
-          ValueError: none or more than three arguments.
+          InvalidArgumentError: the step is 0, or `output_type` cannot hold the numbers.
+          ValueError: there are no arguments, or more than three.
         """
         if not 1 <= len(args) <= 3:
             raise ValueError(f"range takes one to three numbers, not {len(args)}")
@@ -62,15 +65,15 @@ class Creation(Tree):
 
     @classmethod
     def from_tensors(cls: type[D], tensors: Any, name: str | None = None) -> D:
-        """One element. Arrays are not copied."""
+        """Return a dataset of one element, `tensors`. Arrays are not copied: the element is a read-only view of them."""
         return cls(sources.Tensors.build(tensors))
 
     @classmethod
     def from_tensor_slices(cls: type[D], tensors: Any, name: str | None = None) -> D:
-        """What lies along axis 0 of each leaf. Arrays are not copied: the elements are read-only views of them.
+        """Return the slices of each leaf along axis 0. Arrays are not copied: the elements are read-only views of them.
 
         Raises:
-          ValueError: a leaf is a scalar, or they differ in length.
+          ValueError: a leaf is a scalar, or the leaves differ in length.
         """
         return cls(sources.Slices.build(tensors))
 
@@ -84,13 +87,13 @@ class Creation(Tree):
         output_signature: Any = None,
         name: str | None = None,
     ) -> D:
-        """What `generator(*args)` yields; it is called for each iterator.
+        """Return the items that `generator(*args)` yields; each iterator calls it.
 
-        Without `output_signature` (or `output_types`, with `output_shapes`) the spec is that of the first item, and nothing is
-        checked. A state of an iterator over it is a count: a load calls the generator again and skips.
+        Without `output_signature` (or `output_types`, with `output_shapes`) the first item determines the spec, and the other items are not
+        checked. The state of an iterator is a count: loading it calls the generator again and skips that many items.
 
         Raises:
-          TypeError: `generator` is not callable. Reading raises InvalidArgumentError for an item that does not fit the signature.
+          TypeError: `generator` is not callable. While iterating, InvalidArgumentError: an item does not fit the signature.
         """
         spec = without_attrs(output_signature)
         if spec is None and output_types is not None:
@@ -99,21 +102,24 @@ class Creation(Tree):
 
     @classmethod
     def from_source(cls: type[D], source: Any, output_signature: Any = None, name: str | None = None) -> D:
-        """The items of any iterable, or of anything with items by position: lists, torch and Hugging Face datasets, Grain sources.
+        """Return the items of an iterable, or of an object with items by position: lists, torch and Hugging Face datasets, Grain sources.
 
-        An object with `len(source)` and `source[position]` is read by position: it can be dealt out, and a state of an iterator is a
-        number. Any other is read as `from_generator` reads, from the beginning for each iterator (`iter(source)`); where what that
-        gives can tell its place (`get_state` or `state_dict`), a state holds that.
+        An object with `len(source)` and `source[position]` is read by position: a data service can split it among workers, and the state
+        of an iterator is a position. Any other object is read as by `from_generator`: each iterator calls `iter(source)`. If the result can
+        save its position (`get_state` or `state_dict`), the state of the iterator holds that; otherwise it is a count.
+
+        Args:
+          output_signature: the spec of the items; without it, the first item determines the spec.
 
         Raises:
-          TypeError: it is an iterator, which can be read once only, a mapping, or nothing that can be read.
+          TypeError: `source` is an iterator, which can be read only once; a mapping; or neither iterable nor readable by position.
         """
         spec = without_attrs(output_signature)
         if isinstance(source, Mapping):
             raise TypeError("a mapping has no order of items: from_tensor_slices takes a dict of arrays")
         if hasattr(source, "__next__"):
             raise TypeError(
-                f"{type(source).__name__} can be read once only: give from_generator a function that makes it"
+                f"{type(source).__name__} can be read only once: pass from_generator a function that makes it"
             )
         if hasattr(source, "__len__") and hasattr(source, "__getitem__") and not _is_iterable_of_torch(source):
             return cls(sources.Source(PickledFunction(source), len(source), spec))
@@ -127,10 +133,10 @@ class Creation(Tree):
     def random(
         cls: type[D], seed: int | None = None, rerandomize_each_iteration: bool | None = None, name: str | None = None
     ) -> D:
-        """int64 in [0, 2**32) without end; the same for each iterator unless `rerandomize_each_iteration`."""
+        """Return int64 numbers in [0, 2**32), without end; the same for each iterator unless `rerandomize_each_iteration`."""
         return cls(sources.Random(operation_seed(seed), bool(rerandomize_each_iteration)))
 
     @classmethod
     def counter(cls: type[D], start: Any = 0, step: Any = 1, dtype: Any = np.int64, name: str | None = None) -> D:
-        """start, start + step, ... without end."""
+        """Return start, start + step, start + 2 * step, ..., without end."""
         return cls(sources.Counter(_plain(start), _plain(step), np.dtype(dtype).str))

@@ -1,13 +1,14 @@
-"""`Dataset`: the operators as methods, under the names and with the arguments of tf.data.
+"""`Dataset`: the operators as methods, with the names and arguments of tf.data.
 
 Rules
-    Each method makes a new Dataset and checks what can be checked now; nothing runs. Arguments that no elements can satisfy are
-    InvalidArgumentError; of the wrong kind, ValueError or TypeError, as in tf.data. `name` is accepted and ignored everywhere.
+    Each method returns a new Dataset and checks its arguments as far as it can without reading elements; nothing runs before the dataset
+    is iterated. An argument that no elements can satisfy raises InvalidArgumentError; one of the wrong kind raises ValueError or
+    TypeError, as in tf.data. Every method accepts `name` and ignores it.
 
-    Functions get the parts of a tuple as arguments, and everything else (dicts, namedtuples too) as one.
+    A user function gets the parts of a tuple as separate arguments. Every other element (dicts and namedtuples included) is one argument.
 
-What a pipeline can be asked beside that is in tree.py, where one begins in constructors.py, what ends one in reductions.py, what an
-operator does in ops/.
+Not here: what can be read from a pipeline without running it (tree.py), the methods that begin one (constructors.py), the methods that
+consume one (reductions.py), what each operator does (ops/).
 """
 
 from __future__ import annotations
@@ -41,19 +42,23 @@ from zmqdist.data.ops import (
 from zmqdist.data.ops.base import Op
 from zmqdist.data.options import Options
 from zmqdist.data.reductions import DatasetResults
-from zmqdist.data.structure import UNKNOWN_SPEC, common_spec, element, invalid, is_dataset, whole, without_attrs
+from zmqdist.data.structure import UNKNOWN_SPEC, checked_int, common_spec, element, invalid, is_dataset, without_attrs
 from zmqdist.data.tree import Tree
 from zmqdist.random import operation_seed
 from zmqdist.specs import TensorSpec
 
 
-def _several(datasets: Any) -> tuple[Dataset, ...]:
-    """Inputs of one kind. Raises ValueError for none, TypeError where they differ in type."""
+def _checked_inputs(datasets: Any) -> tuple[Dataset, ...]:
+    """Return `datasets` as a tuple.
+
+    Raises:
+      ValueError: there are none. TypeError: one is not a Dataset, or their elements differ in type.
+    """
     inputs = tuple(datasets)
     if not inputs:
         raise ValueError("at least one dataset is needed")
     if not all(map(is_dataset, inputs)):
-        raise TypeError("Datasets are expected")
+        raise TypeError("`datasets` must hold Datasets only")
     known = [each.known_spec for each in inputs if each.known_spec is not UNKNOWN_SPEC]
     for one in known[1:]:
         common_spec(known[0], one)
@@ -62,15 +67,15 @@ def _several(datasets: Any) -> tuple[Dataset, ...]:
 
 @dataset_class
 class Dataset(Creation, DatasetResults):
-    """Elements that are computed when somebody reads them: `for element in dataset`.
+    """A pipeline of elements, computed while it is iterated: `for element in dataset`.
 
-    A dataset never changes and can be read any number of times; each iterator starts anew.
+    A dataset is immutable and can be iterated any number of times; each iterator starts from the beginning.
     """
 
     __slots__ = ()
 
-    def _then(self, op: Op, *others: Tree) -> Dataset:
-        return Dataset(op, (self, *others))
+    def _then(self, op: Op, *more_inputs: Tree) -> Dataset:
+        return Dataset(op, (self, *more_inputs))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return deserialize, (self.serialize(),)
@@ -81,7 +86,9 @@ class Dataset(Creation, DatasetResults):
     def list_files(
         file_pattern: Any, shuffle: bool | None = None, seed: int | None = None, name: str | None = None
     ) -> Dataset:
-        """The names of the files that match, sorted; shuffled, anew for each iterator, unless `shuffle=False`.
+        """Return the names of the files that match, sorted. Unless `shuffle=False`, each iterator shuffles them anew.
+
+        The pattern is expanded now, once.
 
         Raises:
           InvalidArgumentError: no file matches.
@@ -99,22 +106,26 @@ class Dataset(Creation, DatasetResults):
         wait: bool = False,
         name: str | None = None,
     ) -> Dataset:
-        """What `save` wrote, or `distributed_save`; the latter also while it is being written: elements come as they are committed.
+        """Return the dataset that `save` or `distributed_save` wrote to `path`.
+
+        A `distributed_save` that is still running can be loaded: iterators then give its elements as the chunks are committed.
 
         Args:
-          path: a folder, or for what `distributed_save` wrote a URL of a folder (extra `zmqdist[fsspec]`).
-          reader_func: makes the dataset from the datasets of the files.
-          wait: look again, at least every 5 seconds, until something was saved.
+          path: a folder. For `distributed_save` also the URL of a folder (extra `zmqdist[fsspec]`).
+          element_spec: the spec to expect; None accepts any.
+          compression: the compression to expect; None accepts any.
+          reader_func: gets a dataset with one dataset per file, and returns the dataset to read.
+          wait: if there is nothing at `path` yet, block and look again, at least every 5 seconds, until there is.
 
         Raises:
-          NotFoundError: nothing was saved there. ValueError: it has another `element_spec`; `distributed_save` failed, or used another
-            compression. DataLossError: `save` used another compression. Reading raises the error of a `distributed_save` that
-            fails meanwhile.
+          NotFoundError: there is no saved dataset at `path`. ValueError: it has another `element_spec`; or `distributed_save` failed or
+            used another compression. DataLossError: `save` used another compression. While iterating: the error of a `distributed_save`
+            that fails meanwhile.
         """
         made: Dataset = saving.load(os.fspath(path), without_attrs(element_spec), compression, reader_func, wait)
         return made
 
-    # -- one by one --
+    # -- element by element --
 
     def map(
         self,
@@ -126,62 +137,62 @@ class Dataset(Creation, DatasetResults):
         output_signature: Any = None,
         name: str | None = None,
     ) -> Dataset:
-        """`map_func` of each element. An exception in it costs that element only.
+        """Return a dataset of `map_func(element)`. If `map_func` raises, the iterator raises, and continues with the next element.
 
         Args:
-          num_parallel_calls: threads; AUTOTUNE: one for each processor. None: none, it is called where somebody reads.
+          num_parallel_calls: the number of threads that call `map_func`; AUTOTUNE: one per processor. None: the thread that iterates
+            calls it.
           deterministic: False lets elements leave in the order in which they are ready; None: as the options say.
-          synchronous, use_unbounded_threadpool: accepted.
-          output_signature: the spec of what it returns, None for sizes that vary; Python's numbers and lists take its dtypes, and reading
-            raises InvalidArgumentError for an element that does not fit. Without it the first element is computed when somebody asks
-            for `element_spec`.
+          synchronous, use_unbounded_threadpool: accepted and ignored.
+          output_signature: the spec of the results, with None for sizes that vary. Python numbers and lists are converted to its dtypes;
+            iterating raises InvalidArgumentError for a result that does not fit. Without it, `element_spec` computes the first element.
         """
         function, calls = user_function(map_func, "map"), background.checked_parallel(num_parallel_calls)
         return self._then(elementwise.Map(function, without_attrs(output_signature), calls, deterministic))
 
     def scan(self, initial_state: Any, scan_func: Callable[..., Any], name: str | None = None) -> Dataset:
-        """`scan_func(state, element)` gives (next state, element out)."""
+        """Map with a state: `scan_func(state, element)` returns (next state, output element)."""
         return self._then(elementwise.Scan(element(initial_state), user_function(scan_func, "scan")))
 
     def enumerate(self, start: int = 0, name: str | None = None) -> Dataset:
-        """(number, element)."""
-        return self._then(elementwise.Enumerate(whole(start, "start")))
+        """Return a dataset of (number, element), numbered from `start`."""
+        return self._then(elementwise.Enumerate(checked_int(start, "start")))
 
     def with_options(self, options: Options, name: str | None = None) -> Dataset:
-        """Says how the pipeline runs; later ones win."""
+        """Set how the pipeline runs. Options set by a later call override those of an earlier one."""
         if not isinstance(options, Options):
             raise TypeError(f"with_options takes Options, not {type(options).__name__}")
-        return self._then(elementwise.WithOptions(options.told()))
+        return self._then(elementwise.WithOptions(options.as_dict()))
 
     def filter(self, predicate: Callable[..., Any], name: str | None = None) -> Dataset:
-        """Elements for which `predicate` says True."""
+        """Keep the elements for which `predicate` returns True."""
         return self._then(filtering.Filter(user_function(predicate, "filter")))
 
     def take(self, count: int, name: str | None = None) -> Dataset:
-        """The first `count` elements; all where it is negative."""
-        return self._then(filtering.Take(whole(count, "count")))
+        """Keep the first `count` elements; all of them if `count` is negative."""
+        return self._then(filtering.Take(checked_int(count, "count")))
 
     def skip(self, count: int, name: str | None = None) -> Dataset:
-        """What follows the first `count` elements; nothing where it is negative."""
-        return self._then(filtering.Skip(whole(count, "count")))
+        """Drop the first `count` elements; all of them if `count` is negative."""
+        return self._then(filtering.Skip(checked_int(count, "count")))
 
     def shard(self, num_shards: int, index: int, name: str | None = None) -> Dataset:
-        """Elements number `index`, `index + num_shards`, ..."""
-        return self._then(filtering.ShardOp.build(whole(num_shards, "num_shards"), whole(index, "index")))
+        """Keep the elements at positions `index`, `index + num_shards`, `index + 2 * num_shards`, ..."""
+        return self._then(filtering.ShardOp.build(checked_int(num_shards, "num_shards"), checked_int(index, "index")))
 
     def take_while(self, predicate: Callable[..., Any], name: str | None = None) -> Dataset:
-        """Elements before the first for which `predicate` says False."""
+        """End before the first element for which `predicate` returns False."""
         return self._then(filtering.TakeWhile(user_function(predicate, "take_while")))
 
     def unique(self, name: str | None = None) -> Dataset:
-        """The first of equal scalars; remembers all of them."""
+        """Keep the first of equal scalars. An iterator remembers every distinct value that it has seen."""
         return self._then(filtering.Unique())
 
     def ignore_errors(self, log_warning: bool = False, name: str | None = None) -> Dataset:
-        """Leaves out elements whose computation fails."""
+        """Leave out the elements whose computation raises; with `log_warning`, log a warning for each."""
         return self._then(filtering.IgnoreErrors(bool(log_warning)))
 
-    # -- several as one --
+    # -- batches, shuffles and windows --
 
     def batch(
         self,
@@ -191,23 +202,24 @@ class Dataset(Creation, DatasetResults):
         deterministic: bool | None = None,
         name: str | None = None,
     ) -> Dataset:
-        """Stacks `batch_size` elements on a new axis 0. Reading raises InvalidArgumentError where their shapes differ.
+        """Stack each `batch_size` elements along a new axis 0. Iterating raises InvalidArgumentError if their shapes differ.
 
         Args:
-          num_parallel_calls, deterministic: as of `map`: threads that stack, which pays for large arrays.
+          drop_remainder: leave out a last batch that is smaller.
+          num_parallel_calls, deterministic: as for `map`. The threads do the stacking, which pays off for large arrays.
         """
         calls = background.checked_parallel(num_parallel_calls)
         size = batching.BatchOp.checked(batch_size)
         return self._then(batching.BatchOp(size, bool(drop_remainder), calls, deterministic))
 
     def unbatch(self, name: str | None = None) -> Dataset:
-        """Takes elements apart along axis 0. Raises ValueError where a spec says that they cannot be."""
+        """Split each element along axis 0. Raises ValueError if the spec shows that an element cannot be split."""
         spec = self.known_spec
         return self._then(batching.Unbatch(None if spec is UNKNOWN_SPEC else batching.rows_in(spec)))
 
     def rebatch(self, batch_size: Any, drop_remainder: bool = False, name: str | None = None) -> Dataset:
-        """Batches of another size; of several sizes in turn, where it is a list."""
-        sizes = tuple(whole(size, "batch_size") for size in np.ravel(batch_size))
+        """Split batches and stack the rows to batches of another size. A list of sizes is used cyclically, one size for each batch."""
+        sizes = tuple(checked_int(size, "batch_size") for size in np.ravel(batch_size))
         if not sizes or min(sizes) < 1:
             raise invalid(f"Batch sizes must be greater than zero, not {batch_size}")
         return self._then(batching.Rebatch(sizes, bool(drop_remainder)))
@@ -219,9 +231,9 @@ class Dataset(Creation, DatasetResults):
         reshuffle_each_iteration: bool | None = True,
         name: str | None = None,
     ) -> Dataset:
-        """Keeps `buffer_size` elements, and gives one of them at random for each that comes; -2: all of them.
+        """Shuffle through a buffer of `buffer_size` elements: each element that comes in replaces one drawn at random. -2 buffers all.
 
-        Each iterator, and each epoch of a later `repeat`, has another order, unless `reshuffle_each_iteration=False`.
+        Each iterator, and each epoch of a later `repeat`, draws another order, unless `reshuffle_each_iteration=False`.
         """
         reshuffle = True if reshuffle_each_iteration is None else bool(reshuffle_each_iteration)
         return self._then(shuffling.Shuffle(shuffling.Shuffle.checked(buffer_size), operation_seed(seed), reshuffle))
@@ -234,15 +246,15 @@ class Dataset(Creation, DatasetResults):
         drop_remainder: bool = False,
         name: str | None = None,
     ) -> Dataset:
-        """As `batch`, of elements that differ in size: filled up to `padded_shapes`, or to the largest of the batch.
+        """Batch elements that differ in size, padded to `padded_shapes`, or to the largest size in the batch.
 
         Args:
-          padded_shapes: a shape for each leaf, None (or -1) for sizes that shall be the largest of the batch.
-          padding_values: one for each leaf, or one for all; 0, False or "" where it is None.
+          padded_shapes: a shape for each leaf; None (or -1) in a shape stands for the largest size in the batch.
+          padding_values: a value for each leaf, or one value for all. None stands for 0, False or "".
 
         Raises:
-          ValueError: a rank is unknown. TypeError: a padding value of another type, or elements that are Ragged or Sparse. Reading
-            raises DataLossError for an element that is larger than its shape.
+          ValueError: a rank is unknown. TypeError: a padding value has another type than its leaf, or an element holds Ragged or Sparse.
+            While iterating, DataLossError: an element is larger than its shape in `padded_shapes`.
         """
         size = batching.BatchOp.checked(batch_size)
         op = padding.PaddedBatch(size, bool(drop_remainder), padded_shapes, padding_values)
@@ -252,7 +264,7 @@ class Dataset(Creation, DatasetResults):
     def ragged_batch(
         self, batch_size: int, drop_remainder: bool = False, row_splits_dtype: Any = np.int64, name: str | None = None
     ) -> Dataset:
-        """As `batch`, of elements that differ along their first axis: a `Ragged(values, row_splits)` for each leaf."""
+        """Batch elements that differ in size along their first axis: each leaf becomes a `Ragged(values, row_splits)`."""
         size = batching.BatchOp.checked(batch_size)
         return self._then(padding.RaggedBatch(size, bool(drop_remainder), np.dtype(row_splits_dtype).str))
 
@@ -268,25 +280,27 @@ class Dataset(Creation, DatasetResults):
         drop_remainder: bool = False,
         name: str | None = None,
     ) -> Dataset:
-        """Batches of elements of similar length: bucket i has those below `bucket_boundaries[i]` and none of the buckets before it.
+        """Batch elements of similar length: bucket i takes lengths in [bucket_boundaries[i - 1], bucket_boundaries[i]).
 
         Args:
-          bucket_batch_sizes: one for each bucket, one more than boundaries.
-          pad_to_bucket_boundary: pad to the longest that a bucket can hold; an element beyond the last boundary is an
-            InvalidArgumentError. Without `padded_shapes` that is the first axis of every leaf.
+          element_length_func: returns the length of an element.
+          bucket_batch_sizes: a batch size for each bucket: one more than there are boundaries.
+          pad_to_bucket_boundary: pad to the longest length that the bucket takes. An element at or above the last boundary then raises
+            InvalidArgumentError. Without `padded_shapes`, the first axis of every leaf is padded to that length.
+          no_padding: batch without padding.
 
         Raises:
-          ValueError: another number of batch sizes. TypeError: as of `padded_batch`.
+          ValueError: the number of batch sizes is wrong. TypeError: as for `padded_batch`.
         """
-        boundaries = [whole(one, "bucket_boundaries") for one in bucket_boundaries]
-        sizes = [whole(one, "bucket_batch_sizes") for one in bucket_batch_sizes]
+        boundaries = [checked_int(one, "bucket_boundaries") for one in bucket_boundaries]
+        sizes = [checked_int(one, "bucket_batch_sizes") for one in bucket_batch_sizes]
         if len(sizes) != len(boundaries) + 1:
-            raise ValueError(f"{len(boundaries)} boundaries make {len(boundaries) + 1} buckets, not {len(sizes)}")
+            raise ValueError(f"bucket_batch_sizes has {len(sizes)} sizes for {len(boundaries) + 1} buckets")
         if not no_padding:
             padding.PaddedBatch(1, False, padded_shapes, padding_values).check(self.known_spec)
         key = padding.Bucket(element_length_func, boundaries)
-        reached = boundaries if pad_to_bucket_boundary else None
-        make = padding.BucketBatch(sizes, padded_shapes, padding_values, reached, not no_padding, drop_remainder)
+        pad_to = boundaries if pad_to_bucket_boundary else None
+        make = padding.BucketBatch(sizes, padded_shapes, padding_values, pad_to, not no_padding, drop_remainder)
         return self.group_by_window(key, make, window_size_func=padding.BucketSize(sizes))
 
     def window(
@@ -297,7 +311,13 @@ class Dataset(Creation, DatasetResults):
         drop_remainder: bool = False,
         name: str | None = None,
     ) -> Dataset:
-        """Datasets of `size` elements, a new one every `shift` (by default `size`); one dataset for each leaf of the elements.
+        """Return a dataset of datasets with `size` elements each; a new one starts every `shift` elements (default: `size`).
+
+        If the elements have several leaves, each leaf becomes a dataset of its own.
+
+        Args:
+          stride: the distance, in elements, between two elements of one window.
+          drop_remainder: leave out windows at the end that are not full.
 
         Raises:
           InvalidArgumentError: a number is not positive.
@@ -312,30 +332,32 @@ class Dataset(Creation, DatasetResults):
         window_size_func: Callable[..., Any] | None = None,
         name: str | None = None,
     ) -> Dataset:
-        """The elements of `reduce_func(key, dataset)`, called for each `window_size` elements of one key; at the end for the rest.
+        """Group elements by key, and return the elements of `reduce_func(key, dataset)`.
+
+        `reduce_func` is called with each `window_size` elements of one key, and at the end of the input with what is left of each key.
 
         Raises:
-          ValueError: both sizes or none. Reading raises ValueError for a key that is no integer.
+          ValueError: both `window_size` and `window_size_func` are given, or neither. While iterating: a key is not an integer.
         """
         if (window_size is None) == (window_size_func is None):
-            raise ValueError("group_by_window takes either window_size or window_size_func")
-        size = None if window_size is None else whole(window_size, "window_size")
+            raise ValueError("group_by_window takes exactly one of window_size and window_size_func")
+        size = None if window_size is None else checked_int(window_size, "window_size")
         if size is not None and size < 1:
             raise invalid(f"Window size must be greater than zero, not {window_size}")
         size_func = None if window_size_func is None else user_function(window_size_func, "group_by_window")
         keys, reduces = user_function(key_func, "group_by_window"), user_function(reduce_func, "group_by_window")
         return self._then(windows.GroupByWindow(keys, reduces, size, size_func))
 
-    # -- where and when --
+    # -- reading ahead and keeping elements --
 
     def prefetch(self, buffer_size: int, name: str | None = None) -> Dataset:
-        """A thread reads `buffer_size` elements ahead; AUTOTUNE: some; 0: no thread."""
+        """Let a thread read `buffer_size` elements ahead. AUTOTUNE: at least 8, more while they come quickly. 0: no thread."""
         return self._then(background.Prefetch(background.Prefetch.checked(buffer_size)))
 
     def cache(self, filename: str = "", name: str | None = None) -> Dataset:
-        """Keeps the elements of the first complete pass, in memory or in files that begin with `filename`.
+        """Keep the elements of the first complete iteration, in memory, or in a file whose name begins with `filename`.
 
-        Reading raises AlreadyExistsError while another writes the same file.
+        Iterating raises AlreadyExistsError while another iterator writes the same file.
         """
         return self._then(caching.FileCache(str(filename)) if filename else caching.Cache())
 
@@ -347,24 +369,26 @@ class Dataset(Creation, DatasetResults):
         shard_func: Callable[..., Any] | None = None,
         name: str | None = None,
     ) -> Dataset:
-        """Keeps a complete pass in a folder below `path` that belongs to this pipeline alone: another pipeline has another.
+        """Keep the elements of a complete iteration on disk, in a folder below `path` that belongs to exactly this pipeline.
+
+        The folder is named after the pipeline's fingerprint, so that a changed pipeline writes a folder of its own.
 
         Raises:
-          FailedPreconditionError: a function of the pipeline cannot be pickled, so that nobody can tell it from others.
+          FailedPreconditionError: a function in the pipeline cannot be pickled, so that the pipeline has no fingerprint.
         """
-        pressed = "" if compression == "AUTO" else readers.checked_compression(compression)
+        codec = "" if compression == "AUTO" else readers.checked_compression(compression)
         functions = [None if one is None else user_function(one, "snapshot") for one in (reader_func, shard_func)]
-        return self._then(saving.Snapshot(os.path.join(os.fspath(path), self.fingerprint()), pressed, *functions))
+        return self._then(saving.Snapshot(os.path.join(os.fspath(path), self.fingerprint()), codec, *functions))
 
-    # -- several datasets --
+    # -- combining datasets --
 
     def repeat(self, count: int | None = None, name: str | None = None) -> Dataset:
-        """The whole dataset `count` times; for ever where it is None or negative."""
-        return self._then(combining.Repeat(-1 if count is None else whole(count, "count")))
+        """Repeat the dataset `count` times; without end if `count` is None or negative."""
+        return self._then(combining.Repeat(-1 if count is None else checked_int(count, "count")))
 
     @staticmethod
     def zip(*args: Any, datasets: Any = None, name: str | None = None) -> Dataset:
-        """Rows of one element of each; ends with the shortest. `zip(a, b)`, `zip((a, b))` or `zip({"x": a, "y": b})`."""
+        """Return rows with one element of each dataset; end with the shortest. `zip(a, b)`, `zip((a, b))` or `zip({"x": a, "y": b})`."""
         if datasets is None:
             datasets = args[0] if len(args) == 1 else args
         elif args:
@@ -377,10 +401,10 @@ class Dataset(Creation, DatasetResults):
         return Dataset(combining.Zip(form), leaves)
 
     def concatenate(self, dataset: Dataset, name: str | None = None) -> Dataset:
-        """This dataset, then the other.
+        """Append another dataset.
 
         Raises:
-          TypeError: their elements differ in structure or dtype.
+          TypeError: the elements of the two differ in structure or dtype.
         """
         if not is_dataset(dataset):
             raise TypeError(f"concatenate takes a Dataset, not {type(dataset).__name__}")
@@ -390,7 +414,7 @@ class Dataset(Creation, DatasetResults):
         return self._then(combining.Concatenate(), dataset)
 
     def flat_map(self, map_func: Callable[..., Any], name: str | None = None) -> Dataset:
-        """The elements of the datasets that `map_func` makes of the elements, one after the other."""
+        """Map each element to a dataset, and return the elements of these datasets, one dataset after the other."""
         return self._then(combining.Interleave(user_function(map_func, "flat_map")))
 
     def interleave(
@@ -402,21 +426,21 @@ class Dataset(Creation, DatasetResults):
         deterministic: bool | None = None,
         name: str | None = None,
     ) -> Dataset:
-        """As `flat_map` with `cycle_length` datasets open, of which each in turn gives `block_length` elements.
+        """Map each element to a dataset, keep `cycle_length` of them open, and take `block_length` elements from each in turn.
 
         Args:
-          cycle_length: as many as there are processors, where it is None or AUTOTUNE.
-          num_parallel_calls: how many of the open datasets are opened and read at once, each in a thread of its own, where the function
-            is called, too; elements keep the order that they have without threads.
-          deterministic: False takes from whichever has something ready; None: as the options say.
+          cycle_length: None or AUTOTUNE: the number of processors, or num_parallel_calls if that is less (AUTOTUNE: a third of them).
+          num_parallel_calls: the number of open datasets that are read at the same time, each by a thread of its own, which also calls
+            `map_func`. The elements keep the order that they have without threads.
+          deterministic: False takes the next element from any dataset that has one ready; None: as the options say.
 
         Raises:
           InvalidArgumentError: a length is not positive.
         """
         if cycle_length is None or cycle_length == AUTOTUNE:
             cycle_length = combining.default_cycle_length(num_parallel_calls)
-        cycle_length = whole(cycle_length, "cycle_length")
-        block_length = 1 if block_length is None else whole(block_length, "block_length")
+        cycle_length = checked_int(cycle_length, "cycle_length")
+        block_length = 1 if block_length is None else checked_int(block_length, "block_length")
         if cycle_length < 1 or block_length < 1:
             raise invalid(f"`cycle_length` and `block_length` must be > 0, not {cycle_length} and {block_length}")
         calls = background.checked_parallel(num_parallel_calls)
@@ -427,16 +451,19 @@ class Dataset(Creation, DatasetResults):
     def choose_from_datasets(
         datasets: Any, choice_dataset: Dataset, stop_on_empty_dataset: bool = True, name: str | None = None
     ) -> Dataset:
-        """From the dataset whose number `choice_dataset` gives, one element each time.
+        """Take each element from the dataset whose index comes next in `choice_dataset`.
+
+        Args:
+          stop_on_empty_dataset: end when the chosen dataset has ended. False: skip choices of datasets that have ended.
 
         Raises:
-          ValueError: no datasets. TypeError: the choices are no int64 scalars, or the elements differ in type. Reading raises
-            InvalidArgumentError for a number that no dataset has.
+          ValueError: there are no datasets. TypeError: the choices are not int64 scalars, or the elements differ in type. While iterating,
+            InvalidArgumentError: an index is out of range.
         """
-        inputs = _several(datasets)
+        inputs = _checked_inputs(datasets)
         known = choice_dataset.known_spec
         if known is not UNKNOWN_SPEC and known != TensorSpec((), np.int64):
-            raise TypeError(f"`choice_dataset` gives int64 scalars, not {known}")
+            raise TypeError(f"the elements of `choice_dataset` must be int64 scalars, not {known}")
         return Dataset(combining.Choose(bool(stop_on_empty_dataset)), (choice_dataset, *inputs))
 
     @staticmethod
@@ -448,16 +475,17 @@ class Dataset(Creation, DatasetResults):
         rerandomize_each_iteration: bool | None = None,
         name: str | None = None,
     ) -> Dataset:
-        """From a dataset chosen at random by weight, one element each time; those that have ended are skipped.
+        """Take each element from a dataset that is drawn at random by weight. Draws of datasets that have ended are skipped.
 
         Args:
-          weights: floats, or a dataset of vectors; None: all alike. Datasets with weight 0 are left out.
-          rerandomize_each_iteration: whether each iterator chooses otherwise.
+          weights: float32 or float64 values, or a dataset of such vectors; None: equal weights. A dataset with weight 0 is never read.
+          stop_on_empty_dataset: end as soon as a drawn dataset has ended.
+          rerandomize_each_iteration: whether each iterator draws another sequence.
 
         Raises:
-          ValueError: no datasets, or another number of weights. TypeError: weights that are no floats.
+          ValueError: there are no datasets, or the number of weights is wrong. TypeError: the weights are not floats.
         """
-        inputs = _several(datasets)
+        inputs = _checked_inputs(datasets)
         seeds = operation_seed(seed), bool(rerandomize_each_iteration)
         if is_dataset(weights):
             selector = Dataset(combining.Selector(None, *seeds), (weights,))
@@ -466,7 +494,7 @@ class Dataset(Creation, DatasetResults):
         if shares.dtype not in (np.float32, np.float64):
             raise TypeError(f"weights are float32 or float64, not {shares.dtype}")
         if shares.shape != (len(inputs),):
-            raise ValueError(f"{len(inputs)} datasets need as many weights, not {shares.shape}")
+            raise ValueError(f"there are {len(inputs)} datasets, but the weights have the shape {shares.shape}")
         chosen = [(float(share), each) for share, each in zip(shares, inputs, strict=True) if share > 0]
         if not chosen:
             return inputs[0].take(0)
@@ -481,13 +509,14 @@ class Dataset(Creation, DatasetResults):
         seed: int | None = None,
         name: str | None = None,
     ) -> Dataset:
-        """(class, element), leaving out elements so that classes come in the shares of `target_dist`.
+        """Return (class, element), leaving out elements so that the classes occur in the proportions of `target_dist`.
 
         Args:
-          initial_dist: the shares in which they come now; where it is None, what was seen so far.
+          class_func: returns the class of an element, in [0, len(target_dist)).
+          initial_dist: the proportions in the input; None: estimated from the elements seen so far.
 
         Raises:
-          ValueError: the two differ in length.
+          ValueError: the two distributions differ in length.
         """
         target = tuple(float(one) for one in np.ravel(target_dist))
         initial = None if initial_dist is None else tuple(float(one) for one in np.ravel(initial_dist))
@@ -497,7 +526,7 @@ class Dataset(Creation, DatasetResults):
         return self._then(resampling.RejectionResample(function, target, initial, operation_seed(seed)))
 
     def apply(self, transformation_func: Callable[[Dataset], Dataset], name: str | None = None) -> Dataset:
-        """`transformation_func(self)`, in a chain. Raises TypeError where it is no Dataset."""
+        """Return `transformation_func(self)`, for use in a chain of methods. Raises TypeError if that is not a Dataset."""
         made = transformation_func(self)
         if not is_dataset(made):
             raise TypeError(f"apply takes a function that returns a Dataset, not {type(made).__name__}")
@@ -505,10 +534,10 @@ class Dataset(Creation, DatasetResults):
 
 
 def deserialize(text: str) -> Dataset:
-    """The dataset that `serialize` described. Unpickles nothing: a function is unpickled where it is first called.
+    """Return the dataset that `serialize` described. Unpickles nothing: a function is unpickled when it is first called.
 
     Raises:
-      InvalidArgumentError: not such a description, or of another version, or with an operator that is not known here.
+      InvalidArgumentError: `text` is not such a description, has another version, or names an unknown operator.
     """
     made: Dataset = interfaces.deserialize(text)
     return made

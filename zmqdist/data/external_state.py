@@ -1,12 +1,12 @@
-"""Pipelines that depend on something their description does not hold, so that workers compute other elements than their owner would.
+"""Pipelines that depend on state outside their description, so that each worker would compute different elements.
 
 Rules
-    Known of operators: numbers drawn without a seed (`random`, the selector of `sample_from_datasets`, `rejection_resample`). A shuffle
-    without a seed does not count: whatever its order, the elements are the same. What a function does cannot be seen; its author
-    marks it with `stateful`.
+    An operator depends on such state if it draws numbers without a seed: `random`, the selector of `sample_from_datasets`, and
+    `rejection_resample`. A shuffle without a seed does not count, because it yields the same elements in any order. What a function
+    depends on cannot be detected; its author marks it with `stateful`.
 
-    What is done about it says `Options.experimental_external_state_policy`: "WARN" (the default), "IGNORE" or "FAIL", or a member
-    of an enum with such a name.
+    `Options.experimental_external_state_policy` decides what happens: "WARN" (the default), "IGNORE" or "FAIL", or an enum member
+    with such a name.
 """
 
 from __future__ import annotations
@@ -28,16 +28,17 @@ _POLICIES = ("WARN", "IGNORE", "FAIL")
 
 
 def stateful(function: AnyFunction) -> AnyFunction:
-    """Mark a function that depends on more than its arguments: on random numbers, a counter, a file that changes. A decorator."""
+    """Mark a function that depends on more than its arguments: random numbers, a counter, a file that changes. A decorator."""
     setattr(function, _MARK, True)
     return function
 
 
 def stateful_operators(dataset: Tree) -> list[str]:
-    """The operators that depend on external state, sources first, each as `explain` tells it. Runs and unpickles nothing: of a dataset that
-    came from a description the marks of functions are not known.
+    """Return the operators that depend on external state, sources first, each as `explain` prints it.
+
+    Runs and unpickles nothing, so the marks of functions are not known for a dataset that was made from a description.
     """
-    return [each.op.told() for each in dataset.walk() if each.op.stateful() or _marked(each.op)]
+    return [each.op.one_line() for each in dataset.walk() if each.op.stateful() or _marked(each.op)]
 
 
 def _marked(op: Op) -> bool:
@@ -46,21 +47,21 @@ def _marked(op: Op) -> bool:
 
 
 def check_external_state(dataset: Tree) -> None:
-    """Do what the options of the dataset say about operators that depend on external state: nothing, a UserWarning, or an error.
+    """Apply the dataset's policy to operators that depend on external state: do nothing, warn by UserWarning, or raise.
 
     Raises:
       FailedPreconditionError: there are such operators, and the policy is FAIL.
-      InvalidArgumentError: the policy is none.
+      InvalidArgumentError: the policy is unknown.
     """
-    said = dataset.options().experimental_external_state_policy
-    policy = "WARN" if said is None else str(said).upper()
+    setting = dataset.options().experimental_external_state_policy
+    policy = "WARN" if setting is None else str(setting).upper()
     if policy not in _POLICIES:
-        raise invalid(f"experimental_external_state_policy is one of {', '.join(_POLICIES)}, not {said!r}")
+        raise invalid(f"experimental_external_state_policy is one of {', '.join(_POLICIES)}, not {setting!r}")
     found = [] if policy == "IGNORE" else stateful_operators(dataset)
     if not found:
         return
     text = (
-        f"the dataset depends on external state, so that each worker computes something else: {', '.join(found)}. Give a seed,"
+        f"the dataset depends on external state, so that each worker computes different elements: {', '.join(found)}. Give a seed,"
         ' or set Options.experimental_external_state_policy = "IGNORE".'
     )
     if policy == "FAIL":

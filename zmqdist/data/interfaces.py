@@ -1,10 +1,10 @@
-"""What the modules of a pipeline know of each other, so that each imports only modules below it; and the registry of operators.
+"""Interfaces between the modules of a pipeline, so that each imports only modules below it; and the registry of operators.
 
 Rules
-    Iterators and operators use datasets by `DatasetLike` alone. Where they make one (a window, the file of an interleave, a dataset in a
-    saved state) they call `make` or `deserialize`, which look up the two things that stand above them: the operator's class by its
-    name, entered by `@operator`, and the class that users hold, entered by `@dataset_class`. Both are entered before any dataset exists,
-    because whoever imports `Dataset` imports every operator.
+    Iterators and operators see datasets only as `DatasetLike`. To create one (a window, a file of an interleave, a dataset in a saved
+    state) they call `make` or `deserialize`. These two look up classes that are defined above them: operators by name, which
+    `@operator` registers, and the class that users see, which `@dataset_class` registers. Both are registered before the first dataset
+    exists, because importing `Dataset` imports every operator.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from zmqdist.errors import OpError
 FORMAT_VERSION = 1
 
 OPERATORS: dict[str, Any] = {}
-"""Every operator's class by its name."""
+"""The class of each operator, by its name."""
 
 ELSEWHERE = {"distribute": "zmqdist.data.service.source", "parquet": "zmqdist.data.ops.parquet"}
-"""Operators that `Dataset` has no method for, with the module that enters each: imported when a description first names one."""
+"""Operators without a method of `Dataset`, with the module that registers each: imported when a description names one."""
 
 C = TypeVar("C", bound=type)
 
@@ -32,21 +32,21 @@ _classes: dict[str, Any] = {}
 
 
 class Memory:
-    """What the iterators of one dataset object share: how many there were, and what an operator keeps from one to the next."""
+    """State that the iterators of one dataset object share: their count, and values that operators keep from one iterator for the next."""
 
-    __slots__ = ("_numbers", "kept")
+    __slots__ = ("_numbers", "values")
 
     def __init__(self) -> None:
         self._numbers = itertools.count()
-        self.kept: dict[str, Any] = {}
+        self.values: dict[str, Any] = {}
 
     def number(self) -> int:
-        """The number of the iterator that is being opened."""
+        """Return the number of the iterator that is being opened."""
         return next(self._numbers)
 
 
 class DatasetLike(Protocol):
-    """What iterators and operators use of a dataset; tree.py says what each member is."""
+    """The part of a dataset that iterators and operators use; tree.py describes the members."""
 
     @property
     def op(self) -> Any: ...
@@ -75,7 +75,7 @@ class DatasetLike(Protocol):
 
 
 def operator(name: str, node: type) -> Callable[[C], C]:
-    """Enter an operator's class into the registry, with the class that runs it."""
+    """Register an operator's class under `name`, with the class of its node."""
 
     def enter(cls: C) -> C:
         assert name not in OPERATORS
@@ -87,35 +87,37 @@ def operator(name: str, node: type) -> Callable[[C], C]:
 
 
 def operator_of(name: str) -> Any:
-    """The class of the operator with this name; None where there is none."""
+    """Return the class of the operator with this name, or None."""
     if name in ELSEWHERE and name not in OPERATORS:
         importlib.import_module(ELSEWHERE[name])
     return OPERATORS.get(name)
 
 
 def dataset_class(cls: C) -> C:
-    """Enter the class of which `make` makes datasets."""
+    """Register the class of the datasets that `make` returns."""
     _classes["dataset"] = cls
     return cls
 
 
 def make(op: Any, inputs: Sequence[DatasetLike] = ()) -> DatasetLike:
-    """The dataset of an operator, of the class that users know."""
+    """Return a dataset of the class that users see."""
     made: DatasetLike = _classes["dataset"](op, inputs)
     return made
 
 
 def deserialize(text: str) -> Any:
-    """The dataset that `serialize` described; `zmqdist.data.dataset.deserialize` says more."""
+    """Return the dataset that `serialize` described; see `zmqdist.data.dataset.deserialize`."""
     try:
         described = json.loads(text)
         if described["version"] != FORMAT_VERSION:
-            raise invalid(f"a dataset of format {described['version']}, this is format {FORMAT_VERSION}")
+            raise invalid(
+                f"the dataset has format {described['version']}, but this version reads format {FORMAT_VERSION}"
+            )
         made: list[Any] = []
         for node in described["nodes"]:
             op = operator_of(node["op"])
             if op is None:
-                raise invalid(f"a dataset with the operator {node['op']!r}, which this version does not have")
+                raise invalid(f"the dataset has the operator {node['op']!r}, which this version does not have")
             made.append(make(op.of(node["args"]), [made[number] for number in node["inputs"]]))
         return made[-1]
     except OpError:

@@ -1,18 +1,19 @@
-"""Operators at work: what an open dataset is made of, and the iterator that a user holds.
+"""Open datasets: the nodes that run operators, and the iterator that a user holds.
 
 Theory
-    Each operator is an `OperatorNode`. Its `run` is a generator that goes on from the node's own fields, and the fields are right
-    whenever it yields and whenever something it calls may raise. That one rule gives both things that generators lack: a state
-    can be saved and loaded between any two elements, and after an error a new generator goes on behind the element that failed.
-    Elements pass through plain generators, some 50 ns an operator.
+    Each operator runs as an `OperatorNode`. Its `run` is a generator that starts from the node's own fields.
+    *Invariant*: the fields are correct whenever `run` yields, and whenever something that it calls may raise.
+    Generators alone can neither be saved nor continue after an error; the invariant gives both. A state can be saved and loaded between
+    any two elements, and after an error a new generator continues behind the element that failed. Elements pass through plain
+    generators, at a cost of about 50 ns per operator.
 
 Rules
-    A child's error passes through every generator above it and ends them all; the user's iterator then makes them anew. A node that
-    catches errors, or that runs its child in a thread, calls `child.restart()` itself.
-    A child that has ended stays at its end, also after a restart or a load.
-    `close` ends threads and waits for them; a closed node can still tell its state.
+    An error in a node ends every generator above it; the user's iterator then starts new ones. A node that catches errors, or that runs
+    its child in a thread, calls `child.restart()` itself.
+    A child that has ended stays ended, also after a restart or a load.
+    `close` stops the threads and waits for them; a closed node can still return its state.
 
-One iterator belongs to one thread at a time.
+An iterator may be used by one thread at a time.
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ from zmqdist.limits import STATE_BYTES_MAX
 STATE_VERSION = 1
 
 
-class Timed:
-    """How often and for how long elements of one operator were waited for, those below it included."""
+class OperatorTimer:
+    """Counts the elements of one operator, and the seconds that its reader waited for them (the operators below included)."""
 
     __slots__ = ("elements", "seconds")
 
@@ -55,8 +56,8 @@ class Timed:
         self.elements = 0
         self.seconds = 0.0
 
-    def over(self, stream: Iterator[Any]) -> Iterator[Any]:
-        """The same elements, counted."""
+    def wrap(self, stream: Iterator[Any]) -> Iterator[Any]:
+        """Yield the elements of `stream`, counting and timing them."""
         while True:
             began = time.perf_counter()
             try:
@@ -70,12 +71,12 @@ class Timed:
 
 
 class OperatorStats(NamedTuple):
-    """What an operator has done for one iterator.
+    """The work of one operator for one iterator.
 
     Attributes:
-      name: of the operator.
-      elements: that it gave.
-      seconds: that its reader waited for it, without those that it waited itself for the operators below it.
+      name: the name of the operator.
+      elements: the number of elements that it has yielded.
+      seconds: how long its reader waited for it, less the time that it waited itself for the operators below it.
     """
 
     name: str
@@ -84,10 +85,10 @@ class OperatorStats(NamedTuple):
 
 
 class Openings:
-    """Nodes that wait for somebody while they are opened, in whichever thread: closing the iterator ends that.
+    """Calls of one iterator that block (on a server, say) and that closing the iterator has to interrupt, in any thread.
 
     Attributes:
-      waits: closing the iterator waits: for a thread, a process or a server.
+      waits: whether closing the iterator may block: on a thread, a process or a server.
     """
 
     def __init__(self) -> None:
@@ -98,12 +99,12 @@ class Openings:
 
     @contextlib.contextmanager
     def one(self, interrupt: Callable[[], object]) -> Iterator[None]:
-        """While this lasts, `interrupt` is called when the iterator is closed; at once where it is."""
+        """Have `interrupt` called if the iterator is closed within this context; at once if it is closed already."""
         with self._lock:
             self._interrupts.append(interrupt)
             closed = self._closed
         try:
-            if closed:
+            if closed:  # before this call could register
                 interrupt()
             yield
         finally:
@@ -111,25 +112,24 @@ class Openings:
                 self._interrupts.remove(interrupt)
 
     def close(self) -> None:
-        """End all."""
+        """Interrupt all blocking calls, and every later one."""
         with self._lock:
             self._closed = True
             interrupts = list(self._interrupts)
+        # Without the lock: the interrupted calls need it to unregister.
         for interrupt in interrupts:
             interrupt()
 
 
 class Context:
-    """What the nodes of one iterator share.
+    """The state that the nodes of one iterator share.
 
     Attributes:
-      options: those of the whole pipeline.
-      probing: the iterator is there to look at the first element: it draws no seed, writes no cache, starts no thread.
-      timed: by the id of a dataset, where the options ask for statistics.
-      splits: the positions of a source in a repetition, behind those that were taken: `splits(source, repetition, taken)`; None: each
-        source is whole.
-      resumable: whether `splits` minds `taken`, so that a state can be told.
-      openings: of the whole iterator, also of the datasets that functions return.
+      options: the options of the whole pipeline.
+      probing: the iterator only looks at the first element: it draws no seeds, writes no caches, starts no threads.
+      timers: a timer for each dataset, by its id; None unless `options.stats` is set.
+      resumable: whether `splits` honours `taken`, so that a source can save its position.
+      openings: the blocking calls of the whole iterator, including those in datasets that user functions return.
     """
 
     def __init__(
@@ -139,78 +139,84 @@ class Context:
         splits: Callable[[int, int, int], Iterator[int]] | None = None,
         resumable: bool = False,
     ) -> None:
+        """Begin an iterator, which has opened no nodes yet.
+
+        Args:
+          splits: `splits(source, repetition, taken)` iterates over the positions that a source gets in a repetition, without the
+            first `taken` of them; None: each source reads all of its positions.
+        """
         self.options = options
         self.probing = probing
         self.resumable = resumable
-        self.timed: dict[int, Timed] | None = {} if options.stats and not probing else None
+        self.timers: dict[int, OperatorTimer] | None = {} if options.stats and not probing else None
         self.openings = Openings()
         self._splits = splits
         self._sources = 0
-        self._opened: dict[int, int] = {}
+        self._repetitions: dict[int, int] = {}
 
     @property
-    def dealt(self) -> bool:
-        """Whether sources give what somebody deals out."""
+    def has_splits(self) -> bool:
+        """Whether sources read only the positions that they are given, because others read the rest."""
         return self._splits is not None
 
     def open(self, dataset: DatasetLike) -> OperatorNode:
-        """The node of a dataset, with those below it."""
+        """Return the node of a dataset, with the nodes below it."""
         node: OperatorNode = dataset.op.open(dataset, self)
         return node
 
     def open_inputs(self, dataset: DatasetLike) -> list[OperatorNode]:
-        """The nodes of a dataset's inputs; those that are not split have their sources whole."""
+        """Return the nodes of a dataset's inputs. Inputs that are not split get a context in which sources are whole."""
         split = None if self._splits is None else dataset.op.split_inputs(len(dataset.inputs))
         nodes: list[OperatorNode] = []
         try:
             for number, each in enumerate(dataset.inputs):
                 context = self if split is None or number in split else self.inner()
                 nodes.append(context.open(each))
-        except BaseException:  # a reader of a data service, say, that was refused
+        except BaseException:  # for example, a data service refuses its reader
             for node in nodes:
                 node.close()
             raise
         return nodes
 
-    def place(self) -> int:
-        """The number of the source that is opened next."""
+    def next_source(self) -> int:
+        """Return the number of the source that is opened next."""
         return self._sources
 
-    def reopen(self, dataset: DatasetLike, place: int) -> OperatorNode:
-        """Open a dataset once more, as a repetition, whose first source has number `place`."""
-        before, self._sources = self._sources, place
+    def reopen(self, dataset: DatasetLike, first_source: int) -> OperatorNode:
+        """Open a dataset again, for its next repetition; its first source has number `first_source`."""
+        before, self._sources = self._sources, first_source
         try:
             return self.open(dataset)
         finally:
             self._sources = before
 
     def inner(self) -> Context:
-        """The context of datasets whose sources are whole, as of those that a function returns."""
+        """Return a context in which sources are whole, for datasets that a function returns."""
         context = Context(self.options, self.probing)
         context.openings = self.openings
-        context.timed = None  # they belong to the operator whose function made them
+        context.timers = None  # their time counts for the operator whose function made them
         return context
 
-    def next_splits(self) -> Dealt | None:
-        """The positions of the source that is being opened; None: all."""
+    def next_splits(self) -> SplitStream | None:
+        """Return the positions of the source that is being opened, or None if it reads all of them. Counts sources and repetitions."""
         if self._splits is None:
             return None
         number, self._sources = self._sources, self._sources + 1
-        repetition = self._opened[number] = self._opened.get(number, -1) + 1
-        return Dealt(self, number, repetition)
+        repetition = self._repetitions[number] = self._repetitions.get(number, -1) + 1
+        return SplitStream(self, number, repetition)
 
-    def deal(self, source: int, repetition: int, taken: int) -> Iterator[int]:
-        """The positions of a source in a repetition, behind those that were taken."""
+    def positions(self, source: int, repetition: int, taken: int) -> Iterator[int]:
+        """Return the positions of a source in a repetition, without the first `taken` of them."""
         assert self._splits is not None
         return self._splits(source, repetition, taken)
 
-    def reached(self, source: int, repetition: int) -> None:
-        """A source was put into a repetition by a state: the next that is opened is the one behind it."""
-        self._opened[source] = repetition
+    def set_repetition(self, source: int, repetition: int) -> None:
+        """Record that a loaded state has put a source into a repetition: the next time it is opened is the following one."""
+        self._repetitions[source] = repetition
 
 
-class Dealt:
-    """The positions of one source in one repetition, `taken` of them so far. Each `iter` goes on behind those."""
+class SplitStream:
+    """The positions of one source in one repetition; each `iter` continues behind the `taken` ones."""
 
     def __init__(self, context: Context, source: int, repetition: int) -> None:
         self._context = context
@@ -219,24 +225,30 @@ class Dealt:
         self._taken = 0
 
     def __iter__(self) -> Iterator[int]:
-        for position in self._context.deal(self._source, self._repetition, self._taken):
+        for position in self._context.positions(self._source, self._repetition, self._taken):
             self._taken += 1
             yield position
 
     def state(self) -> dict[str, int]:
-        """JSON-able. Raises UnimplementedError where whoever deals cannot be told to go on from somewhere."""
+        """Return the state, JSON-able.
+
+        Raises:
+          UnimplementedError: the positions come from a function that cannot repeat them.
+        """
         if not self._context.resumable:
-            raise UnimplementedError("whoever deals out the splits keeps the place, not the iterator")
+            raise UnimplementedError(
+                "this iterator cannot save its position: the process that deals out the splits keeps it"
+            )
         return {"repetition": self._repetition, "taken": self._taken}
 
     def load(self, state: dict[str, int]) -> None:
-        """Go on there: the next `iter` does."""
+        """Continue from `state` at the next `iter`."""
         self._repetition, self._taken = state["repetition"], state["taken"]
-        self._context.reached(self._source, self._repetition)
+        self._context.set_repetition(self._source, self._repetition)
 
 
 class OperatorNode:
-    """One operator at work. Subclasses give `run`, and `state` and `load` where they have fields of their own.
+    """One operator of an open dataset. Subclasses implement `run`, and `state` and `load` if they have fields of their own.
 
     Attributes:
       children: the nodes of the inputs.
@@ -250,76 +262,80 @@ class OperatorNode:
         self._stream: Iterator[Any] | None = None
 
     def run(self) -> Iterator[Any]:
-        """The elements from here on; see the theory above."""
+        """Yield the elements from the current fields on; see the invariant at the head of this file."""
         raise NotImplementedError
 
     def stream(self) -> Iterator[Any]:
-        """The generator in use."""
+        """Return the current generator; create it if there is none."""
         if self._stream is None:
             self._stream = self.run()
-            if self.context.timed is not None:
-                self._stream = self.context.timed.setdefault(id(self.dataset), Timed()).over(self._stream)
+            if self.context.timers is not None:
+                self._stream = self.context.timers.setdefault(id(self.dataset), OperatorTimer()).wrap(self._stream)
         return self._stream
 
     def source(self) -> Iterator[Any]:
-        """The elements of the only input."""
+        """Return the elements of the only input."""
         return self.children[0].stream()
 
     def restart(self) -> None:
-        """After an error: make new generators, from the fields."""
+        """Discard the generators after an error; new ones will start from the fields."""
         self._stream = None
         for child in self.children:
             child.restart()
 
     def abandon(self) -> None:
-        """Called by another thread than the one that reads, before it waits for that: end what it may be waiting for, if possible."""
+        """Interrupt what this node may be blocked on, as far as possible.
+
+        Called from another thread than the reading one, before that thread is joined.
+        """
         for child in self.children:
             child.abandon()
 
     def close(self) -> None:
-        """End what runs in the background; harmless when nothing does. Drops the generators, which refer to this node."""
+        """Stop what runs in the background, if anything, and drop the generators, which refer to this node."""
         self._stream = None
         for child in self.children:
             child.close()
 
     def state(self) -> dict[str, Any]:
-        """The fields, JSON-able."""
+        """Return the fields, JSON-able."""
         return {}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Set the fields. The children are loaded by `load_state_dict`, before this."""
+        """Set the fields. `load_state_dict` has loaded the children before."""
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of this node and those below it."""
+        """Return the state of this node and of those below it."""
         return {"own": self.state(), "inputs": [child.state_dict() for child in self.children]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where `state_dict` was called."""
+        """Continue from a state that `state_dict` returned."""
         self._stream = None
-        for child, kept in zip(self.children, state["inputs"], strict=True):
-            child.load_state_dict(kept)
+        for child, child_state in zip(self.children, state["inputs"], strict=True):
+            child.load_state_dict(child_state)
         self.load(state["own"])
 
 
-class _Reading:
-    """What stands behind an iterator: the node, and one generator after the other until the end.
+class _IteratorCore:
+    """The inside of an iterator: the root node, and one generator after another until the end.
 
-    It does not know the iterator, so that the iterator goes when its last user does.
+    It holds no reference to the iterator, so that the iterator is freed when its user drops it.
     """
 
     def __init__(self, node: OperatorNode) -> None:
         self.node = node
         self.ended = False
         self.closed = False
-        self._again = True
+        self._needs_generator = True
         self._current: Iterator[Any] | None = None
 
     def streams(self) -> Iterator[Iterator[Any]]:
-        """The first generator, and another after each error and each load."""
-        while self._again:
-            self._again = False
+        """Yield the first generator, and a new one after each error and each load."""
+        while self._needs_generator:
+            self._needs_generator = False
             self._current = self._guarded()
             yield self._current
+        # `close` leaves the loop as well, and then the data has not ended.
         self.ended = self.ended or not self.closed
         self.close()
 
@@ -328,127 +344,130 @@ class _Reading:
             yield from self.node.stream()
         except GeneratorExit:
             raise
-        except BaseException as error:  # an interrupt, too, costs one element and not the rest
+        except BaseException as error:  # even an interrupt costs one element, not the rest
             if self.closed and isinstance(error, CancelledError):
-                return  # closed by another thread while this one waited: that is the end
-            self._again = True
+                return  # another thread has closed the iterator while this one was blocked
+            self._needs_generator = True
             self.node.restart()
             raise
 
     def load(self, state: dict[str, Any]) -> None:
-        """Set the node's fields, and leave the generator that runs on the old ones."""
-        self._leave()
-        self._again = True
+        """Load the node, and discard the generator, which runs on the old fields."""
+        self._close_generator()
+        self._needs_generator = True
         self.node.load_state_dict(state)
 
     def close(self) -> None:
-        """Nothing comes any more, whether this is the end of the data or not."""
+        """End the iteration, at the end of the data or before."""
         self.closed = True
         self.node.context.openings.close()
         self.node.abandon()
         try:
-            self._leave()
+            self._close_generator()
         except ValueError:
-            pass  # another thread is in it, and on its way out
-        self._again = False
+            pass  # another thread runs the generator; `abandon` has made it leave
+        self._needs_generator = False
         self.node.close()
 
-    def _leave(self) -> None:
+    def _close_generator(self) -> None:
         current, self._current = self._current, None
         if current is not None:
             current.close()  # type: ignore[attr-defined]
 
 
 class DatasetIterator(chain[Any]):
-    """The elements of a dataset, one by one; what `iter(dataset)` gives.
+    """The elements of a dataset, in order: the result of `iter(dataset)`.
 
-    After an error the next call goes on with the next element. After the end it stays at the end. Threads of the pipeline
-    end with the iterator: when it is exhausted, closed, or nobody holds it any more.
+    If computing an element raises, the next call continues with the next element. After the end, the iterator stays ended. The threads of
+    the pipeline stop when the iterator is exhausted, closed or garbage-collected.
 
-    It is a chain of generators because a `__next__` in Python would cost more than most pipelines.
+    It is a chain of generators because a `__next__` written in Python would cost more than most pipelines.
     """
 
-    _reading: _Reading
+    _core: _IteratorCore
     _dataset: DatasetLike
     _names: list[str]
 
     def __new__(cls, dataset: DatasetLike, context: Context) -> DatasetIterator:
         """Open a dataset."""
-        reading = _Reading(context.open(dataset))
-        self: Any = cls.from_iterable(reading.streams())
-        self._reading = reading
+        core = _IteratorCore(context.open(dataset))
+        self: Any = cls.from_iterable(core.streams())
+        self._core = core
         self._dataset = dataset
         self._names = [each.op.name for each in dataset.walk()]
         return self  # type: ignore[no-any-return]
 
     def state_dict(self) -> dict[str, Any]:
-        """Where this iterator is, JSON-able: another one over an equal dataset goes on there after `load_state_dict`.
+        """Return the position of this iterator, JSON-able; `load_state_dict` of an iterator over an equal dataset continues from it.
 
-        It holds the elements that lie in buffers (of shuffle, of prefetch, of windows that are not full).
+        The state contains the elements in buffers (of shuffle, of prefetch, of windows that are not full).
 
         Raises:
-          InvalidArgumentError: a buffer holds what has no JSON form.
-          ResourceExhaustedError: the buffers hold more than STATE_BYTES_MAX (limits.py).
-          UnimplementedError: an operator cannot tell its state; a buffer holds datasets with functions.
-          FailedPreconditionError: the iterator was closed.
+          InvalidArgumentError: a buffer holds a value that has no JSON form.
+          ResourceExhaustedError: the buffers hold more than STATE_BYTES_MAX bytes (limits.py).
+          UnimplementedError: an operator has no state, or a buffer holds datasets with functions.
+          FailedPreconditionError: the iterator is closed.
         """
-        ended = self._reading.ended
-        if self._reading.closed and not ended:
-            raise FailedPreconditionError("a closed iterator does not know its place: ask before you close it")
-        room = _room.set([STATE_BYTES_MAX])
+        ended = self._core.ended
+        if self._core.closed and not ended:
+            raise FailedPreconditionError("a closed iterator has no position: call state_dict() before you close it")
+        token = _state_budget.set([STATE_BYTES_MAX])
         try:
-            tree = None if ended else self._reading.node.state_dict()
+            tree = None if ended else self._core.node.state_dict()
         finally:
-            _room.reset(room)
+            _state_budget.reset(token)
         return {"version": STATE_VERSION, "operators": self._names, "ended": ended, "tree": tree}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where `state_dict` was called.
+        """Continue from a state that `state_dict` returned.
 
         Raises:
           InvalidArgumentError: the state belongs to another pipeline or another version.
-          FailedPreconditionError: this iterator is at its end, or closed.
+          FailedPreconditionError: this iterator is exhausted or closed.
         """
         if not isinstance(state, dict) or not {"version", "operators", "ended", "tree"} <= state.keys():
-            raise invalid("this is no state of an iterator: wanted what `state_dict` gave")
+            raise invalid("this is no state of an iterator: pass what `state_dict` returned")
         if state["version"] != STATE_VERSION:
-            raise invalid(f"a state of version {state['version']}, this is version {STATE_VERSION}")
+            raise invalid(f"the state has version {state['version']}, but this is version {STATE_VERSION}")
         if state["operators"] != self._names:
-            raise invalid(f"a state of the pipeline {state['operators']}, this one is {self._names}")
-        if self._reading.closed:
-            raise FailedPreconditionError("an iterator at its end stays there: load the state into a new one")
+            raise invalid(f"this is a state of the pipeline {state['operators']}, but the iterator's is {self._names}")
+        if self._core.closed:
+            raise FailedPreconditionError("an iterator that has ended stays there: load the state into a new one")
         if state["ended"]:
-            self._reading.ended = True
+            self._core.ended = True
             self.close()
         else:
-            self._reading.load(state["tree"])
+            self._core.load(state["tree"])
 
     def stats(self) -> list[OperatorStats]:
-        """What each operator has done so far, in the order of `explain` upside down: sources first.
+        """Return what each operator has done so far, sources first (the reverse of `explain`).
 
-        What is below a prefetch works in its thread; what a prefetch took is what was waited for it. The datasets that a function
-        makes (interleave, windows) count for the operator that calls it.
+        The operators below a prefetch run in its thread; the time of the prefetch itself is the time that its reader waited. Datasets that
+        a function returns (interleave, windows) count for the operator that calls the function.
 
         Raises:
-          FailedPreconditionError: nothing was counted: set `options.stats` and attach them by `with_options` first.
+          FailedPreconditionError: statistics are off: set `options.stats` and attach the options by `with_options`.
         """
-        timed = self._reading.node.context.timed
-        if timed is None:
-            raise FailedPreconditionError("no statistics: options.stats = True, dataset.with_options(options)")
-        found = []
+        timers = self._core.node.context.timers
+        if timers is None:
+            raise FailedPreconditionError(
+                "statistics are off: set options.stats = True and use dataset.with_options(options)"
+            )
+        rows = []
         for each in self._dataset.walk():
-            own = timed.get(id(each), _NOTHING)
+            own = timers.get(id(each), _NOTHING)
+            # A thread waits for the inputs of a prefetch, so its own reader did not.
             inputs = () if each.op.in_background else each.inputs
-            waited = sum(timed.get(id(one), _NOTHING).seconds for one in inputs)
-            found.append(OperatorStats(each.op.name, own.elements, max(0.0, own.seconds - waited)))
-        return found
+            waited = sum(timers.get(id(one), _NOTHING).seconds for one in inputs)
+            rows.append(OperatorStats(each.op.name, own.elements, max(0.0, own.seconds - waited)))
+        return rows
 
     def close(self) -> None:
-        """End the pipeline's threads now. Harmless when called twice; nothing comes after it.
+        """Stop the pipeline's threads and wait for them. Harmless when called twice; nothing is yielded after it.
 
-        A thread that waits here for a data service gets the end; one that computes an element computes it first.
+        A thread that is blocked in this iterator on a data service returns at once; one that is computing an element finishes it first.
         """
-        self._reading.close()
+        self._core.close()
 
     def __enter__(self) -> DatasetIterator:
         return self
@@ -457,21 +476,22 @@ class DatasetIterator(chain[Any]):
         self.close()
 
     def __del__(self) -> None:
-        reading = self.__dict__.get("_reading")
-        if reading is None or reading.closed:
+        core = self.__dict__.get("_core")
+        if core is None or core.closed:
             return
-        if reading.node.context.openings.waits:
-            in_background("zmqdist-iterator-close", reading.close)
+        if core.node.context.openings.waits:
+            # `close` would block the thread in which the garbage collector happens to run.
+            in_background("zmqdist-iterator-close", core.close)
         else:
-            reading.close()
+            core.close()
 
 
 _END = object()
-_NOTHING = Timed()
+_NOTHING = OperatorTimer()
 
 
 class BufferedError:
-    """An error in a buffer, until its turn comes."""
+    """An error in a buffer, to be raised when its turn comes."""
 
     __slots__ = ("error",)
 
@@ -479,73 +499,74 @@ class BufferedError:
         self.error = error
 
 
-_room: ContextVar[list[int]] = ContextVar("room")
-"""Bytes that the elements of the state that is being made may still take."""
+_state_budget: ContextVar[list[int]] = ContextVar("state_budget")
+"""Bytes that the buffers may still add to the state that is being saved."""
 
 
-def _weigh(value: Any) -> int:
-    """Bytes of its arrays and texts; of a dataset, those that its description holds."""
+def _payload_bytes(value: Any) -> int:
+    """Return the bytes of the arrays and strings in an element; for a dataset, of those in its operators' arguments."""
     if is_dataset(value):
-        return sum(_weigh(getattr(each.op, one.name)) for each in value.walk() for one in fields(each.op))
+        return sum(_payload_bytes(getattr(each.op, one.name)) for each in value.walk() for one in fields(each.op))
     if isinstance(value, (tuple, dict)):
-        return sum(map(_weigh, value.values() if isinstance(value, dict) else value))
+        return sum(map(_payload_bytes, value.values() if isinstance(value, dict) else value))
     return int(value.nbytes) if type(value) is np.ndarray else len(value) if isinstance(value, (str, bytes)) else 0
 
 
 def save_elements(elements: Iterable[Any]) -> list[Any]:
-    """A buffer as JSON. Runs of plain elements are encoded together; a failure keeps its code and text,
-    so that an error of the user's comes back as an UnknownError.
+    """Return the elements of a buffer as JSON. Runs of elements are encoded together.
+
+    Of an error, only code and text are kept, so that an error of user code is loaded as an UnknownError.
 
     Raises:
-      UnimplementedError: it holds datasets.
-      ResourceExhaustedError: with what lies in other buffers it is too much for a state.
+      UnimplementedError: the buffer holds datasets with functions.
+      ResourceExhaustedError: the buffers saved so far hold too much for a state.
     """
-    kept: list[Any] = []
+    parts: list[Any] = []
     run: list[Any] = []
-    room = _room.get(None) or [STATE_BYTES_MAX]
+    budget = _state_budget.get(None) or [STATE_BYTES_MAX]
     for one in elements:
-        room[0] -= _weigh(one)
-        if room[0] < 0:
+        budget[0] -= _payload_bytes(one)
+        if budget[0] < 0:
             raise ResourceExhaustedError(TOO_LARGE)
         if isinstance(one, BufferedError):
             if run:
-                kept.append({"elements": to_json(run)})
+                parts.append({"elements": to_json(run)})
                 run = []
-            told = isinstance(one.error, OpError)
-            text = str(one.error) if told else f"{type(one.error).__name__}: {one.error}"
-            kept.append({"error": [getattr(one.error, "error_code", UnknownError.code), text]})
+            is_op_error = isinstance(one.error, OpError)
+            text = str(one.error) if is_op_error else f"{type(one.error).__name__}: {one.error}"
+            parts.append({"error": [getattr(one.error, "error_code", UnknownError.code), text]})
         else:
             run.append(_packed(one))
     if run:
-        kept.append({"elements": to_json(run)})
-    return kept
+        parts.append({"elements": to_json(run)})
+    return parts
 
 
-def load_elements(kept: Sequence[Any]) -> list[Any]:
-    """The inverse of `save_elements`."""
-    found: list[Any] = []
-    for part in kept:
+def load_elements(parts: Sequence[Any]) -> list[Any]:
+    """Return the elements that `save_elements` saved."""
+    elements: list[Any] = []
+    for part in parts:
         if "error" in part:
-            found.append(BufferedError(from_code(*part["error"])))
+            elements.append(BufferedError(from_code(*part["error"])))
         else:
-            found += map(_unpacked, from_json(part["elements"]))
-    return found
+            elements += map(_unpacked, from_json(part["elements"]))
+    return elements
 
 
 TOO_LARGE = (
-    f"more than {STATE_BYTES_MAX} bytes of elements lie in the buffers of this iterator, and a state holds no more: have fewer of them wait"
-    " (prefetch, num_parallel_calls, the buffer of shuffle), shuffle before batch(), or cache(filename) in place of cache()"
+    f"more than {STATE_BYTES_MAX} bytes of elements lie in the buffers of this iterator, and a state holds no more: buffer fewer of them"
+    " (prefetch, num_parallel_calls, the buffer of shuffle), shuffle before batch(), or use cache(filename) instead of cache()"
 )
 
 _DATASET = "\0dataset"
-"""Marks a dataset's description among elements: no element of a user is a dict with this key."""
+"""Marks the description of a dataset among saved elements: no dict in a user's element has this key."""
 
 
 def _packed(value: Any) -> Any:
     if is_dataset(value):
         description = value.serialize()
         if value.has_functions():
-            raise UnimplementedError("no state while a buffer holds datasets with functions")
+            raise UnimplementedError("an iterator has no state while a buffer holds datasets with functions")
         return {_DATASET: description}
     return map_items(_packed, value)
 

@@ -1,4 +1,4 @@
-"""Which operator of a pipeline raised an error: read from the traceback, so that it costs nothing where nothing fails."""
+"""Which operator of a pipeline raised an error, read from the traceback, so that it costs nothing unless an error occurs."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from zmqdist.data.iterators import OperatorNode
 
 
 def culprit(error: BaseException) -> str:
-    """The operator that was at work where an error came from, as `explain` writes it; "" where there was none."""
+    """Return the operator that was running when the error was raised, as `explain` prints it; "" if there was none."""
     found: OperatorNode | None = None
     trace: TracebackType | None = error.__traceback__
     while trace is not None:
         owner = trace.tb_frame.f_locals.get("self")
         if isinstance(owner, OperatorNode):
-            found = owner
+            found = owner  # the last one is the innermost
         trace = trace.tb_next
     if found is None:
         return ""
     try:
-        return str(found.op.told())
-    except Exception:  # an argument's own == or repr
+        return str(found.op.one_line())
+    except Exception:  # the == or repr of an argument may raise
         return str(found.op.name)

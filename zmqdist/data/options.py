@@ -1,11 +1,11 @@
-"""How a pipeline runs, beside what it computes.
+"""Options: how a pipeline runs, as opposed to what it computes.
 
 Rules
-    Attributes that were set win over defaults, and those of a later `with_options` over those of an earlier one. A name that does not
-    exist is an AttributeError, so that a typo is not silence.
+    Options that are set override defaults, and options of a later `with_options` override those of an earlier one. Setting a name that
+    does not exist raises AttributeError, so that a misspelt option is noticed.
 
-Acted on here: `deterministic`, `threading.private_threadpool_size`, `stats`. The rest is kept for the data service, or accepted so that
-programs for tf.data run as they are.
+The pipeline acts on `deterministic`, `threading.private_threadpool_size` and `stats`. The other options are for the data service, or
+accepted so that programs for tf.data run unchanged.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 
 class _Group:
-    """Attributes with None for "not set"."""
+    """A group of options; None stands for "not set"."""
 
     __slots__ = ()
     _names: tuple[str, ...] = ()
@@ -25,29 +25,29 @@ class _Group:
             setattr(self, name, None)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Group) and type(other) is type(self) and other.told() == self.told()
+        return isinstance(other, _Group) and type(other) is type(self) and other.as_dict() == self.as_dict()
 
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__.lstrip('_')}({', '.join(f'{k}={v!r}' for k, v in self.told().items())})"
+        return f"{type(self).__name__.lstrip('_')}({', '.join(f'{k}={v!r}' for k, v in self.as_dict().items())})"
 
-    def told(self) -> dict[str, Any]:
-        """What was set, as plain values; members of an enum as their names."""
+    def as_dict(self) -> dict[str, Any]:
+        """Return the options that are set, as plain values; members of an enum by their names."""
         found: dict[str, Any] = {}
         for name in self._names:
             value = getattr(self, name)
             if isinstance(value, _Group):
-                value = value.told() or None
+                value = value.as_dict() or None
             if isinstance(value, Enum):
                 value = value.name
             if value is not None:
                 found[name] = value
         return found
 
-    def update(self, told: dict[str, Any]) -> None:
-        """Set what `told` says."""
-        for name, value in told.items():
+    def update(self, values: dict[str, Any]) -> None:
+        """Set the options in `values`, which `as_dict` returned."""
+        for name, value in values.items():
             have = getattr(self, name)
             if isinstance(have, _Group):
                 have.update(value)
@@ -80,17 +80,17 @@ class _Service(_Group):
 
 
 class Options(_Group):
-    """How a pipeline runs; attach it with `Dataset.with_options`. Everything is None until it is set.
+    """How a pipeline runs; attach it with `Dataset.with_options`. Every option is None until it is set.
 
     Attributes:
       stats: True counts and times the operators, for `iterator.stats()`.
-      deterministic: False lets parallel operators give elements in the order in which they are ready; None means True.
-      threading.private_threadpool_size: threads that each parallel operator has at most.
-      threading.max_intra_op_parallelism, autotune.enabled / cpu_budget / ram_budget: accepted.
-      experimental_external_state_policy: "WARN" (the default), "IGNORE" or "FAIL": what becomes of a pipeline that a data service shall run
-        and that depends on more than its description holds: see external_state.py.
+      deterministic: False lets parallel operators yield elements in the order in which they are ready; None means True.
+      threading.private_threadpool_size: the largest number of threads of each parallel operator.
+      threading.max_intra_op_parallelism, autotune.enabled / cpu_budget / ram_budget: accepted and ignored.
+      experimental_external_state_policy: "WARN" (the default), "IGNORE" or "FAIL": what happens when a data service is given a pipeline
+        that depends on more than its description holds: see external_state.py.
       experimental_distribute.auto_shard_policy: for the data service.
-      experimental_service.pinned: accepted.
+      experimental_service.pinned: accepted and ignored.
     """
 
     __slots__ = _names = (
@@ -114,8 +114,8 @@ class Options(_Group):
         self.threading = _Threading()
 
     @classmethod
-    def of(cls, told: dict[str, Any]) -> Options:
-        """The inverse of `told`."""
+    def of(cls, values: dict[str, Any]) -> Options:
+        """Return the options that `as_dict` described."""
         options = cls()
-        options.update(told)
+        options.update(values)
         return options

@@ -1,8 +1,8 @@
-"""Datasets of what is in files, under the names of tf.data.
+"""Datasets of the content of files, with the names and arguments of tf.data.
 
-Files are named by a string, a list of strings, or a Dataset of strings, and read one after the other; with `num_parallel_reads` so many
-at once, each in a thread, which give a record in turn. A file that does not exist is a NotFoundError where it is read.
-`buffer_size` is accepted: the system reads ahead.
+`filenames` is a string, a list of strings, or a Dataset of strings. Files are read one after another; with `num_parallel_reads`, that
+many are open at once, each read by a thread, and give one record each in turn. Iterating raises NotFoundError for a file that does not
+exist. `buffer_size` is accepted and ignored, because the operating system reads ahead.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from zmqdist.data.dataset import Dataset
 from zmqdist.data.ops import parquet, readers
 from zmqdist.data.ops.background import checked_parallel
-from zmqdist.data.structure import invalid, is_dataset, whole
+from zmqdist.data.structure import checked_int, invalid, is_dataset
 
 
 def _names(filenames: Any) -> Dataset:
@@ -24,8 +24,8 @@ def _names(filenames: Any) -> Dataset:
     return Dataset.from_tensor_slices([os.fsdecode(one) for one in many])
 
 
-def _how(compression_type: str | None, num_parallel_reads: int | None) -> dict[str, Any]:
-    """What all readers of files take."""
+def _common_args(compression_type: str | None, num_parallel_reads: int | None) -> dict[str, Any]:
+    """Return the arguments that all readers of files take."""
     parallel = checked_parallel(num_parallel_reads, "num_parallel_reads")
     return {"compression": readers.checked_compression(compression_type), "parallel": parallel}
 
@@ -37,13 +37,13 @@ def TextLineDataset(
     num_parallel_reads: int | None = None,
     name: str | None = None,
 ) -> Dataset:
-    """The lines of files, as str without their ends.
+    """Return the lines of text files, as str without line endings.
 
     Args:
       compression_type: None, "GZIP" or "ZLIB".
     """
-    how = _how(compression_type, num_parallel_reads)
-    return Dataset(readers.TextLines(**how), (_names(filenames),))
+    common = _common_args(compression_type, num_parallel_reads)
+    return Dataset(readers.TextLines(**common), (_names(filenames),))
 
 
 def FixedLengthRecordDataset(
@@ -56,17 +56,17 @@ def FixedLengthRecordDataset(
     num_parallel_reads: int | None = None,
     name: str | None = None,
 ) -> Dataset:
-    """Pieces of `record_bytes`, as bytes; each file's header and footer are skipped.
+    """Return records of `record_bytes` bytes each, as bytes; the header and footer of each file are skipped.
 
     Raises:
-      InvalidArgumentError: `record_bytes` is not positive. Reading raises it for a file that does not divide into records.
+      InvalidArgumentError: `record_bytes` is not positive. While iterating: a file does not divide into records.
     """
     if record_bytes < 1:
         raise invalid(f"record_bytes must be > 0, not {record_bytes}")
-    how = _how(compression_type, num_parallel_reads)
-    given = {"record_bytes": record_bytes, "header_bytes": header_bytes or 0, "footer_bytes": footer_bytes or 0}
-    sizes: dict[str, Any] = {what: whole(size, what) for what, size in given.items()}
-    return Dataset(readers.FixedLengthRecords(**how, **sizes), (_names(filenames),))
+    common = _common_args(compression_type, num_parallel_reads)
+    counts = {"record_bytes": record_bytes, "header_bytes": header_bytes or 0, "footer_bytes": footer_bytes or 0}
+    sizes: dict[str, Any] = {argument: checked_int(size, argument) for argument, size in counts.items()}
+    return Dataset(readers.FixedLengthRecords(**common, **sizes), (_names(filenames),))
 
 
 def TFRecordDataset(
@@ -76,46 +76,47 @@ def TFRecordDataset(
     num_parallel_reads: int | None = None,
     name: str | None = None,
 ) -> Dataset:
-    """The records of TFRecord files, as bytes. Reading raises DataLossError for a file that is cut off or damaged.
+    """Return the records of TFRecord files, as bytes. Iterating raises DataLossError for a truncated or damaged file.
 
     Needs google-crc32c, for the checksums: pip install zmqdist[tfrecord].
     """
-    readers.crc32c()  # an ImportError here is better than one at a worker
-    how = _how(compression_type, num_parallel_reads)
-    return Dataset(readers.TFRecords(**how), (_names(filenames),))
+    readers.crc32c()  # raises ImportError here rather than at a worker
+    common = _common_args(compression_type, num_parallel_reads)
+    return Dataset(readers.TFRecords(**common), (_names(filenames),))
 
 
 def ParquetDataset(
     filenames: Any, columns: Sequence[str] | None = None, batch_size: int | None = None, name: str | None = None
 ) -> Dataset:
-    """The rows of Parquet files, as dicts of columns. Needs pyarrow: pip install zmqdist[parquet].
+    """Return the rows of Parquet files, as dicts of columns. Needs pyarrow: pip install zmqdist[parquet].
 
-    It is dealt out, and sharded, by row groups. Files that are named by a Dataset are read as a whole, each.
+    Opens each file now, to read its schema. A data service splits and shards the dataset by row groups. If `filenames` is a Dataset, no
+    file is opened before it is read, and each is read as a whole.
 
     Args:
-      columns: those to read, all where it is None.
-      batch_size: arrays of so many rows as elements (fewer at the end of a row group), which is much quicker than row by row.
+      columns: the columns to read; None: all.
+      batch_size: return arrays of that many rows, fewer at the end of a row group. This is much faster than single rows.
 
     Raises:
-      NotFoundError, DataLossError: a file is not there, or no Parquet file. InvalidArgumentError: a file lacks a column. Reading raises it
-        for missing values, and for values that no array can hold.
+      NotFoundError: a file does not exist. DataLossError: a file is not a Parquet file. InvalidArgumentError: a file lacks a column. While
+        iterating, InvalidArgumentError: a value is missing, or no array can hold it.
     """
     if batch_size is not None and batch_size < 1:
         raise invalid(f"batch_size must be > 0, not {batch_size}")
-    wanted, size = None if columns is None else tuple(columns), whole(batch_size or 0, "batch_size")
+    selected, size = None if columns is None else tuple(columns), checked_int(batch_size or 0, "batch_size")
     if is_dataset(filenames):
-        return Dataset(parquet.Parquet(wanted, size), (filenames,))
-    places: list[tuple[str, int]] = []
+        return Dataset(parquet.Parquet(selected, size), (filenames,))
+    row_groups: list[tuple[str, int]] = []
     count, spec = 0, None
     for path in [filenames] if isinstance(filenames, (str, bytes, os.PathLike)) else list(filenames):
         with parquet.opened(os.fsdecode(path)) as file:
-            names = parquet.checked_columns(file, wanted, os.fsdecode(path))
+            names = parquet.checked_columns(file, selected, os.fsdecode(path))
             spec = spec or parquet.spec_of_schema(file.schema_arrow, names, size)
             rows = [file.metadata.row_group(number).num_rows for number in range(file.num_row_groups)]
-        places += [(os.path.abspath(os.fsdecode(path)), number) for number in range(len(rows))]
+        row_groups += [(os.path.abspath(os.fsdecode(path)), number) for number in range(len(rows))]
         count += sum(-(-one // size) for one in rows) if size else sum(rows)
-    if not places:
-        raise invalid("no rows: the files have no row groups")
-    paths, groups = zip(*places, strict=True)
-    op = parquet.Parquet(wanted, size, spec, len(places), count)
+    if not row_groups:
+        raise invalid("the files have no rows: there is no row group in them")
+    paths, groups = zip(*row_groups, strict=True)
+    op = parquet.Parquet(selected, size, spec, len(row_groups), count)
     return Dataset(op, (Dataset.from_tensor_slices((list(paths), list(groups))),))

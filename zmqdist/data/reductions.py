@@ -1,4 +1,4 @@
-"""What ends a pipeline: methods that read a dataset and give something else."""
+"""Methods of `Dataset` that iterate it and return something else: `reduce`, `save`, `get_single_element`."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from zmqdist.data.tree import Tree
 
 
 class DatasetResults(Tree):
-    """The part of `Dataset` that reads."""
+    """The part of `Dataset` that consumes a dataset."""
 
     __slots__ = ()
 
     def reduce(self, initial_state: Any, reduce_func: Callable[..., Any], name: str | None = None) -> Any:
-        """`reduce_func(state, element)` over all elements; the last state.
+        """Call `state = reduce_func(state, element)` for each element, and return the last state.
 
         Raises:
           TypeError: the state changes its structure, dtype or shape.
@@ -37,26 +37,29 @@ class DatasetResults(Tree):
         checkpoint_args: dict[str, Any] | None = None,
         name: str | None = None,
     ) -> None:
-        """Write all elements into the folder `path`, for `load`. Saving again makes a newer run, which `load` prefers.
+        """Write all elements to the folder `path`. Saving again writes a new run beside the old one; `load` takes the newest.
 
         Args:
           compression: None, "GZIP" or "ZLIB".
-          shard_func: gives the number of the file for an element.
-          checkpoint_args: {"directory": folder, "checkpoint_interval": elements}: the place is kept there every so many elements (1,000),
-            and the same save, called again after it was interrupted, goes on from it. `max_to_keep` and `step_counter` are accepted.
+          shard_func: returns, for an element, the number of the file that the element goes to.
+          checkpoint_args: {"directory": folder, "checkpoint_interval": number of elements}. After every interval (1,000 elements by
+            default),
+            the save writes a checkpoint to `directory`. If the save is interrupted, calling it again continues from there. `max_to_keep`
+            and
+            `step_counter` are accepted and ignored.
 
         Raises:
-          InvalidArgumentError: the dataset is infinite. UnimplementedError: it cannot tell its place, as `checkpoint_args` ask.
-          FailedPreconditionError: the place in `directory` is that of another save.
+          InvalidArgumentError: the dataset is infinite. UnimplementedError: `checkpoint_args` are given, and the pipeline has an operator
+            without a state. FailedPreconditionError: the checkpoint in `directory` belongs to another save.
         """
         checkpoints = saving.Checkpoints.of(checkpoint_args)
         saving.save(self, os.fspath(path), readers.checked_compression(compression), shard_func, checkpoints)
 
     def get_single_element(self, name: str | None = None) -> Any:
-        """The only element.
+        """Return the only element.
 
         Raises:
-          InvalidArgumentError: there is none, or more than one.
+          InvalidArgumentError: there is no element, or more than one.
         """
         with iter(self) as iterator:
             for x in iterator:

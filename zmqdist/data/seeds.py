@@ -1,12 +1,12 @@
-"""Random numbers that can be continued: two-level seeds, and a stream of draws with a small state.
+"""Random numbers that can be saved: two-level seeds, and a stream of draws with a small state.
 
 Rules
-    An operator holds (seed of the process, seed of the operator) since its definition, or None. The n-th iterator over one dataset
-    object draws from (both, n): iterators differ, and the same program repeats all of them. Without seeds an iterator takes
-    fresh entropy where and when it is opened.
+    An operator is defined with a seed, the pair (seed of the process, seed of the operator), or None. Iterator number n over a dataset
+    object draws from (process seed, operator seed, n): iterators differ, and the same program repeats all of them. Without a seed, an
+    iterator takes fresh entropy in the process that opens it, each time.
 
-    Numbers are drawn a thousand at a time, because one by one costs twenty times as much. The state is that of the generator
-    before the thousand, and how many of them were used.
+    Numbers are drawn in blocks of 1,024, because drawing them one by one costs twenty times as much. The state is that of the generator
+    before the block, and how many numbers of the block were used.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ _BITS = 2**64 - 1
 
 
 def iterator_seed(seed: tuple[int, int] | None, number: int) -> list[int]:
-    """The seed of iterator `number`."""
+    """Return the seed of iterator `number`."""
     if seed is None:
         return [secrets.randbits(64), secrets.randbits(64)]
     return [seed[0] & _BITS, seed[1] & _BITS, number]
 
 
 def epoch_seed(dataset: DatasetLike, number: int, seed: tuple[int, int] | None, fresh: bool) -> list[int]:
-    """The seed of iterator `number` over a dataset: each its own where `fresh`, else the same for all of this object."""
+    """Return the seed of iterator `number` over a dataset: a new one if `fresh`, else the same for all iterators over this object."""
     if fresh:
         return iterator_seed(seed, number)
-    kept: list[int] = dataset.memory.kept.setdefault("seed", iterator_seed(seed, 0))
-    return kept
+    shared: list[int] = dataset.memory.values.setdefault("seed", iterator_seed(seed, 0))
+    return shared
 
 
 class Draws:
-    """A stream of uniform numbers in [0, 1)."""
+    """A stream of uniform random numbers in [0, 1)."""
 
     __slots__ = ("_bits", "_generator", "_left", "_start", "_stream")
 
@@ -59,18 +59,18 @@ class Draws:
 
     @property
     def uniform(self) -> Callable[[], float]:
-        """What gives the next number; get it anew after `load`."""
+        """The function that returns the next number. `load` replaces it, so get it again afterwards."""
         return self._stream.__next__
 
     def state(self) -> dict[str, Any]:
-        """JSON-able; for `load`."""
+        """Return the state, JSON-able, for `load`."""
         left = length_hint(self._left)
         if not left:
             return {"bits": self._bits.state, "used": 0}
         return {"bits": self._start, "used": _DRAWS - left}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Go on where `state` was taken."""
+        """Continue from a state."""
         self._bits.state = state["bits"]
         self._left = iter([])
         self._stream = self._draw()

@@ -1,20 +1,20 @@
-"""The share of one worker among a fixed number: trees in which `shard` has been put where the policy wants it.
+"""Static sharding: the pipeline of one worker among a fixed number, with `shard` inserted where the policy wants it.
 
 Theory
-    The shards of all workers make the whole once only if every worker counts the same elements in the same order. So what stands below
-    a shard that is put in here is made repeatable: seeds that nobody gave are derived from one number that the workers of an
-    iteration have in common, and parallel operators keep their order. Functions of the user are taken to be repeatable.
+    The shards of all workers together are the whole, each element once, only if every worker counts the same elements in the same order.
+    So the part of the pipeline below an inserted shard is made repeatable: missing seeds are derived from one number that the workers of
+    an iteration share, and parallel operators keep their order. User functions are assumed to be repeatable.
 
-    FILE  divides what names the files, right before the first reader as seen from the end of the pipeline. Shuffles of the names are moved
-          behind the shard: whose file it is does not depend on them. A repeat of the names stays behind it, too: a worker has the same
-          files in each epoch.
+    FILE  divides the file names, right before the first reader as seen from the end of the pipeline. Shuffles of the names are moved
+          behind the shard, so that the assignment of files does not depend on them. A repeat of the names stays behind the shard, so
+          that a worker reads the same files in each epoch.
     DATA  divides the elements, at the end.
-    HINT  divides where the user says.
+    HINT  divides where the user has put `shard(SHARD_HINT, ...)`.
 
-    A reader may also be what a function of flat_map or interleave returns: to see that, the function is called for one element of its
-    input. So the rewrite belongs to the worker; a dispatcher runs no functions of users.
+    A function of flat_map or interleave may return a reader. To find out, it is called for one element of its input. So the worker does
+    the rewrite; a dispatcher runs no user functions.
 
-Not here: which share a worker has (data/service/dispatcher/machine/worker_slots.py).
+Not here: the assignment of shards to workers (data/service/dispatcher/machine/worker_slots.py).
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from zmqdist.data.tree import Tree
 from zmqdist.errors import NotFoundError, UnimplementedError
 
 Put = Callable[[Tree], Tree]
-"""What puts a shard behind a dataset."""
+"""Appends a shard to a dataset."""
 
 _AT_THE_END = frozenset({"prefetch", "options"})
-"""What DATA leaves behind the shard."""
+"""Operators that DATA keeps behind the shard, at the end of the pipeline."""
 
 _OF_NAMES = frozenset({"shuffle", "repeat", "prefetch", "options"})
-"""What FILE leaves behind the shard, where it stands right before the reader."""
+"""Operators that FILE keeps behind the shard, between it and the reader."""
 
 
 class Unshardable(NotFoundError):
@@ -46,17 +46,17 @@ class Unshardable(NotFoundError):
 
 
 def shard_for_worker(dataset: Tree, policy: str, num_workers: int, index: int, seed: int = 0) -> Tree:
-    """What one worker computes of a dataset under a static policy; the dataset itself under any other.
+    """Return the pipeline that one worker runs under a static policy; under any other policy, the dataset itself.
 
     Args:
       policy: the name of the ShardingPolicy: "FILE", "DATA", "FILE_OR_DATA", "HINT".
-      index: of the worker, in [0, num_workers).
-      seed: a number that all workers of one iteration have in common, and other iterations have not.
+      index: the worker, in [0, num_workers).
+      seed: a number that the workers of one iteration share, and that differs between iterations.
 
     Raises:
-      ValueError: no such policy. InvalidArgumentError: no such worker.
-      NotFoundError: FILE, and a branch of the pipeline has no reader. Whatever a function of flat_map or interleave raises.
-        Reading raises InvalidArgumentError where there are fewer files than workers.
+      ValueError: there is no such policy. InvalidArgumentError: there is no such worker. NotFoundError: the policy is FILE, and a branch of
+        the pipeline has no reader. Any error of a function of flat_map or interleave. While iterating, InvalidArgumentError: there are
+        fewer files than workers.
     """
 
     def put(below: Tree, full: bool = True) -> Tree:
@@ -68,19 +68,23 @@ def shard_for_worker(dataset: Tree, policy: str, num_workers: int, index: int, s
         except Unshardable:
             if policy == "FILE":
                 raise
-    if policy in ("DATA", "FILE_OR_DATA"):
+    if policy in (
+        "DATA",
+        "FILE_OR_DATA",
+    ):  # not `full`: a worker without elements is no error, unlike one without files
         return _by_element(dataset, lambda below: put(below, full=False))
     if policy == "HINT":
         return dataset.rewrite(lambda one: put(one.inputs[0]) if _is_hint(one) else one)
     if policy not in ("OFF", "DYNAMIC"):
-        raise ValueError(f"{policy!r} is no sharding policy")
+        raise ValueError(f"{policy!r} is no sharding policy: use the name of a zmqdist.data.service.ShardingPolicy")
     return dataset
 
 
 def distributed_cardinality(count: int, policy: str, coordinated: bool) -> int:
-    """How many elements a reader of the data service gets of a dataset with so many, as far as that can be known without running it.
+    """Return the number of elements that a reader of the data service gets, as far as it is known without running the pipeline.
 
-    A shard of files, or one in the middle, may leave nothing of an infinite dataset, as before a batch that drops its remainder.
+    A shard of files, or a shard in the middle, may leave no elements of an infinite dataset, for example before a batch that drops its
+    remainder.
     """
     if coordinated:
         return INFINITE_CARDINALITY
@@ -104,7 +108,7 @@ def _by_element(dataset: Tree, put: Put) -> Tree:
 
 
 def _by_file(dataset: Tree, put: Put) -> Tree:
-    """The dataset with a shard before the first reader of each branch."""
+    """Return the dataset with a shard before the first reader of each branch."""
     done: dict[int, Tree] = {}
 
     def visit(one: Tree) -> Tree:
@@ -121,24 +125,24 @@ def _by_file(dataset: Tree, put: Put) -> Tree:
 
 
 def _branches(dataset: Tree) -> tuple[int, ...]:
-    """The inputs that hold the data. Raises Unshardable where there are none."""
+    """Return the inputs that hold the data. Raises Unshardable if there are none."""
     if dataset.inputs:
         try:
             return dataset.op.split_inputs(len(dataset.inputs))
-        except UnimplementedError as error:  # it keeps the whole, for all that read it
+        except UnimplementedError as error:  # a snapshot, say, keeps all elements for every reader
             raise _unshardable(dataset) from error
     raise _unshardable(dataset)
 
 
 def _unshardable(dataset: Tree) -> Unshardable:
     return Unshardable(
-        f"Found an unshardable source dataset: {dataset.op.told()}. ShardingPolicy.FILE divides files, and no reader of files"
+        f"Found an unshardable source dataset: {dataset.op.one_line()}. ShardingPolicy.FILE divides files, and no reader of files"
         " stands between this and the end of the pipeline; use DATA or DYNAMIC.",
     )
 
 
 def _names(names: Tree, put: Put) -> Tree:
-    """The names of files with a shard behind them, and their shuffles behind that."""
+    """Return the file names with a shard, and behind it their shuffles."""
     if names.op.name in _OF_NAMES:
         return _then(names.op, _names(names.inputs[0], put))
     shuffles = [each.op for each in names.walk() if each.op.name == "shuffle"]
@@ -153,11 +157,12 @@ def _without_shuffles(dataset: Tree) -> Tree:
 
 
 def _reads_files(dataset: Any) -> bool:
-    """Whether its input names files: it is a reader, or its function returns datasets that are made by one."""
+    """Return whether the input names files: the operator is a reader, or its function returns datasets made by one."""
     op = dataset.op
     if isinstance(op, Interleave):
-        names = _then(IgnoreErrors(), _without_shuffles(dataset.inputs[0]))  # any will do: no reason to fill a buffer
-        return any(_reads_files(each) for x in islice(names.probe(), 1) for each in op.made(x).walk())
+        # Any element shows what the function returns, so the shuffles are left out: they would fill their buffers first.
+        names = _then(IgnoreErrors(), _without_shuffles(dataset.inputs[0]))
+        return any(_reads_files(each) for x in islice(names.probe(), 1) for each in op.dataset_of(x).walk())
     return bool(op.is_reader)
 
 

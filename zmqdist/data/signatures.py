@@ -1,6 +1,7 @@
-"""Elements that fit a signature: what a user's function, generator or source gives, held against the spec that the user has promised.
+"""Signatures: checks that what a user function, generator or source returns fits the spec that the user has declared.
 
-Python's numbers and lists take the signature's dtypes where their value survives. What has a dtype is never cast: it fits, or is an error.
+Python numbers and lists are converted to the signature's dtypes if that keeps their value. A value that has a dtype is never cast: it fits,
+or it is an error.
 """
 
 from __future__ import annotations
@@ -15,24 +16,28 @@ from zmqdist.specs import TensorSpec, convert
 _ARRAYS = LEAVES - {str, bytes}
 
 
-def as_spec(value: Any, spec: Any, place: str = "element") -> Any:
-    """`value` as an element of a spec. Raises InvalidArgumentError where it does not fit; the text names the `place`."""
+def as_spec(value: Any, spec: Any, path: str = "element") -> Any:
+    """Return `value` as an element of `spec`.
+
+    Raises:
+      InvalidArgumentError: it does not fit; the text names the `path` of the offending leaf.
+    """
     if isinstance(spec, TensorSpec):
         try:
             return _leaf(value, spec)
         except InvalidArgumentError as error:
-            raise invalid(f"{place}: {error.message}") from None
+            raise invalid(f"{path}: {error.message}") from None
     if isinstance(spec, dict) and isinstance(value, dict) and spec.keys() == value.keys():
-        return {key: as_spec(value[key], one, f"{place}[{key!r}]") for key, one in spec.items()}
+        return {key: as_spec(value[key], one, f"{path}[{key!r}]") for key, one in spec.items()}
     if isinstance(spec, tuple) and isinstance(value, (tuple, list)) and len(spec) == len(value):
         names = [f".{name}" for name in spec._fields] if hasattr(spec, "_fields") else None
         parts = enumerate(zip(value, spec, strict=True))
-        items = [as_spec(one, part, place + (names[i] if names else f"[{i}]")) for i, (one, part) in parts]
+        items = [as_spec(one, part, path + (names[i] if names else f"[{i}]")) for i, (one, part) in parts]
         return type(spec)(*items) if names else tuple(items)
     made = element(value)
     problem = problem_of(made, spec)
     if problem is not None:
-        raise invalid(f"{place}: {problem}")
+        raise invalid(f"{path}: {problem}")
     return made
 
 
@@ -50,12 +55,12 @@ def _leaf(value: Any, spec: TensorSpec) -> Any:
     return array if array.ndim else array[()]
 
 
-def quick(spec: Any) -> Callable[[Any], bool]:
-    """What tells, in a fraction of a microsecond an array, whether a value is an element of a spec as it is."""
+def exact_fit(spec: Any) -> Callable[[Any], bool]:
+    """Return a fast predicate: whether a value is an element of `spec` without conversion (a fraction of a microsecond per array)."""
     if isinstance(spec, TensorSpec):
-        return _quick_leaf(spec)
+        return _exact_leaf(spec)
     if isinstance(spec, tuple):
-        parts, count = list(map(quick, spec)), len(spec)
+        parts, count = list(map(exact_fit, spec)), len(spec)
 
         def of_tuple(value: Any) -> bool:
             return (
@@ -66,7 +71,7 @@ def quick(spec: Any) -> Callable[[Any], bool]:
 
         return of_tuple
     if isinstance(spec, dict):
-        named = {key: quick(one) for key, one in spec.items()}
+        named = {key: exact_fit(one) for key, one in spec.items()}
 
         def of_dict(value: Any) -> bool:
             same = type(value) is dict and value.keys() == named.keys()
@@ -76,7 +81,7 @@ def quick(spec: Any) -> Callable[[Any], bool]:
     return is_dataset
 
 
-def _quick_leaf(spec: TensorSpec) -> Callable[[Any], bool]:
+def _exact_leaf(spec: TensorSpec) -> Callable[[Any], bool]:
     dtype, shape = spec.dtype, spec.shape
     text = {"U": str, "S": bytes}.get(dtype.kind) if not shape and not dtype.itemsize else None
 
@@ -92,23 +97,23 @@ def _quick_leaf(spec: TensorSpec) -> Callable[[Any], bool]:
 
 
 class Fitting:
-    """A function whose results are elements of a spec."""
+    """A picklable function whose results are checked against a spec, and converted to it if necessary."""
 
-    def __init__(self, function: Callable[..., Any], spec: Any, what: str) -> None:
-        self._made_of = function, spec, what
-        self._function, self._fits = function, quick(spec)
+    def __init__(self, function: Callable[..., Any], spec: Any, operator: str) -> None:
+        self._args = function, spec, operator
+        self._function, self._fits = function, exact_fit(spec)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Fitting, self._made_of
+        return Fitting, self._args
 
     def __call__(self, *args: Any) -> Any:
         value = self._function(*args)
         if self._fits(value):
             return value
-        _, spec, what = self._made_of
+        _, spec, operator = self._args
         try:
             return as_spec(value, spec)
         except InvalidArgumentError as error:
             raise invalid(
-                f"the function of {what} gave something else than its output_signature says: {error.message}"
+                f"the function of {operator} gave something else than its output_signature says: {error.message}"
             ) from None

@@ -1,19 +1,19 @@
-"""What is where in the folder of a distributed snapshot: names, and how they are read back.
+"""The folder of a distributed snapshot: the names of its files, and how to read them.
 
 <path>/
   snapshot.metadata                             JSON: version, compression, spec, positions of each source
   dataset_spec.json, dataset_def.json           the spec of the elements; the pipeline
-  DONE | ERROR                                  it is whole | {"code": ..., "message": ...}
-  chunks/chunk_<stream>_<index>_<elements>      what readers read: see chunks.py
+  DONE | ERROR                                  the snapshot is complete | {"code": ..., "message": ...}
+  chunks/chunk_<stream>_<index>_<elements>      committed chunks, which readers read: see chunks.py
   streams/stream_<i>/
-    owner_worker                                who writes it: an address
+    owner_worker                                the address of the worker that writes the stream
     DONE | ERROR
     splits/source_<s>/repetition_<r>/split_<local>_<global>
-    uncommitted_chunks/<life>/                  what the writer works on; each life of a writer has a folder of its own
-    checkpoints/checkpoint_<index>_<elements>   where the writer goes on: before chunk <index>
+    uncommitted_chunks/<incarnation>/           chunks in work; each incarnation of a writer has a folder of its own
+    checkpoints/checkpoint_<index>_<elements>   where the writer resumes: before chunk <index>
 
-A file of a split tells a run of positions that was handed out in one piece: those from <global> on, of which the first is the
-stream's number <local> in that repetition; how many stands in the file, nothing in it says one.
+A split file stands for a run of positions that was assigned to the stream at once: positions <global>, <global> + 1, ... of the source,
+which are the stream's positions <local>, <local> + 1, ... in that repetition. The file contains their number; an empty file means one.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ VERSION = 1
 
 @dataclass(frozen=True, order=True)
 class CommittedChunk:
-    """A committed file of elements; sorted as readers read them."""
+    """A committed file of elements. Sorting gives the order in which readers read them."""
 
     index: int
     stream: int
@@ -40,63 +40,63 @@ class CommittedChunk:
 
     @property
     def name(self) -> str:
-        """Of its file."""
+        """The name of its file."""
         return f"chunk_{self.stream}_{self.index}_{self.count}"
 
     @classmethod
     def of(cls, name: str) -> CommittedChunk | None:
-        """None for another file."""
+        """Return the chunk with this file name, or None for any other file."""
         found = re.fullmatch(r"chunk_(\d+)_(\d+)_(\d+)", name, re.ASCII)
         return found and cls(int(found[2]), int(found[1]), int(found[3]))
 
 
 def snapshot_done_path(path: str) -> str:
-    """The file whose presence says that a snapshot is whole."""
+    """Return the path of the file that exists once the snapshot is complete."""
     return storage.join(path, "DONE")
 
 
 def snapshot_error_path(path: str) -> str:
-    """The file that says why a snapshot failed."""
+    """Return the path of the file that says why the snapshot failed."""
     return storage.join(path, "ERROR")
 
 
 def chunks_path(path: str) -> str:
-    """The folder of a snapshot's committed chunks."""
+    """Return the folder of a snapshot's committed chunks."""
     return storage.join(path, "chunks")
 
 
 def stream_path(path: str, stream: int) -> str:
-    """The folder of a stream. Its DONE and ERROR have the names of the snapshot's own: give it to the functions above."""
+    """Return the folder of a stream. Its DONE and ERROR are named as the snapshot's: pass this folder to the functions above."""
     return storage.join(path, "streams", f"stream_{stream}")
 
 
 def splits_path(path: str, stream: int, source: int, repetition: int) -> str:
-    """The folder of what was handed out to a stream in one repetition of a source."""
+    """Return the folder of the splits that a stream was assigned in one repetition of a source."""
     return storage.join(stream_path(path, stream), "splits", f"source_{source}", f"repetition_{repetition}")
 
 
 def committed(path: str) -> list[CommittedChunk]:
-    """The chunks of a snapshot so far, as readers read them: first chunks of all streams, then second ones."""
+    """Return the chunks committed so far in reading order: the first chunk of each stream, then the second ones, and so on."""
     found = (CommittedChunk.of(name) for name in storage.names(chunks_path(path)))
     return sorted(chunk for chunk in found if chunk is not None)
 
 
 def write_json(path: str, value: Any, by: str | None = None) -> None:
-    """Make a file of JSON in one step; `by` as in `storage.write`."""
+    """Write a file of JSON in one step; `by` as for `storage.write`."""
     storage.write(path, json.dumps(value).encode(), by)
 
 
 def read_error(path: str) -> OpError | None:
-    """What the ERROR of a snapshot or a stream says; None where there is none."""
+    """Return the error in the ERROR file of a snapshot or a stream, or None if there is none."""
     try:
-        told = json.loads(storage.read(snapshot_error_path(path)))
-        return from_code(int(told["code"]), str(told["message"]))
+        content = json.loads(storage.read(snapshot_error_path(path)))
+        return from_code(int(content["code"]), str(content["message"]))
     except FileNotFoundError:
         return None
     except (ValueError, TypeError, KeyError):
-        return UnknownError(f"{snapshot_error_path(path)} says that writing failed, but not why")
+        return UnknownError(f"writing failed, and the reason in {snapshot_error_path(path)} cannot be read")
 
 
 def write_error(path: str, error: OpError, by: str | None = None) -> None:
-    """Leave an ERROR with a snapshot or a stream."""
+    """Write the ERROR file of a snapshot or a stream."""
     write_json(snapshot_error_path(path), {"code": error.error_code, "message": str(error)}, by)

@@ -1,19 +1,22 @@
-"""How a pipeline is dealt out: the sources of a tree, and which of their positions is next.
+"""Splits: the sources of a pipeline, and which of their positions is read next.
 
 Theory
-    A split is one position of one source, a number. Whoever deals (a dispatcher) holds a `SplitProvider` for each source and needs the
-    description of the tree only. Whoever runs the pipeline opens it with `open_split`, and each source asks for its positions.
+    A split is one position of one source, a number. The process that deals out splits (a dispatcher) holds a `SplitProvider` for each
+    source and needs only the description of the tree. A process that runs the pipeline opens it with `open_split`, and each source
+    requests its positions.
 
-    Sources are numbered in the order in which they stand in the tree, a dataset that is used twice twice. Not dealt out, but whole at
-    everyone who runs it: the selector of choose and sample, the counter of enumerate, what a function returns (flat_map, interleave,
-    the windows of group_by_window).
+    Sources are numbered in the order in which they stand in the tree; a dataset that is used twice has two numbers. Not dealt out, but
+    read whole by every process that runs the pipeline: the selector of choose and sample, the counter of enumerate, and what a function
+    returns (flat_map, interleave, the windows of group_by_window).
 
-    A `repeat` opens the sources below it again: repetition 1, 2, ... A provider that is asked for a later repetition starts over; for an
-    earlier one it has nothing, so that the short side of a zip goes on while the long one is still in the pass before.
+    A `repeat` opens the sources below it again, as repetition 1, 2, ... A request for a later repetition makes the provider start over;
+    for an earlier one it has no positions left. Each source counts its repetitions on its own: in a zip, the shorter source may be in a
+    later repetition than the longer one.
 
-    A portion is a run of positions of one repetition of the only source. Pipelines over portions, one after the other, give what one
-    over the whole gives, if each operator looks at one element at a time (`Op.per_split`); one that joins a fixed number, as batch, if a
-    fixed number comes of each position and a portion is a multiple of the grain.
+    A portion is a range of positions in one repetition of the only source. Running a pipeline over consecutive portions gives the same
+    elements as running it over the whole if each operator looks at one element at a time (`Op.per_split`). An operator that joins a
+    fixed number of elements, as batch, also qualifies if each position gives a fixed number of elements and the length of a portion is a
+    multiple of the grain.
 """
 
 from __future__ import annotations
@@ -38,12 +41,12 @@ T = TypeVar("T", bound=Tree)
 
 @dataclass
 class SplitProvider:
-    """The positions of one source, each given once a repetition.
+    """Gives out the positions of one source, each once per repetition.
 
     Attributes:
-      count: how many there are; INFINITE_CARDINALITY without end.
-      repetitions: how often they are given at most: the product of the repeats above the source.
-      repetition, position: what comes next.
+      count: the number of positions; INFINITE_CARDINALITY without end.
+      repetitions: how often they are given out at most: the product of the repeats above the source.
+      repetition, position: the next position to give out.
     """
 
     count: int
@@ -52,8 +55,8 @@ class SplitProvider:
     position: int = 0
 
     def next(self, repetition: int) -> int | None:
-        """The next position of a repetition; None where it has no more, or is over."""
-        if repetition < self.repetition:
+        """Return the next position of a repetition, or None if the repetition has ended."""
+        if repetition < self.repetition:  # another process has begun a later one
             return None
         if repetition > self.repetition:
             self.repetition, self.position = repetition, 0
@@ -63,7 +66,7 @@ class SplitProvider:
         return self.position - 1
 
     def cardinality(self) -> int:
-        """How many splits there will be in all repetitions."""
+        """Return the number of splits in all repetitions."""
         if 0 in (self.count, self.repetitions):
             return 0
         if INFINITE_CARDINALITY in (self.count, self.repetitions):
@@ -72,10 +75,10 @@ class SplitProvider:
 
 
 def split_providers(dataset: Tree) -> list[SplitProvider]:
-    """A provider for each source, in the order of their numbers. Runs nothing and unpickles nothing.
+    """Return a provider for each source, in the order of their numbers. Runs nothing and unpickles nothing.
 
     Raises:
-      UnimplementedError: a source cannot be dealt out; the message names it.
+      UnimplementedError: a source cannot be split; the message names it.
     """
     repetitions = dataset.op.repetitions
     if not dataset.inputs:
@@ -89,66 +92,71 @@ def split_providers(dataset: Tree) -> list[SplitProvider]:
 
 
 def split_cardinalities(dataset: Tree) -> list[int]:
-    """How many splits there are of each source, as metadata tell it: those that are dealt out as in `split_providers`, and those that
-    everybody has whole, the selector of choose and sample and the counter of enumerate, each behind what it belongs to.
+    """Return the number of splits of each source, including the sources that every worker reads whole.
+
+    Those are the selector of choose and sample and the counter of enumerate; each comes behind the sources of the operator that it belongs
+    to.
 
     Raises:
-      UnimplementedError: as `split_providers`.
+      UnimplementedError: as for `split_providers`.
     """
     if not dataset.inputs:
         return [dataset.op.split_count()]
-    dealt = dataset.op.split_inputs(len(dataset.inputs))
-    found = [count for number in dealt for count in split_cardinalities(dataset.inputs[number])]
-    found += [each.cardinality() for number, each in enumerate(dataset.inputs) if number not in dealt]
+    split_inputs = dataset.op.split_inputs(len(dataset.inputs))
+    found = [count for number in split_inputs for count in split_cardinalities(dataset.inputs[number])]
+    found += [each.cardinality() for number, each in enumerate(dataset.inputs) if number not in split_inputs]
     if dataset.op.name == "enumerate":
         found.append(INFINITE_CARDINALITY)
     return [SplitProvider(count, dataset.op.repetitions).cardinality() for count in found]
 
 
-def open_split(dataset: Tree, ask: Callable[[int, int], int | None], sources: int | None = None) -> DatasetIterator:
-    """An iterator over what the sources get: `ask(source, repetition)` is the next position of a source, None at its end.
+def open_split(
+    dataset: Tree, next_position: Callable[[int, int], int | None], sources: int | None = None
+) -> DatasetIterator:
+    """Open a dataset whose sources read only the positions that `next_position(source, repetition)` returns, until it returns None.
 
-    A source asks when it is about to make an element of the position, so that what was not asked for can go to another. Only prefetch and
-    parallel operators run ahead of their reader.
+    A source requests a position just before it makes the element, so that positions not yet requested can go to another process. Only
+    prefetch and parallel operators run ahead of their reader.
 
-    Such an iterator cannot tell its state: the place is known to whoever deals. See `open_stream`.
+    The iterator has no state, because the process that deals out the positions keeps it. See `open_stream`.
 
     Args:
-      sources: how many sources whoever deals knows of; None: it is known to be right.
+      sources: the number of sources that the process that deals out the splits expects; None: not checked.
 
     Raises:
-      FailedPreconditionError: the dataset has another number of sources. Reading raises what `ask` raises, and asks again the next time.
+      FailedPreconditionError: the dataset has another number of sources. While iterating: what `next_position` raises; the next element
+        calls it again.
     """
     if sources is not None and sources != (have := len(split_providers(dataset))):
         raise FailedPreconditionError(f"Attempted to feed {sources} split providers into a dataset with {have} sources")
 
     def positions(source: int, repetition: int, taken: int) -> Iterator[int]:
-        return iter(
-            partial(ask, source, repetition), None
-        )  # no generator: that would end with the first error of `ask`
+        # Not a generator, which would end with the first error of `next_position`.
+        return iter(partial(next_position, source, repetition), None)
 
     return DatasetIterator(dataset, Context(dataset.options(), splits=positions))
 
 
-def open_stream(dataset: Tree, ask: Callable[[int, int, int], Sequence[int]]) -> DatasetIterator:
-    """As `open_split`, for somebody who can be asked again: this iterator tells its state, and goes on from it.
+def open_stream(dataset: Tree, next_positions: Callable[[int, int, int], Sequence[int]]) -> DatasetIterator:
+    """Open a dataset as `open_split` does, with positions that can be requested again, so that the iterator has a state.
 
     Args:
-      ask: `ask(source, repetition, taken)` gives some positions of a source, those behind the first `taken` that this reader has
-        had in this repetition; none at its end. Asked twice for the same, it gives the same.
+      next_positions: `next_positions(source, repetition, taken)` returns some positions of a source, behind the first `taken` that this
+        stream has had in the repetition; an empty sequence ends the repetition. The same arguments must give the same positions.
     """
 
     def positions(source: int, repetition: int, taken: int) -> Iterator[int]:
-        while given := ask(source, repetition, taken):
-            taken += len(given)
-            yield from given
+        while run := next_positions(source, repetition, taken):
+            taken += len(run)
+            yield from run
 
     return DatasetIterator(dataset, Context(dataset.options(), splits=positions, resumable=True))
 
 
 def repeatable(dataset: T, seed: int = 0) -> T:
-    """The dataset with the same elements in the same order wherever it is run: what nobody gave a seed has one that is derived from
-    `seed`, and parallel operators keep their order. What functions do at random stays at random.
+    """Return the dataset with the same elements in the same order wherever it runs.
+
+    Operators without a seed get one derived from `seed`, and parallel operators keep their order. Randomness in user functions remains.
     """
     numbers = itertools.count()
 
@@ -172,9 +180,9 @@ class PortionRules(NamedTuple):
     """How a dataset can be cut into portions.
 
     Attributes:
-      positions: how many there are in one repetition; INFINITE_CARDINALITY without end.
-      repetitions: how many there are; INFINITE_CARDINALITY without end.
-      grain: the length of a portion, in positions, is a multiple of this; that of the last one of a repetition need not.
+      positions: the number of positions in one repetition; INFINITE_CARDINALITY without end.
+      repetitions: the number of repetitions; INFINITE_CARDINALITY without end.
+      grain: the length of every portion, in positions, is a multiple of this, except the last one of a repetition.
     """
 
     positions: int
@@ -183,27 +191,27 @@ class PortionRules(NamedTuple):
 
 
 def portion_rules(dataset: Tree) -> PortionRules:
-    """How the dataset can be cut into portions. Runs nothing and unpickles nothing.
+    """Return how the dataset can be cut into portions. Runs nothing and unpickles nothing.
 
     Raises:
-      UnimplementedError: it cannot; the message names the operator, and says what to do.
+      UnimplementedError: it cannot be cut; the message names the operator and says what to do.
     """
     chain = [dataset]
     while chain[-1].inputs:
         if len(chain[-1].inputs) > 1:
-            chain[-1].op.per_split()
+            chain[-1].op.per_split()  # may raise an error that says more
             raise _unfit(chain[-1], "has several sources")
         chain.append(chain[-1].inputs[0])
     rules = PortionRules(chain[-1].op.split_count(), 1, 1)
-    made: Fraction | None = Fraction(1)  # of one position; None where that varies
+    made: Fraction | None = Fraction(1)  # elements per position; None: it varies
     for each in reversed(chain):
         gives = each.op.per_split()
         if made is None and gives is not None and gives.denominator > 1:
-            raise _unfit(each, "joins elements, of which not every position gives the same number")
+            raise _unfit(each, "joins elements, but not every position gives the same number of them")
         made = None if made is None or gives is None else made * gives
         grain = 1 if made is None else made.denominator
         if rules.repetitions not in (0, 1) and finite(rules.positions) and rules.positions % grain:
-            raise _unfit(each, "joins the end of a repetition and the beginning of the next: put it below repeat()")
+            raise _unfit(each, "joins the end of a repetition with the beginning of the next: apply it before repeat()")
         times = SplitProvider(rules.repetitions, each.op.repetitions).cardinality()
         rules = PortionRules(rules.positions, times, lcm(rules.grain, grain))
     return rules
@@ -211,17 +219,19 @@ def portion_rules(dataset: Tree) -> PortionRules:
 
 def _unfit(dataset: Tree, why: str) -> UnimplementedError:
     return UnimplementedError(
-        f"{dataset.op.name}() {why}; portions of the data, which exactly-once delivery and reading in order need, do not allow"
+        f"{dataset.op.name}() {why}; exactly-once delivery and reading in order run on portions of the data, which do not allow"
         " this: put it behind distribute()",
     )
 
 
 def portion_pipeline(dataset: T) -> T:
-    """What is run over each portion, by `open_split`: the dataset, repeatable, without its repeats, since a portion is of one repetition,
-    and with readers that read one file after the other, so that what comes of one position stays together.
+    """Return the pipeline to run over each portion, by `open_split`.
+
+    It is the dataset, made repeatable; without its repeats, because a portion belongs to one repetition; and with readers that read one
+    file after another, so that the elements of one position stay together.
 
     Raises:
-      UnimplementedError: as `portion_rules`.
+      UnimplementedError: as for `portion_rules`.
     """
     portion_rules(dataset)
 

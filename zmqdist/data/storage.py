@@ -1,12 +1,12 @@
-"""Files and folders of snapshots: on this machine's disks, or wherever fsspec has a driver for a URL.
+"""Files and folders of snapshots and checkpoints: on local disks, or wherever fsspec has a driver for a URL.
 
 Rules
-    A path with "://" in it is a URL and needs the extra `zmqdist[fsspec]`; anything else is a local path. Nothing else in this package
-    knows the difference.
+    A path that contains "://" is a URL and needs the extra `zmqdist[fsspec]`; any other path is local. No other module distinguishes
+    the two.
 
-    What others read appears by a rename, whole: `write` and whoever calls `rename` see to it. On a local disk it is there for good
-    when the call returns (fsync of the file and of its folder). A name that ends in `.tmp` is somebody's unfinished work: `names`
-    does not tell it.
+    A file that others read appears whole, by a rename: `write` does that, and so do the callers of `rename`. On a local disk it is
+    durable when the call returns (fsync of the file and of its folder). A name that ends in `.tmp` is unfinished work, and `names`
+    leaves it out.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 def join(path: str, *names: str) -> str:
-    """The path of something below `path`."""
+    """Return the path of something below `path`."""
     return "/".join([path.rstrip("/") or "/", *names]) if "://" in path else os.path.join(path, *names)
 
 
 def absolute(path: str | os.PathLike[str]) -> str:
-    """A path that means the same in another folder."""
+    """Return a path that means the same in any working directory."""
     path = os.fspath(path)
     return path.rstrip("/") if "://" in path else os.path.abspath(path)
 
 
 def open_read(path: str) -> IO[bytes]:
-    """A file's bytes. Raises FileNotFoundError, and OSError for a pipe or a device, which might hold the reader up for ever."""
+    """Open a file for reading. Raises FileNotFoundError, and OSError for a pipe or a device, which could block the reader for ever."""
     if "://" not in path:
         return open_regular(path)
     files, name = _driver(path)
@@ -49,7 +49,7 @@ def open_read(path: str) -> IO[bytes]:
 
 
 def open_write(path: str, append: bool = False) -> IO[bytes]:
-    """A file that is empty now, or goes on at its end. Raises FileNotFoundError where its folder is gone."""
+    """Open a file, emptied or for appending. Raises FileNotFoundError if its folder does not exist."""
     mode = "ab" if append else "wb"
     if "://" not in path:
         return open(path, mode)
@@ -58,7 +58,7 @@ def open_write(path: str, append: bool = False) -> IO[bytes]:
 
 
 def sync(file: IO[bytes]) -> None:
-    """Have an open local file on disk; of a URL that is its driver's affair."""
+    """Flush an open file, and fsync it if it is local; for a URL, durability is up to the driver."""
     file.flush()
     try:
         number = file.fileno()
@@ -68,16 +68,16 @@ def sync(file: IO[bytes]) -> None:
 
 
 def read(path: str) -> bytes:
-    """All of a file. Raises FileNotFoundError."""
+    """Return the content of a file. Raises FileNotFoundError."""
     with open_read(path) as file:
         return file.read()
 
 
 def write(path: str, data: bytes, by: str | None = None) -> None:
-    """Make or replace a file in one step: written under another name, synced, renamed.
+    """Create or replace a file in one step: write under a temporary name, sync, rename.
 
     Args:
-      by: the folder for the other name; the file's own where it is None. Who takes that folder away stops the write.
+      by: the folder for the temporary name; None: the file's own folder. If another process removes that folder, the write fails.
     """
     folder, name = path.rsplit("/", 1)
     unfinished = join(by or folder, f"{name}.{uuid.uuid4().hex[:8]}{TMP}")
@@ -93,13 +93,13 @@ def write(path: str, data: bytes, by: str | None = None) -> None:
 
 
 def rename(old: str, new: str) -> None:
-    """Move a file or folder in one step, over a file that is there. Raises FileNotFoundError where there is nothing to move."""
+    """Move a file or folder in one step, replacing a file at `new`. Raises FileNotFoundError if `old` does not exist."""
     if "://" in old:
         files, name = _driver(old)
         files.mv(name, _driver(new)[1], recursive=files.isdir(name))
         return
     os.replace(old, new)
-    _sync_folder(os.path.dirname(new))
+    _sync_folder(os.path.dirname(new))  # without this, a power failure could undo the rename
 
 
 def _sync_folder(path: str) -> None:
@@ -111,11 +111,11 @@ def _sync_folder(path: str) -> None:
 
 
 def names(folder: str, unfinished: bool = False) -> list[str]:
-    """What is in a folder, in order; nothing where there is no folder. Unfinished things are left out, unless they are asked for."""
+    """Return the sorted names in a folder, or [] if it does not exist. Leaves out `.tmp` names, except with `unfinished`."""
     try:
         if "://" in folder:
             files, name = _driver(folder)
-            files.invalidate_cache()
+            files.invalidate_cache()  # drivers remember listings, and other processes add files
             found = [one.rstrip("/").rsplit("/", 1)[-1] for one in files.ls(name, detail=False)]
         else:
             found = os.listdir(folder)
@@ -125,7 +125,7 @@ def names(folder: str, unfinished: bool = False) -> list[str]:
 
 
 def exists(path: str) -> bool:
-    """Whether something has this name."""
+    """Return whether a file, folder or link has this name."""
     if "://" not in path:
         return os.path.lexists(path)
     files, name = _driver(path)
@@ -134,7 +134,7 @@ def exists(path: str) -> bool:
 
 
 def make_folder(path: str) -> None:
-    """Make a folder and those above it; harmless when it is there."""
+    """Create a folder and its parents; harmless if it exists."""
     if "://" not in path:
         os.makedirs(path, exist_ok=True)
         return
@@ -152,7 +152,7 @@ def remove(path: str) -> None:
 
 
 def remove_tree(path: str) -> None:
-    """Delete a folder with all in it; harmless when it is not there."""
+    """Delete a folder with everything in it; harmless if it does not exist."""
     if "://" not in path:
         shutil.rmtree(path, ignore_errors=True)
         return
@@ -162,10 +162,10 @@ def remove_tree(path: str) -> None:
 
 
 def check_renames(path: str) -> None:
-    """Refuse a place where a rename is a copy and a deletion, which others can see half done.
+    """Refuse a URL where a rename is a copy followed by a deletion, which other processes could see half done.
 
     Raises:
-      FailedPreconditionError: object stores, mostly.
+      FailedPreconditionError: the file system has no atomic rename, as most object stores.
     """
     if "://" not in path:
         return
@@ -174,13 +174,13 @@ def check_renames(path: str) -> None:
 
     if type(files).mv is AbstractFileSystem.mv:
         raise FailedPreconditionError(
-            f"{path}: this file system has no atomic rename, and a snapshot is written by several at once: save it to a "
+            f"{path}: this file system has no atomic rename, and several processes write a snapshot at once: save it to a "
             "local or shared disk or HDFS, and copy it from there",
         )
 
 
 def error_of(error: OSError, path: str) -> OpError:
-    """An error of the disk in our words: a full one is RESOURCE_EXHAUSTED."""
+    """Return an OSError as one of this package's errors: ResourceExhaustedError for a full disk, else UnknownError."""
     text = f"{path}: {error.strerror or error}"
     return (ResourceExhaustedError if error.errno in _FULL else UnknownError)(text)
 
@@ -198,64 +198,64 @@ def _driver(path: str) -> tuple[Any, str]:
 
 
 _PIECE = 2**18
-"""Bytes of a compressed file that are read at once."""
+"""Bytes of a compressed file that are read at a time."""
 
 
 class _ZlibWriter(io.RawIOBase):
-    """One zlib stream, which leaves its file open."""
+    """Writes one zlib stream; closing it leaves its file open."""
 
     def __init__(self, file: IO[bytes], level: int) -> None:
         self._file = file
-        self._press: Any = zlib.compressobj(level)
+        self._compressor: Any = zlib.compressobj(level)
 
     def writable(self) -> bool:
         return True
 
     def write(self, data: Any) -> int:
-        self._file.write(self._press.compress(data))
+        self._file.write(self._compressor.compress(data))
         return memoryview(data).nbytes
 
     def close(self) -> None:
-        press, self._press = self._press, None
+        compressor, self._compressor = self._compressor, None
         try:
-            if press is not None:
-                self._file.write(press.flush())
+            if compressor is not None:
+                self._file.write(compressor.flush())
         finally:
             super().close()
 
 
 class _ZlibReader(io.RawIOBase):
-    """What zlib streams hold, one behind the other; closes their file."""
+    """Reads the content of consecutive zlib streams; closing it closes its file."""
 
     def __init__(self, file: IO[bytes]) -> None:
-        self._file, self._press = file, zlib.decompressobj()
+        self._file, self._decompressor = file, zlib.decompressobj()
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
         while True:
-            if self._press.eof:  # perhaps another stream follows
-                data = self._press.unused_data or self._file.read(_PIECE)
+            if self._decompressor.eof:  # another stream may follow: ElementsFile appends one
+                data = self._decompressor.unused_data or self._file.read(_PIECE)
                 if not data:
                     return 0
-                self._press = zlib.decompressobj()
+                self._decompressor = zlib.decompressobj()
             else:
-                data = self._press.unconsumed_tail or self._file.read(_PIECE)
-            found = self._press.decompress(data, len(buffer))
+                data = self._decompressor.unconsumed_tail or self._file.read(_PIECE)
+            found = self._decompressor.decompress(data, len(buffer))
             if found:
                 buffer[: len(found)] = found
                 return len(found)
             if not data:
-                raise EOFError("the file is cut off")
+                raise EOFError("the file is truncated")
 
     def close(self) -> None:
         self._file.close()
         super().close()
 
 
-def pressing(file: IO[bytes], compression: str) -> Any:
-    """What compresses into an open file: to be closed before the file, which it leaves open. "" writes as it is."""
+def compressing(file: IO[bytes], compression: str) -> Any:
+    """Return a writer that compresses into an open file, or the file itself for "". Close the writer first; it leaves the file open."""
     if compression == "GZIP":
         return gzip.GzipFile("", "wb", 1, file, 0)
     if compression in ("ZLIB", "SNAPPY"):
@@ -264,7 +264,7 @@ def pressing(file: IO[bytes], compression: str) -> Any:
 
 
 class _GzipReader(gzip.GzipFile):
-    """Closes the file with itself."""
+    """A GzipFile that closes its file."""
 
     def close(self) -> None:
         file: Any = self.fileobj
@@ -274,8 +274,8 @@ class _GzipReader(gzip.GzipFile):
             file.close()
 
 
-def unpressed(file: IO[bytes], compression: str) -> IO[bytes]:
-    """What is in a compressed file; closes it when it is closed."""
+def decompressing(file: IO[bytes], compression: str) -> IO[bytes]:
+    """Return a reader of the content of a compressed file; closing it closes the file."""
     if compression == "GZIP":
         return _GzipReader(fileobj=file, mode="rb")  # type: ignore[return-value]
     if compression in ("ZLIB", "SNAPPY"):

@@ -1,18 +1,18 @@
-"""Elements: what flows through a pipeline, and what is known of it beforehand.
+"""Elements: the form of what flows through a pipeline, and the specs that describe it.
 
 Rules
-    An element is a structure of leaves: tuple, namedtuple and dict are structure, and an object of an attrs class becomes the
-    namedtuple of its name and fields, which is the same wherever it travels. Everything else is a leaf, a list is data and becomes an
-    array. Leaves are arrays, numpy scalars, str and bytes, or datasets (of `window`). `element` turns whatever a user's function or
-    generator gives into that form, so that every operator below meets nothing else and the safe codec takes it.
+    An element is a structure of leaves. Tuples, namedtuples and dicts are structure; an object of an attrs class becomes the namedtuple
+    of its name and fields, which is the same in every process. Everything else is a leaf. Leaves are arrays, NumPy scalars, str and
+    bytes, or datasets (of `window`); a list is data and becomes an array. `element` converts what a user function or generator returns
+    to this form, so that operators meet nothing else and the safe codec accepts it.
 
-    A spec has the same structure with a `TensorSpec` or `DatasetSpec` in place of each leaf. str and bytes have dtypes without a length.
+    A spec has the same structure, with a `TensorSpec` or `DatasetSpec` in place of each leaf. The dtypes of str and bytes have no length.
 
-    str and bytes that end in NUL are one element like any other, but an array would cut them: lists and batches of them are refused. So is
-    a list of text and something else, of which NumPy would make text.
+    A str or bytes that ends in NUL is a valid element, but an array would cut the NUL off, so lists and batches of them are refused. So is
+    a list that mixes text with other values, because NumPy would convert all of them to text.
 
-    What an operator keeps and may give once more (a cache, a source, a window) it gives by `read_only`: whoever reads it can neither write
-    into its arrays nor change its dicts. Everything else belongs to its reader alone.
+    An operator that may yield the same element again (a cache, a source, a window) yields it through `read_only`: the reader can neither
+    write to its arrays nor change the kept dicts. All other elements belong to their reader alone.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ READY: Final[frozenset[type]] = frozenset({str, bytes, *_SCALARS})
 """Types that are leaves as they are: `if type(x) not in READY: x = element(x)` is the cheap way to call `element`."""
 
 LEAVES: Final[frozenset[type]] = frozenset({np.ndarray, *READY})
-"""Types of leaves."""
+"""The types of leaves."""
 
 _FROM_PYTHON: dict[type, Callable[[Any], Any]] = {
     bool: np.bool_,
@@ -57,48 +57,48 @@ class _Unknown:
 
 
 UNKNOWN_SPEC: Final = _Unknown()
-"""Stands for a spec that only running the pipeline would tell."""
+"""Stands for a spec that is known only once the pipeline has run."""
 
 
 @dataclass(frozen=True)
 class DatasetSpec:
-    """The leaf is a dataset with such elements."""
+    """The spec of a leaf that is a dataset, with the spec of that dataset's elements."""
 
     element_spec: Any
 
 
 class NoElements(FailedPreconditionError):
-    """The form of a dataset's elements is not known before there is one, and there is none."""
+    """The spec of a dataset can be learned only from its first element, and the dataset is empty."""
 
 
 def invalid(message: str) -> InvalidArgumentError:
-    """The error of this package's users' mistakes."""
+    """Return the error for a user's mistake in a pipeline."""
     return InvalidArgumentError(message)
 
 
-def whole(value: Any, what: str) -> int:
-    """An argument that counts something. Raises TypeError for 2.7, which would be cut, and for what is no number."""
+def checked_int(value: Any, argument: str) -> int:
+    """Return an argument that has to be an integer. Raises TypeError for anything else, 2.7 included, with the name of the `argument`."""
     try:
         return index(value)
     except TypeError:
-        raise TypeError(f"`{what}` is a whole number, not {value!r}") from None
+        raise TypeError(f"`{argument}` must be a whole number, not {value!r}") from None
 
 
 def is_dataset(value: Any) -> bool:
-    """Whether it is a Dataset. Asked by an attribute of its class, because the class stands above this module."""
+    """Return whether `value` is a Dataset. Tests an attribute of its class, because the module that defines the class imports this one."""
     return hasattr(type(value), "element_spec")
 
 
 def element(value: Any) -> Any:
-    """`value` as an element.
+    """Return `value` as an element.
 
     Raises:
-      InvalidArgumentError: some leaf is no array, number, str or bytes, nor a list that makes an array.
+      InvalidArgumentError: a leaf is not an array, number, str or bytes, nor a list that makes an array.
     """
     cls = type(value)
     if cls in LEAVES:
         if cls is np.ndarray and value.dtype.hasobject:
-            raise invalid("an element holds an array of Python objects; give it a dtype")
+            raise invalid("an element holds an array of Python objects: give it a numeric dtype, or one of text")
         return value
     convert = _FROM_PYTHON.get(cls)
     if convert is not None:
@@ -111,7 +111,7 @@ def element(value: Any) -> Any:
     if isinstance(value, tuple):
         items = map(element, value)
         return cls(*items) if hasattr(value, "_fields") else tuple(items)
-    if isinstance(value, str):
+    if isinstance(value, str):  # np.str_ and other subclasses
         return str(value)
     if isinstance(value, bytes):
         return bytes(value)
@@ -123,7 +123,7 @@ def element(value: Any) -> Any:
 
 
 def without_attrs(structure: Any) -> Any:
-    """A structure with objects of attrs classes as namedtuples: for whatever a user gives in the form of elements."""
+    """Return a structure in which objects of attrs classes are replaced by namedtuples."""
     cls = type(structure)
     if hasattr(cls, "__attrs_attrs__"):
         names = [each.name for each in cls.__attrs_attrs__]
@@ -133,7 +133,7 @@ def without_attrs(structure: Any) -> Any:
 
 
 def map_items(change: Callable[[Any], Any], structure: Any) -> Any:
-    """A tuple, namedtuple or dict of what `change` makes of its items; anything else as it is."""
+    """Return a tuple, namedtuple or dict with `change` applied to each item; anything else unchanged."""
     if isinstance(structure, tuple):
         items = map(change, structure)
         return type(structure)(*items) if hasattr(structure, "_fields") else tuple(items)
@@ -160,7 +160,7 @@ def _array(value: Any) -> Any:
 
 
 def _check_text(items: Any, kind: str) -> None:
-    """NumPy makes text of everything in a list with text. Raises InvalidArgumentError where that says something else than the list."""
+    """Raise InvalidArgumentError unless all items have NumPy's `kind` ("U" or "S"): NumPy would convert the others to text."""
     for item in items:
         if isinstance(item, (list, tuple)):
             _check_text(item, kind)
@@ -174,13 +174,15 @@ def _check_text(items: Any, kind: str) -> None:
 
 
 def check_end(text: Any) -> None:
-    """Raises InvalidArgumentError for str or bytes that an array would cut, because they end in NUL."""
+    """Raise InvalidArgumentError for str or bytes that end in NUL, which an array would cut off."""
     if isinstance(text, (str, bytes)) and text[-1:] in ("\0", b"\0"):
-        raise invalid("text or bytes that end in NUL would lose it in an array: map them to something else before")
+        raise invalid(
+            "text or bytes that end in NUL would lose it in an array: map them to another form before batching"
+        )
 
 
 def spec_of(value: Any) -> Any:
-    """The spec of one element."""
+    """Return the spec of one element."""
     if is_dataset(value):
         return DatasetSpec(value.element_spec)
     if type(value) in COMPOSITES:
@@ -192,20 +194,20 @@ def spec_of(value: Any) -> Any:
 
 
 def plain_dtype(dtype: Any) -> np.dtype[Any]:
-    """A dtype without the length of its strings."""
-    kept: np.dtype[Any] = np.dtype(dtype)
-    return np.dtype(kept.kind) if kept.kind in "SU" else kept
+    """Return a dtype without the length of its strings."""
+    plain: np.dtype[Any] = np.dtype(dtype)
+    return np.dtype(plain.kind) if plain.kind in "SU" else plain
 
 
 def map_specs(change: Callable[[Any], Any], spec: Any) -> Any:
-    """`change` on each TensorSpec and each composite; a DatasetSpec stays as it is."""
+    """Apply `change` to each TensorSpec and each composite of a spec; leave a DatasetSpec as it is."""
     if type(spec) in COMPOSITES or isinstance(spec, TensorSpec):
         return change(spec)
     return map_items(partial(map_specs, change), spec)
 
 
 def batched(spec: Any, size: int | None) -> Any:
-    """The spec of `size` elements on a new first axis."""
+    """Return the spec of `size` elements stacked on a new first axis."""
 
     def more(one: Any) -> Any:
         if type(one) in COMPOSITES:
@@ -216,23 +218,23 @@ def batched(spec: Any, size: int | None) -> Any:
 
 
 def unbatched(spec: Any) -> Any:
-    """The spec of what lies along axis 0. Raises ValueError for a scalar."""
+    """Return the spec of the slices along axis 0. Raises ValueError for a scalar."""
 
     def rows(one: Any) -> Any:
         if type(one) in COMPOSITES:
             return row_spec(one)
         if one.shape == ():
-            raise ValueError("a scalar has no first axis to take apart")
+            raise ValueError("a scalar has no axis 0 to split along")
         return TensorSpec(None if one.shape is None else one.shape[1:], one.dtype)
 
     return map_specs(rows, spec)
 
 
 def common_spec(one: Any, two: Any) -> Any:
-    """The narrowest spec that both fit.
+    """Return the narrowest spec that elements of both specs fit.
 
     Raises:
-      TypeError: they differ in structure or dtype.
+      TypeError: the specs differ in structure or dtype.
     """
 
     def common(a: Any, b: Any) -> Any:
@@ -251,8 +253,8 @@ def common_spec(one: Any, two: Any) -> Any:
 
 
 def problem_of(value: Any, spec: Any) -> str | None:
-    """What is wrong with an element that should fit `spec`; None when it does."""
-    problem = _other_keys(spec, value)
+    """Return why an element does not fit `spec`, or None if it does."""
+    problem = _dict_problem(spec, value)
     if problem is not None:
         return problem
     try:
@@ -272,8 +274,8 @@ def problem_of(value: Any, spec: Any) -> str | None:
     return None
 
 
-def _other_keys(spec: Any, value: Any) -> str | None:
-    """What is wrong with the dicts of an element."""
+def _dict_problem(spec: Any, value: Any) -> str | None:
+    """Return why the dicts in an element do not fit `spec`, or None if they do. `nest.map_structure` does not compare keys."""
     if isinstance(spec, dict) != isinstance(value, dict):
         return f"expected {type(spec).__name__}, given {type(value).__name__}"
     if isinstance(spec, dict):
@@ -284,7 +286,7 @@ def _other_keys(spec: Any, value: Any) -> str | None:
         pairs = list(zip(spec, value, strict=False))
     else:
         return None
-    return next((problem for one, other in pairs if (problem := _other_keys(one, other)) is not None), None)
+    return next((problem for one, other in pairs if (problem := _dict_problem(one, other)) is not None), None)
 
 
 @dataclass(frozen=True)
@@ -297,10 +299,13 @@ class _Pair:
 
 
 def stack(elements: Sequence[Any], join: Callable[[Sequence[Any]], Any] | None = None) -> Any:
-    """Elements of one structure as one element, each leaf with a new axis 0; `join` makes a leaf of leaves.
+    """Stack elements of one structure to one element, each leaf with a new axis 0.
+
+    Args:
+      join: makes one leaf of several; None: `stack_leaves`.
 
     Raises:
-      InvalidArgumentError: structures, dtypes or shapes differ.
+      InvalidArgumentError: the structures, dtypes or shapes differ.
     """
     first = elements[0]
     cls = type(first)
@@ -310,7 +315,7 @@ def stack(elements: Sequence[Any], join: Callable[[Sequence[Any]], Any] | None =
         return stacked(elements)
     kind = tuple if isinstance(first, tuple) else dict if cls is dict else None
     if kind is None:
-        raise invalid(f"cannot batch {cls.__name__}")
+        raise invalid(f"cannot batch elements of type {cls.__name__}")
     if not all(issubclass(one, kind) for one in set(map(type, elements))):
         raise invalid(_DIFFERENT)
     if not all(map(len(first).__eq__, map(len, elements))):
@@ -329,19 +334,19 @@ _DIFFERENT: Final = "cannot batch elements of different structures"
 
 
 def check_leaves(leaves: Sequence[Any]) -> None:
-    """Raises InvalidArgumentError where one of them is a tuple, say, and another an array: NumPy would make arrays of both."""
+    """Raise InvalidArgumentError if one of them is not a leaf, a tuple say: NumPy would convert it to an array."""
     if not LEAVES.issuperset(map(type, leaves)):
         raise invalid(_DIFFERENT)
 
 
 def stack_leaves(leaves: Sequence[Any]) -> Any:
-    """Leaves of one type and shape on a new axis 0."""
+    """Stack leaves of one dtype and shape on a new axis 0. Raises InvalidArgumentError if they differ."""
     first = leaves[0]
     cls = type(first)
     if cls is np.ndarray:
         shape, dtype = first.shape, first.dtype
         if all(type(leaf) is cls and leaf.shape == shape and leaf.dtype == dtype for leaf in leaves):
-            if shape:  # one call in C, where np.stack takes a Python step for each
+            if shape:  # one call in C; np.stack takes a Python step for each array
                 return np.concatenate(leaves).reshape(len(leaves), *shape)
             return np.array(leaves)
     elif len(set(map(type, leaves))) == 1 and cls not in (str, bytes):
@@ -349,11 +354,11 @@ def stack_leaves(leaves: Sequence[Any]) -> Any:
             return np.fromiter(leaves, np.dtype(cls), len(leaves))
         return np.array(leaves)
     check_leaves(leaves)
-    return _stack_carefully([np.asarray(leaf) for leaf in leaves], leaves)
+    return _stack_checked([np.asarray(leaf) for leaf in leaves], leaves)
 
 
-def _stack_carefully(arrays: list[Any], leaves: Sequence[Any]) -> Any:
-    """What the quick ways leave: strings, which may differ in length, scalars mixed with arrays of no axis, and mistakes."""
+def _stack_checked(arrays: list[Any], leaves: Sequence[Any]) -> Any:
+    """Stack what the fast paths do not cover: strings of different lengths, scalars mixed with arrays of rank 0, and mistakes."""
     first = arrays[0]
     for array, leaf in zip(arrays, leaves, strict=True):
         if array.shape != first.shape:
@@ -370,7 +375,7 @@ def _stack_carefully(arrays: list[Any], leaves: Sequence[Any]) -> Any:
 
 
 def to_json(value: Any) -> list[str]:
-    """A value of the safe codec as text: base64 of its body and frames."""
+    """Encode a value by the safe codec, as text: base64 of its body and its frames."""
     body, frames = safe.encode(value)
     return [base64.b64encode(part).decode() for part in (body, *map(_flat, frames))]
 
@@ -380,13 +385,16 @@ def _flat(frame: Any) -> Any:
 
 
 def from_json(parts: Sequence[str]) -> Any:
-    """The inverse of `to_json`. Raises WireError for what is none."""
+    """Decode what `to_json` returned. Raises WireError for anything else."""
     body, *frames = (base64.b64decode(part) for part in parts)
     return safe.decode(body, [bytearray(frame) for frame in frames], "a saved state")
 
 
 def read_only(value: Any) -> Any:
-    """The element with arrays that cannot be written, which share memory with it, and with dicts of its own; itself where that holds."""
+    """Return an element whose arrays cannot be written (they share memory with `value`) and whose dicts are copies.
+
+    Returns `value` itself if nothing in it has to change.
+    """
     cls = type(value)
     if cls is np.ndarray:
         if value.flags.writeable:
@@ -395,7 +403,7 @@ def read_only(value: Any) -> Any:
         return value
     if cls in READY:
         return value
-    if isinstance(value, dict):
+    if isinstance(value, dict):  # always a copy: no dict is read-only
         return {key: read_only(one) for key, one in value.items()}
     if isinstance(value, tuple):
         items = [read_only(one) for one in value]
@@ -405,22 +413,22 @@ def read_only(value: Any) -> Any:
     return value
 
 
-def own_dicts(value: Any) -> Any:
-    """The element with dicts of its own."""
+def copy_dicts(value: Any) -> Any:
+    """Return the element with copies of its dicts; its leaves are shared."""
     if isinstance(value, dict):
         copy = value.copy()
         for key, one in value.items():
             if type(one) not in LEAVES:
-                copy[key] = own_dicts(one)
+                copy[key] = copy_dicts(one)
         return copy
     if isinstance(value, tuple):
-        items = map(own_dicts, value)
+        items = map(copy_dicts, value)
         return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
     return value
 
 
 def leaves_of(structure: Any) -> Iterator[Any]:
-    """The leaves of an element or a spec, with Ragged and Sparse as one."""
+    """Yield the leaves of an element or a spec; a Ragged or Sparse is one leaf."""
     if type(structure) in COMPOSITES or not isinstance(structure, (tuple, dict)):
         yield structure
     else:
@@ -429,12 +437,16 @@ def leaves_of(structure: Any) -> Iterator[Any]:
 
 
 def length_of(value: Any) -> int:
-    """How many rows `rows_of` gives: the length of all leaves along axis 0. Raises ValueError for scalars and for different lengths."""
+    """Return the number of rows that `rows_of` yields: the length of all leaves along axis 0.
+
+    Raises:
+      ValueError: a leaf is a scalar, the leaves differ in length, or there are none.
+    """
     shapes = [one.shape() if type(one) in COMPOSITES else np.shape(one) for one in leaves_of(value)]
     if not shapes:
-        raise ValueError("there is nothing to slice: the structure is empty")
+        raise ValueError("the structure has no leaves to slice")
     if not all(shapes):
-        raise ValueError("a scalar has no first axis to slice")
+        raise ValueError("a scalar has no axis 0 to slice along")
     lengths = {shape[0] for shape in shapes}
     if len(lengths) > 1:
         raise ValueError(f"the leaves differ in length along axis 0: {sorted(lengths)}")
@@ -442,7 +454,7 @@ def length_of(value: Any) -> int:
 
 
 def rows_of(value: Any) -> Any:
-    """An iterator over what lies along axis 0 of every leaf."""
+    """Return an iterator over the slices of every leaf along axis 0."""
     if type(value) is np.ndarray:
         return iter(value)
     if type(value) in COMPOSITES:

@@ -1,11 +1,11 @@
-"""A dataset as a tree of operators: what every pipeline can be asked, whatever is in it.
+"""A dataset as a tree of operators: what can be read from any pipeline without running it.
 
 Rules
-    A tree never changes; operators make new ones that share what they have in common. It is read without being run: cardinality, spec
-    where it is known, description, fingerprint, sources, readers. `rewrite` makes a changed copy.
+    A tree is immutable; operators return new trees, which share their common parts. These facts are computed without running anything:
+    cardinality, the spec where it is known, description, fingerprint, sources, readers. `rewrite` returns a changed copy.
 
-    A description is JSON: a list of nodes, inputs first, so that a dataset that is used twice stays one. Only functions in it are
-    opaque (ops/base.py).
+    A description is JSON: a list of nodes, inputs first, so that a dataset that is used twice stays one node. Only the functions in it
+    are opaque (ops/base.py).
 
 Not here: the operators (ops/), the methods that users chain (dataset.py).
 """
@@ -29,12 +29,12 @@ T = TypeVar("T", bound="Tree")
 
 
 class Tree:
-    """An operator with its inputs. Users meet it as `Dataset`.
+    """An operator with its inputs: the base of `Dataset`, the class that users see.
 
     Attributes:
       op: the operator.
       inputs: the datasets that it reads.
-      memory: what its iterators leave for those to come: see `Memory`.
+      memory: what the iterators of this object share: see `Memory`.
     """
 
     __slots__ = ("__weakref__", "_spec", "inputs", "memory", "op")
@@ -47,39 +47,40 @@ class Tree:
 
     def __repr__(self) -> str:
         known = self.known_spec
-        return f"<{type(self).__name__} {self.op.told()}, element_spec={known!r}>"
+        return f"<{type(self).__name__} {self.op.one_line()}, element_spec={known!r}>"
 
-    # -- reading it --
+    # -- iterating --
 
     def __iter__(self) -> DatasetIterator:
         return DatasetIterator(self, Context(self.options()))
 
     def as_numpy_iterator(self) -> Iterator[Any]:
-        """The elements with arrays that cannot be written."""
+        """Return an iterator over the elements, whose arrays are read-only."""
         return map(read_only, self)
 
     def __bool__(self) -> bool:
-        return True  # not len(), which is an error for most
+        return True  # without this, bool() would call len(), which raises for most datasets
 
     def __len__(self) -> int:
-        """The number of elements. Raises TypeError where it is infinite or unknown."""
+        """Return the number of elements. Raises TypeError if it is infinite or unknown."""
         count = self.cardinality()
         if count == INFINITE_CARDINALITY:
             raise TypeError("the dataset is infinite")
         if count == UNKNOWN_CARDINALITY:
-            raise TypeError("the dataset has an unknown length: only reading it would tell")
+            raise TypeError("the length of the dataset is unknown: only reading it would show it")
         return count
 
     def cardinality(self) -> int:
-        """The number of elements; INFINITE_CARDINALITY, or UNKNOWN_CARDINALITY where only reading would tell."""
+        """Return the number of elements, INFINITE_CARDINALITY, or UNKNOWN_CARDINALITY if only reading the dataset would show it."""
         return int(_fold(self, lambda dataset, counts: dataset.op.cardinality(counts)))
 
     @property
     def element_spec(self) -> Any:
-        """The form of the elements: structure of TensorSpec (DatasetSpec for a window).
+        """The spec of the elements: their structure, with a TensorSpec for each leaf (a DatasetSpec for a window).
 
-        Known beforehand except behind functions that were given no `output_signature`: there the first element is computed, once, and
-        its shape taken for that of all. A function that is to run in another process is thus called here, too.
+        It is known without computing elements, except after a function without `output_signature`. In that case the first use computes the
+        first element, once, and takes its shapes for those of all elements. The function then runs in this process, even if it is meant to
+        run elsewhere.
 
         Raises:
           FailedPreconditionError: there is no first element.
@@ -91,7 +92,7 @@ class Tree:
 
     @property
     def known_spec(self) -> Any:
-        """As `element_spec`, or UNKNOWN_SPEC where an element would have to be computed."""
+        """The `element_spec`, or UNKNOWN_SPEC if an element would have to be computed for it."""
         if self._spec is not None:
             return self._spec
         inputs = tuple(each.known_spec for each in self.inputs)
@@ -104,12 +105,12 @@ class Tree:
         return spec
 
     def probe(self) -> Iterator[Any]:
-        """The elements for somebody who only looks: draws no seed, writes no cache, starts no thread."""
+        """Iterate without side effects: draw no seeds, write no caches, start no threads."""
         with DatasetIterator(self, Context(self.options(), probing=True)) as iterator:
             yield from iterator
 
     def options(self) -> Options:
-        """What `with_options` said, in this dataset and those below it; defaults for the rest."""
+        """Return the options that `with_options` set in this dataset and those below it; all others are None."""
         options = Options()
         for each in self.walk():
             if each.op.name == "options":
@@ -119,7 +120,7 @@ class Tree:
     # -- the tree --
 
     def walk(self) -> list[Tree]:
-        """Every dataset in the tree once, inputs first, this one last."""
+        """Return every dataset in the tree once, inputs first, this one last."""
         found: dict[int, Tree] = {}
 
         def visit(dataset: Tree) -> None:
@@ -132,9 +133,10 @@ class Tree:
         return list(found.values())
 
     def rewrite(self: T, change: Callable[[Any], Any]) -> T:
-        """A copy in which each dataset is what `change` makes of it, inputs first; itself where nothing changed.
+        """Return a copy in which `change` has replaced each dataset, inputs first; return `self` if nothing changed.
 
-        `change` gets a dataset whose inputs are rewritten already, and returns it or another.
+        Args:
+          change: gets a dataset whose inputs are rewritten already, and returns it or another one.
         """
         done: dict[int, Any] = {}
         for each in self.walk():
@@ -144,32 +146,32 @@ class Tree:
         return done[id(self)]  # type: ignore[no-any-return]
 
     def has_functions(self) -> bool:
-        """Whether its description holds opaque pickles."""
+        """Return whether the description holds opaque pickles."""
         return '"pickle"' in self.serialize()
 
     def serialize(self) -> str:
-        """The tree as JSON, for `deserialize`.
+        """Return the tree as JSON, for `deserialize`.
 
         Raises:
-          FailedPreconditionError: a function captures something that cannot be pickled; the cause says what.
+          FailedPreconditionError: a function captures something that cannot be pickled; the message says what.
         """
         nodes = self.walk()
         numbers = {id(each): number for number, each in enumerate(nodes)}
         try:
-            told = [
+            described = [
                 {"op": each.op.name, "args": each.op.describe(), "inputs": [numbers[id(one)] for one in each.inputs]}
                 for each in nodes
             ]
         except InvalidArgumentError as error:
             raise FailedPreconditionError(f"the dataset cannot be serialized: {error}") from error
-        return json.dumps({"version": FORMAT_VERSION, "nodes": told}, sort_keys=True, separators=(",", ":"))
+        return json.dumps({"version": FORMAT_VERSION, "nodes": described}, sort_keys=True, separators=(",", ":"))
 
     def fingerprint(self) -> str:
-        """A hash of everything that decides what the pipeline computes: equal only for equal descriptions."""
+        """Return a hash of everything that decides what the pipeline computes. Two are equal only if the descriptions are equal."""
         return hashlib.sha256(self.serialize().encode()).hexdigest()
 
     def explain(self) -> str:
-        """The pipeline as text, a line for each operator, sources last; with cardinality and spec."""
+        """Return the pipeline as text: a line for each operator with its cardinality and spec, sources last."""
         lines: list[str] = []
 
         def visit(dataset: Tree, depth: int) -> None:
@@ -177,8 +179,8 @@ class Tree:
                 number := dataset.cardinality(), str(number)
             )
             spec = dataset.known_spec
-            form = "known at the first element" if spec is UNKNOWN_SPEC else repr(spec)
-            lines.append(f"{'  ' * depth}{dataset.op.told()}: {count} elements, {form}")
+            form = "spec known at the first element" if spec is UNKNOWN_SPEC else repr(spec)
+            lines.append(f"{'  ' * depth}{dataset.op.one_line()}: {count} elements, {form}")
             for each in dataset.inputs:
                 visit(each, depth + 1)
 

@@ -1,1 +1,1 @@
-"""Starting things: one role in the foreground, a cluster for a with-statement, a whole cluster file."""
+"""Starting processes: one role in the foreground, a cluster for a with-statement, or all jobs of a cluster file."""

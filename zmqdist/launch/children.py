@@ -1,7 +1,7 @@
-"""Child processes: forked from the zygote or started by command, watched by the kernel's own word, ended in good order.
+"""Child processes: forked from the zygote or started by command, watched through pidfds, and stopped in good order.
 
-A module of ours is forked from the zygote of this process (zygote.py), and started by command where that cannot be; any other program is
-started by command. A thread waits for the ends of all of them; whoever starts one is told its exit code within milliseconds.
+A module of this package is forked from the zygote of this process (zygote.py), or started by command if the zygote cannot fork it. Other
+programs are started by command. One thread waits for the ends of all children and reports each exit code within milliseconds.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("zmqdist.launch")
 
-Line = Callable[[str], object]
+LineHandler = Callable[[str], object]
 
 _prctl = ctypes.CDLL(None).prctl
 _PR_SET_PDEATHSIG = 1
 
 
 def end_with_parent() -> None:
-    """In a child, before its program: when the launcher is killed, the program is told to end, like its cluster."""
+    """In a child, before its program: have the kernel send it SIGTERM if the launcher is killed, as the rest of the cluster ends."""
     _prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM))
 
 
 class Child:
-    """One process.
+    """One child process.
 
     Attributes:
-      name: "worker:0".
+      name: the task it runs, as "worker:0".
       ended: set when its exit code is known.
     """
 
@@ -68,72 +68,72 @@ class Child:
 
     @property
     def exit_code(self) -> int | None:
-        """As `subprocess`: negative for a signal; None while it runs."""
+        """As in `subprocess`: negative for a signal; None while it runs."""
         return self.process.returncode
 
     @property
     def tail(self) -> str:
-        """Its last lines."""
+        """Its last lines of output."""
         return "\n".join(self._tail)[-LOG_TAIL_BYTES:]
 
     def open_pidfd(self) -> int:
-        """A descriptor that can be read when it has ended; the caller closes it."""
+        """Return a descriptor that becomes readable when the process ends; the caller closes it."""
         return os.dup(self.process.pidfd) if isinstance(self.process, Forked) else os.pidfd_open(self.pid)
 
-    def read_lines(self, on_line: Line) -> None:
-        """Pass on what it writes, line by line, in a thread."""
+    def read_lines(self, on_line: LineHandler) -> None:
+        """Start a thread that passes its output on, line by line."""
         self._reader = threading.Thread(
             target=self._read, args=(on_line,), name=f"zmqdist-log-{self.name}", daemon=True
         )
         self._reader.start()
 
     def signal(self, number: int, group: bool = False) -> None:
-        """Send it a signal; with `group`, also what it has started and what has not made a session of its own."""
-        with self._lock:  # while its number cannot be another's
+        """Send it a signal. With `group`, also to the processes it has started, unless they are in a session of their own."""
+        with self._lock:  # until it is reaped, no other process can have its pid
             if not self._reaped:
                 with contextlib.suppress(ProcessLookupError):
                     if group:
                         os.killpg(self.pid, number)
-                    elif isinstance(self.process, Forked):  # whose number could be another's after the zygote's death
+                    elif isinstance(self.process, Forked):  # its pid may be reused once the zygote has ended
                         signal.pidfd_send_signal(self.process.pidfd, number)
                     else:
                         os.kill(self.pid, number)
 
-    def let_go(self) -> None:
-        """Break its lifeline: it ends by itself."""
+    def break_lifeline(self) -> None:
+        """Close this end of its lifeline, so that it stops by itself."""
         if self._lifeline >= 0:
             os.close(self._lifeline)
             self._lifeline = -1
 
-    def _read(self, on_line: Line) -> None:
+    def _read(self, on_line: LineHandler) -> None:
         assert self.process.stdout is not None
         for raw in self.process.stdout:
             line = raw.decode(errors="replace").rstrip("\n")
             self._tail.append(line)
             try:
                 on_line(line)
-            except BaseException:  # a closed terminal: nobody else reads, and the process would wait in its next write
-                log.exception("a line of %s could not be passed on", self.name)
+            except BaseException:  # a closed terminal, say: go on reading, or the child would block in a write
+                log.exception("a line of output of %s could not be passed on", self.name)
 
     def finish(self) -> None:
-        """It has ended: let its number go, and collect its last lines."""
+        """Reap the process, which has ended, and collect its last lines of output."""
         with self._lock:
             self.process.wait()
             self._reaped = True
         if self._reader is not None:
             self._reader.join(2.0)
-        # A process of its own that it left behind may still hold the pipe; then closing would wait for the reader, which has the lock.
+        # A process that the child left behind may still hold the pipe. The reader then holds the stream's lock, and closing would block.
         if self.process.stdout is not None and (self._reader is None or not self._reader.is_alive()):
             self.process.stdout.close()
-        self.let_go()
+        self.break_lifeline()
 
 
 class Children:
-    """Child processes of this process, each the leader of a session of its own.
+    """Child processes of this process, each the leader of its own session.
 
     Args:
-      on_exit: gets a child that has ended, in the watching thread.
-      whole_groups: what a child has started and left behind in its group is killed when the child has ended.
+      on_exit: called with each child that has ended, in the watching thread.
+      whole_groups: whether to kill the processes that a child leaves behind in its group.
     """
 
     def __init__(self, on_exit: Callable[[Child], object], whole_groups: bool = False) -> None:
@@ -147,51 +147,56 @@ class Children:
         self._thread.start()
 
     def start_role(
-        self, config: WorkerConfig | TaskConfig, environment: Mapping[str, str], on_line: Line | None = None
+        self, config: WorkerConfig | TaskConfig, environment: Mapping[str, str], on_line: LineHandler | None = None
     ) -> Child:
-        """Start a worker, or a task of a cluster (roles.py); arguments as `start`."""
-        told = type(config).__name__, json.dumps(dataclasses.asdict(config))
+        """Start a worker, or a task of a cluster (roles.py). Further arguments as for `start`."""
+        kind, fields = type(config).__name__, json.dumps(dataclasses.asdict(config))
         name = f"{config.job}:{config.index}"
-        return self.start(name, lambda lifeline: ["zmqdist.launch.roles", str(lifeline), *told], environment, on_line)
+        return self.start(
+            name, lambda lifeline: ["zmqdist.launch.roles", str(lifeline), kind, fields], environment, on_line
+        )
 
     def start(
         self,
         name: str,
         command: Callable[[int], list[str]],
         environment: Mapping[str, str],
-        on_line: Line | None = None,
+        on_line: LineHandler | None = None,
         pass_fds: Sequence[int] = (),
     ) -> Child:
-        """Start a module of ours.
+        """Start a module of this package.
 
         Args:
-          command: gives the module and its arguments for the descriptor of its lifeline, a pipe that breaks when this process ends.
-          on_line: gets each line that it writes; None: it writes where this process does.
-          pass_fds: further descriptors that it gets, under the same numbers.
+          command: returns the module and its arguments, given the descriptor of the child's lifeline: a pipe that breaks when this process
+            ends.
+          on_line: called with each line of the child's output; None: the child shares this process's standard output and error.
+          pass_fds: further descriptors that the child inherits under the same numbers.
         """
-        theirs, ours = os.pipe2(os.O_CLOEXEC)
+        child_end, own_end = os.pipe2(os.O_CLOEXEC)
         try:
-            module, *arguments = command(theirs)
-            given = [theirs, *pass_fds]
-            forked = _fork(name, module, arguments, environment, on_line is not None, given)
+            module, *arguments = command(child_end)
+            inherited_fds = [child_end, *pass_fds]
+            forked = _fork(name, module, arguments, environment, on_line is not None, inherited_fds)
             process = forked or subprocess.Popen(
                 child_command(module, *arguments),
-                pass_fds=given,
+                pass_fds=inherited_fds,
                 stdin=subprocess.DEVNULL,
                 stdout=None if on_line is None else subprocess.PIPE,
                 stderr=None if on_line is None else subprocess.STDOUT,
                 env=dict(environment),
-                start_new_session=True,  # Ctrl-C is for the one who started it: it ends them in good order
+                start_new_session=True,  # Ctrl-C is for this process, which stops its children in good order
             )
         except BaseException:
-            os.close(ours)
+            os.close(own_end)
             raise
         finally:
-            os.close(theirs)
-        return self._adopt(Child(name, process, ours), on_line)
+            os.close(child_end)
+        return self._adopt(Child(name, process, own_end), on_line)
 
-    def start_program(self, name: str, command: Sequence[str], environment: Mapping[str, str], on_line: Line) -> Child:
-        """Start any program; it has no lifeline, but is told to end when the thread that calls this ends. Arguments as `start`."""
+    def start_program(
+        self, name: str, command: Sequence[str], environment: Mapping[str, str], on_line: LineHandler
+    ) -> Child:
+        """Start any program. It has no lifeline; the kernel sends it SIGTERM when the calling thread ends. Arguments as for `start`."""
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -203,7 +208,7 @@ class Children:
         )
         return self._adopt(Child(name, process, -1), on_line)
 
-    def _adopt(self, child: Child, on_line: Line | None) -> Child:
+    def _adopt(self, child: Child, on_line: LineHandler | None) -> Child:
         if on_line is not None:
             child.read_lines(on_line)
         with self._lock:
@@ -217,7 +222,7 @@ class Children:
             return [child for child in self._children if not child.ended.is_set()]
 
     def close(self, grace_s: float) -> None:
-        """End all: SIGTERM, `grace_s` to drain, then SIGKILL. Returns when all have ended. Idempotent."""
+        """Stop all children: SIGTERM, up to `grace_s` to drain, then SIGKILL. Returns when all have ended. Idempotent."""
         for child in self.running:
             child.signal(signal.SIGTERM)
         until = time.monotonic() + grace_s
@@ -252,8 +257,8 @@ class Children:
                 os.close(fd)
                 try:
                     self._ended(watched.pop(fd))
-                except BaseException:  # the others have to be watched all the same
-                    log.exception("the end of a process could not be dealt with")
+                except BaseException:  # the thread must go on watching the other children
+                    log.exception("the exit handler of a child process failed")
 
     def _ended(self, child: Child) -> None:
         if self._whole_groups:
@@ -266,18 +271,22 @@ class Children:
 
 
 def _fork(
-    name: str, module: str, arguments: list[str], environment: Mapping[str, str], piped: bool, given: list[int]
+    name: str, module: str, arguments: list[str], environment: Mapping[str, str], piped: bool, inherited_fds: list[int]
 ) -> Forked | None:
-    """Fork a child from the zygote, with its output in a pipe or where that of this process goes; None where that cannot be."""
-    order = Order(name, module, arguments, dict(environment), [1, 2, *given])
+    """Fork a child from the zygote; return None if that is not possible.
+
+    Args:
+      piped: whether its output goes to a pipe, instead of where this process writes.
+    """
+    order = Order(name, module, arguments, dict(environment), [1, 2, *inherited_fds])
     if not piped:
-        return zygote_client.fork(order, [1, 2, *given])
-    ours, theirs = os.pipe2(os.O_CLOEXEC)
-    stdout = os.fdopen(ours, "rb")
+        return zygote_client.fork(order, [1, 2, *inherited_fds])
+    own_end, child_end = os.pipe2(os.O_CLOEXEC)
+    stdout = os.fdopen(own_end, "rb")
     try:
-        forked = zygote_client.fork(order, [theirs, theirs, *given], stdout)
+        forked = zygote_client.fork(order, [child_end, child_end, *inherited_fds], stdout)
     finally:
-        os.close(theirs)
+        os.close(child_end)
     if forked is None:
         stdout.close()
     return forked

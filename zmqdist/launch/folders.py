@@ -1,8 +1,8 @@
-"""Folders for what a cluster of one run needs on disk: its token, its keys, its resolved file. Gone with their owner.
+"""Folders for the files of one run of a cluster (token, keys, resolved cluster file), removed when their owner ends.
 
-A folder is known as one of ours, and as used, by a locked file in it. The kernel drops the lock with the last process that has the
-file open, so a launcher that was killed is told from one that lives without trusting process ids, which are used again. Whoever makes
-the next folder removes what such launchers have left.
+A locked file in the folder marks it as in use. The kernel releases the lock when the last process that has the file open ends. So a
+killed launcher can be distinguished from a running one without process ids, which the system reuses. The next launcher to make a
+folder removes the folders that killed launchers left behind.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ OWNER: Final = "owner"
 
 
 class RunFolder:
-    """A private folder (0700) of this process, until `close`.
+    """A private folder (mode 0700) of this process, until `close`.
 
     Attributes:
-      path: where it is.
+      path: the folder.
     """
 
     def __init__(self) -> None:
-        """Raises OSError."""
+        """Create the folder. Raises OSError."""
         remove_left_behind()
         self.path = Path(tempfile.mkdtemp(prefix=PREFIX))
         self._lock = -1
-        with contextlib.suppress(OSError):  # a file system without locks: then nobody will tidy up after a kill
-            new = self.path / f".{OWNER}"
-            self._lock = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with contextlib.suppress(OSError):  # on a file system without locks the folder stays after a kill
+            lock_path = self.path / f".{OWNER}"
+            self._lock = os.open(lock_path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             fcntl.flock(self._lock, fcntl.LOCK_EX)
-            new.rename(self.path / OWNER)  # nobody can meet it without its lock
+            lock_path.rename(self.path / OWNER)  # now that it is locked, so that no other launcher sees it unlocked
 
     def close(self) -> None:
-        """Remove it. Idempotent."""
+        """Remove the folder. Idempotent."""
         shutil.rmtree(self.path, ignore_errors=True)
         if self._lock >= 0:
             os.close(self._lock)
@@ -47,7 +47,7 @@ class RunFolder:
 
 
 def remove_left_behind() -> list[Path]:
-    """Remove the folders of this user whose owners have ended without doing so. Returns them."""
+    """Remove the folders of this user whose owners ended without doing so. Return their paths."""
     removed = []
     with contextlib.suppress(OSError):
         for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
@@ -59,11 +59,11 @@ def remove_left_behind() -> list[Path]:
 
 def _is_left_behind(path: Path) -> bool:
     try:
-        told = path.lstat()
-        if not stat.S_ISDIR(told.st_mode) or told.st_uid != os.geteuid():
+        status = path.lstat()
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
             return False
         fd = os.open(path / OWNER, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError:  # without the file it is somebody else's, or just being made
+    except OSError:  # without the file it belongs to another program, or is just being made
         return False
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,13 +1,13 @@
-"""A whole cluster file on this machine: start every job, run the program, stop all.
+"""A whole cluster file on this machine: start every job, run the program, stop everything.
 
-The dispatcher runs in this process, workers and parameter servers as children (tasks.py), the program as a child with the terminal to
-itself: it is the chief. What the others write is passed on with a prefix. The exit code is the program's.
+The dispatcher runs in this process; workers and parameter servers run as children (tasks.py). The program, which is the chief, is a child
+that has the terminal to itself. Output of the other children is passed on with a prefix. The exit code is the program's.
 
-An evaluator runs beside them, and nobody waits for it as long as the program runs; then it has the grace to end by itself, having seen that
-the training is over, and is told to end after that. It is not started again.
+An evaluator runs beside them. It is not waited for while the program runs. After that it has the grace to end by itself, since it sees
+that the training is over; then it is stopped. It is not restarted.
 
-A program that begins with `python` or `python3` is run by the Python that runs this: functions and their values are pickled between
-the program and the workers, so both have to be the same Python with the same packages.
+If the program's command begins with `python` or `python3`, the Python of this process runs it: functions and values are pickled between
+the program and the workers, so both need the same Python with the same packages.
 """
 
 from __future__ import annotations
@@ -50,15 +50,16 @@ LOOPBACK = "127.0.0.1"
 
 
 class Launch:
-    """One run of a cluster file. `run` may be called once.
+    """One run of a cluster file. Call `run` once.
 
     Args:
-      config: as loaded; `runtime` is filled in here.
+      config: the loaded file; this class fills in its `runtime`.
       arguments: added to the program's command line.
-      say: gets each line that is not the program's: what workers, ps and evaluator write, with a prefix, and what happens to them.
+      say: called with each line of output other than the program's: lines of workers, ps and evaluator with a prefix, and their ends.
+      grace_s: how long the program and the tasks may take to stop before they are killed.
 
     Raises (from `run`):
-      OpError: what `check` refuses, the dispatcher could not be started, or the port of a ps is in use.
+      OpError: `check` refuses the file, the dispatcher could not be started, or the port of a ps is in use.
     """
 
     def __init__(self, config: ClusterConfig, arguments: Sequence[str], say: Say, grace_s: float = GRACE_S) -> None:
@@ -68,24 +69,26 @@ class Launch:
         self._command = [*_with_this_python(config.command), *arguments]
         self._say = say
         self._grace_s = grace_s
-        self._over = False
+        self._program_ended = False
         self._signals: list[int] = []
         self._shares_terminal = False
-        """Ctrl-C at a terminal reaches the program, too."""
+        """Whether Ctrl-C at the terminal reaches the program directly."""
         self._program: subprocess.Popen[bytes] | None = None
-        self._lock = threading.RLock()  # a signal may interrupt who has it
+        self._lock = threading.RLock()  # reentrant, because a signal handler may interrupt its holder
 
     def run(self) -> int:
-        """Everything, from start to end. Returns the program's exit code; 128 + n where signal n ended it."""
+        """Start everything, run the program to its end, and stop everything.
+
+        Returns the program's exit code; 128 + n if signal n ended it.
+        """
         self.check()
-        zygote_client.prepare(
-            "zmqdist.launch.roles", "-1", "WorkerConfig"
-        )  # its imports take as long as all that follows
+        # The zygote's imports take as long as the rest of the start, so they run beside it.
+        zygote_client.prepare("zmqdist.launch.roles", "-1", "WorkerConfig")
         with contextlib.ExitStack() as stack:
             stack.enter_context(_Signals(self._signalled))
-            own = RunFolder()
-            stack.callback(own.close)
-            folder = own.path
+            run_folder = RunFolder()
+            stack.callback(run_folder.close)
+            folder = run_folder.path
             credentials = self._credentials(folder)
             self._dispatcher = stack.enter_context(DispatchServer(self._dispatcher_config(credentials)))
             self._reserve(stack)
@@ -98,22 +101,22 @@ class Launch:
             evaluator = self._start_evaluator(stack)
             code = self._run_program(environment)
             if evaluator is not None:
-                self._let_end(evaluator)
+                self._wait_for_evaluator(evaluator)
             return code
 
     def stop(self, number: int = signal.SIGTERM) -> None:
-        """Ask for the end: the program is told, then everything is stopped. From any thread."""
+        """Signal the program to stop; `run` then stops everything else. Any thread may call this."""
         self._signalled(number)
 
     # -- before -------------------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Refuse a file that cannot be started here, as far as that can be seen without binding a port or making a file.
+        """Refuse a file that cannot be started here, as far as this can be seen without binding a port or creating a file.
 
         Raises:
-          NotFoundError: a program is not there.
-          InvalidArgumentError: keys that contradict each other.
-          FailedPreconditionError: the key folder of the file lacks a key, or has one that cannot be used.
+          NotFoundError: a program is missing.
+          InvalidArgumentError: keys of the file contradict each other.
+          FailedPreconditionError: the key folder of the file lacks a key, or has an unusable one.
         """
         for key, command in (("program", self._command), ("jobs.evaluator.program", self._evaluator_command())):
             if command and shutil.which(command[0]) is None:
@@ -161,26 +164,26 @@ class Launch:
         path.chmod(0o600)
 
     def _reserve(self, stack: contextlib.ExitStack) -> None:
-        """The ports of the parameter servers; from now on the config has their addresses."""
+        """Reserve the ports of the parameter servers and put their addresses into the config."""
         section = self._config.jobs.ps
         if section is None:
             return
         host, _ = split(self._dispatcher_section().address)
         host = LOOPBACK if is_wildcard(host) else host
-        places = {index: split(address) for index, address in section.addresses().items()}
+        fixed_addresses = {index: split(address) for index, address in section.addresses().items()}
         tasks = {}
         for index in section.indices():
-            port = Reserved(*places.get(index, (host, 0)))
+            port = Reserved(*fixed_addresses.get(index, (host, 0)))
             stack.callback(port.close)
             tasks[index] = section.addresses().get(index, port.address)
-        placed = msgspec.structs.replace(section, count=None, tasks=tasks)
-        jobs = msgspec.structs.replace(self._config.jobs, ps=placed)
+        section_with_addresses = msgspec.structs.replace(section, count=None, tasks=tasks)
+        jobs = msgspec.structs.replace(self._config.jobs, ps=section_with_addresses)
         self._config = msgspec.structs.replace(self._config, jobs=jobs)
 
     def _environment_of(self, job: str, index: int, environment: dict[str, str]) -> dict[str, str]:
-        """What a task of a job finds; `env` of the file stands above all."""
-        told = {TF_CONFIG_ENV: self._config.tf_config(job, index)}
-        return {**environment, **self._importable(environment), **told, **self._config.jobs.task_jobs()[job].env}
+        """Return the environment of a task; `env` of the file overrides everything else."""
+        tf_config = {TF_CONFIG_ENV: self._config.tf_config(job, index)}
+        return {**environment, **self._importable(environment), **tf_config, **self._config.jobs.task_jobs()[job].env}
 
     def _start_workers(self, tasks: Tasks, credentials: Credentials, environment: dict[str, str]) -> None:
         section = self._workers
@@ -208,19 +211,22 @@ class Launch:
             tasks.start(config, self._environment_of("ps", index, environment), section.restarts)
 
     def _evaluator_command(self) -> list[str]:
-        """[] where there is none."""
+        """Return the evaluator's command; [] if there is no evaluator."""
         section = self._config.jobs.evaluator
         if section is None:
             return []
         return self._command if section.program is None else _with_this_python(split_command(section.program))
 
     def _start_evaluator(self, stack: contextlib.ExitStack) -> Child | None:
-        """It is not told where the cluster is: whoever forgets to ask which task he is must not train a second time."""
+        """Start the evaluator, without the variable that names the running cluster.
+
+        It often runs the training program itself. With that variable, a program that does not check its task would train a second time.
+        """
         section = self._config.jobs.evaluator
         if section is None:
             return None
         (index,) = section.indices()
-        told = {TF_CONFIG_ENV: self._config.tf_config("evaluator", index)}
+        tf_config = {TF_CONFIG_ENV: self._config.tf_config("evaluator", index)}
         environment = {name: value for name, value in os.environ.items() if name != CONFIG_ENV}
         children = Children(self._evaluator_exited, whole_groups=True)
         stack.callback(children.close, self._grace_s)
@@ -228,12 +234,12 @@ class Launch:
         return children.start_program(
             f"evaluator:{index}",
             self._evaluator_command(),
-            {**environment, **told, **section.env},
+            {**environment, **tf_config, **section.env},
             lambda line: self._say(f"{prefix} {line}"),
         )
 
     def _importable(self, environment: dict[str, str]) -> dict[str, str]:
-        """Modules beside the program's script can be imported by its functions on the workers, as they can by itself."""
+        """Put the folder of the program's script on the workers' PYTHONPATH, so that functions can import modules beside the script."""
         script = next((word for word in self._command[1:] if word.endswith(".py") and os.path.isfile(word)), None)
         if script is None:
             return {}
@@ -253,13 +259,13 @@ class Launch:
             self._shares_terminal = _in_foreground()
             prepare = end_with_parent if self._shares_terminal else _end_with_parent_apart
             self._program = subprocess.Popen(self._command, env=environment, preexec_fn=prepare)
-            if self._signals:  # one came while the program was being started
+            if self._signals:  # it arrived while the program was being started
                 self._program.send_signal(self._signals[-1])
         code = self._wait_for_program()
         return 128 - code if code < 0 else code
 
     def _wait_for_program(self) -> int:
-        """Its end; after a signal it has the grace, then it is killed."""
+        """Wait for the program to end; after a signal, kill it once the grace is over."""
         assert self._program is not None
         killed_at: float | None = None
         while True:
@@ -274,7 +280,7 @@ class Launch:
                 self._program.kill()
 
     def _signalled(self, number: int) -> None:
-        """Ctrl-C at a terminal has reached the program already; every other signal is passed on, once."""
+        """Pass a signal on to the program, once; the second signal is SIGKILL. Ctrl-C at a shared terminal has reached it already."""
         with self._lock:
             first = not self._signals
             self._signals.append(number)
@@ -288,20 +294,20 @@ class Launch:
         self._dispatcher.report_exit(job, int(index), child.pid, child.exit_code, child.tail)
 
     def _evaluator_exited(self, child: Child) -> None:
-        if child.exit_code and not self._over:
+        if child.exit_code and not self._program_ended:
             how = errors.describe_exit(child.exit_code)
             self._say(f"[{child.name.replace(':', '-')}] ended ({how}); nothing is evaluated any more")
 
-    def _let_end(self, evaluator: Child) -> None:
-        """The program has ended: its side-car may do the same, unless somebody is in a hurry."""
+    def _wait_for_evaluator(self, evaluator: Child) -> None:
+        """Give the evaluator the grace to end by itself after the program, unless a signal arrives."""
         until = time.monotonic() + self._grace_s
         while not self._signals and time.monotonic() < until and not evaluator.ended.wait(0.05):
             pass
-        self._over = True
+        self._program_ended = True
 
 
 class _Signals:
-    """SIGINT and SIGTERM go to a function while this is entered; in another thread than the main one nothing is changed."""
+    """Within this context, SIGINT and SIGTERM call a function. Has no effect in other threads than the main thread."""
 
     def __init__(self, fn: Callable[[int], object]) -> None:
         self._fn = fn
@@ -318,7 +324,7 @@ class _Signals:
 
 
 def _in_foreground() -> bool:
-    """Whether a terminal sends what Ctrl-C means to all of this process's group, wherever standard input comes from."""
+    """Return whether Ctrl-C at a terminal signals this process's group, wherever standard input comes from."""
     try:
         terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
     except OSError:
@@ -332,8 +338,11 @@ def _in_foreground() -> bool:
 
 
 def _end_with_parent_apart() -> None:
-    """In a group of its own, so that a signal to this group reaches the program once: when it is passed on. A second KeyboardInterrupt
-    would come in the middle of what the first has begun."""
+    """As `end_with_parent`, in a process group of its own.
+
+    A signal to the launcher's group then reaches the program only once, when it is passed on. A second KeyboardInterrupt would break into
+    the clean-up that the first one started.
+    """
     os.setpgid(0, 0)
     end_with_parent()
 
@@ -343,11 +352,11 @@ def _with_this_python(command: Sequence[str]) -> list[str]:
 
 
 def _print(line: str) -> None:
-    # In one piece: the program writes to the same terminal or file, and with PYTHONUNBUFFERED `print` makes two writes of a line.
+    # One write per line, because the program writes to the same terminal: with PYTHONUNBUFFERED `print` makes two.
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
 
 
 def launch(config: ClusterConfig, arguments: Sequence[str] = (), *, say: Say = _print, grace_s: float = GRACE_S) -> int:
-    """Run a cluster file; see Launch."""
+    """Run a cluster file and return the program's exit code; see `Launch`."""
     return Launch(config, arguments, say, grace_s).run()

@@ -1,7 +1,7 @@
-"""A cluster on this machine for a with-statement: dispatcher here, workers and parameter servers as processes or as threads.
+"""A cluster on this machine for a with-statement: the dispatcher in this process, workers and parameter servers as processes or threads.
 
-The zygote that workers are forked from is started before this process imports what the dispatcher needs: the imports of both take most of
-the start, and there is more than one core.
+The zygote from which workers are forked starts before this process imports the dispatcher, so that both sets of imports, which take most
+of the start-up time, run at the same time on two cores.
 """
 
 from __future__ import annotations
@@ -39,45 +39,45 @@ if TYPE_CHECKING:
 
 START_LIMIT_S = 30.0
 STOP_GRACE_S = 2.0
-LOOK_S = 0.005
+POLL_S = 0.005
 
 
 class local_cluster:
-    """`with zmqdist.local_cluster(workers=2) as cluster:` starts a dispatcher in this process and workers beside it.
+    """`with zmqdist.local_cluster(workers=2) as cluster:` starts a dispatcher in this process, and workers. Waits until all are ready.
 
     Args:
-      workers: how many.
-      slots: functions that each runs at a time.
-      ps: parameter servers, for `zmqdist.ParameterServerStrategy`.
-      processes: workers and their slots are processes of their own, started by command, so that scripts and notebooks need no `__main__`
-        guard; False: threads of this process, at once there, for examples and debugging.
+      workers: how many workers.
+      slots: how many functions each worker runs at a time.
+      ps: how many parameter servers, for `zmqdist.ParameterServerStrategy`.
+      processes: True: workers and their slots are processes, not forked from this one, and scripts and notebooks need no `__main__` guard.
+        False: they are threads of this process, which start faster, for examples and debugging.
       options: fields of DispatcherConfig, such as `attempts_max` or `lease_s`.
 
-    It is closed with the with-statement, by `close`, with the program, or when nothing refers to it any more: a coordinator and a strategy
-    that were made with it do, one that got its `target` does not.
+    The cluster closes at the end of the with-statement, by `close`, when the program ends, or when nothing refers to it any more. A
+    coordinator or strategy that was made with the cluster object refers to it; one that was made with its `target` does not.
 
-    The cluster has a token of its own: other processes of this user do not get in by accident.
+    The cluster has a token of its own, so that no other process of this user joins it by accident.
 
     Attributes:
       target: "zmq://host:port"; ClusterCoordinator and Executor also take the cluster itself.
       dispatcher: the DispatchServer.
-      workers: how many there have been, those that were killed included; they have the indices below.
-      ps: the addresses of the parameter servers, by index; the same when one is started again.
-      spec: the ClusterSpec with the addresses of dispatcher and parameter servers.
-      pids: of the processes that run, by the name of their task, such as "worker:0"; empty with threads.
+      workers: how many workers were started, killed ones included; their indices are below this number.
+      ps: the addresses of the parameter servers, by index; a restart keeps them.
+      spec: the ClusterSpec with the addresses of the dispatcher and the parameter servers.
+      pids: pids of the running processes by task name, such as "worker:0"; empty with threads.
 
     Raises:
-      UnavailableError: a process ended before it was ready; with its exit code.
+      UnavailableError: a process ended before it was ready; the message has its exit code.
       UnknownError: the port could not be bound.
-      InvalidArgumentError: a number that cannot be.
-      FailedPreconditionError: whoever uses it after `close`.
+      InvalidArgumentError: `workers` or `ps` is not a whole number from 0 on, or an option is invalid.
+      FailedPreconditionError: used after `close`.
     """
 
     def __init__(self, workers: int = 2, slots: int = 1, ps: int = 0, processes: bool = True, **options: Any) -> None:
         for name, count in (("workers", workers), ("ps", ps)):
             if type(count) is not int or count < 0:
                 raise errors.InvalidArgumentError(f"{name} is {count!r}, wants a number, 0 or more")
-        config = DispatcherConfig(**options)  # what is wrong with it is said before anything has been made
+        config = DispatcherConfig(**options)  # before anything is started, because it may raise
         self._slots = slots
         self._listener = _listen(config)
         self._address = join(config.host, self._listener.getsockname()[1])
@@ -91,8 +91,8 @@ class local_cluster:
         self._threads: list[WorkerServer | Server] = []
         self.workers = 0
         self._closed = threading.Lock()
-        self._closing: weakref.WeakSet[Any] = weakref.WeakSet()
-        """Executors: told before it is closed."""
+        self._executors: weakref.WeakSet[Any] = weakref.WeakSet()
+        """Open Executors on this cluster, which are broken before it closes."""
         self._dispatcher: DispatchServer | None = None
         self._pid = os.getpid()
         self._at_exit = functools.partial(_close_at_exit, weakref.ref(self))
@@ -132,7 +132,7 @@ class local_cluster:
 
     @property
     def servers(self) -> tuple[WorkerServer | Server, ...]:
-        """With processes=False: the workers, then the parameter servers, by index; else nothing, for they are other processes."""
+        """With `processes=False`: the workers, then the parameter servers, by index. Empty if they are other processes."""
         return tuple(self._threads)
 
     @property
@@ -151,7 +151,7 @@ class local_cluster:
         return {name: child.pid for name, child in list(self._processes.items()) if not child.ended.is_set()}
 
     def kill_worker(self, index: int) -> None:
-        """End a worker's process with SIGKILL, as a crash would. Its work runs elsewhere.
+        """Kill a worker's process with SIGKILL, as a crash would. Its work runs elsewhere.
 
         Raises:
           ValueError: there is no such worker process.
@@ -159,23 +159,23 @@ class local_cluster:
         self._kill("worker", index)
 
     def kill_ps(self, index: int) -> None:
-        """The same for a parameter server: what it has is lost. Its port stays reserved. Raises as `kill_worker`."""
+        """Kill a parameter server as `kill_worker` does a worker: its variables are lost, and its port stays reserved."""
         self._kill("ps", index)
 
     def restart_worker(self, index: int) -> None:
-        """Start a worker again, under its index; what runs of it is killed before. Returns when it has registered.
+        """Start a worker again under its index, after killing the old process if it runs. Returns when the worker has registered.
 
         Raises:
           ValueError: there is no such worker process.
-          UnavailableError: it ended before it had registered.
+          UnavailableError: the new process ended before it had registered.
         """
         self._kill("worker", index)
-        # Its loss was reported; the successor must not be taken for it.
+        # Wait for the dispatcher to drop the old worker, whose name would otherwise count as that of the new one.
         self.dispatcher.wait_for(lambda present: ("worker", index) not in present, START_LIMIT_S)
         self._wait_for([self._start(self._worker(index, True))])
 
     def restart_ps(self, index: int) -> None:
-        """Start a parameter server again, at the same address and with nothing; as `restart_worker`. Returns when it serves."""
+        """Start a parameter server again, at the same address and without variables, as `restart_worker`. Returns when it serves."""
         self._kill("ps", index)
         self._wait_for([self._start(self._ps(index))])
 
@@ -193,19 +193,18 @@ class local_cluster:
         child.ended.wait(5.0)
 
     def add_worker(self) -> int:
-        """Start one more worker process, and return its index when it has registered."""
+        """Start one more worker process. Return its index when it has registered."""
         started = self._start_processes(1)
         self._wait_for(started)
         return self.workers - 1
 
     def close(self) -> None:
-        """End the workers and the dispatcher. Idempotent. Does nothing in a child that was forked from the program."""
+        """Stop the workers and the dispatcher. Idempotent. Does nothing in a child forked from the program."""
         if os.getpid() != self._pid or not self._closed.acquire(blocking=False):
             return
         atexit.unregister(self._at_exit)
-        with (
-            contextlib.ExitStack() as steps
-        ):  # a Ctrl-C in one of them must not leave out the others; the last comes first
+        # The steps run last to first; if Ctrl-C interrupts one, the others still run.
+        with contextlib.ExitStack() as steps:
             steps.callback(self._folder.close)
             steps.callback(self._listener.close)
             for port in self._ports:
@@ -216,11 +215,11 @@ class local_cluster:
                 steps.callback(self._children.close, STOP_GRACE_S)
             for each in self._threads:
                 steps.callback(each.stop, 0.0)
-            for executor in list(self._closing):
+            for executor in list(self._executors):
                 steps.callback(executor.cluster_closed)
 
     def __del__(self) -> None:
-        """A notebook's cell that was run again, say. In a thread: this may be any that the garbage collector has borrowed."""
+        """Close a dropped cluster (a notebook's cell that was run again, say). In a thread of its own, since a finalizer must not block."""
         if "_at_exit" in self.__dict__ and os.getpid() == self._pid and not self._closed.locked():
             in_background("zmqdist-local-cluster-close", self.close)
 
@@ -244,22 +243,21 @@ class local_cluster:
         return TaskConfig({"ps": dict(enumerate(self.ps))}, "ps", index, token_file=self.credentials.token_file)
 
     def _start_processes(self, workers: int, ps: Iterable[int] = ()) -> list[Child]:
-        """Start so many workers more, and these parameter servers."""
+        """Start `workers` more workers, and these parameter servers."""
         first, self.workers = self.workers, self.workers + workers
         configs: list[WorkerConfig | TaskConfig] = [self._worker(index, True) for index in range(first, self.workers)]
         return [self._start(config) for config in [*configs, *map(self._ps, ps)]]
 
     def _start(self, config: WorkerConfig | TaskConfig) -> Child:
         if self._children is None:
-            self._children = Children(
-                functools.partial(_exited, weakref.ref(self))
-            )  # its thread must not keep the cluster
+            on_exit = functools.partial(_exited, weakref.ref(self))  # its thread must not keep the cluster alive
+            self._children = Children(on_exit)
         child = self._children.start_role(config, self.credentials.environment())
         self._processes[child.name] = child
         return child
 
     def _wait_for(self, started: list[Child]) -> None:
-        """Until all are ready - workers have registered, parameter servers serve - or one has ended before."""
+        """Wait until all are ready (workers registered, parameter servers serving); raise UnavailableError if one ends before."""
         until = time.monotonic() + START_LIMIT_S
         tasks = [(job, int(index)) for job, _, index in (child.name.partition(":") for child in started)]
         workers = {task for task in tasks if task[0] == "worker"}
@@ -267,15 +265,17 @@ class local_cluster:
         if not self.dispatcher.wait_for(
             lambda present: workers <= present or any(child.ended.is_set() for child in started), START_LIMIT_S
         ):
-            raise errors.UnavailableError(f"not all workers had registered after {START_LIMIT_S:g} s")
+            raise errors.UnavailableError(
+                f"not all workers had registered after {START_LIMIT_S:g} s; see standard error"
+            )
         while servers and not any(child.ended.is_set() for child in started):
             from zmqdist.transport.port_probe import listening
 
             for task in listening(servers):
                 del servers[task]
             if servers and time.monotonic() > until:
-                raise errors.UnavailableError(f"not all ps served after {START_LIMIT_S:g} s")
-            started[0].ended.wait(LOOK_S)
+                raise errors.UnavailableError(f"not all ps served after {START_LIMIT_S:g} s; see standard error")
+            started[0].ended.wait(POLL_S)
         for child in started:
             if child.ended.is_set():
                 how = errors.describe_exit(child.exit_code or 0)

@@ -1,8 +1,8 @@
-"""One role in the foreground: what `zmqdist dispatcher`, `zmqdist worker` and `zmqdist server` do, and what a launcher starts as a child.
+"""One role in the foreground: the bodies of `zmqdist dispatcher`, `zmqdist worker` and `zmqdist server`, also started by a launcher.
 
-A role ends by SIGINT or SIGTERM, when it is told to by its dispatcher, or when its lifeline breaks: a pipe whose other end the launcher
-holds, so that no child outlives a launcher that was killed. It drains for `grace_s` (not without its launcher: nobody is left who wants
-the results), and a second signal ends it at once.
+A role stops on SIGINT or SIGTERM, when its dispatcher requests it, or when its lifeline breaks: a pipe whose other end the launcher holds,
+so that no child outlives a launcher that was killed. It drains for `grace_s`, but not after its lifeline broke, because no process is
+left that needs the results. A second signal ends it at once.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from zmqdist.limits import GRACE_S
 from zmqdist.process.zygote import name_process
 from zmqdist.transport.credentials import Credentials
 
-if TYPE_CHECKING:  # each role imports its own: a child should be there soon
+if TYPE_CHECKING:  # each role imports only what it needs, so that children start quickly
     from zmqdist.cluster.spec import ClusterSpec
     from zmqdist.scheduling.dispatcher.config import DispatcherConfig, WorkerConfig
     from zmqdist.scheduling.worker.runtime import WorkerServer
@@ -55,10 +55,10 @@ Announce = Callable[[str], object]
 
 @dataclass(frozen=True)
 class TaskConfig:
-    """A task of a cluster, for a child: what `zmqdist.Server` is made with.
+    """A task of a cluster, for a child process: the arguments of `zmqdist.Server`.
 
     Attributes:
-      cluster: job to addresses by index, or to a list of them.
+      cluster: for each job its addresses by index, or a list of them.
     """
 
     cluster: dict[str, dict[int, str]]
@@ -74,12 +74,12 @@ class _Server(Protocol):
 
 
 def exit_code_for(code: int) -> int:
-    """The process's exit code for an error's code."""
+    """Return the process's exit code for an error code."""
     return OK if code == errors.OK else _EXITS.get(code, FAILED)
 
 
 def run_dispatcher(config: DispatcherConfig, *, lifeline: int = -1, announce: Announce = print) -> int:
-    """Serve until told to stop. Returns the exit code; an expected failure is one line on stderr."""
+    """Serve until asked to stop, and return the exit code. An expected failure is one line on standard error."""
     from zmqdist.scheduling.dispatcher.runtime import DispatchServer
 
     with _Signals() as signals:
@@ -95,7 +95,7 @@ def run_dispatcher(config: DispatcherConfig, *, lifeline: int = -1, announce: An
 def run_worker(
     config: WorkerConfig, *, grace_s: float = GRACE_S, lifeline: int = -1, announce: Announce = print
 ) -> int:
-    """Work until told to stop. Returns the exit code; an expected failure is one line on stderr."""
+    """Work until asked to stop, and return the exit code. An expected failure is one line on standard error."""
     from zmqdist.process.zygote_process import fork_slots_zygote
     from zmqdist.scheduling.worker.children import import_modules
     from zmqdist.scheduling.worker.runtime import WorkerServer, end_log
@@ -143,15 +143,15 @@ def run_server(
     lifeline: int = -1,
     announce: Announce = print,
 ) -> int:
-    """Be a task of a cluster until told to stop. Returns the exit code; an expected failure is one line on stderr.
+    """Run a task of a cluster until asked to stop, and return the exit code. An expected failure is one line on standard error.
 
     Args:
-      config: of the Server.
+      config: the `config` of the Server.
 
     Raises:
-      ValueError: the job or the task must be named.
+      ValueError: the cluster has several jobs or tasks, and `job` or `index` is None.
     """
-    from zmqdist.tasks.server import Server  # workers, which start through this module, do not need it
+    from zmqdist.tasks.server import Server  # here, because workers also start through this module and do not need it
 
     with _Signals() as signals:
         try:
@@ -173,9 +173,9 @@ def run_server(
 
 
 def _start(server: WorkerServer, signals: _Signals, lifeline: int) -> bool:
-    """Start, which waits for the dispatcher; False when a signal came first."""
+    """Start the worker, which waits for the dispatcher. Return False if a signal came first."""
     failed: list[BaseException] = []
-    tried = threading.Event()  # set before the wake: the thread itself is alive for a moment after it
+    tried = threading.Event()  # set before the wake, when the thread itself is still alive
 
     def start() -> None:
         try:
@@ -196,7 +196,7 @@ def _start(server: WorkerServer, signals: _Signals, lifeline: int) -> bool:
 
 
 def _serve(server: _Server, signals: _Signals, lifeline: int, grace_s: float, stop: Callable[[float], object]) -> None:
-    """Until the server ends by itself, or a signal or the end of the lifeline asks for it; `stop` gets the grace."""
+    """Wait until the server ends by itself, or until a signal or the lifeline stops it. `stop` is called with the grace in seconds."""
 
     def wake_when_ended() -> None:
         try:
@@ -207,25 +207,26 @@ def _serve(server: _Server, signals: _Signals, lifeline: int, grace_s: float, st
     threading.Thread(target=logged, args=(wake_when_ended,), name="zmqdist-joined", daemon=True).start()
     while not server.join(0):
         if signals.wait(lifeline):
-            grace_s = 0.0 if _broken(lifeline) else grace_s
+            grace_s = 0.0 if _lifeline_broken(lifeline) else grace_s
             stopping = threading.Thread(target=logged, args=(stop, grace_s), name="zmqdist-stop", daemon=True)
             stopping.start()
             while stopping.is_alive():
                 if signals.wait(-1, 0.1):
-                    os._exit(FAILED)  # asked twice: whatever it was waiting for, it is not worth it
+                    os._exit(FAILED)  # a second signal: do not wait for anything
             return
     stop(0.0)
 
 
-def _broken(lifeline: int) -> bool:
+def _lifeline_broken(lifeline: int) -> bool:
     return lifeline >= 0 and bool(select.select([lifeline], [], [], 0)[0])
 
 
 class _Signals:
-    """SIGINT and SIGTERM as something to wait for, together with the lifeline.
+    """SIGINT and SIGTERM as events to wait for, together with the lifeline.
 
-    Their numbers come through the pipe as bytes, written where the signal arrives. A handler in Python would run too late for a signal
-    that comes just before the wait begins: it runs between two instructions, and the wait is one.
+    The interpreter writes the signal's number into a pipe as soon as the signal arrives. A handler written in Python would run too late for
+    a signal that arrives just before the wait, because handlers run only between two bytecode instructions, and the wait is one
+    instruction.
     """
 
     _NUMBERS = (signal.SIGINT, signal.SIGTERM)
@@ -242,11 +243,11 @@ class _Signals:
         signal.set_wakeup_fd(self._wakeup_before)
 
     def wait(self, lifeline: int, timeout_s: float | None = None) -> bool:
-        """True when a signal came or the lifeline broke; False when woken, or after the time-out."""
-        wanted = [self._read] if lifeline < 0 else [self._read, lifeline]
-        ready, _, _ = select.select(wanted, [], [], timeout_s)
-        told = os.read(self._read, 64) if self._read in ready else b""
-        return any(number in told for number in self._NUMBERS) or lifeline in ready
+        """Wait. Return True if a signal came or the lifeline broke; False after `wake` or the timeout."""
+        descriptors = [self._read] if lifeline < 0 else [self._read, lifeline]
+        ready, _, _ = select.select(descriptors, [], [], timeout_s)
+        received = os.read(self._read, 64) if self._read in ready else b""
+        return any(number in received for number in self._NUMBERS) or lifeline in ready
 
     def wake(self) -> None:
         os.write(self._write, b"\0")
@@ -258,7 +259,7 @@ def _failed(role: str, error: errors.OpError) -> int:
 
 
 def prepare(lifeline: str, kind: str, text: str = "") -> None:
-    """Import what `main` needs with these arguments."""
+    """Import the modules that `main` needs for these arguments."""
     if kind == "WorkerConfig":
         import zmqdist.scheduling.worker.runtime
         from zmqdist.scheduling.worker import children
@@ -270,22 +271,22 @@ def prepare(lifeline: str, kind: str, text: str = "") -> None:
 
 
 def main() -> int:
-    """LIFELINE KIND JSON, in `sys.argv`: for a launcher, without the command's imports.
+    """Run a role for a launcher, without the imports of the command line. `sys.argv` has LIFELINE KIND JSON.
 
-    KIND says what the JSON has the fields of: WorkerConfig or TaskConfig.
+    KIND is WorkerConfig or TaskConfig, and JSON has the fields of that class.
     """
     prepare(*sys.argv[1:])
     add_working_directory()
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
-    lifeline, kind, told = int(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3])
-    name_process(f"{told['job']}:{told['index']}")
+    lifeline, kind, fields = int(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3])
+    name_process(f"{fields['job']}:{fields['index']}")
     if kind == "WorkerConfig":
         from zmqdist.scheduling.dispatcher.config import WorkerConfig
 
-        return run_worker(WorkerConfig(**told), lifeline=lifeline, announce=log.info)
+        return run_worker(WorkerConfig(**fields), lifeline=lifeline, announce=log.info)
     from zmqdist.cluster.spec import ClusterSpec
 
-    task = TaskConfig(**told)
+    task = TaskConfig(**fields)
     credentials = Credentials(task.token_file, task.keys_dir, task.insecure)
-    given = ClusterSpec(task.cluster), task.job, task.index, credentials
-    return run_server(*given, lifeline=lifeline, announce=log.info)
+    cluster = ClusterSpec(task.cluster)
+    return run_server(cluster, task.job, task.index, credentials, lifeline=lifeline, announce=log.info)

@@ -1,9 +1,9 @@
-"""The workers and parameter servers of a cluster file, as children of the launcher: started again when they die.
+"""The workers and parameter servers of a cluster file as children of the launcher, restarted when they crash.
 
-What is started again
-    A worker or ps that a signal has ended, or its own failure: so often as its job's `restarts` says, with pauses that grow. Not one
-    that ended in good order (it was told to), nor one that would meet the same refusal again (exit codes USAGE and REFUSED of roles.py).
-    A worker comes back under its index, and its work has run elsewhere; a ps comes back at its address, with nothing: its variables
+What is restarted
+    A worker or ps that was ended by a signal or by a failure of its own, as often as its job's `restarts` says, with growing pauses. Not
+    a task that stopped in good order, nor one that would be refused again (exit codes USAGE and REFUSED of roles.py).
+    A worker returns under its index; meanwhile its work has run elsewhere. A ps returns at its address without its variables, which
     are lost.
 """
 
@@ -20,15 +20,15 @@ from zmqdist.launch.roles import OK, REFUSED, USAGE, TaskConfig
 from zmqdist.scheduling.dispatcher.config import WorkerConfig
 
 Say = Callable[[str], object]
-Exited = Callable[[Child], object]
+ExitHandler = Callable[[Child], object]
 
 
 class Restarts:
-    """How often a task is started again, and after which pause.
+    """Whether and when a task is restarted.
 
     Attributes:
-      allowed: how often it may be started again before it has lived for long.
-      used: how often it was.
+      allowed: how often it may be restarted before it has run for RESTARTS_FORGOTTEN_S.
+      used: how often it was restarted since it last ran that long. Invariant: used <= allowed.
     """
 
     def __init__(self, allowed: int) -> None:
@@ -37,11 +37,11 @@ class Restarts:
         self._since = 0.0
 
     def began(self, now: float) -> None:
-        """Note that a life of the task begins."""
+        """Note that an incarnation of the task begins."""
         self._since = now
 
     def pause_after(self, code: int | None, now: float) -> float | None:
-        """Return the seconds until the task is started again after it ended with an exit code. None: it stays away."""
+        """Return the pause in seconds before the task is restarted after it ended with this exit code. None: it is not restarted."""
         if now - self._since >= limits.RESTARTS_FORGOTTEN_S:
             self.used = 0
         if self.used >= self.allowed or code in (OK, USAGE, REFUSED):
@@ -52,7 +52,7 @@ class Restarts:
 
 @dataclass(eq=False)
 class _Task:
-    """A worker or ps, and the pause before it is started again."""
+    """A worker or ps, with the timer of its pause before a restart."""
 
     config: WorkerConfig | TaskConfig
     environment: Mapping[str, str]
@@ -61,14 +61,14 @@ class _Task:
 
 
 class Tasks:
-    """See the module's docstring.
+    """The workers and parameter servers of one launcher.
 
     Args:
-      on_worker_exit: gets the child of a worker that has ended, before it is started again.
-      say: gets each line that they write, with a prefix, and what happens to them.
+      on_worker_exit: called with the child of a worker that has ended, before the worker is restarted.
+      say: called with each line of their output, with a prefix, and with a line for each of their ends.
     """
 
-    def __init__(self, on_worker_exit: Exited, say: Say) -> None:
+    def __init__(self, on_worker_exit: ExitHandler, say: Say) -> None:
         self._on_worker_exit = on_worker_exit
         self._say = say
         self._lock = threading.Lock()
@@ -81,7 +81,7 @@ class Tasks:
         self._start(_Task(config, environment, Restarts(restarts)))
 
     def close(self, grace_s: float) -> None:
-        """End all in good order, those that take longer than `grace_s` by force. Idempotent."""
+        """Stop all tasks in good order, and kill those that take longer than `grace_s`. Idempotent."""
         with self._lock:
             self._stopping = True
             pauses = [task.pause for task in self._tasks.values() if task.pause is not None]
@@ -107,20 +107,20 @@ class Tasks:
         return lambda line: self._say(f"{name} {line}")
 
     def _exited(self, child: Child) -> None:
-        """In the thread of the children."""
+        """Handle the end of a child. Called in the thread that watches the children."""
         job, _, index = child.name.partition(":")
         if job == "worker":
             self._on_worker_exit(child)
         with self._lock:
             if self._stopping:
                 return
-            again = self._again(self._tasks[child.name], child.exit_code)
+            restart = self._plan_restart(self._tasks[child.name], child.exit_code)
         how = errors.describe_exit(child.exit_code or 0)
         lost = "its variables are lost; " if job == "ps" else ""
-        self._say(f"[{job}-{index}] ended ({how}); {lost}{again or self._left(job)}")
+        self._say(f"[{job}-{index}] ended ({how}); {lost}{restart or self._workers_left(job)}")
 
-    def _again(self, task: _Task, code: int | None) -> str:
-        """Have it started again after a pause, and say so; "" where it is not."""
+    def _plan_restart(self, task: _Task, code: int | None) -> str:
+        """Start the timer for a restart and return a phrase about it; "" if the task is not restarted."""
         pause_s = task.restarts.pause_after(code, time.monotonic())
         if pause_s is None:
             return ""
@@ -129,12 +129,12 @@ class Tasks:
         task.pause.start()
         return f"it is started again ({task.restarts.used} of {task.restarts.allowed})"
 
-    def _left(self, job: str) -> str:
+    def _workers_left(self, job: str) -> str:
         if job == "ps":
             return "it is not started again"
         count = sum(child.name.startswith("worker:") for child in self._children.running)
         with self._lock:
             count += sum(task.pause is not None for name, task in self._tasks.items() if name.startswith("worker:"))
         if not count:
-            return "no worker is left: what is scheduled fails after a while"
+            return "no worker is left: scheduled functions fail after a while"
         return f"its work runs elsewhere, {'1 worker is' if count == 1 else f'{count} workers are'} left"

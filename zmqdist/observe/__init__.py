@@ -1,1 +1,1 @@
-"""Showing things: what a dispatcher says about itself as tables, and what this machine does per second."""
+"""Observing a running system: a dispatcher's status as tables, benchmarks of this machine, and the checks of the doctor."""

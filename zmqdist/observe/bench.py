@@ -1,12 +1,12 @@
-"""How fast this machine is with zmqdist, as ratios to something simpler that was measured in the same run.
+"""The speed of zmqdist on this machine, as ratios to a simpler technique measured in the same run.
 
 Rules
-    The two sides of a comparison alternate in short blocks, and the ratio is the median of the blocks' ratios: a shared machine
-    changes its speed from second to second, for both alike. Absolute figures say little; compare ratios only.
-    What a block does not need is done before it: connections stand, workers run, functions are known.
+    The two sides of a comparison alternate in short blocks, and the ratio is the median of the blocks' ratios, because the speed of a
+    shared machine varies from second to second, for both sides alike. Compare ratios only; absolute figures mean little.
+    Preparations are made before a block: connections are open, workers run, functions are known.
 
-Not here: starting a cluster (launch is no layer below); whoever measures tasks brings one. Start-up, imports and memory are in
-benchmarks/, which is not installed.
+Not here: starting a cluster (launch is not a lower layer), so the caller brings one for tasks. Start-up time, imports and memory are
+measured in benchmarks/, which is not installed.
 """
 
 from __future__ import annotations
@@ -35,19 +35,20 @@ from zmqdist.transport.address import join, split
 from zmqdist.transport.pyzmq_echo import BareClient
 
 MIB: Final = 2**20
-ANSWER_MS: Final = 30_000
+REPLY_MS: Final = 30_000
+"""Time limit of a call to a peer."""
 
 
 @dataclass(frozen=True)
 class BenchPlan:
-    """How much is measured. Each block is done once for each side.
+    """How much to measure. Each block runs once for each side.
 
     Attributes:
       blocks: blocks of each question.
-      calls: blocking calls of a block.
-      window: calls on the way at a time.
-      windows: so many windows are a block of pipelined calls.
-      tasks: tasks of a block; the process pool gets a fifth of them.
+      calls: blocking calls in a block.
+      window: calls in flight at a time.
+      windows: how many windows make a block of pipelined calls.
+      tasks: scheduled functions in a block; the process pool gets a fifth of them.
       sizes: bytes of large results.
       transfers: transfers of each size.
     """
@@ -67,15 +68,15 @@ QUICK: Final = BenchPlan(5, 200, 500, 2, 5_000, (MIB, 16 * MIB), 5)
 
 @dataclass(frozen=True)
 class Figure:
-    """One answer.
+    """The result of one comparison.
 
     Attributes:
       name: the question.
-      unit: of the figures; what ends in "/s" is better when larger, all else when smaller.
-      ours, ours_p99: median, and 99th percentile of single calls; None where there are no single calls.
-      against: what it is compared with; empty for nothing.
-      theirs, theirs_p99: the same of that.
-      ratio: ours to theirs, paired; None where there is nothing to compare with.
+      unit: the unit of the figures; larger is better if it ends in "/s", else smaller is better.
+      ours, ours_p99: median, and 99th percentile of single calls; None if single calls are not measured.
+      against: the other technique; empty for none.
+      theirs, theirs_p99: the same figures of the other technique.
+      ratio: ours to theirs, paired by block; None without another technique.
     """
 
     name: str
@@ -89,7 +90,7 @@ class Figure:
 
 
 def table(figures: list[Figure]) -> Table:
-    """The figures, one in a row."""
+    """Return the figures as a table, one in each row."""
     columns = ("question", ">zmqdist", ">p99", "unit", "against", ">that", ">p99", ">ratio")
     return Table(
         f"{machine()}; medians, the ratio is zmqdist to the other",
@@ -111,18 +112,18 @@ def table(figures: list[Figure]) -> Table:
 
 
 def as_json(figures: list[Figure]) -> str:
-    """The figures and the machine, as one JSON object."""
+    """Return the figures and the machine as one JSON object."""
     return json.dumps({"machine": machine(), "figures": [asdict(figure) for figure in figures]}, indent=2)
 
 
 def machine() -> str:
-    """One line about where this was measured."""
+    """Return one line that describes this machine."""
     cores = f"{os.cpu_count()} cores, {platform.system()} {platform.machine()}"
     return f"{cores}, Python {platform.python_version()}, NumPy {np.__version__}"
 
 
 def shown(number: float | None) -> str:
-    """A figure with three digits that count: "0.123", "12.3", "123", "12,345"."""
+    """Return a figure with about three significant digits: "0.123", "12.3", "123", "12,345"."""
     if number is None:
         return "-"
     digits = 0 if abs(number) >= 100 else 1 if abs(number) >= 10 else 2 if abs(number) >= 1 else 3
@@ -133,14 +134,15 @@ def shown(number: float | None) -> str:
 
 
 def measure_calls(peer: str, plan: BenchPlan) -> list[Figure]:
-    """Blocking and pipelined calls to a peer (peer.py), against a bare echo in the same process.
+    """Measure blocking and pipelined calls to a peer (peer.py) against a bare echo in the same process. Blocks until done.
 
     Raises:
-      OpError: the peer cannot be reached, or is none.
+      OpError: the peer cannot be reached.
+      ValueError: the server at that address is not a peer.
     """
-    with Client.create("zmq", peer, "zmqdist bench", ANSWER_MS) as client:
+    with Client.create("zmq", peer, "zmqdist bench", REPLY_MS) as client:
         if not hasattr(client, "bare_port_blocking"):
-            client.methods()  # tells an unreachable server from another kind of server
+            client.methods()  # raises if the server is unreachable; else it is another kind of server
             raise ValueError(f"{peer} is no peer of a benchmark: start `zmqdist bench --serve HOST:PORT` there")
         bare_port = int(client.call("bare_port").get_value()[0])
         with BareClient(join(split(peer)[0], bare_port)) as bare:
@@ -152,8 +154,8 @@ def measure_calls(peer: str, plan: BenchPlan) -> list[Figure]:
             ]
 
 
-def _blocking(name: str, ask: Callable[[int], object], bare: BareClient, plan: BenchPlan) -> Figure:
-    return _latency(name, lambda: _timed(lambda: ask(7), plan.calls), lambda: bare.round_trips(plan.calls), plan)
+def _blocking(name: str, call: Callable[[int], object], bare: BareClient, plan: BenchPlan) -> Figure:
+    return _latency(name, lambda: _timed(lambda: call(7), plan.calls), lambda: bare.round_trips(plan.calls), plan)
 
 
 def _pipelined(start_call: Callable[[int], StatusOrResult], bare: BareClient, plan: BenchPlan) -> Figure:
@@ -174,25 +176,25 @@ def _pipelined(start_call: Callable[[int], StatusOrResult], bare: BareClient, pl
 
 
 def nothing() -> None:
-    """The task that costs nothing."""
+    """Do nothing: a scheduled function without a cost of its own."""
 
 
 @functools.lru_cache(maxsize=1)
-def _kept(byte_count: int) -> np.ndarray[Any, Any]:
+def _cached_ones(byte_count: int) -> np.ndarray[Any, Any]:
     return np.ones(byte_count, np.uint8)
 
 
 def large(byte_count: int) -> np.ndarray[Any, Any]:
-    """The task whose result is large. The array is made once in each slot, so that only its way here is measured."""
-    return _kept(byte_count)
+    """Return a large array. Each slot makes it once, so that only its transfer is measured."""
+    return _cached_ones(byte_count)
 
 
 @contextlib.contextmanager
 def _interrupts_held() -> Iterator[None]:
-    """Ctrl-C waits for the end of this. Processes that this thread starts in here never hear it: each would print a traceback."""
-    heard: list[int] = []
-    main = threading.current_thread() is threading.main_thread()  # any other may hear it for this one
-    handler = signal.signal(signal.SIGINT, lambda number, _: heard.append(number)) if main else None
+    """Delay Ctrl-C until the end of this context. Processes started here ignore Ctrl-C; each would otherwise print a traceback."""
+    received: list[int] = []
+    main = threading.current_thread() is threading.main_thread()  # signal handlers run only in the main thread
+    handler = signal.signal(signal.SIGINT, lambda number, _: received.append(number)) if main else None
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -200,19 +202,19 @@ def _interrupts_held() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         if main:
             signal.signal(signal.SIGINT, handler or signal.SIG_DFL)
-        if heard:
+        if received:
             signal.raise_signal(signal.SIGINT)
 
 
 def measure_tasks(cluster: Any, plan: BenchPlan) -> list[Figure]:
-    """No-op tasks per second, all results fetched, against a process pool of two.
+    """Measure no-op functions per second, with all results fetched, against a process pool of two. Blocks until done.
 
     Args:
-      cluster: what ClusterCoordinator takes, with two worker processes.
+      cluster: a target for ClusterCoordinator, with two worker processes.
     """
     pool_tasks = max(1, plan.tasks // 5)
-    # Not forked: this process has threads. Its children import this module, as the workers do.
-    with _interrupts_held():  # one in between would leave a semaphore behind that nothing unlinks
+    # Spawned, because a fork of a process with threads is unsafe. The children import this module, as the workers do.
+    with _interrupts_held():  # an interrupt in the middle would leave a semaphore behind
         pool = ProcessPoolExecutor(2, get_context("spawn"))
     with ClusterCoordinator(cluster) as coordinator, pool:
 
@@ -236,7 +238,7 @@ def measure_tasks(cluster: Any, plan: BenchPlan) -> list[Figure]:
 
 
 def measure_round_trip(cluster: Any, peer: str, plan: BenchPlan) -> list[Figure]:
-    """One task at a time, from `schedule` to its result, against a bare round trip; it crosses two of them."""
+    """Measure one function at a time, from `schedule` to its result, against a bare round trip. A function takes two such round trips."""
     with ClusterCoordinator(cluster) as coordinator, bare_of(peer) as bare:
 
         def ours() -> list[float]:
@@ -246,7 +248,7 @@ def measure_round_trip(cluster: Any, peer: str, plan: BenchPlan) -> list[Figure]
 
 
 def measure_results(cluster: Any, peer: str, plan: BenchPlan) -> list[Figure]:
-    """Large results on their way from a worker, against one frame of a bare socket."""
+    """Measure large results from a worker against one frame over a bare socket."""
     with ClusterCoordinator(cluster) as coordinator, bare_of(peer) as bare:
         return [_result(coordinator, bare, size, plan.transfers) for size in plan.sizes]
 
@@ -265,20 +267,20 @@ def _result(coordinator: ClusterCoordinator, bare: BareClient, size: int, transf
 
 
 def bare_of(peer: str) -> BareClient:
-    """A client of the bare echo that a peer (peer.py) has beside its RPC server; close it, or use it in a with-statement."""
-    with Client.create("zmq", peer, "zmqdist bench", ANSWER_MS) as client:
+    """Return a client of the bare echo that runs beside a peer's RPC server (peer.py). Close it, or use it in a with-statement."""
+    with Client.create("zmq", peer, "zmqdist bench", REPLY_MS) as client:
         return BareClient(join(split(peer)[0], int(client.call("bare_port").get_value()[0])))
 
 
 # -- blocks and medians ---------------------------------------------------------------------------------------------------
 
 
-def _timed(ask: Callable[[], object], count: int) -> list[float]:
-    """The seconds of each of `count` calls."""
+def _timed(call: Callable[[], object], count: int) -> list[float]:
+    """Return the seconds of each of `count` calls."""
     took = []
     for _ in range(count):
         start = perf_counter()
-        ask()
+        call()
         took.append(perf_counter() - start)
     return took
 
@@ -294,6 +296,7 @@ def _latency(name: str, ours: Callable[[], list[float]], bare: Callable[[], list
 def rates(
     name: str, unit: str, ours: Callable[[], float], against: str, theirs: Callable[[], float], blocks: int
 ) -> Figure:
+    """Compare two functions that return a rate (more is better), in alternating blocks."""
     pairs = _alternating(ours, theirs, blocks)
     ratio = median(mine / other for mine, other in pairs)
     mine, other = median(pair[0] for pair in pairs), median(pair[1] for pair in pairs)
@@ -301,7 +304,7 @@ def rates(
 
 
 def _alternating(ours: Callable[[], Any], theirs: Callable[[], Any], blocks: int) -> list[tuple[Any, Any]]:
-    """So many blocks of each in turn, each first as often as the other; what the first ones cost once is not counted."""
+    """Run `blocks` pairs of blocks, alternating which side goes first. One run of each before that is not counted (warm-up)."""
     ours()
     theirs()
     pairs = []
@@ -316,6 +319,6 @@ def _alternating(ours: Callable[[], Any], theirs: Callable[[], Any], blocks: int
 
 
 def p99(values: list[float]) -> float:
-    """The 99th percentile."""
+    """Return the 99th percentile."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))]

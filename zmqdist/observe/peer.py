@@ -1,7 +1,7 @@
-"""The other end of the benchmarks: an RPC server and a bare echo in one process, so that both meet the same machine.
+"""The server side of the benchmarks: an RPC server and a bare echo in one process, so that both run under the same conditions.
 
-The process says on one line where they are, and ends when its standard input does: the process that started it holds the other
-end of that pipe. `zmqdist bench --serve` runs the same by hand.
+The process prints its address on one line and ends when its standard input closes: the process that started it holds the other end of
+that pipe. `zmqdist bench --serve` runs the same by hand.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ PATIENCE_S = 30.0
 
 
 def echo(value: object) -> object:
-    """What the benchmarks call."""
+    """Return the argument: the method that the benchmarks call."""
     return value
 
 
 @contextlib.contextmanager
 def serving(address: str) -> Iterator[str]:
-    """Both servers while entered; gives "host:port" of the RPC server. Its method `bare_port` tells where the bare echo is.
+    """Run both servers within this context, which gives "host:port" of the RPC server. Its method `bare_port` returns the echo's port.
 
     Raises:
       UnknownError: the address could not be bound.
-      FailedPreconditionError: it needs keys.
+      FailedPreconditionError: other machines can reach the address, so it needs keys.
     """
     server = Server.create("zmq", address)
     server.register("echo", echo, inline=True)
@@ -47,10 +47,10 @@ def serving(address: str) -> Iterator[str]:
 
 @contextlib.contextmanager
 def peer_process() -> Iterator[str]:
-    """A peer in a process of its own on loopback, while entered; gives its "host:port".
+    """Run a peer in its own process on loopback within this context, which gives its "host:port".
 
     Raises:
-      UnavailableError: it did not start; its reason is on standard error.
+      UnavailableError: the process did not start; its reason is on standard error.
     """
     command = child_command("zmqdist.observe.peer", "127.0.0.1:0")
     # In a session of its own: Ctrl-C at a terminal is for this process, which ends the peer by closing its standard input.
@@ -61,7 +61,7 @@ def peer_process() -> Iterator[str]:
         assert process.stdout is not None
         address = process.stdout.readline().strip()
         if not address:
-            raise errors.UnavailableError("the benchmark's second process ended before it had begun")
+            raise errors.UnavailableError("the benchmark's second process ended before it served; see standard error")
         try:
             yield address
         finally:
@@ -73,8 +73,8 @@ def peer_process() -> Iterator[str]:
 
 
 def main() -> None:
-    """HOST:PORT: serve there until standard input ends."""
+    """Serve at HOST:PORT (`sys.argv[1]`) until standard input closes."""
     with serving(sys.argv[1]) as address:
-        with contextlib.suppress(BrokenPipeError):  # the benchmark has ended already
+        with contextlib.suppress(BrokenPipeError):  # the benchmark has already ended
             print(address, flush=True)
         sys.stdin.read()

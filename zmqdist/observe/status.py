@@ -1,7 +1,8 @@
-"""What a dispatcher says about itself, as tables of text: one record for `zmqdist status`, `zmqdist top` and the tests.
+"""The status of a dispatcher as tables of text, for `zmqdist status`, `zmqdist top` and the tests.
 
-Rule: pure functions of the dictionary that the RPC method `status` of a dispatcher returns; nothing is asked, printed or coloured
-here. Names, hosts and reasons were chosen by other processes, so they are made printable and cut before they reach a terminal.
+Rule: these are pure functions of the dictionary that the dispatcher's RPC method `status` returns; nothing is requested, printed or
+coloured here. Names, hosts and reasons come from other processes, so unprintable characters are replaced and long texts cut before they
+reach a terminal.
 
 Keys of the record (see DispatchServer): address, pid, queued, workers, coordinators, data, losses_count, losses, slot_deaths,
 last_slot_death, relayed, dropped, refused_handshakes. All durations are seconds.
@@ -17,10 +18,10 @@ from zmqdist.data.service.dispatcher.machine.records import MODES
 from zmqdist.errors import describe_exit
 
 TEXT_CHARS_MAX: Final = 100
-"""Characters of a text of another process that one cell shows."""
+"""How many characters of a text from another process one cell shows."""
 
 LOSSES_SHOWN_MAX: Final = 10
-"""Losses in a table, the latest first; the headline has their whole number."""
+"""How many losses a table shows, the latest first; the headline has their total."""
 
 Status = Mapping[str, Any]
 Row = tuple[str, ...]
@@ -31,9 +32,9 @@ class Table:
     """Rows of text under a title.
 
     Attributes:
-      title: what it is about.
-      columns: their names; one that begins with ">" is aligned to the right.
-      rows: as many texts each as there are columns.
+      title: what the rows describe.
+      columns: the names of the columns; a name that begins with ">" aligns its column to the right.
+      rows: each has as many texts as there are columns.
     """
 
     title: str
@@ -41,24 +42,24 @@ class Table:
     rows: tuple[Row, ...]
 
     def lines(self) -> list[str]:
-        """The title, a line of names and a line for each row, in columns of equal width."""
+        """Return the title, a line of column names, and a line for each row, aligned."""
         names = [name.removeprefix(">") for name in self.columns]
         grid = [names, *map(list, self.rows)]
         widths = [max(len(row[at]) for row in grid) for at in range(len(names))]
         right = [name.startswith(">") for name in self.columns]
-        told = [self.title]
+        text_lines = [self.title]
         for row in grid:
             cells = [
                 text.rjust(width) if to_right else text.ljust(width)
                 for text, width, to_right in zip(row, widths, right, strict=True)
             ]
-            told.append(("  " + "  ".join(cells)).rstrip())
-        return told
+            text_lines.append(("  " + "  ".join(cells)).rstrip())
+        return text_lines
 
 
 @dataclass(frozen=True)
 class Totals:
-    """Sums over the workers and coordinators that are there now; `rate` is finished work per second."""
+    """Sums over the workers and coordinators that are present; `rate` is finished functions per second."""
 
     workers: int
     slots: int
@@ -72,7 +73,7 @@ class Totals:
 
 
 def totals(status: Status) -> Totals:
-    """The sums of a record."""
+    """Return the sums over a record."""
     workers, coordinators = status["workers"], status["coordinators"]
     return Totals(
         workers=len(workers),
@@ -88,9 +89,9 @@ def totals(status: Status) -> Totals:
 
 
 def headline(status: Status) -> str:
-    """The whole record in one line."""
+    """Return the whole record as one line."""
     sums = totals(status)
-    told = [
+    parts = [
         f"dispatcher at {printable(status['address'])} (pid {status['pid']}): {plural(sums.workers, 'worker')}",
         plural(sums.slots, "slot"),
         f"{sums.queued:,} queued",
@@ -100,28 +101,28 @@ def headline(status: Status) -> str:
         f"{sums.rate:,.0f}/s",
     ]
     if sums.losses:
-        told.append(plural(sums.losses, "loss", "losses"))
-    return ", ".join(told)
+        parts.append(plural(sums.losses, "loss", "losses"))
+    return ", ".join(parts)
 
 
 def tables(status: Status) -> list[Table]:
-    """The tables that have rows: workers, coordinators, jobs of the data service, losses."""
+    """Return the tables that have rows: workers, coordinators, jobs of the data service, losses."""
     every = (workers(status), coordinators(status), jobs(status), losses(status))
     return [table for table in every if table.rows]
 
 
 def lines(status: Status) -> list[str]:
-    """The whole record as plain text, line by line."""
-    told = [headline(status), *troubles(status)]
+    """Return the whole record as lines of plain text."""
+    text_lines = [headline(status), *troubles(status)]
     if not status["workers"]:
-        told.append(f"no worker has registered: zmqdist worker --dispatcher {printable(status['address'])}")
+        text_lines.append(f"no worker has registered: zmqdist worker --dispatcher {printable(status['address'])}")
     for table in tables(status):
-        told += ["", *table.lines()]
-    return told
+        text_lines += ["", *table.lines()]
+    return text_lines
 
 
 def jobs(status: Status) -> Table:
-    """One row for each iteration of the data service that is read. `left`: positions of its sources that were not given out."""
+    """Return a row for each iteration in progress of the data service. `left`: positions of its sources not assigned yet."""
     data = status.get("data") or {"jobs": [], "workers_enough": None}
     enough = data["workers_enough"]
     title = "data jobs" if enough is None else f"data jobs ({plural(enough, 'worker')} would be enough)"
@@ -146,7 +147,7 @@ def jobs(status: Status) -> Table:
 
 
 def workers(status: Status) -> Table:
-    """One row for each worker. `waiting` was given to it and has not begun; `heard` is when it last sent anything."""
+    """Return a row for each worker. `waiting`: functions it has and has not begun; `heard`: when its last message arrived."""
     return Table(
         "workers",
         ("name", "state", ">slots", ">running", ">waiting", ">done", ">per s", ">heard", "host", ">pid"),
@@ -169,7 +170,7 @@ def workers(status: Status) -> Table:
 
 
 def coordinators(status: Status) -> Table:
-    """One row for each coordinator. `out` is with workers; `held` are results that workers hold for it."""
+    """Return a row for each coordinator. `out`: functions that workers have; `held`: results that workers hold for it."""
     return Table(
         "coordinators",
         ("id", ">queued", ">out", ">held", ">submitted", ">finished", ">functions"),
@@ -184,7 +185,7 @@ def coordinators(status: Status) -> Table:
 
 
 def losses(status: Status) -> Table:
-    """The last losses, the latest first."""
+    """Return a row for each of the last losses, the latest first."""
     latest = sorted(status["losses"], key=lambda row: row["ago_s"])[:LOSSES_SHOWN_MAX]
     return Table(
         f"lost workers (last {len(latest)} of {status['losses_count']})",
@@ -202,23 +203,23 @@ def losses(status: Status) -> Table:
 
 
 def troubles(status: Status) -> list[str]:
-    """What went wrong, by functions, networks and strangers; empty in good times."""
-    told = []
+    """Return lines about failures: crashed slots, unreachable data ports, refused connections, discarded messages. Empty if none."""
+    notes = []
     if status.get("slot_deaths"):
-        told.append(slot_deaths(status))
+        notes.append(slot_deaths(status))
     if status.get("relayed"):
         pieces = plural(status["relayed"], "piece")
-        told.append(f"{pieces} of large payloads came by the dispatcher: a data port could not be reached")
+        notes.append(f"{pieces} of large payloads came by the dispatcher: a data port could not be reached")
     if status["refused_handshakes"]:
-        told.append(f"{status['refused_handshakes']:,} connections refused: a wrong token or key, or no zmqdist")
-    dropped = {printable(str(what)): count for what, count in status["dropped"].items() if count}
+        notes.append(f"{status['refused_handshakes']:,} connections refused: a wrong token or key, or no zmqdist")
+    dropped = {printable(str(kind)): count for kind, count in status["dropped"].items() if count}
     if dropped:
-        told.append("messages dropped: " + ", ".join(f"{what} {count:,}" for what, count in sorted(dropped.items())))
-    return told
+        notes.append("messages dropped: " + ", ".join(f"{kind} {count:,}" for kind, count in sorted(dropped.items())))
+    return notes
 
 
 def slot_deaths(status: Status) -> str:
-    """How many slot processes died, where, and the last of them."""
+    """Return a line that says how many slot processes crashed, where, and how the last one did."""
     last = status["last_slot_death"]
     how = "its end was not seen" if last["exit_code"] is None else describe_exit(last["exit_code"])
     by_worker = [f"{printable(row['name'])} {row['slot_deaths']:,}" for row in status["workers"] if row["slot_deaths"]]
@@ -229,7 +230,7 @@ def slot_deaths(status: Status) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A time span for people, in one unit: "0.3 s", "12 s", "5 min", "3 h", "2 d"."""
+    """Return a time span in one unit: "0.3 s", "12 s", "5 min", "3 h", "2 d"."""
     if seconds < 9.95:
         return f"{max(0.0, seconds):.1f} s"
     for unit, size, limit in (("s", 1, 120), ("min", 60, 7200), ("h", 3600, 172_800)):
@@ -239,12 +240,12 @@ def duration(seconds: float) -> str:
 
 
 def plural(count: int, one: str, many: str = "") -> str:
-    """ "1 worker", "2,000 workers"."""
+    """Return a count with its noun: "1 worker", "2,000 workers"."""
     return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
 def printable(text: str) -> str:
-    """A text of another process without what moves a cursor, and not longer than a cell."""
+    """Return a text from another process with unprintable characters replaced, cut to the width of a cell."""
     shown = "".join(char if char.isprintable() else "?" for char in text[: TEXT_CHARS_MAX + 1])
     return shown if len(shown) <= TEXT_CHARS_MAX else shown[: TEXT_CHARS_MAX - 3] + "..."
 
@@ -254,5 +255,5 @@ def _waiting(worker: Mapping[str, Any]) -> int:
 
 
 def _rate(worker: Mapping[str, Any]) -> float:
-    """The rate is measured while there is work, and means nothing afterwards."""
+    """Return a worker's rate; 0 without work, because the dispatcher measures the rate only while there is some."""
     return float(worker["rate"]) if worker["leases"] else 0.0

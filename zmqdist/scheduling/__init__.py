@@ -1,1 +1,1 @@
-"""Functions that run elsewhere: the dispatcher, its workers, and the coordinator of a program."""
+"""Running a program's functions on other processes: the dispatcher, its workers, and the coordinator in the program."""

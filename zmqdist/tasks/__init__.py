@@ -1,1 +1,1 @@
-"""One task of a cluster: what the others can ask of it, and how they talk to each other."""
+"""One task of a cluster: its server, sessions with it, and its exchanges with the other tasks."""

@@ -1,10 +1,10 @@
-"""Collectives as users call them: structures, dtypes, packing, objects. What travels is in collectives.py.
+"""Collectives as users call them: structures, dtypes, packing, objects. The transport of arrays is in collectives.py.
 
 Rules
-    All members of a group call the same operations in the same order. What they bring is compared: a difference is an InvalidArgumentError
-    at all of them that says who brought what, and the group goes on with the next operation.
-    A member whose arguments are wrong by themselves raises, and the others are told at once.
-    Results are the same bits at every member. They are arrays of the caller's, whatever the arguments were.
+    All members of a group call the same operations in the same order. The leader compares their parts: a difference is an
+    InvalidArgumentError at all of them, whose text says which member did what, and the group goes on with the next operation.
+    A member whose arguments are invalid by themselves raises, and the other members get an error at once.
+    Results have the same bits at every member. They are new arrays, which the caller owns, except where a docstring says otherwise.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ Tasks: TypeAlias = "Sequence[str | Task] | Group | None"
 
 
 class Group:
-    """Tasks that do collectives together, as one of them sees them. Made by `Server.group`.
+    """Tasks that do collectives together, as one of them sees them. Created by `Server.group`.
 
     Attributes:
       name: groups of different names never meet, even if they have the same tasks.
-      tasks: as "worker:0"; their order is that of the ranks. The first one is the leader, through which the others agree.
-      rank: the own one.
+      tasks: the members by rank, as "worker:0". The first one is the leader, which compares the members' parts.
+      rank: of this task.
     """
 
     def __init__(self, members: GroupMembers, collectives: Collectives) -> None:
@@ -56,20 +56,20 @@ class Group:
 
     @property
     def size(self) -> int:
-        """How many members there are."""
+        """The number of members."""
         return len(self.tasks)
 
     def cancel(self, message: str = "cancelled by a member") -> None:
-        """In place of the next operation: it ends with CancelledError at all other members, and the one after it works again.
+        """Cancel the next operation: it ends with CancelledError at all other members, and the one after it works again.
 
-        For a member that cannot take part, so that the others do not wait for it. Does not wait.
+        For a member that cannot take part, in place of its own call, so that the others do not wait for it. Does not block.
         """
         with self._collectives.own_wait, self._members.lock:
-            told = f"{self.tasks[self.rank]}: {message}"
-            self._collectives.agree(self._members, "cancel", NOTHING, inf, CancelledError(told))
+            text = f"{self.tasks[self.rank]}: {message}"
+            self._collectives.agree(self._members, "cancel", NOTHING, inf, CancelledError(text))
 
     def abort(self, code: int, message: str) -> None:
-        """End what is under way at every member with this error, and every later operation at once, until `reset`.
+        """End the current operation at every member with this error, and every later one at once, until `reset`.
 
         Args:
           code: one of zmqdist.errors, such as UNAVAILABLE.
@@ -81,7 +81,7 @@ class Group:
             self._collectives.abort(self._members, code, message)
 
     def reset(self) -> None:
-        """The end of an abort: the next operation of every member works again. By any member, once. Raises as `abort`."""
+        """End an abort: the next operation of every member works again. One member calls it, once. Raises as `abort`."""
         with self._collectives.own_wait:
             self._collectives.reset(self._members)
 
@@ -93,7 +93,7 @@ NOTHING = ("cancel", "", 0, None, None)
 
 
 class Operations:
-    """The collectives of one task; each method does one thing together with the others of a group. See Server.
+    """The collectives of one task. The methods are documented at Server.
 
     Attributes:
       collectives: carries them out.
@@ -106,7 +106,6 @@ class Operations:
         self._lock = threading.Lock()
 
     def group(self, tasks: Tasks = None, name: str = "") -> Group:
-        """See Server.group."""
         if isinstance(tasks, Group):
             return tasks
         if tasks is None:
@@ -130,14 +129,13 @@ class Operations:
     def all_reduce(
         self, x: Any, op: str, group: Tasks, timeout: float | None, bytes_per_pack: int = COLLECTIVE_INLINE_BYTES_MAX
     ) -> Any:
-        """See Server.all_reduce."""
-        with self._turn(group, timeout) as turn:
-            with turn.preparing():
+        with self._operation(group, timeout) as operation:
+            with operation.preparing():
                 op = _op(op)
                 leaves = nest.flatten(x)
-                told = f"all_reduce {op} of {_structure(x, _reduced_told)}"
+                signature = f"all_reduce {op} of {_structure(x, _described_reduced)}"
                 if bytes_per_pack not in (0, COLLECTIVE_INLINE_BYTES_MAX):
-                    told += f" in packs of {bytes_per_pack} bytes"
+                    signature += f" in packs of {bytes_per_pack} bytes"
                 dense = [
                     None if isinstance(leaf, IndexedSlices) else core.reducible(_array(leaf), op) for leaf in leaves
                 ]
@@ -147,8 +145,8 @@ class Operations:
             results: list[Any] = [None] * len(leaves)
             for pack in core.packs(dense, bytes_per_pack or COLLECTIVE_INLINE_BYTES_MAX):
                 arrays = [array for place in pack if (array := dense[place]) is not None]
-                total = turn.reduce(
-                    told, arrays[0] if len(arrays) == 1 else np.concatenate([*map(np.ravel, arrays)]), op
+                total = operation.reduce(
+                    signature, arrays[0] if len(arrays) == 1 else np.concatenate([*map(np.ravel, arrays)]), op
                 )
                 start = 0
                 for place, array in zip(pack, arrays, strict=True):
@@ -157,114 +155,113 @@ class Operations:
                     start += array.size
             for place, values in enumerate(rows):
                 if values is not None:
-                    results[place] = turn.rows(told, values, leaves[place], op)
+                    results[place] = operation.rows(signature, values, leaves[place], op)
             return nest.pack_sequence_as(x, results) if nest.is_nested(x) else results[0]
 
     def reduce_scatter(self, x: Any, op: str, group: Tasks, timeout: float | None) -> Array:
-        """See Server.reduce_scatter."""
-        with self._turn(group, timeout) as turn:
-            with turn.preparing():
+        with self._operation(group, timeout) as operation:
+            with operation.preparing():
                 op = _op(op)
                 array = core.reducible(_array(x), op)
                 if not array.ndim:
                     raise ValueError("reduce_scatter splits the first axis: a scalar has none")
-            rows = core.shares(len(array), turn.size)
-            out = np.empty_like(array[rows[turn.rank]])
+            rows = core.shares(len(array), operation.size)
+            out = np.empty_like(array[rows[operation.rank]])
 
-            def exchange(told: Any) -> tuple[Iterator[core.Schedule], Any]:
+            def exchange(details: Any) -> tuple[Iterator[core.Schedule], Any]:
                 parts = [array[part].ravel() for part in rows]
-                return ring_schedules.reduce_scatter(turn.rank, turn.size, parts, out.reshape(-1), op), out
+                return ring_schedules.reduce_scatter(operation.rank, operation.size, parts, out.reshape(-1), op), out
 
-            given = (array,) if turn.is_small(array) else None
-            result: Array = turn.do(
-                f"reduce_scatter {op} of {_told(np.asarray(x))}", ("reduce_scatter", op, 0, None, given), exchange
+            inline = (array,) if operation.is_small(array) else None
+            result: Array = operation.do(
+                f"reduce_scatter {op} of {_described(np.asarray(x))}", ("reduce_scatter", op, 0, None, inline), exchange
             )
             return result
 
     # -- moving -----------------------------------------------------------------------------------------------------------
 
     def all_gather(self, x: Any, axis: int, group: Tasks, timeout: float | None) -> Any:
-        """See Server.all_gather."""
-        return self._gathered("all_gather", x, axis, 0, group, timeout)
+        return self._gather("all_gather", x, axis, 0, group, timeout)
 
     def gather(self, x: Any, root: int, axis: int, group: Tasks, timeout: float | None) -> Any:
-        """See Server.gather."""
-        return self._gathered("gather", x, axis, root, group, timeout)
+        return self._gather("gather", x, axis, root, group, timeout)
 
-    def _gathered(self, kind: str, x: Any, axis: int, root: int, group: Tasks, timeout: float | None) -> Any:
-        with self._turn(group, timeout) as turn:
-            with turn.preparing():
-                turn.check_root(root)
-                whole = _structure(x, lambda leaf: _told(_joined(leaf, axis), axis))
-                told = f"{kind} on axis {axis}{f' to rank {root}' if kind == 'gather' else ''} of {whole}"
-                arrays = [_joined(leaf, axis) for leaf in nest.flatten(x)]
+    def _gather(self, kind: str, x: Any, axis: int, root: int, group: Tasks, timeout: float | None) -> Any:
+        with self._operation(group, timeout) as operation:
+            with operation.preparing():
+                operation.check_root(root)
+                whole = _structure(x, lambda leaf: _described(_gatherable(leaf, axis), axis))
+                signature = f"{kind} on axis {axis}{f' to rank {root}' if kind == 'gather' else ''} of {whole}"
+                arrays = [_gatherable(leaf, axis) for leaf in nest.flatten(x)]
             results = []
             for array in arrays:
-                parts = turn.gather(told, kind, array, axis, root)
+                parts = operation.gather(signature, kind, array, axis, root)
                 results.append(None if parts is None else np.concatenate(parts, axis))
-            if kind == "gather" and turn.rank != root:
+            if kind == "gather" and operation.rank != root:
                 return None
             return nest.pack_sequence_as(x, results) if nest.is_nested(x) else results[0]
 
     def broadcast(self, x: Any, root: int, group: Tasks, timeout: float | None) -> Any:
-        """See Server.broadcast."""
-        with self._turn(group, timeout) as turn:
-            with turn.preparing():
-                turn.check_root(root)
+        with self._operation(group, timeout) as operation:
+            with operation.preparing():
+                operation.check_root(root)
                 leaves = [leaf if _is_atom(leaf) else _array(leaf) for leaf in nest.flatten(x)]
                 mine = nest.pack_sequence_as(x, leaves) if nest.is_nested(x) else leaves[0]
-            return turn.broadcast(mine, root)
+            return operation.broadcast(mine, root)
 
     def all_to_all(self, x: Any, group: Tasks, timeout: float | None) -> Array:
-        """See Server.all_to_all."""
-        with self._turn(group, timeout) as turn:
-            with turn.preparing():
+        with self._operation(group, timeout) as operation:
+            with operation.preparing():
                 array = _array(x)
-                if not array.ndim or len(array) != turn.size:
-                    told = f"all_to_all needs one item for each of the {turn.size} members, not shape {array.shape}"
-                    raise InvalidArgumentError(told)
+                if not array.ndim or len(array) != operation.size:
+                    text = (
+                        f"all_to_all needs one item for each of the {operation.size} members, not shape {array.shape}"
+                    )
+                    raise InvalidArgumentError(text)
             out = np.empty_like(array)
 
-            def exchange(told: Any) -> tuple[Iterator[core.Schedule], Any]:
+            def exchange(details: Any) -> tuple[Iterator[core.Schedule], Any]:
                 parts, result = ([part.reshape(-1) for part in whole] for whole in (array, out))
-                return ring_schedules.all_to_all(turn.rank, turn.size, parts, result), out
+                return ring_schedules.all_to_all(operation.rank, operation.size, parts, result), out
 
-            given = (array,) if turn.is_small(array) else None
-            result: Array = turn.do(f"all_to_all of {_told(array)}", ("all_to_all", "", 0, None, given), exchange)
+            inline = (array,) if operation.is_small(array) else None
+            result: Array = operation.do(
+                f"all_to_all of {_described(array)}", ("all_to_all", "", 0, None, inline), exchange
+            )
             return result
 
     # -- objects ----------------------------------------------------------------------------------------------------------
 
     def broadcast_object(self, value: Any, root: int, group: Tasks, timeout: float | None) -> Any:
-        """See Server.broadcast_object."""
-        with self._turn(group, timeout) as turn:
-            with turn.preparing():
-                turn.check_root(root)
-                blob = _pickled(value) if turn.rank == root else None
-            got = turn.broadcast(blob, root)
-            return value if turn.rank == root else _unpickled(got)
+        with self._operation(group, timeout) as operation:
+            with operation.preparing():
+                operation.check_root(root)
+                blob = _pickled(value) if operation.rank == root else None
+            got = operation.broadcast(blob, root)
+            return value if operation.rank == root else _unpickled(got)
 
     def all_gather_object(self, value: Any, group: Tasks, timeout: float | None) -> list[Any]:
-        """See Server.all_gather_object."""
-        with self._turn(group, timeout) as turn:
-            with turn.preparing():
+        with self._operation(group, timeout) as operation:
+            with operation.preparing():
                 blob = _pickled(value)
-            blobs = turn.gather("all_gather of objects", "all_gather", blob, 0, 0)
+            blobs = operation.gather("all_gather of objects", "all_gather", blob, 0, 0)
             assert blobs is not None
             return [*map(_unpickled, blobs)]
 
     @contextmanager
-    def _turn(self, group: Tasks, timeout: float | None) -> Iterator[_Turn]:
+    def _operation(self, group: Tasks, timeout: float | None) -> Iterator[_Operation]:
         found = self.group(group)
         with self._node.own_wait, found._members.lock:
-            turn = _Turn(found._members, self.collectives, COLLECTIVE_TIMEOUT_S if timeout is None else timeout)
-            with turn.preparing():
+            operation = _Operation(
+                found._members, self.collectives, COLLECTIVE_TIMEOUT_S if timeout is None else timeout
+            )
+            with operation.preparing():
                 check_timeout(timeout)
-            yield turn
+            yield operation
 
 
-class _Turn:
-    """One operation of one group, by one of its members."""
+class _Operation:
+    """One operation of one group, at one of its members."""
 
     def __init__(self, members: GroupMembers, collectives: Collectives, timeout_s: float) -> None:
         self._members = members
@@ -275,12 +272,12 @@ class _Turn:
 
     @contextmanager
     def preparing(self) -> Iterator[None]:
-        """What raises in here is the caller's own mistake: the others are told."""
+        """Report an exception in this context to the other members: this member's own arguments are invalid."""
         try:
             yield
         except Exception as error:
-            told = f"{named(self._members.tasks[self.rank])} could not take part: {type(error).__name__}: {error}"
-            failure = error if isinstance(error, OpError) else InvalidArgumentError(told)
+            text = f"{named(self._members.tasks[self.rank])} could not take part: {type(error).__name__}: {error}"
+            failure = error if isinstance(error, OpError) else InvalidArgumentError(text)
             self._collectives.agree(self._members, "nothing", NOTHING, inf, failure)
             raise
 
@@ -289,49 +286,54 @@ class _Turn:
             raise InvalidArgumentError(f"root {root!r}: the ranks are 0 to {self.size - 1}")
 
     def is_small(self, array: Array) -> bool:
-        """Whether it rides along with the announcement."""
+        """Return whether the array travels with the announcement."""
         return array.nbytes <= COLLECTIVE_INLINE_BYTES_MAX or self.size == 1
 
     def do(
         self,
-        what: str,
-        brought: tuple[Any, ...],
+        signature: str,
+        contribution: tuple[Any, ...],
         exchange: Callable[[Any], tuple[Iterator[core.Schedule], Any]],
     ) -> Any:
-        """Agree, and get the result, or make it by an exchange: `exchange` is given what each member has told."""
-        verdict = self._collectives.agree(self._members, what, brought, self._timeout_s)
+        """Announce, and return the result; where the leader replies that the members exchange pieces, do so.
+
+        Args:
+          contribution: kind, op, root, detail and inline value: see collective_leader.Contribution.
+          exchange: makes the schedules and the result from the details of all members, by rank.
+        """
+        verdict = self._collectives.agree(self._members, signature, contribution, self._timeout_s)
         if verdict[0] == RESULT:
             return verdict[1]
-        _, counter, name, told = verdict
-        return self._collectives.exchange(self._members, counter, name, lambda: exchange(told), self._timeout_s)
+        _, counter, name, details = verdict
+        return self._collectives.exchange(self._members, counter, name, lambda: exchange(details), self._timeout_s)
 
-    def reduce(self, what: str, array: Array, op: str) -> Array:
-        """An array reduced, at all members."""
+    def reduce(self, signature: str, array: Array, op: str) -> Array:
+        """Return the reduction of one array, at all members."""
         out = np.empty_like(array)
 
-        def exchange(told: Any) -> tuple[Iterator[core.Schedule], Any]:
+        def exchange(details: Any) -> tuple[Iterator[core.Schedule], Any]:
             flat = array.reshape(-1)
             return ring_schedules.all_reduce(self.rank, self.size, flat, out.reshape(-1), op), out
 
-        given = (array,) if self.is_small(array) else None
-        total: Array = self.do(what, ("all_reduce", op, 0, None, given), exchange)
+        inline = (array,) if self.is_small(array) else None
+        total: Array = self.do(signature, ("all_reduce", op, 0, None, inline), exchange)
         return total
 
-    def rows(self, what: str, values: Array, given: IndexedSlices, op: str) -> IndexedSlices:
-        """IndexedSlices of all members, one after the other."""
-        rows, indices = (self.gather(what, "all_gather", part, 0, 0) for part in (values, given.indices))
+    def rows(self, signature: str, values: Array, slices: IndexedSlices, op: str) -> IndexedSlices:
+        """Return IndexedSlices with the rows of all members, by rank."""
+        rows, indices = (self.gather(signature, "all_gather", part, 0, 0) for part in (values, slices.indices))
         assert rows is not None
         assert indices is not None
         total = np.concatenate(rows)
-        return IndexedSlices(core.finished(total, op, self.size), np.concatenate(indices), given.dense_shape)
+        return IndexedSlices(core.finished(total, op, self.size), np.concatenate(indices), slices.dense_shape)
 
-    def gather(self, what: str, kind: str, array: Array, axis: int, root: int) -> list[Array] | None:
-        """The arrays of all members, by rank; None at the others where it has a root."""
+    def gather(self, signature: str, kind: str, array: Array, axis: int, root: int) -> list[Array] | None:
+        """Return the arrays of all members, by rank; for `kind` "gather" only at the root, else None."""
 
-        def exchange(told: Any) -> tuple[Iterator[core.Schedule], Any]:
-            shapes = [(*array.shape[:axis], rows, *array.shape[axis + 1 :]) for rows in told]
+        def exchange(details: Any) -> tuple[Iterator[core.Schedule], Any]:
+            shapes = [(*array.shape[:axis], rows, *array.shape[axis + 1 :]) for rows in details]
             wanted = kind == "all_gather" or self.rank == root
-            # Where nothing is received, something of the same length is enough to cut alike.
+            # A member that receives nothing still cuts its part in step with the others, which takes the lengths only.
             parts = [np.empty(shape, array.dtype) if wanted else _hollow(shape, array.dtype) for shape in shapes]
             parts[self.rank] = array
             flats = [part.reshape(-1) for part in parts]
@@ -339,71 +341,71 @@ class _Turn:
                 return ring_schedules.all_gather(self.rank, self.size, flats), parts
             return ring_schedules.gather(self.rank, self.size, root, flats), parts if wanted else None
 
-        given = (array,) if self.is_small(array) else None
-        parts: list[Array] | None = self.do(what, (kind, "", root, array.shape[axis], given), exchange)
+        inline = (array,) if self.is_small(array) else None
+        parts: list[Array] | None = self.do(signature, (kind, "", root, array.shape[axis], inline), exchange)
         return parts
 
     def broadcast(self, value: Any, root: int) -> Any:
-        """The root's value; at the root that itself."""
+        """Return the root's value; the root gets its own `value` itself."""
         mine = self.rank == root
         arrays = [leaf for leaf in nest.flatten(value) if isinstance(leaf, np.ndarray)] if mine else []
         small = sum(array.nbytes for array in arrays) <= COLLECTIVE_INLINE_BYTES_MAX
-        form = nest.map_structure(_spec, value) if mine and not small else None
+        specs = nest.map_structure(_spec, value) if mine and not small else None
 
-        def exchange(told: Any) -> tuple[Iterator[core.Schedule], Any]:
-            filled = value if mine else nest.map_structure(_made, told[root])
+        def exchange(details: Any) -> tuple[Iterator[core.Schedule], Any]:
+            filled = value if mine else nest.map_structure(_allocated, details[root])
             parts = [leaf.reshape(-1) for leaf in nest.flatten(filled) if isinstance(leaf, np.ndarray)]
             return chain.from_iterable(
                 ring_schedules.broadcast(self.rank, self.size, root, part) for part in parts
             ), filled
 
-        given = (value,) if mine and small else None
-        got = self.do(f"broadcast from rank {root}", ("broadcast", "", root, form, given), exchange)
+        inline = (value,) if mine and small else None
+        got = self.do(f"broadcast from rank {root}", ("broadcast", "", root, specs, inline), exchange)
         return value if mine else got
 
 
 def _op(op: Any) -> str:
-    """A ReduceOp, or its name in any case, as one of core's OPS. Raises ValueError: neither."""
+    """Return a ReduceOp, or its name in any case, as one of collectives_machine.OPS. Raises ValueError: neither."""
     return ReduceOp.of(op).value
 
 
 def _array(leaf: Any) -> Array:
-    """In C order, as everything travels here. Raises TypeError: it holds Python objects."""
+    """Return the array in C order, in which arrays travel. Raises TypeError: it holds Python objects."""
     array = np.asarray(leaf, order="C")
     if array.dtype.hasobject:
         raise TypeError(
-            f"arrays are wanted, not {type(leaf).__name__}; objects go by broadcast_object and all_gather_object"
+            f"wanted an array, not {type(leaf).__name__}; send objects by broadcast_object and all_gather_object"
         )
     return array
 
 
-def _joined(leaf: Any, axis: int) -> Array:
-    """An array that can be joined to others on this axis. Raises ValueError or TypeError: it has none."""
+def _gatherable(leaf: Any, axis: int) -> Array:
+    """Return the array, checked to have this axis. Raises ValueError, TypeError or NotImplementedError (IndexedSlices)."""
     if isinstance(leaf, IndexedSlices):
         raise NotImplementedError("IndexedSlices are reduced, not gathered")
     array = _array(leaf)
     if not isinstance(axis, (int, np.integer)):
         raise TypeError(f"an axis is a whole number, not {axis!r}")
     if not 0 <= axis < array.ndim:
-        raise ValueError(f"nothing of shape {array.shape} can be gathered on axis {axis}")
+        raise ValueError(f"an array of shape {array.shape} cannot be gathered on axis {axis}")
     return array
 
 
-def _told(array: Array, axis: int | None = None) -> str:
-    """An array as the error about a difference shows it; what may differ is `*`."""
+def _described(array: Array, axis: int | None = None) -> str:
+    """Return dtype and shape as text for the signature; a size that may differ between members is `*`."""
     sizes = ["*" if place == axis else str(size) for place, size in enumerate(array.shape)]
     return f"{array.dtype} ({', '.join(sizes)})"
 
 
-def _reduced_told(leaf: Any) -> str:
+def _described_reduced(leaf: Any) -> str:
     if isinstance(leaf, IndexedSlices):
         shape = "" if leaf.dense_shape is None else f" of an array {leaf.dense_shape}"
-        return f"rows {_told(leaf.values, 0)}{shape}, indices {leaf.indices.dtype}"
-    return _told(np.asarray(leaf))
+        return f"rows {_described(leaf.values, 0)}{shape}, indices {leaf.indices.dtype}"
+    return _described(np.asarray(leaf))
 
 
-def _structure(x: Any, told: Callable[[Any], str]) -> str:
-    return str(nest.map_structure(told, x)) if nest.is_nested(x) else told(x)
+def _structure(x: Any, describe: Callable[[Any], str]) -> str:
+    return str(nest.map_structure(describe, x)) if nest.is_nested(x) else describe(x)
 
 
 def _is_atom(leaf: Any) -> bool:
@@ -414,17 +416,17 @@ def _spec(leaf: Any) -> Any:
     return TensorSpec(leaf.shape, leaf.dtype) if isinstance(leaf, np.ndarray) else leaf
 
 
-def _made(leaf: Any) -> Any:
+def _allocated(leaf: Any) -> Any:
     return np.empty(leaf.shape, leaf.dtype) if isinstance(leaf, TensorSpec) else leaf
 
 
 def _hollow(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """Something of this length that takes no memory."""
+    """Return an array of this length that takes no memory, in place of a part that this member does not receive."""
     return np.broadcast_to(np.empty((), dtype), (prod(shape),))
 
 
 def _pickled(value: Any) -> Array:
-    """An object as one array of bytes: how many buffers, their lengths, and the buffers."""
+    """Return an object as one array of bytes: the number of buffers, their lengths, and the buffers."""
     packed = trusted.pack(value)
     buffers = [packed] if isinstance(packed, bytes) else packed
     parts = [np.frombuffer(buffer, np.uint8) for buffer in buffers]
@@ -433,7 +435,7 @@ def _pickled(value: Any) -> Array:
 
 
 def _unpickled(blob: Array) -> Any:
-    """The inverse; the object's large arrays are views of `blob`."""
+    """Invert `_pickled`; the object's large arrays are views of `blob`."""
     count = int(blob[:8].view("<i8")[0])
     sizes = blob[8 : 8 + 8 * count].view("<i8")
     buffers, start = [], 8 + 8 * count

@@ -1,6 +1,6 @@
-"""The leader's end of collectives: the lowest rank of a group hears what each member is about to do, and tells all whether they may.
+"""The leader's end of collectives: the task of rank 0 compares the announcements of all members and replies to each.
 
-What is small has come along with it: then the answer is the result. What decides is agreement_machine.py.
+Small values travel with the announcement; then the reply has the result. The comparison is in agreement_machine.py.
 """
 
 from __future__ import annotations
@@ -33,26 +33,27 @@ from zmqdist.tasks.snapshot import GroupRow
 from zmqdist.transport.router import Peer
 
 RESULT, GO, FAILED = 0, 1, 2
-"""What an answer is, after the number of the round that has ended: RESULT and the value; GO, the name of the exchange, what each
-member says of its value, and their incarnations; or FAILED, code and message."""
+"""The kind of a reply, after the number of the round that has ended. RESULT: the value follows. GO: the name of the exchange, each member's
+detail, and the members' incarnations follow. FAILED: code and message follow.
+"""
 
 
 @dataclass(slots=True)
-class Brought:
-    """What a member says of its value, beside what must be equal for all.
+class Contribution:
+    """One member's part in an operation, besides the signature, which must be equal at all members.
 
     Attributes:
       incarnation: of the member.
       kind, op, root: of the operation.
-      told: for the other members, such as how many rows it brings.
-      value: the value itself where it is small, in a tuple; None where it is not, or this member brings none.
+      detail: what the other members need to know, such as the number of rows.
+      value: the value in a tuple if it is small; None if it is not, or if this member has none.
     """
 
     incarnation: int
     kind: str
     op: str
     root: int
-    told: Any
+    detail: Any
     value: tuple[Any] | None
 
 
@@ -67,14 +68,14 @@ class Leader:
         self._agreements = Agreements()
         self._exchanges = count(1)
         self._timer_at = inf
-        node.service.register_later("collective.announce", self._asked, roles=TASKS)
+        node.service.register_later("collective.announce", self._announce_call, roles=TASKS)
         node.service.register("collective.abort", self.abort, inline=True, roles=TASKS)
         node.service.register("collective.reset", self.reset, inline=True, roles=TASKS)
-        watches.listen(lambda task, life: None, partial(self._hear, self._agreements.gone))
+        watches.listen(lambda task, incarnation: None, partial(self._apply, self._agreements.gone))
 
-    def _asked(self, asked: Asked, group: str, tasks: list[Any], *given: Any) -> None:
-        asked.on_dropped(partial(self.withdrew, group, asked))
-        self.announce(group, tasks, *given, token=asked, peer=asked.peer)
+    def _announce_call(self, call: Asked, group: str, tasks: list[Any], *announcement: Any) -> None:
+        call.on_dropped(partial(self.withdrew, group, call))
+        self.announce(group, tasks, *announcement, token=call, peer=call.peer)
 
     def announce(
         self,
@@ -83,136 +84,139 @@ class Leader:
         rank: int,
         incarnation: int,
         counter: int | None,
-        what: str,
+        signature: str,
         timeout_s: float,
         failure: tuple[int, str] | None,
-        brought: tuple[Any, ...],
+        contribution: tuple[Any, ...],
         *,
         token: Any,
         peer: Peer | None = None,
     ) -> None:
-        """A member of a group says what it is about to do.
+        """Take a member's announcement; the reply to `token` may come later.
 
         Args:
-          counter: the round that it means, or None: see Agreements.
-          what: what must be equal for all, for people, too.
+          counter: the round that the member means, or None: see agreement_machine.py.
+          signature: the text of everything that must be equal at all members; also for error texts.
           token: has `answer` and `fail`, as Asked.
-          peer: the connection that it said so by; None for the own task.
+          peer: the connection of the announcement; None for this task's own.
         """
         if self._node.closed:
-            raise self._no_more(token)
+            raise self._stop_error(token)
         members = [self._node.task(tuple(task)) for task in tasks]
         for task in members:
             self._watches.watch(task)
-        self._watches.speaks(members[rank], incarnation, peer)
-        load = Brought(incarnation, *brought)
-        one = Announcement(rank, counter, what, monotonic() + timeout_s, load, failure, token)
+        self._watches.heard_from(members[rank], incarnation, peer)
+        load = Contribution(incarnation, *contribution)
+        announcement = Announcement(rank, counter, signature, monotonic() + timeout_s, load, failure, token)
         with self._lock:
             if self._stopped:
-                raise self._no_more(token)
-            verdicts = self._agreements.announced(group, members, one)
+                raise self._stop_error(token)
+            verdicts = self._agreements.announced(group, members, announcement)
             for task in members:
-                if message := self._watches.gone(task):
+                if message := self._watches.gone_message(task):
                     verdicts += self._agreements.gone(task, message)
                     break
             earlier = self._agreements.deadline < self._timer_at
-        self._tell(verdicts)
+        self._send_verdicts(verdicts)
         if earlier:
             try:
                 self._node.loop.call_soon(self._tick)
-            except FailedPreconditionError:  # stopped meanwhile, and its members were told
+            except FailedPreconditionError:  # the loop has ended, and `stopped` has failed the announcements
                 pass
 
     def abort(self, group: str, tasks: Sequence[Any], code: int, message: str) -> None:
-        """Everything of this group fails from now on."""
-        self._hear(self._agreements.aborted, group, [self._node.task(tuple(task)) for task in tasks], code, message)
+        """Fail all operations of this group from now on."""
+        self._apply(self._agreements.aborted, group, [self._node.task(tuple(task)) for task in tasks], code, message)
 
     def reset(self, group: str) -> None:
-        """The end of an abort."""
+        """End an abort."""
         with self._lock:
             self._agreements.reset(group)
 
     def rows(self) -> tuple[GroupRow, ...]:
-        """The groups some of whose members wait for the others."""
+        """Return the groups of which some members wait for the others."""
         with self._lock:
             waiting = self._agreements.waiting()
         return tuple(
-            GroupRow(group, tuple(map(named, come)), tuple(map(named, missing)))
-            for group, (come, missing) in waiting.items()
+            GroupRow(group, tuple(map(named, arrived)), tuple(map(named, missing)))
+            for group, (arrived, missing) in waiting.items()
         )
 
-    # -- what happens meanwhile -------------------------------------------------------------------------------------------
+    # -- events -----------------------------------------------------------------------------------------------------------
 
-    def _hear(self, event: Callable[..., list[Verdict]], *args: Any) -> None:
-        """Something has happened to groups: have Agreements decide, and tell the members."""
+    def _apply(self, event: Callable[..., list[Verdict]], *args: Any) -> None:
+        """Pass an event to Agreements, and send its verdicts to the members."""
         with self._lock:
             verdicts = event(*args)
-        self._tell(verdicts)
+        self._send_verdicts(verdicts)
 
     def _tick(self) -> None:
-        """In the loop: what is late, and when to look again."""
+        """In the loop: end what is overdue, and set the timer for the next deadline."""
         with self._lock:
             verdicts = self._agreements.ticked(monotonic())
             self._timer_at = self._agreements.deadline
-        self._tell(verdicts)
+        self._send_verdicts(verdicts)
         if self._timer_at < inf:
             self._node.loop.set_timer("collective", self._timer_at, self._tick)
 
     def stopped(self) -> None:
-        """The own server stops: its members get no more answers from it, and no more are expected."""
+        """This task's server stops: fail the waiting announcements and refuse new ones."""
         with self._lock:
             self._stopped = True
             verdicts = self._agreements.stopped(self._node.stopped.message)
-        for one in (one for verdict in verdicts for one in verdict.members):
-            one.token.fail(self._no_more(one.token))
+        for announcement in (announcement for verdict in verdicts for announcement in verdict.members):
+            announcement.token.fail(self._stop_error(announcement.token))
 
-    def _no_more(self, token: Any) -> OpError:
-        """What a member is told while this task stops: the own one that it was stopped, another one that its leader has gone."""
+    def _stop_error(self, token: Any) -> OpError:
+        """Return the error for a member while this task stops: its own caller was stopped, another member has lost its leader."""
         if not isinstance(token, Asked):
             return self._node.stopped
         return UnavailableError(f"{self._node.stopped.message}, which led this group")
 
     def withdrew(self, group: str, token: Any) -> None:
         """The caller with this token does not wait any more."""
-        self._hear(self._agreements.withdrew, group, token)
+        self._apply(self._agreements.withdrew, group, token)
 
-    def _tell(self, verdicts: list[Verdict]) -> None:
+    def _send_verdicts(self, verdicts: list[Verdict]) -> None:
         for verdict in verdicts:
             if isinstance(verdict, Agreed):
                 exchange = f"{self._node.incarnation:016x}.{next(self._exchanges)}"
                 try:
-                    answers = answers_to([one.load for one in verdict.members], exchange)
-                except Exception as error:  # of NumPy, such as no memory
-                    for one in verdict.members:
-                        one.token.fail(error if isinstance(error, OpError) else InvalidArgumentError(str(error)))
+                    replies = replies_to([announcement.load for announcement in verdict.members], exchange)
+                except Exception as error:  # raised by NumPy, such as MemoryError
+                    for announcement in verdict.members:
+                        announcement.token.fail(
+                            error if isinstance(error, OpError) else InvalidArgumentError(str(error))
+                        )
                     continue
-                # Ours is the first: it may be changed by our caller, so it is told last.
-                for one, answer in reversed(list(zip(verdict.members, answers, strict=True))):
-                    one.token.answer((verdict.counter, *answer))
+                # The leader's own reply comes last: its caller may change the value, which the others' replies share.
+                for announcement, reply in reversed(list(zip(verdict.members, replies, strict=True))):
+                    announcement.token.answer((verdict.counter, *reply))
             else:
-                for one in verdict.members:
+                for announcement in verdict.members:
                     if verdict.counter is None:
-                        one.token.fail(from_code(verdict.code, verdict.message))
+                        announcement.token.fail(from_code(verdict.code, verdict.message))
                     else:
-                        one.token.answer((verdict.counter, FAILED, verdict.code, verdict.message))
+                        announcement.token.answer((verdict.counter, FAILED, verdict.code, verdict.message))
 
 
-def answers_to(brought: Sequence[Brought], exchange: str) -> list[tuple[Any, ...]]:
-    """What each member is answered when all are about to do the same: the result, or that they go on by themselves."""
-    first = brought[0]
+def replies_to(contributions: Sequence[Contribution], exchange: str) -> list[tuple[Any, ...]]:
+    """Return the reply to each member when all are about to do the same: the result, or the order to exchange pieces."""
+    first = contributions[0]
     rooted = first.kind == "broadcast"
-    if any(one.value is None for rank, one in enumerate(brought) if not rooted or rank == first.root):
-        return [(GO, exchange, [one.told for one in brought], [one.incarnation for one in brought])] * len(brought)
+    if any(member.value is None for rank, member in enumerate(contributions) if not rooted or rank == first.root):
+        details, incarnations = zip(*((member.detail, member.incarnation) for member in contributions), strict=True)
+        return [(GO, exchange, [*details], [*incarnations])] * len(contributions)
     if rooted:
-        value = brought[first.root].value
+        value = contributions[first.root].value
         assert value is not None
-        return [(RESULT, value[0])] * len(brought)
-    values = [one.value[0] for one in brought if one.value is not None]
+        return [(RESULT, value[0])] * len(contributions)
+    values = [contribution.value[0] for contribution in contributions if contribution.value is not None]
     return [(RESULT, value) for value in results_of(first, values)]
 
 
-def results_of(first: Brought, values: list[Any]) -> list[Any]:
-    """The result of each rank, of values that are all here; of gathering the values themselves."""
+def results_of(first: Contribution, values: list[Any]) -> list[Any]:
+    """Return the result of each rank when all values are here; for a gather, the values themselves."""
     size = len(values)
     if first.kind == "all_reduce":
         return [core.folded(values, first.op)] * size

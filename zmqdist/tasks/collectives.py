@@ -1,18 +1,18 @@
-"""Operations that a group of tasks does together: one piece of one operation at a time, from the announcement to the result.
+"""Operations of a group of tasks, from the announcement to the result.
 
 Theory of operation
-    Each member announces to the leader what it is about to do (collective_leader.py), with the value where that is small: then the answer
-    is the result. Else the answer is that all have come, and the members exchange pieces by themselves, as collectives_machine.py says: a
-    piece is a call to the next member, large ones by shared memory on one host. What has been folded lies in shared memory already, and
-    what has arrived goes on without a copy.
+    Each member announces its part to the leader (collective_leader.py), with the value if that is small: then the leader's reply is the
+    result. Otherwise the reply says that all members have announced, and they exchange pieces among themselves, as collectives_machine.py
+    schedules. A piece is a call to another member; large ones go through shared memory on one host. The result of a fold is in shared
+    memory already, and an arrived piece goes on without a copy.
 
 Rules
-    A member that fails in the middle tells all others: none waits for pieces that will not come. Whoever dies is noticed by those that
-    wait for its pieces, send to it, or announce to it: a call to a task that has gone does not wait for its next life.
-    Operations of one group are done one after the other, in the order of the calls on each member; those of different groups are
-    independent.
+    A member that fails during an exchange reports it to all others, so that none waits for pieces that will not come. The end of a process
+    is noticed by the members that wait for its pieces, send to it, or announce to it: a call to a task that has gone does not wait for its
+    next incarnation.
+    The operations of one group are done one after another, in the order of the calls on each member; groups are independent of each other.
 
-Not here: what users call, structures and packing (collective_api.py).
+Not here: the public methods, structures and packing (collective_api.py).
 """
 
 from __future__ import annotations
@@ -52,22 +52,22 @@ from zmqdist.transport.shm_peer import lendable
 Array: TypeAlias = NDArray[Any]
 
 GRACE_S = 5.0
-"""The leader says when the time of an announcement has passed, and who is absent; so long after that it is not waited for any more."""
-ON_THE_WAY_MAX = 2 * COLLECTIVE_WIDTH + 2
-"""Pieces that a member has sent and the others have not taken note of. Less than twice the width could be a deadlock."""
+"""How long a member waits past the deadline of its announcement: the leader replies then, with the names of the absent members."""
+IN_FLIGHT_MAX = 2 * COLLECTIVE_WIDTH + 2
+"""The most pieces that a member has sent without a reply. Less than twice the width could be a deadlock."""
 
 
 class GroupMembers:
     """A group as one of its members sees it.
 
     Attributes:
-      name: known to all members; operations of different names never meet.
-      tasks: the members; their order is that of the ranks.
-      rank: the own one.
-      counter: the round that the next operation belongs to: 0 for the first; None: the one that is on then, since nobody knows its number.
-      unnumbered: the announcement of a failure while the counter was None: its answer says the number.
-      aborted: (code, message), if the present one was aborted from elsewhere.
-      lock: held by whoever does one.
+      name: the same at all members; operations of different names never meet.
+      tasks: the members by rank.
+      rank: of this task.
+      counter: the round of the next operation: 0 for the first; None for the one that is on then, because its number is not known here.
+      unnumbered: the announcement of a failure that was made while `counter` was None; its reply has the number.
+      aborted: (code, message) if another member has aborted the current operation.
+      lock: held during an operation.
     """
 
     def __init__(self, name: str, tasks: Sequence[Task], me: Task) -> None:
@@ -76,11 +76,11 @@ class GroupMembers:
         if not tasks or len(set(tasks)) < len(tasks):
             raise InvalidArgumentError(f"a group needs different tasks, not {[*map(named, tasks)]}")
         if me not in self.tasks:
-            told = ", ".join(map(named, tasks))
-            raise InvalidArgumentError(f"{named(me)} is not a member of the group {told}")
+            members = ", ".join(map(named, tasks))
+            raise InvalidArgumentError(f"{named(me)} is not a member of the group {members}")
         self.rank = self.tasks.index(me)
         self.counter: int | None = 0
-        self.unnumbered: _Answer | StatusOrResult | None = None
+        self.unnumbered: _LocalReply | StatusOrResult | None = None
         self.aborted: tuple[int, str] | None = None
         self.lock = threading.Lock()
 
@@ -89,24 +89,24 @@ class GroupMembers:
         return len(self.tasks)
 
 
-class _Answer:
-    """What the leader's own member is answered, as a call of any other would be."""
+class _LocalReply:
+    """The reply to the leader's own announcement, with the interface of a call."""
 
     def __init__(self) -> None:
-        self._there = threading.Event()
+        self._done = threading.Event()
         self._value: Any = None
         self._error: BaseException | None = None
 
     def answer(self, value: Any) -> None:
         self._value = value
-        self._there.set()
+        self._done.set()
 
     def fail(self, error: BaseException) -> None:
         self._error = error
-        self._there.set()
+        self._done.set()
 
     def get_value(self) -> Any:
-        self._there.wait()
+        self._done.wait()
         if self._error is not None:
             raise self._error
         return self._value
@@ -131,28 +131,37 @@ class Collectives:
         node.service.register("collective.fail", self._failed, inline=True, roles=TASKS)
         node.service.register("collective.stop", self._aborted, inline=True, roles=TASKS)
         node.on_stop.append(self._stopped)
-        watches.listen(lambda task, life: None, self._gone)
+        watches.listen(lambda task, incarnation: None, self._task_gone)
 
     @property
     def unanswered(self) -> int:
-        """Announcements and pieces of this task that other members have not answered yet."""
+        """The number of announcements and pieces of this task without a reply."""
         return len(self._calls)
 
     def led(self) -> tuple[GroupRow, ...]:
-        """The groups that this task leads, while some of their members wait for the others."""
+        """Return the groups that this task leads, as long as some of their members wait for the others."""
         return self._leader.rows()
 
     # -- the announcement -------------------------------------------------------------------------------------------------
 
     def agree(
-        self, group: GroupMembers, what: str, brought: tuple[Any, ...], timeout_s: float, failure: OpError | None = None
+        self,
+        group: GroupMembers,
+        signature: str,
+        contribution: tuple[Any, ...],
+        timeout_s: float,
+        failure: OpError | None = None,
     ) -> tuple[Any, ...]:
         """Announce the next operation of a group, whose lock the caller holds, and wait for the verdict.
 
+        Args:
+          contribution: kind, op, root, detail and inline value: see collective_leader.Contribution.
+          failure: announce that this member cannot take part, with this error; does not wait.
+
         Returns:
-          (RESULT, value), or (GO, the round to go on with, name of the exchange, what each member has told).
+          (RESULT, value), or (GO, the round to go on with, name of the exchange, the details of all members by rank); () for a failure.
         """
-        with self._lock:  # nobody can be ahead of us: what is left is of operations that failed
+        with self._lock:  # no member can be ahead of this one, so the pieces here belong to operations that failed
             self._boxes.pop(group.name, None)
             group.aborted = None
             self._running[group.name] = group, ""
@@ -164,62 +173,65 @@ class Collectives:
             group.rank,
             self._node.incarnation,
             counter,
-            what,
+            signature,
             timeout_s,
             status,
-            brought,
+            contribution,
         )
         leader = group.tasks[0]
-        answer: _Answer | StatusOrResult
+        reply: _LocalReply | StatusOrResult
         if leader == self._node.me:
-            answer = _Answer()
-            self._leader.announce(*args, token=answer)
+            reply = _LocalReply()
+            self._leader.announce(*args, token=reply)
         else:
             due = monotonic() + (timeout_s if failure is None else 0.0) + GRACE_S
-            answer = self._call("", leader, "collective.announce", *args, due=due)
-        if failure is not None:  # it takes the place of the operation
+            reply = self._call("", leader, "collective.announce", *args, due=due)
+        if failure is not None:  # the announcement takes the place of the operation, and nothing waits for the verdict
             if counter is None:
-                group.unnumbered = answer
+                group.unnumbered = reply
             else:
                 group.counter = counter + 1
-            if not isinstance(answer, _Answer):
-                answer.add_done_callback(lambda call: self._calls.pop(call, None))
+            if not isinstance(reply, _LocalReply):
+                reply.add_done_callback(lambda call: self._calls.pop(call, None))
             return ()
         try:
-            ended, kind, value, *more = answer.get_value() if isinstance(answer, _Answer) else self._outcome(answer)
+            ended, kind, value, *more = reply.get_value() if isinstance(reply, _LocalReply) else self._outcome(reply)
             if kind != GO:
                 group.counter = ended + 1
             if kind == RESULT:
                 return kind, value
             if kind == FAILED:
                 raise from_code(value, *more)
-            members_tell, incarnations = more
+            details, incarnations = more
             for task, incarnation in zip(group.tasks, incarnations, strict=True):
-                self._watches.speaks(task, incarnation)  # our own watch may be behind
-            return kind, ended + 1, value, members_tell
+                self._watches.heard_from(task, incarnation)  # this task's own watch may not have noticed a restart yet
+            return kind, ended + 1, value, details
         except UnavailableError as error:
-            raise UnavailableError(f"{what} with leader {named(leader)}: {error.message}") from None
-        except BaseException:  # also Ctrl-C: the others are told
-            if isinstance(answer, _Answer):
-                self._leader.withdrew(group.name, answer)
+            raise UnavailableError(f"{signature} with leader {named(leader)}: {error.message}") from None
+        except BaseException:  # also Ctrl-C: the leader notifies the other members
+            if isinstance(reply, _LocalReply):
+                self._leader.withdrew(group.name, reply)
             else:
-                answer.cancel()
+                reply.cancel()
             raise
 
     @staticmethod
     def _counter(group: GroupMembers) -> int | None:
-        """The round that the next operation belongs to. Waits for the leader's word on a failure that had no number, else two failures
-        after an error could be taken for one that comes late, and end an operation that belongs to neither."""
-        answer, group.unnumbered = group.unnumbered, None
-        if answer is None:
+        """Return the round of the next operation.
+
+        Waits for the leader's reply to a failure that had no number. Otherwise two failures in a row after an error could be taken for a
+        late one, and end an operation to which neither belongs.
+        """
+        reply, group.unnumbered = group.unnumbered, None
+        if reply is None:
             return group.counter
         try:
-            return int(answer.get_value()[0]) + 1
+            return int(reply.get_value()[0]) + 1
         except OpError:  # no round is on, or the leader has gone
             return None
 
     def abort(self, group: GroupMembers, code: int, message: str) -> None:
-        """Everything of this group fails at every member, now and until the reset."""
+        """Fail all operations of this group at every member, now and until the reset."""
         tasks = list(group.tasks)
         calls = []
         for task in tasks:
@@ -233,10 +245,10 @@ class Collectives:
         else:
             self._node.start(tasks[0], "collective.abort", group.name, tasks, code, message).get_value()
         for call in calls:
-            call.is_ok()  # who cannot be told has no part in it any more
+            call.is_ok()  # a member that cannot be reached takes no part any more
 
     def reset(self, group: GroupMembers) -> None:
-        """The end of an abort."""
+        """End an abort."""
         if group.tasks[0] == self._node.me:
             self._leader.reset(group.name)
         else:
@@ -252,17 +264,17 @@ class Collectives:
         begin: Callable[[], tuple[Iterator[Schedule], Any]],
         timeout_s: float,
     ) -> Any:
-        """Send and receive pieces until all schedules have ended; what they have made. When anything fails, all members are told.
+        """Send and receive pieces until all schedules have ended, and return the result. On any failure, report it to all members.
 
         Args:
-          counter: the round to go on with when all is well.
-          begin: gives the schedules, and where their result will be: it may fail, too, where there is no memory.
+          counter: the round to go on with after a success.
+          begin: makes the schedules, and the arrays for their result; it may raise, such as MemoryError.
         """
         box = self._box(group.name, name)
         with self._lock:
             self._running[group.name] = group, name
         try:
-            if self._node.closed:  # it may have ended before it knew of this one
+            if self._node.closed:  # `_stopped` may have run before this exchange was known
                 raise self._node.stopped
             if group.aborted is not None:
                 raise from_code(*group.aborted)
@@ -271,20 +283,20 @@ class Collectives:
             group.counter = counter
             return result
         except BaseException as error:
-            self._tell_the_others(group, name, error)
+            self._report_failure(group, name, error)
             raise
         finally:
             with self._lock:
                 self._boxes.get(group.name, {}).pop(name, None)
 
-    def _tell_the_others(self, group: GroupMembers, name: str, error: BaseException) -> None:
-        told = f"{named(self._node.me)}: {str(error) or type(error).__name__}"
+    def _report_failure(self, group: GroupMembers, name: str, error: BaseException) -> None:
+        message = f"{named(self._node.me)}: {str(error) or type(error).__name__}"
         code = error.error_code if isinstance(error, OpError) else UNKNOWN
         code = CANCELLED if isinstance(error, KeyboardInterrupt) else code
         for task in group.tasks:
-            if task != self._node.me and not self._node.closed:  # whose stop the others see for themselves
+            if task != self._node.me and not self._node.closed:  # the others notice the stop of this task by themselves
                 due = monotonic() + GRACE_S
-                self._node.start(task, "collective.fail", group.name, name, code, told, due=due)
+                self._node.start(task, "collective.fail", group.name, name, code, message, due=due)
 
     def _run(
         self, group: GroupMembers, name: str, box: LockedMailbox, schedules: Iterator[Schedule], timeout_s: float
@@ -301,7 +313,7 @@ class Collectives:
                     box.check()
                     sent.append(self._send(group, name, step.to, sent_to[step.to], step.piece, timeout_s))
                     sent_to[step.to] += 1
-                    while len(sent) > ON_THE_WAY_MAX:
+                    while len(sent) > IN_FLIGHT_MAX:
                         self._outcome(sent.popleft(), box)
                 else:
                     assert step.source is not None
@@ -310,11 +322,11 @@ class Collectives:
         except StopIteration:
             pass
         except BaseException:
-            for call in sent:
+            for call in sent:  # the other members get the error from `_report_failure`
                 call.cancel()
                 self._calls.pop(call, None)
             raise
-        while sent:  # who gets them may need us no more, but we may end now
+        while sent:  # this task may end after the operation, so its pieces must have arrived
             self._outcome(sent.popleft(), box)
 
     def _send(
@@ -326,11 +338,11 @@ class Collectives:
         return self._call(name, group.tasks[to], "collective.piece", *args, due=due, still=True, block=block)
 
     def _call(self, exchange: str, task: Task, method: str, *args: Any, **how: Any) -> StatusOrResult:
-        """Call a member; it ends with that member, and with the exchange that it belongs to. For `_outcome`."""
+        """Call a member. The call is cancelled when that member or the exchange ends. `_outcome` waits for it."""
         self._watches.watch(task)
         call = self._node.start(task, method, *args, **how)
         self._calls[call] = exchange, task
-        if (self._watches.gone(task) or self._node.closed) and not call.done():
+        if (self._watches.gone_message(task) or self._node.closed) and not call.done():
             call.cancel()
         return call
 
@@ -341,16 +353,16 @@ class Collectives:
         except (CancelledError, UnavailableError) as error:
             if box is not None:
                 box.check()
-            told = self._watches.gone(task)
-            if not told and isinstance(error, CancelledError):
+            gone_message = self._watches.gone_message(task)
+            if not gone_message and isinstance(error, CancelledError):
                 raise
-            raise UnavailableError(told or (f"{named(task)}: " if box else "") + error.message) from None
+            raise UnavailableError(gone_message or (f"{named(task)}: " if box else "") + error.message) from None
         finally:
             self._calls.pop(call, None)
 
-    def _end_calls(self, meant: Callable[[str, Task], bool]) -> None:
-        for call, about in list(self._calls.items()):
-            if meant(*about) and not call.done():  # an answer that has come was given before whatever ends it now
+    def _end_calls(self, matches: Callable[[str, Task], bool]) -> None:
+        for call, (exchange, task) in list(self._calls.items()):
+            if matches(exchange, task) and not call.done():  # a reply that is here came before the event, and counts
                 call.cancel()
 
     def _receive(self, group: GroupMembers, box: LockedMailbox, source: int, index: int, timeout_s: float) -> Array:
@@ -358,29 +370,29 @@ class Collectives:
         self._watches.watch(task)
         key, due = Key(str(source), 1, "", str(index)), monotonic() + timeout_s
         try:
-            piece: Array = box.receive(key, due, partial(self._watches.gone, task)).letter
+            piece: Array = box.receive(key, due, partial(self._watches.gone_message, task)).letter
         except DeadlineExceededError:
-            if monotonic() < due:  # another member's, who has told us
+            if monotonic() < due:  # the error of another member, which it has reported here
                 raise
-            told = f"no piece came from {named(task)} within {timeout_s} s, during the execution: all members had come"
-            raise DeadlineExceededError(told) from None
+            text = f"no piece came from {named(task)} within {timeout_s} s, during the execution: all members had announced"
+            raise DeadlineExceededError(text) from None
         return piece
 
-    # -- from the others --------------------------------------------------------------------------------------------------
+    # -- calls from other members -----------------------------------------------------------------------------------------
 
     def _box(self, group: str, name: str) -> LockedMailbox:
         with self._lock:
             return self._boxes.setdefault(group, {}).setdefault(name, LockedMailbox(Mailbox()))
 
     def _arrived(self, group: str, name: str, source: int, index: int, piece: Array) -> None:
-        if self._node.closed:  # for the sender that is the end of its receiver; and nothing may stay here
+        if self._node.closed:  # the sender sees its receiver end; and no piece may stay here
             raise UnavailableError(self._node.stopped.message)
         box = self._box(group, name)
-        box.tell(lambda: box.box.sent(Key(str(source), 1, "", str(index)), piece)[0])
+        box.apply(lambda: box.box.sent(Key(str(source), 1, "", str(index)), piece)[0])
 
     def _failed(self, group: str, name: str, code: int, message: str) -> None:
         box = self._box(group, name)
-        box.tell(box.box.aborted, code, message)
+        box.apply(box.box.aborted, code, message)
         self._end_calls(lambda exchange, task: exchange == name)
 
     def _aborted(self, group: str, code: int, message: str) -> None:
@@ -391,13 +403,13 @@ class Collectives:
         if name:
             self._failed(group, name, code, message)
 
-    def _gone(self, task: Task, message: str) -> None:
+    def _task_gone(self, task: Task, message: str) -> None:
         with self._lock:
             running = list(self._running.values())
         for group, name in running:
             if task in group.tasks:
                 box = self._box(group.name, name)
-                box.tell(box.box.gone, str(group.tasks.index(task)), message)
+                box.apply(box.box.gone, str(group.tasks.index(task)), message)
         self._end_calls(lambda exchange, to: to == task)
 
     def _stopped(self) -> None:
@@ -406,7 +418,8 @@ class Collectives:
             boxes = [box for group in self._boxes.values() for box in group.values()]
         for group, name in running:
             self._failed(group.name, name, CANCELLED, self._node.stopped.message)
-        for box in boxes:  # also of an exchange that has not begun here: its pieces may be another task's memory
-            box.tell(box.box.aborted, CANCELLED, self._node.stopped.message)
-        self._end_calls(lambda exchange, task: True)  # announcements, too
+        # Including exchanges that have not begun here: their pieces may be borrowed from another task's memory.
+        for box in boxes:
+            box.apply(box.box.aborted, CANCELLED, self._node.stopped.message)
+        self._end_calls(lambda exchange, task: True)  # including announcements
         self._leader.stopped()

@@ -1,18 +1,18 @@
-"""How a group of tasks reduces, gathers and spreads arrays: what each member sends to whom, in which order. No I/O.
+"""Schedules of collectives: which piece each member of a group sends to which other member, in which order. No I/O.
 
 Rules
-    A schedule is a generator that runs on one member: it yields Steps and is given what has arrived. A piece is an array that nobody
-    changes while it is on its way: results of `fold` are new, and what has arrived is sent on as it is.
-    `pipelined` runs several schedules by turns, so that while one piece is reduced others are on the way. All members run the same
-    schedules in the same turns: so pieces from one member to another need no names, their order says what they are.
+    A schedule is a generator that runs on one member: it yields Steps, and is sent the pieces that arrive. A piece is an array that no
+    member changes while it is in flight: `fold` returns a new one, and arrived pieces are passed on unchanged.
+    `pipelined` interleaves several schedules, so that some pieces are in flight while another is reduced. All members interleave the same
+    schedules in the same way. So pieces from one member to another need no names: their order identifies them.
 
 Theory of operation
-    A ring moves 2 (n - 1) / n of the array for each member and uses one connection from each to its right neighbour, whatever n is. Chunk
-    c of the array starts at rank c + 1 and is folded by each member on its way: ((x[c+1] + x[c+2]) + ...) + x[c]. It arrives at rank c, and
-    from there goes round once more as it is. So every member ends with the same bits, whatever came first. What is small enough to be
-    reduced at one place is folded in the order of the ranks (`folded`).
+    A ring moves 2 (n - 1) / n of the array for each member and uses one connection from each to its right neighbour, whatever n is. Chunk c
+    of the array starts at rank c + 1, and each member on its way folds its own chunk into it: ((x[c+1] + x[c+2]) + ...) + x[c]. The reduced
+    chunk arrives at rank c, and from there goes round once more unchanged. So every member ends with the same bits, in whatever order
+    pieces arrive. Arrays that are small enough to be reduced at one place are folded in the order of the ranks (`folded`).
 
-Not here: who agrees on what is done (rounds.py), how pieces travel (collectives.py).
+Not here: the agreement on an operation (agreement_machine.py), the transport of pieces (collectives.py).
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from zmqdist.errors import InvalidArgumentError
 
 Array: TypeAlias = NDArray[Any]
 Fold: TypeAlias = Callable[[Array, Array, bool], Array]
-"""(what has arrived, the own chunk, whether this is the end of the reduction) -> what goes on."""
+"""(the arrived piece, this member's chunk, whether the reduction ends here) -> the piece to pass on."""
 Keep: TypeAlias = Callable[[int, Array], object]
-"""Told of a piece that belongs to the result, and of whose rank it is."""
+"""Called with each piece of the result, and the rank that it belongs to."""
 
 OPS: Final = ("sum", "mean", "min", "max", "prod")
 _FOLDS: Final[dict[str, np.ufunc]] = {
@@ -48,16 +48,16 @@ _FOLDS: Final[dict[str, np.ufunc]] = {
 
 
 def fold_of(op: str) -> np.ufunc:
-    """The function of two arrays for one of OPS. Raises InvalidArgumentError: none of them."""
+    """Return NumPy's function for one of OPS. Raises InvalidArgumentError: no such op."""
     if op not in _FOLDS:
-        raise InvalidArgumentError(f"op {op!r}: there are {', '.join(OPS)}")
+        raise InvalidArgumentError(f"no op {op!r}; there are {', '.join(OPS)}")
     return _FOLDS[op]
 
 
 def reducible(array: Array, op: str) -> Array:
-    """The array as it goes into the reduction: numbers and bools; for the mean of whole numbers and bools as float64.
+    """Return the array as it enters the reduction: numbers and bools; for the mean of whole numbers and bools as float64.
 
-    The dtype stays otherwise: a sum of int8 wraps round, of bools it is "any", their product "all".
+    Otherwise the dtype stays: a sum of int8 wraps round, a sum of bools is "any", their product "all".
 
     Raises:
       TypeError: neither numbers nor bools.
@@ -68,14 +68,14 @@ def reducible(array: Array, op: str) -> Array:
 
 
 def finished(total: Array, op: str, size: int) -> Array:
-    """What the members get of the folded value; changes `total` where that is a mean."""
+    """Return the members' result for a folded value; for a mean, `total` itself is changed."""
     if op == "mean":
         np.divide(total, size, out=total)
     return total
 
 
 def folded(arrays: Sequence[Array], op: str) -> Array:
-    """All of them reduced in this order, as a new array."""
+    """Reduce the arrays in this order, into a new array."""
     fold = fold_of(op)
     total = np.array(arrays[0])
     for array in arrays[1:]:
@@ -84,16 +84,16 @@ def folded(arrays: Sequence[Array], op: str) -> Array:
 
 
 def shares(count: int, size: int) -> list[slice]:
-    """`count` items in `size` parts one after the other that differ by one item at most, the larger ones first."""
+    """Split `count` items into `size` consecutive parts whose lengths differ by at most one, the longer ones first."""
     each, more = divmod(count, size)
     starts = [rank * each + min(rank, more) for rank in range(size + 1)]
     return [slice(*pair) for pair in itertools.pairwise(starts)]
 
 
 def packs(arrays: Sequence[Array | None], bytes_per_pack: int) -> list[list[int]]:
-    """Places of arrays that are reduced together: neighbours of one dtype, until they have so many bytes. Places of None are left out.
+    """Return the indices of the arrays that are reduced together: neighbours of one dtype, up to `bytes_per_pack`. None has no index.
 
-    What has so many by itself stays alone, so that it need not be copied.
+    An array of that size or more stays alone, so that it need not be copied.
     """
     made: list[list[int]] = []
     left, dtype = 0, None
@@ -114,11 +114,11 @@ def packs(arrays: Sequence[Array | None], bytes_per_pack: int) -> list[list[int]
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What one member does next.
+    """The next step of one member.
 
     Attributes:
-      to: the rank that `piece` is sent to, without waiting; None for nobody.
-      source: the rank that a piece is then expected from; None for nobody.
+      to: the rank that gets `piece`, without waiting; None to send nothing.
+      source: the rank from which a piece is expected then; None to receive nothing.
     """
 
     to: int | None
@@ -130,7 +130,7 @@ Schedule: TypeAlias = Generator[Step, Any, Any]
 
 
 def reduce_ring(rank: int, size: int, chunks: Sequence[Array], fold: Fold) -> Schedule:
-    """Chunk `rank` of all members reduced; a generator's return value. `chunks` are the own ones of all ranks."""
+    """Reduce chunk `rank` of all members; the generator returns it. `chunks` are this member's, by rank."""
     piece = chunks[(rank - 1) % size]
     for step in range(1, size):
         arrived = yield Step((rank + 1) % size, piece, (rank - 1) % size)
@@ -139,7 +139,7 @@ def reduce_ring(rank: int, size: int, chunks: Sequence[Array], fold: Fold) -> Sc
 
 
 def gather_ring(rank: int, size: int, piece: Array, keep: Keep) -> Schedule:
-    """Everybody's piece at everybody; the own one is not kept here."""
+    """Pass each member's piece to all members. `keep` does not get this member's own."""
     for step in range(1, size):
         arrived = yield Step((rank + 1) % size, piece, (rank - 1) % size)
         keep((rank - step) % size, arrived)
@@ -147,13 +147,15 @@ def gather_ring(rank: int, size: int, piece: Array, keep: Keep) -> Schedule:
 
 
 def all_reduce_ring(rank: int, size: int, chunks: Sequence[Array], fold: Fold, keep: Keep) -> Schedule:
-    """All chunks reduced at everybody; `fold` sees to the own one when the reduction ends."""
+    """Reduce all chunks, and pass them to all members. This member's own result goes to `fold` at the end of its reduction,
+    not to `keep`.
+    """
     piece = yield from reduce_ring(rank, size, chunks, fold)
     yield from gather_ring(rank, size, piece, keep)
 
 
 def broadcast_chain(rank: int, size: int, root: int, piece: Array | None, keep: Keep) -> Schedule:
-    """The root's piece at everybody, handed on from each to the next rank."""
+    """Pass the root's piece to all members, each to the next rank."""
     place = (rank - root) % size
     if place:
         piece = yield Step(None, None, (rank - 1) % size)
@@ -163,7 +165,7 @@ def broadcast_chain(rank: int, size: int, root: int, piece: Array | None, keep: 
 
 
 def gather_star(rank: int, size: int, root: int, piece: Array, keep: Keep) -> Schedule:
-    """Everybody's piece at the root; its own is not kept here."""
+    """Send each member's piece to the root. `keep` does not get the root's own."""
     if rank != root:
         yield Step(root, piece, None)
         return
@@ -173,14 +175,14 @@ def gather_star(rank: int, size: int, root: int, piece: Array, keep: Keep) -> Sc
 
 
 def exchange(rank: int, size: int, pieces: Sequence[Array], keep: Keep) -> Schedule:
-    """Piece i of everybody at rank i; the own one is not kept here."""
+    """Send piece i of each member to rank i. `keep` does not get this member's own."""
     for step in range(1, size):
         to, source = (rank + step) % size, (rank - step) % size
         keep(source, (yield Step(to, pieces[to], source)))
 
 
 def pipelined(schedules: Iterator[Schedule], width: int) -> Schedule:
-    """Steps of several schedules by turns, `width` of them at a time: Steps that either send or receive."""
+    """Interleave the steps of several schedules, `width` at a time. Each Step either sends or receives."""
     running: deque[tuple[Schedule, int | None]] = deque()
 
     def ahead(schedule: Schedule, arrived: Any) -> Schedule:

@@ -1,6 +1,6 @@
-"""A program joins a cluster as one of its tasks: `connect_to_cluster`, `connect_to_host`, `check_alive`.
+"""Joining a cluster as one of its tasks: `connect_to_cluster`, `connect_to_host`, `check_alive`.
 
-One cluster at a time: connecting again leaves the one before. What a program does then, it does by the Server that it is given, or by a
+A program is in one cluster at a time: connecting again leaves the previous one. After that, the program uses the Server that it gets, or a
 Session with it.
 """
 
@@ -31,22 +31,22 @@ def connect_to_cluster(
     keys_dir: str | os.PathLike[str] | None = None,
     token_file: str | os.PathLike[str] | None = None,
 ) -> Server | None:
-    """Be a task of a cluster from now on; waits for no other task.
+    """Make this program a task of a cluster. Waits for no other task.
 
     Args:
-      cluster_spec_or_resolver: a ClusterSpec, or what has `cluster_spec()` and `master()`, as the cluster resolvers.
-      job_name, task_index: which task this program is. One that the cluster does not have is added, on a free port of loopback: it can
-        ask the others, who do not know of it.
-      protocol, keys_dir, token_file: as for `Server`; `protocol` by default what a resolver has as its `rpc_layer`.
+      cluster_spec_or_resolver: a ClusterSpec, or an object with `cluster_spec()` and `master()`, such as a cluster resolver.
+      job_name, task_index: which task this program is. A task that the cluster does not have is added, on a free port of loopback: it can
+        call the other tasks, which do not know of it.
+      protocol, keys_dir, token_file: as for `Server`; the default of `protocol` is the resolver's `rpc_layer`.
       cluster_device_filters: which other tasks this one sees.
 
     Returns:
-      The server of this task, which serves until it is stopped or the next connect. None where a resolver's master is "" or
+      The server of this task, which serves until it is stopped or the program connects again. None where a resolver's master is "" or
       "local": then there is no cluster, and nothing was changed.
 
     Raises:
       ValueError: neither a ClusterSpec nor a resolver.
-      What `Server` raises: then this program is in no cluster.
+      Any error of `Server`: then this program is in no cluster.
     """
     spec, layer = _cluster(cluster_spec_or_resolver)
     if spec is None:
@@ -62,20 +62,20 @@ def connect_to_cluster(
     )
     with _lock:
         global _connected
-        before, _connected = _connected, None
-        if before is not None:
-            before.stop(0.0)
+        previous, _connected = _connected, None
+        if previous is not None:
+            previous.stop(0.0)
         _connected = Server(definition, keys_dir=keys_dir, token_file=token_file)
         return _connected
 
 
 def disconnect() -> None:
-    """Leave the cluster that this program is connected to, if any: its server is stopped, and calls that run there are given up."""
+    """Leave the cluster that this program is connected to, if any: stop its server at once, and abandon the calls that run there."""
     global _connected
     with _lock:
-        before, _connected = _connected, None
-        if before is not None:
-            before.stop(0.0)
+        previous, _connected = _connected, None
+        if previous is not None:
+            previous.stop(0.0)
 
 
 def connect_to_host(
@@ -85,9 +85,12 @@ def connect_to_host(
     keys_dir: str | os.PathLike[str] | None = None,
     token_file: str | os.PathLike[str] | None = None,
 ) -> Server | None:
-    """Connect to one server, or to several that are the tasks of one job, by address: "host:port", "zmq://" in front is fine.
+    """Connect to one server by its address, or to several that are the tasks of one job.
 
-    Returns, raises: as `connect_to_cluster`; ValueError where there is no address, or one that is none.
+    Args:
+      remote_host: "host:port", or a list of addresses; a leading "zmq://" is accepted.
+
+    Returns and raises as `connect_to_cluster`; ValueError also for no address, or a malformed one.
     """
     if not remote_host:
         raise ValueError("connect_to_host needs at least one address, as 127.0.0.1:5050")
@@ -101,7 +104,7 @@ def connect_to_host(
 
 
 def check_alive(name: str) -> bool:
-    """Whether a task of the cluster that this program is connected to is there.
+    """Return whether a task of the cluster that this program is connected to replies.
 
     Args:
       name: "/job:NAME/replica:0/task:N", in full.
@@ -122,12 +125,12 @@ def check_alive(name: str) -> bool:
     return server.check_alive(name)
 
 
-def _cluster(given: Any) -> tuple[ClusterSpec | None, str | None]:
-    """The cluster, or None for none; and the layer that a resolver asks for."""
-    if isinstance(given, ClusterSpec):
-        return given, None
-    if not (callable(getattr(given, "cluster_spec", None)) and callable(getattr(given, "master", None))):
-        raise ValueError(f"connect_to_cluster takes a ClusterSpec or a cluster resolver, not {given!r}")
-    if given.master() in ("", "local"):
+def _cluster(source: Any) -> tuple[ClusterSpec | None, str | None]:
+    """Return the cluster, or None for none; and the rpc_layer of a resolver."""
+    if isinstance(source, ClusterSpec):
+        return source, None
+    if not (callable(getattr(source, "cluster_spec", None)) and callable(getattr(source, "master", None))):
+        raise ValueError(f"connect_to_cluster takes a ClusterSpec or a cluster resolver, not {source!r}")
+    if source.master() in ("", "local"):
         return None, None
-    return given.cluster_spec(), getattr(given, "rpc_layer", None)
+    return source.cluster_spec(), getattr(source, "rpc_layer", None)

@@ -1,6 +1,6 @@
-"""What anybody who may send code can ask of a task besides its sessions: who it is, and that it ends.
+"""Methods of a task for peers that may send code, besides its sessions: who the task is, and its stop.
 
-"server.shutdown" ends every task of the cluster that is up, the asked one last.
+"server.shutdown" stops every task of the cluster that is up; the task that serves the call stops last.
 """
 
 from __future__ import annotations
@@ -21,46 +21,45 @@ from zmqdist.tasks.node import TASKS, Node, grace_s
 
 
 class ControlMethods:
-    """A part of one server. `server` refers to it, as long as it is there."""
+    """A part of one server. `server` is a weak reference, so that this part does not keep the server from being dropped."""
 
     def __init__(self, node: Node, server: weakref.ReferenceType[Any]) -> None:
         self._node = node
         self._server = server
-        node.service.register("server.about", self._about, inline=True, roles=TASKS)
+        node.service.register("server.about", self._identity, inline=True, roles=TASKS)
         node.service.register("server.stop", self._stop, inline=True, roles=TASKS)
         node.service.register_later("server.shutdown", self._shutdown, roles=frozenset({"submit"}))
 
-    def _about(self) -> dict[str, Any]:
+    def _identity(self) -> dict[str, Any]:
         node = self._node
         return {"task": named(node.me), "address": node.address, "pid": os.getpid(), "incarnation": node.incarnation}
 
     def _stop(self, grace: float) -> None:
-        """Answered before it happens."""
+        """Stop the server in a thread of its own, so that the reply leaves first."""
         limit_s, server = grace_s(grace), self._server()
         if server is not None:
             name = "zmqdist-server-stop"
             threading.Thread(target=logged, args=(server.stop, limit_s), name=name, daemon=True).start()
 
-    def _shutdown(self, asked: Asked, grace: float) -> None:
-        """Answered with the names of those that end."""
+    def _shutdown(self, call: Asked, grace: float) -> None:
+        """Stop all tasks that are up; the reply has their names."""
         name = "zmqdist-server-shutdown"
-        threading.Thread(target=self._shut_down, args=(asked, grace_s(grace)), name=name, daemon=True).start()
+        threading.Thread(target=self._shut_down, args=(call, grace_s(grace)), name=name, daemon=True).start()
 
-    def _shut_down(self, asked: Asked, limit_s: float) -> None:
+    def _shut_down(self, call: Asked, limit_s: float) -> None:
         node = self._node
         try:
             due = time.monotonic() + GRACE_S
-            told = [(task, node.start(task, "server.stop", limit_s, due=due)) for task in node.up(node.others)]
-            problems = [f"{named(task)}: {result.get_error()[1]}" for task, result in told if result.get_error()[0]]
-            if (
-                problems and node.closed
-            ):  # our own stop ended the questions: the others may have heard them all the same
-                text = f"{named(node.me)} was stopped by another caller meanwhile; not all other tasks have answered"
+            stopping = [(task, node.start(task, "server.stop", limit_s, due=due)) for task in node.up(node.other_tasks)]
+            problems = [f"{named(task)}: {result.get_error()[1]}" for task, result in stopping if result.get_error()[0]]
+            # Our own stop ended the calls; the other tasks may have received them all the same.
+            if problems and node.closed:
+                text = f"{named(node.me)} was stopped by another caller meanwhile; not all other tasks have replied"
                 raise UnavailableError(text)
             if problems:
-                raise UnavailableError(f"{named(node.me)} ends, but not {'; '.join(problems)}")
-            asked.answer([named(task) for task, _ in told] + [named(node.me)])
+                raise UnavailableError(f"{named(node.me)} stops, but the call did not reach {'; '.join(problems)}")
+            call.answer([named(task) for task, _ in stopping] + [named(node.me)])
         except BaseException as error:
-            asked.fail(error)
-        with contextlib.suppress(FailedPreconditionError):  # it has ended meanwhile
-            node.loop.call_soon(self._stop, limit_s)  # after the answer
+            call.fail(error)
+        with contextlib.suppress(FailedPreconditionError):  # the loop has ended meanwhile
+            node.loop.call_soon(self._stop, limit_s)  # in the loop: the reply leaves before the stop

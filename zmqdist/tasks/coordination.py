@@ -1,10 +1,10 @@
-"""Coordination as a part of a task's server: the leader keeps it, every task takes part.
+"""Coordination as a part of a task's server: the leader is the keeper, and every task can be a client.
 
-A task registers with the leader when it first uses a barrier or a key, not before: a server contacts nobody by itself, and a process may
-have a hundred of them.
+A task registers with the leader when it first uses a barrier or a key, not before: a server contacts no other task by itself, and one
+process may have a hundred servers.
 
-The leader is the first ps, else the chief, else the first worker (cluster/rules.py). Evaluators and dispatchers are not among those whom
-a barrier waits for: they have the keys, and see who is there.
+The leader is the first ps, else the chief, else the first worker (cluster/rules.py). Evaluators and dispatchers are no members: barriers do
+not wait for them, but they can use the keys and the states of tasks.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from zmqdist.errors import FailedPreconditionError, InvalidArgumentError
 from zmqdist.tasks.node import Node
 from zmqdist.tasks.options import COORDINATION
 
-APART: Final = ("evaluator", "dispatcher")
-"""Jobs that take no part in barriers."""
+NON_MEMBER_JOBS: Final = ("evaluator", "dispatcher")
+"""Jobs whose tasks take no part in barriers."""
 
 
-class Together:
-    """The part of one server; made before its node serves.
+class TaskCoordination:
+    """The part of one server; created before its node serves.
 
     Attributes:
       leads: whether this task keeps barriers and keys for the cluster.
     """
 
     def __init__(self, node: Node, config: Mapping[str, Any]) -> None:
-        """Raises InvalidArgumentError for a `config` whose section is wrong."""
+        """Raises InvalidArgumentError: the "coordination" section of `config` is wrong."""
         self._node = node
         self._leader = coordination_leader(node.spec) or node.me
-        self._members = [task for task in node.tasks if task[0] not in APART] or [node.me]
+        self._members = [task for task in node.tasks if task[0] not in NON_MEMBER_JOBS] or [node.me]
         self._lock = threading.Lock()
         self._client: CoordinationClient | None = None
         self._service: CoordinationService | None = None
@@ -47,14 +47,15 @@ class Together:
         checked = config_of(config.get(COORDINATION, {}))
         self.leads = self._leader == node.me
         if self.leads:
-            given = (node.service, node.router, node.loop, node.incarnation, self._members, checked)
-            self._service = CoordinationService(*given)
+            self._service = CoordinationService(
+                node.service, node.router, node.loop, node.incarnation, self._members, checked
+            )
         node.on_stop.append(self._end_waits)
         node.on_close.append(self._close)
 
     @property
     def client(self) -> CoordinationClient:
-        """This task among the others; connects at the first use.
+        """This task's client; connects at the first use.
 
         Raises:
           FailedPreconditionError: the server was stopped, or has not been started.
@@ -74,12 +75,12 @@ class Together:
         address = node.address if self.leads else node.spec.task_address(*self._leader)
         keeper = f"the leader {named(self._leader)}"
         if address.endswith(":0"):
-            text = f"{keeper} has port 0 in this cluster, so nobody can tell where it is: give it a port"
+            text = f"{keeper} has port 0 in this cluster, so other tasks cannot know its address: give it a port"
             raise FailedPreconditionError(text)
         return CoordinationClient(address, me, node.incarnation, credentials=node.credentials, keeper=keeper)
 
     def snapshot(self) -> KeeperSnapshot | None:
-        """What this task keeps for the cluster; None where it does not lead, or does not serve."""
+        """Return the keeper's figures; None where this task does not lead, or does not serve."""
         if self._service is None or not self._node.loop.running:
             return None
         try:
@@ -99,14 +100,14 @@ class Together:
         if self._service is not None and self._node.loop.running:
             self._service.stop(f"the leader {named(self._leader)}, which keeps barriers and keys, stops")
         if client is not None:
-            client.close(say_so=not self.leads)
+            client.close(notify=not self.leads)
 
 
 def config_of(section: Mapping[str, Any]) -> CoordinationConfig:
-    """The config that a section stands for.
+    """Return the CoordinationConfig that a section of `config` describes.
 
     Raises:
-      InvalidArgumentError: a key that there is not, or a value that is no number of seconds; the text names it.
+      InvalidArgumentError: an unknown key, or a value that is no number of seconds; the text names it.
     """
     known = {field.name: field.default for field in fields(CoordinationConfig)}
     if not isinstance(section, Mapping) or (section.keys() - known.keys()):

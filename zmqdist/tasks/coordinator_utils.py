@@ -1,4 +1,4 @@
-"""Small things around a coordinator's program, under TensorFlow's names: being a task of its cluster, and doing something at intervals."""
+"""TensorFlow's names for a coordinator's helpers: `start_server`, which serves one task of the cluster, and `RepeatedTimer`."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ __all__ = ["RepeatedTimer", "start_server"]
 
 
 def start_server(cluster_resolver: ClusterResolver, protocol: str | None = None) -> None:
-    """Be the worker or ps that a resolver says; returns when it was stopped from elsewhere (`strategy.close(shutdown_cluster=True)`).
+    """Serve as the worker or ps that a resolver names, until the server is stopped from elsewhere
+    (`strategy.close(shutdown_cluster=True)`).
 
-    Signals do what they do in the program: Ctrl-C raises KeyboardInterrupt here, when the server has been stopped.
+    Signals keep the program's handlers: Ctrl-C stops the server and raises KeyboardInterrupt here.
 
     Args:
       protocol: as for `zmqdist.Server`.
 
     Raises:
       ValueError: the task is neither a worker nor a ps.
-      What `Server` raises.
+      Any error of `Server`.
     """
-    from zmqdist.tasks.server import Server  # programs that coordinate do not need it
+    from zmqdist.tasks.server import Server  # imported here, because a coordinator's program does not need it
 
     job, index = cluster_resolver.task_type, cluster_resolver.task_id
     if job not in ("worker", "ps"):

@@ -1,6 +1,6 @@
-"""Which task a server is: the rules of the arguments of `zmqdist.Server`, and where it listens.
+"""Which task a server is, and where it listens: the rules for the arguments of `zmqdist.Server`.
 
-Not here: binding itself (node.py), and the rules of a cluster's jobs (cluster/rules.py).
+Not here: binding (node.py), and the rules for a cluster's jobs (cluster/rules.py).
 """
 
 from __future__ import annotations
@@ -22,49 +22,49 @@ EVERYWHERE: Final = "0.0.0.0"
 
 
 def effective(
-    given: ServerDef | ClusterDef | ClusterSpec | Mapping[str, Any],
+    source: ServerDef | ClusterDef | ClusterSpec | Mapping[str, Any],
     job_name: str | None = None,
     task_index: int | None = None,
     protocol: str | None = None,
     config: Mapping[str, Any] | None = None,
 ) -> ServerDef:
-    """The ServerDef that the arguments of a server stand for; a copy, whatever was given.
+    """Return the ServerDef that the arguments of a server stand for; always a copy.
 
     Raises:
-      TypeError: `given` is nothing of that kind, or `config` no dict.
-      ValueError: no job, or the job or the task must be named because there is more than one; or what ClusterSpec refuses.
+      TypeError: `source` is none of these types, or `config` no dict.
+      ValueError: there is no job, or several jobs or tasks of which the arguments name none; or ClusterSpec refuses the cluster.
       InvalidArgumentError: the cluster has no such task.
       NotFoundError: no such protocol.
     """
-    if isinstance(given, ServerDef):
-        made = given.copy()
-        ClusterSpec(made.cluster)
-        made.job_name = made.job_name if job_name is None else job_name
-        made.task_index = made.task_index if task_index is None else task_index
-        made.protocol = made.protocol if protocol is None else protocol
+    if isinstance(source, ServerDef):
+        definition = source.copy()
+        ClusterSpec(definition.cluster)
+        definition.job_name = definition.job_name if job_name is None else job_name
+        definition.task_index = definition.task_index if task_index is None else task_index
+        definition.protocol = definition.protocol if protocol is None else protocol
     else:
-        spec = ClusterSpec(given)
-        job = _the_only("job", spec.jobs, "") if job_name is None else job_name
-        index = _the_only("task", spec.task_indices(job), f" of job {job!r}") if task_index is None else task_index
-        made = ServerDef(spec.as_cluster_def().copy(), job, index, protocol=protocol or "")
-    made.protocol = made.protocol or PROTOCOLS[0]
-    if made.protocol not in PROTOCOLS:
-        raise NotFoundError(f"no protocol {made.protocol!r}; there is: {', '.join(PROTOCOLS)}")
+        spec = ClusterSpec(source)
+        job = _the_only("which job", spec.jobs) if job_name is None else job_name
+        index = _the_only(f"which task of job {job!r}", spec.task_indices(job)) if task_index is None else task_index
+        definition = ServerDef(spec.as_cluster_def().copy(), job, index, protocol=protocol or "")
+    definition.protocol = definition.protocol or PROTOCOLS[0]
+    if definition.protocol not in PROTOCOLS:
+        raise NotFoundError(f"no protocol {definition.protocol!r}; there is: {', '.join(PROTOCOLS)}")
     if not isinstance(config or {}, Mapping):
         raise TypeError(f"the config of a server is a dict of options, not {config!r}")
-    made.default_session_config = merged(made.default_session_config, config or {})
-    made.own_address()
-    return made
+    definition.default_session_config = merged(definition.default_session_config, config or {})
+    definition.own_address()
+    return definition
 
 
-def _the_only(what: str, known: list[Any], of: str) -> Any:
+def _the_only(question: str, known: list[Any]) -> Any:
     if len(known) != 1:
-        raise ValueError(f"which {what}{of}? It must be given where there is not exactly one; there are {known}")
+        raise ValueError(f"{question}? It must be given where there is not exactly one; there are {known}")
     return known[0]
 
 
 def merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    """Both, with what is new above what is old, also inside dicts; shares nothing with them."""
+    """Return `old` with the entries of `new` over it, merged inside nested dicts; the result shares nothing with them."""
     both = {**copy.deepcopy(dict(old)), **copy.deepcopy(dict(new))}
     for key in old.keys() & new.keys():
         if isinstance(old[key], Mapping) and isinstance(new[key], Mapping):
@@ -73,7 +73,7 @@ def merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def written_address(definition: ServerDef) -> str:
-    """The task's own "host:port", as others are told it; an empty host means localhost.
+    """Return the "host:port" of the task as the cluster has it; an empty host means localhost.
 
     Raises:
       InvalidArgumentError: not an address; the text says what is wrong with the port or the host.
@@ -89,10 +89,10 @@ def written_address(definition: ServerDef) -> str:
 
 
 def address_to_bind(address: str, host: str | None) -> str:
-    """Where a task that is written with this address listens.
+    """Return the address to listen on, for a task whose address in the cluster is `address`.
 
-    On the host as it is written, if that is an address of this machine; else (a name that only others know, the address of a
-    load balancer) on every interface. A `host` that was given stands above that.
+    `host` overrides the host. By default that is the host as written, if it is an address of this machine; otherwise (a name that only
+    other machines resolve, the address of a load balancer) all interfaces.
     """
     written, port = split(address)
     if host is None:

@@ -1,8 +1,8 @@
-"""Which of the other tasks are alive, as far as this one has asked.
+"""Watches of other tasks: which of them are alive, as far as this task has noticed.
 
-A task is watched from the first time that somebody waits for it on. The watch is a call that is never answered: it ends with the process at
-the other end, by its connection or by ZeroMQ's heartbeats, without anything being sent meanwhile. A task that was never seen may not have
-started yet, so it is waited for; one that was seen and has gone is gone until its next life is there.
+A task is watched from the first time that this task waits for it. The watch is a call without a reply: it ends with the process at the
+other end, when the connection ends or ZeroMQ's heartbeats stop; no other message is sent meanwhile. A task that was never seen may not have
+started yet, so it is waited for. A task that was seen and has gone counts as gone until its next incarnation is seen.
 """
 
 from __future__ import annotations
@@ -33,24 +33,27 @@ class Watches:
         self._node = node
         self._lock = threading.Lock()
         self._watched: set[Task] = set()
-        self._lives: dict[Task, int] = {}
+        self._incarnations: dict[Task, int] = {}
         self._last_speaker: dict[Task, int] = {}
-        self._gone: dict[Task, str] = {}
-        self._on_life: list[Callable[[Task, int], object]] = []
+        self._gone_messages: dict[Task, str] = {}
+        self._on_incarnation: list[Callable[[Task, int], object]] = []
         self._on_gone: list[Callable[[Task, str], object]] = []
-        node.service.register_later(METHOD, self._asked, roles=TASKS)
-        node.router.on_gone.append(self._left)
+        node.service.register_later(METHOD, self._watch_call, roles=TASKS)
+        node.router.on_gone.append(self._connection_ended)
 
-    def listen(self, on_life: Callable[[Task, int], object], on_gone: Callable[[Task, str], object]) -> None:
-        """Have these called, in a thread of zmqdist, with each new life of a watched task and with its end. Before `serve`."""
-        self._on_life.append(on_life)
+    def listen(self, on_incarnation: Callable[[Task, int], object], on_gone: Callable[[Task, str], object]) -> None:
+        """Register callbacks for each new incarnation of a watched task, and for its end.
+
+        They run in threads of zmqdist. Call this method before `Node.serve`.
+        """
+        self._on_incarnation.append(on_incarnation)
         self._on_gone.append(on_gone)
 
     def watch(self, task: Task) -> None:
-        """From now on. Does not wait.
+        """Watch a task from now on. Does not block.
 
         Raises:
-          FailedPreconditionError: the own server was stopped.
+          FailedPreconditionError: this task's server was stopped.
         """
         if task == self._node.me or task in self._watched:
             return
@@ -58,114 +61,117 @@ class Watches:
             if task in self._watched:
                 return
             self._watched.add(task)
-        self._ask(task, 0)
+        self._start_watch(task, 0)
 
     def rows(self) -> dict[str, WatchRow]:
-        """What is known of the tasks that are watched."""
+        """Return the state of each watched task, by name."""
         rows = {}
         for task in sorted(self._watched.copy()):
-            life, message = self._lives.get(task, 0), self.gone(task)
-            state = "gone" if message else "up" if life else "unseen"
-            rows[named(task)] = WatchRow(named(task), state, life, message)
+            incarnation, message = self._incarnations.get(task, 0), self.gone_message(task)
+            state = "gone" if message else "up" if incarnation else "unseen"
+            rows[named(task)] = WatchRow(named(task), state, incarnation, message)
         return rows
 
-    def gone(self, task: Task) -> str:
-        """What is to be said of a task that was there and has gone; empty for one that is there or was never seen."""
-        return self._gone.get(task, "")
+    def gone_message(self, task: Task) -> str:
+        """Return the error text for a task that has gone; "" for one that is up or was never seen."""
+        return self._gone_messages.get(task, "")
 
-    def speaks(self, task: Task, life: int, peer: Peer | None = None) -> None:
-        """Something has come from a life of a task: that is there, also where its watch has not noticed yet.
+    def heard_from(self, task: Task, incarnation: int, peer: Peer | None = None) -> None:
+        """A message of this incarnation of a task has arrived, so the task is up, even if its watch has not noticed yet.
 
-        Unless it is the one that has gone: its last words may be handled late. A task may go before its watch has learned its life; then
-        the life that last spoke itself is the one that has gone. Where none did, the word of the task that passes this on counts: that
-        one has heard this life itself, and tells everybody when it goes.
+        This does not hold for the incarnation that has gone, because its last messages may be handled late. A task may go before its watch
+        has learned its incarnation; then the incarnation that has gone is the one that spoke last over a connection of its own. If none
+        did, the task that passes this message on is believed: it has heard from this incarnation directly, and notifies all members when it
+        goes.
 
         Args:
-          peer: the connection that they came by, if they came from the task itself.
+          peer: the connection of the message, if it came from the task itself; None if another task passes it on.
         """
-        with self._lock:  # a connection is marked as gone before `_left` hears of it, so it is one or the other
-            seen = self._lives.get(task)
+        with self._lock:  # a peer is marked as gone before `_connection_ended` runs, so one of the two sees the end
+            seen = self._incarnations.get(task)
             if peer is None:
                 seen = seen or self._last_speaker.get(task)
             elif peer.gone:
                 return
             else:
-                self._last_speaker[task] = life
-            if seen != life and self._gone.pop(task, ""):
-                self._lives.pop(task, None)  # until the watch is there, its connection to us says when it ends (_left)
+                self._last_speaker[task] = incarnation
+            if seen != incarnation and self._gone_messages.pop(task, ""):
+                # Until the new watch is there, the task's connection to this one shows its end (_connection_ended).
+                self._incarnations.pop(task, None)
 
-    def _left(self, peer: Peer) -> None:
-        """A connection to us has ended. Where it is from a task that we have only begun to watch, that one was there and has gone.
+    def _connection_ended(self, peer: Peer) -> None:
+        """A connection to this task has ended. If the other end is a watched task that has not replied to its watch yet, it was there and
+        has gone.
 
-        Where we are connected to it, too, that connection says so, after what the task has answered before its end.
+        If this task is connected to the other one too, that connection decides, after the replies that the task has sent before its end.
         """
-        if self._node.closed:  # they let go of us because we stop, not because they end
+        if self._node.closed:  # peers disconnect because this task stops, not because they end
             return
         for task in self._watched.copy():
             if (
                 peer.role == "worker"
                 and peer.hello is not None
                 and peer.hello.name == named(task)
-                and task not in self._lives
+                and task not in self._incarnations
             ):
                 if self._node.is_connected(task):
-                    self._look(task)
+                    self._probe(task)
                 else:
-                    self._has_gone(task, UNAVAILABLE, "")
+                    self._task_gone(task, UNAVAILABLE, "")
 
-    def _look(self, task: Task) -> None:
-        """Ask a task whose watch may wait for its next life: this question fails with the connection, and waits for no other."""
+    def _probe(self, task: Task) -> None:
+        """Call a task whose watch may wait for its next incarnation: this call fails with the connection, and waits for no other."""
         try:
             result = self._node.start(task, METHOD, 0, waits_for_server=False)
-        except OpError:  # the own server was stopped
+        except OpError:  # this task's server was stopped
             return
-        result.add_done_callback(partial(self._looked, task))
+        result.add_done_callback(partial(self._probed, task))
 
-    def _looked(self, task: Task, result: StatusOrResult) -> None:
+    def _probed(self, task: Task, result: StatusOrResult) -> None:
         code, message = result.get_error()
-        # An answer says that the watch, which was sent before, has arrived, too: its end will say when the task goes.
-        if code and task not in self._lives and not self._node.closed:
-            self._has_gone(task, code, message)
+        # A reply shows that the watch, which was sent before, has arrived: its end will show when the task goes.
+        if code and task not in self._incarnations and not self._node.closed:
+            self._task_gone(task, code, message)
 
-    def _asked(self, asked: Asked, life: int) -> None:
-        """A task watches us: who knows our life learns no more until it ends."""
-        if life != self._node.incarnation:
-            asked.answer(self._node.incarnation)
+    def _watch_call(self, call: Asked, incarnation: int) -> None:
+        """Another task watches this one. If it knows the current incarnation, the call stays without a reply until this process ends."""
+        if incarnation != self._node.incarnation:
+            call.answer(self._node.incarnation)
 
-    def _ask(self, task: Task, life: int) -> None:
-        # About a life that was there nothing is to be waited for: one that has just said goodbye would be missed for good.
-        result = self._node.start(task, METHOD, life, waits_for_server=not life)
-        result.add_done_callback(partial(self._answered, task, life))
+    def _start_watch(self, task: Task, incarnation: int) -> None:
+        # A watch of a known incarnation must not wait for a server: it would wait for the next incarnation and miss this one's end.
+        result = self._node.start(task, METHOD, incarnation, waits_for_server=not incarnation)
+        result.add_done_callback(partial(self._watch_ended, task, incarnation))
 
-    def _answered(self, task: Task, life: int, result: StatusOrResult) -> None:
+    def _watch_ended(self, task: Task, incarnation: int, result: StatusOrResult) -> None:
         code, message = result.get_error()
-        if self._node.closed:  # it has ended with the own server: that says nothing of the task
+        if self._node.closed:  # the stop of this task's server ended the watch, which says nothing about the task
             return
         if not code:
-            self._is_there(task, result.get_value())
-        else:  # also a first question: it was on the way, so there was somebody
-            self._has_gone(task, code, message)
+            self._task_seen(task, result.get_value())
+        else:  # also for a first watch: it was in flight, so the task was there
+            self._task_gone(task, code, message)
         try:
             if code in (0, UNAVAILABLE):
-                self._ask(task, 0 if code else result.get_value())
+                self._start_watch(task, 0 if code else result.get_value())
             else:
                 self._watched.discard(task)
         except OpError:
-            pass  # the own server was stopped; what was known of the task stays
+            pass  # this task's server was stopped; the last state of the other task stays
 
-    def _is_there(self, task: Task, life: Any) -> None:
-        self._lives[task] = life
-        self._gone.pop(task, None)
-        for fn in self._on_life:
-            fn(task, life)
+    def _task_seen(self, task: Task, incarnation: Any) -> None:
+        self._incarnations[task] = incarnation
+        self._gone_messages.pop(task, None)
+        for fn in self._on_incarnation:
+            fn(task, incarnation)
 
-    def _has_gone(self, task: Task, code: int, message: str) -> None:
-        life = self._lives.get(task, 0)
-        which = f"its life {life:016x}" if life else "it"
-        told = f"{which} has ended, or cannot be reached any more" if code == UNAVAILABLE else message
-        gone = f"{named(task)} at {self._node.spec.task_address(*task)} has gone: {told}"
+    def _task_gone(self, task: Task, code: int, message: str) -> None:
+        incarnation = self._incarnations.get(task, 0)
+        subject = f"its incarnation {incarnation:016x}" if incarnation else "it"
+        reason = f"{subject} has ended, or cannot be reached any more" if code == UNAVAILABLE else message
+        gone_message = f"{named(task)} at {self._node.spec.task_address(*task)} has gone: {reason}"
         with self._lock:
-            self._gone[task] = gone
-        log.info("%s", gone)
+            self._gone_messages[task] = gone_message
+        log.info("%s", gone_message)
         for fn in self._on_gone:
-            fn(task, gone)
+            fn(task, gone_message)

@@ -1,12 +1,12 @@
 """Values from one task to another: `Server.send` and `Server.recv`.
 
 Rules
-    A value is a snapshot of the moment of `send`, which waits for nothing. Each is received once, those of one sender under one tag in the
-    order of sending, large or small.
-    What arrives lies in the receiver's mailbox until it is asked for. Who has sent something and knows that it is there may end.
-    A task that ends while somebody waits for it: that wait ends with UNAVAILABLE. What its next life sends is never taken for its own.
+    `send` takes a snapshot of the value, and does not block. Each value is received once, those of one sender under one tag in the order of
+    sending, large or small.
+    An arrived value stays in the receiver's mailbox until it is received. A sender that knows of the arrival may end.
+    When a sender ends, the waits for it end with UNAVAILABLE. A value of its next incarnation never passes for one of the earlier.
 
-Not here: which letter goes to whom (mailbox_machine.py), who is alive (liveness.py).
+Not here: which letter goes to which wait (mailbox_machine.py), which tasks are alive (liveness.py).
 """
 
 from __future__ import annotations
@@ -49,46 +49,46 @@ log = logging.getLogger("zmqdist.tasks")
 
 
 class LockedMailbox:
-    """A mailbox with its lock, for threads that wait. What it returns or raises is the outcome of a wait."""
+    """A mailbox with its lock, for threads that wait."""
 
     def __init__(self, box: Mailbox) -> None:
         self.box = box
         self.lock = threading.Lock()
 
-    def tell(self, event: Callable[..., list[Wait]], *args: Any) -> None:
-        """Have the machine take note of something, and wake those whose waits end with it."""
+    def apply(self, event: Callable[..., list[Wait]], *args: Any) -> None:
+        """Pass an event to the mailbox, and wake the threads whose waits end with it."""
         with self.lock:
             wake(event(*args))
 
     def check(self) -> None:
-        """Raises OpError: it was aborted."""
+        """Raises OpError: the mailbox was aborted."""
         with self.lock:
             self.box.check()
 
-    def receive(self, key: Key, due: float, gone: Callable[[], str]) -> Wait:
-        """Wait for the next letter; it is in the wait.
+    def receive(self, key: Key, due: float, gone_message: Callable[[], str]) -> Wait:
+        """Wait for the next letter, and return the wait, which has it.
 
         Args:
-          due: on `time.monotonic`; `inf` waits for ever, and logs whom it waits for.
-          gone: what is to be said when its sender is known to have gone, else an empty text.
+          due: on `time.monotonic`; `inf` waits without a limit, and logs the name of the sender at intervals.
+          gone_message: returns the error text if the sender is known to have gone, else "".
 
         Raises:
-          OpError: what the wait ended with.
+          OpError: the error with which the wait ended.
         """
         arrived = threading.Event()
         with self.lock:
             wait = self.box.wanted(key, due)
-            if not wait.ended and (told := gone()):
-                self.box.cancelled(wait, UNAVAILABLE, told)
+            if not wait.ended and (message := gone_message()):
+                self.box.cancelled(wait, UNAVAILABLE, message)
             wait.wake = arrived.set
         try:
             while not wait.ended:
                 arrived.wait(max(0.0, min(WAIT_LOG_S, due - monotonic())))
                 if not wait.ended and monotonic() >= due:
-                    self.tell(self.box.ticked, monotonic())
+                    self.apply(self.box.ticked, monotonic())
                 elif not wait.ended:
                     log.info("still waiting for %s to send %r", key.source, key.tag)
-        except BaseException:  # Ctrl-C
+        except BaseException:  # Ctrl-C: a letter that has arrived meanwhile goes back, for the next wait
             with self.lock:
                 if not self.box.cancelled(wait) and not wait.code:
                     wake(self.box.returned(wait))
@@ -99,14 +99,14 @@ class LockedMailbox:
 
 
 def wake(ended: Sequence[Wait]) -> None:
-    """Tell those whose waits have ended."""
+    """Wake the threads whose waits have ended."""
     for wait in ended:
         if wait.wake is not None:
             wait.wake()
 
 
 class Mail:
-    """The mailbox of one task, and its letters to others."""
+    """The mailbox of one task, and its letters to other tasks."""
 
     def __init__(self, node: Node, watches: Watches) -> None:
         self._node = node
@@ -118,24 +118,23 @@ class Mail:
         node.service.register("mail.put", self._put, inline=True, roles=TASKS)
         node.service.register("mail.skip", self._skip, inline=True, roles=TASKS)
         node.on_stop.append(self._stopped)
-        watches.listen(self._lives, self._gone)
+        watches.listen(self._sender_seen, self._sender_gone)
 
     @property
     def unconfirmed(self) -> int:
-        """Letters of this task that are on the way, or whose arrival is not known yet."""
+        """The number of letters that this task has sent and of which it does not know yet whether they have arrived."""
         with self._lock:
             outgoing = list(self._out.values())
         return sum(box.unconfirmed for box, _ in outgoing)
 
-    def lying(self) -> tuple[int, int, int]:
-        """Letters that were not received yet, their bytes, and how many wait for one."""
+    def counts(self) -> tuple[int, int, int]:
+        """Return the number of letters that were not received yet, their bytes, and the number of waits."""
         with self._in.lock:
             return self._in.box.items, self._in.box.nbytes, self._in.box.waiting
 
     # -- sending ----------------------------------------------------------------------------------------------------------
 
     def send(self, value: Any, dst: str | Task, tag: str, timeout: float | None = None) -> StatusOrResult:
-        """See Server.send."""
         task, address = self._node.task(dst), _checked(tag)
         check_timeout(timeout)
         key = Key(self._me, self._node.incarnation, named(task), address)
@@ -149,14 +148,14 @@ class Mail:
             result = start(client, "mail.put", str(key), number, low, after, value, due=due)
             out.sent(tag, number, after)
         result.add_done_callback(partial(self._arrived, task, number))
-        return read_as(result, _no_value)  # what the receiver answers is for Mail alone
+        return read_as(result, _no_value)  # the receiver's reply is for Mail only
 
     def _out_to(self, task: Task) -> tuple[Outbox, threading.Lock]:
         with self._lock:
             return self._out.setdefault(task, (Outbox(), threading.Lock()))
 
     def _arrived(self, task: Task, number: int, result: StatusOrResult) -> None:
-        """A letter is there, or will not be: then those that are on the way behind it must not wait for it."""
+        """A letter has arrived, or never will: in that case the letters in flight behind it must not wait for it."""
         out, lock = self._out_to(task)
         code, _ = result.get_error()
         held = 0 if code else result.get_value() or 0
@@ -166,16 +165,15 @@ class Mail:
             self._have_skipped(task, *skip)
 
     def _have_skipped(self, task: Task, number: int, skip: int) -> None:
-        with suppress(
-            FailedPreconditionError
-        ):  # this server was stopped: those behind it do not leave any more, either
+        # FailedPreconditionError: this server was stopped, so the letters behind it do not leave any more.
+        with suppress(FailedPreconditionError):
             result = self._node.start(task, "mail.skip", self._me, self._node.incarnation, skip)
             result.add_done_callback(partial(self._skipped, task, number, skip))
 
     def _skipped(self, task: Task, number: int, skip: int, result: StatusOrResult) -> None:
         code, _ = result.get_error()
         out, lock = self._out_to(task)
-        if code == UNAVAILABLE and not self._node.closed:  # the same life of the receiver may be back
+        if code == UNAVAILABLE and not self._node.closed:  # the same incarnation of the receiver may reconnect
             self._have_skipped(task, number, skip)
             return
         with lock:
@@ -197,12 +195,11 @@ class Mail:
             call.end(0, "")
         else:
             call.end(refusal.error_code, refusal.message)
-        return _Here(call)
+        return _local_result(call)
 
     # -- receiving --------------------------------------------------------------------------------------------------------
 
     def recv(self, src: str | Task, tag: str, timeout: float | None = None, out: NDArray[Any] | None = None) -> Any:
-        """See Server.recv."""
         task = self._node.task(src)
         key = Key(named(task), 0, self._me, _checked(tag))
         check_out(out)
@@ -210,18 +207,18 @@ class Mail:
         due = inf if timeout is None else monotonic() + float(timeout)
         with self._node.own_wait:
             self._watches.watch(task)
-            wait = self._in.receive(key, due, partial(self._watches.gone, task))
+            wait = self._in.receive(key, due, partial(self._watches.gone_message, task))
         if out is None:
             return wait.letter
-        told = misfit(wait.letter, out)
-        if told:
-            self._in.tell(self._in.box.returned, wait)
-            raise InvalidArgumentError(f"{told}; the message from {key.source} is still there")
+        problem = misfit(wait.letter, out)
+        if problem:
+            self._in.apply(self._in.box.returned, wait)
+            raise InvalidArgumentError(f"{problem}; the message from {key.source} is still there")
         np.copyto(out, wait.letter)
         return out
 
     def _put(self, text: str, number: int, low: int, after: int, value: Any) -> int | None:
-        """Answers the own incarnation where the letter lies here until the one before it had its turn."""
+        """Take a letter. The reply is this task's incarnation if the letter is held until the one before it had its turn, else None."""
         key = Key.parse(text)
         if key.target != self._me:
             raise InvalidArgumentError(f"this is {self._me}, not {key.target}: the address has another task now")
@@ -229,31 +226,29 @@ class Mail:
             ended, refusal = self._in.box.sent(key, value, nbytes_of(value), number, low, after)
             held = after != 0 and self._in.box.holds(key.source, number, after)
             wake(ended)
-        if (
-            refusal is not None and refusal.error_code == CANCELLED
-        ):  # we stop: for the sender that is the end of its receiver
+        if refusal is not None and refusal.error_code == CANCELLED:  # this task stops: the sender sees its receiver end
             raise UnavailableError(refusal.message)
         if refusal is not None:
             raise refusal
         return self._node.incarnation if held else None
 
-    def _skip(self, source: str, life: int, number: int) -> None:
-        self._in.tell(self._in.box.skipped, source, life, number)
+    def _skip(self, source: str, incarnation: int, number: int) -> None:
+        self._in.apply(self._in.box.skipped, source, incarnation, number)
 
-    # -- others -----------------------------------------------------------------------------------------------------------
+    # -- other tasks, and the stop of this one ------------------------------------------------------------------------------
 
-    def _lives(self, task: Task, life: int) -> None:
-        self._in.tell(self._in.box.heard, named(task), life)
+    def _sender_seen(self, task: Task, incarnation: int) -> None:
+        self._in.apply(self._in.box.heard, named(task), incarnation)
 
-    def _gone(self, task: Task, message: str) -> None:
-        self._in.tell(self._in.box.gone, named(task), message)
+    def _sender_gone(self, task: Task, message: str) -> None:
+        self._in.apply(self._in.box.gone, named(task), message)
 
     def _stopped(self) -> None:
-        self._in.tell(self._in.box.aborted, CANCELLED, self._node.stopped.message)
+        self._in.apply(self._in.box.aborted, CANCELLED, self._node.stopped.message)
 
 
-class _Nowhere:
-    """What a StatusOrResult asks when its call has ended here."""
+class _LocalChannel:
+    """The channel of a StatusOrResult whose call has ended in this process."""
 
     address = "this task"
 
@@ -271,11 +266,11 @@ class _Nowhere:
 
 
 def _no_value(call: ClientCall, address: str) -> None:
-    """A letter that has arrived has no value."""
+    """The value of a call that has delivered a letter: None."""
 
 
-def _Here(call: ClientCall) -> StatusOrResult:
-    return StatusOrResult(_Nowhere(), call, _no_value)  # type: ignore[arg-type]
+def _local_result(call: ClientCall) -> StatusOrResult:
+    return StatusOrResult(_LocalChannel(), call, _no_value)  # type: ignore[arg-type]
 
 
 def _checked(tag: str) -> str:
@@ -285,20 +280,20 @@ def _checked(tag: str) -> str:
 
 
 def check_timeout(timeout: Any) -> None:
-    """Raises InvalidArgumentError: neither seconds nor None."""
+    """Raises InvalidArgumentError: neither a number of seconds, 0 or more, nor None."""
     if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, Real) or not float(timeout) >= 0):
-        told = f"a time-out is a number of seconds, 0 or more, or None, not {timeout!r}"
-        raise InvalidArgumentError(told)
+        text = f"a time-out is a number of seconds, 0 or more, or None, not {timeout!r}"
+        raise InvalidArgumentError(text)
 
 
 def check_out(out: Any) -> None:
-    """Raises InvalidArgumentError: nothing can be received into it."""
+    """Raises InvalidArgumentError: not an array that a value can be received into."""
     if out is not None and not (isinstance(out, np.ndarray) and out.flags.writeable and not out.dtype.hasobject):
         raise InvalidArgumentError("out: wanted a writable NumPy array without Python objects")
 
 
 def misfit(value: Any, out: NDArray[Any]) -> str:
-    """Why a value cannot be received into `out`; empty when it can."""
+    """Return why a value cannot be received into `out`; "" if it can."""
     if not isinstance(value, np.ndarray):
         return f"a {type(value).__name__} was sent, not one array, as `out` needs"
     if (value.dtype, value.shape) != (out.dtype, out.shape):
@@ -307,7 +302,7 @@ def misfit(value: Any, out: NDArray[Any]) -> str:
 
 
 def nbytes_of(value: Any) -> int:
-    """About how much memory a value takes that lies here."""
+    """Return about how many bytes a value takes in the mailbox."""
     if isinstance(value, (np.ndarray, np.generic)):
         return value.nbytes
     if isinstance(value, (str, bytes)):

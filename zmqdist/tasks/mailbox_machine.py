@@ -1,31 +1,33 @@
-"""Values from task to task, matched by a key: what is kept, who gets what, and in which order. No I/O.
+"""Letters from task to task: which are kept, which wait gets which, and in which order. No I/O.
 
-Rule 1: a method is an event (past tense) or a question; what it returns are the waits that have ended and whose waiters must be told.
+A letter is a sent value, with what the shell puts beside it; this module never looks into it.
+
+Rule 1: a method is an event (past tense) or a query; an event returns the waits that have ended, whose threads the shell must wake.
 Rule 2: a mailbox belongs to one shell, which calls it under its lock.
-Rule 3: what a letter is nobody here looks into: what lies beside the value arrives with it.
 
 Theory of operation
-    A key names one channel: sender, life of the sender, receiver, tag. Of each sender one life counts at a time: when another one is
-    heard of, what the old one has left is dropped and whoever waits for it is told. While nobody has heard of a new one it stays, so
-    that a task may send and end.
+    A key names one channel: sender, incarnation of the sender, receiver, tag. One incarnation of each sender counts at a time: when the
+    mailbox hears of another, it drops the letters of the old one and ends the waits for it. Until then those letters stay, so that a task
+    may send and end.
 
-    Letters of one channel may overtake each other on the way (a large one travels in pieces). Each has a number, counted by its sender
-    for each receiver. While another one of its channel is on the way it names the one that was sent right before it (`after`), and is
-    held until that one had its turn; a letter that was given up has its turn, too. `low` says that everything below has arrived or was
-    given up: so nothing is ever waited for that cannot come.
-    For the sender a letter is on the way until it is known to have had its turn. One that was given up, or that is held while the one
-    before it has ended (at a former life of the receiver), needs a word of the sender for that: it has the missing one skipped, but
-    only when nothing before that is on the way. So what is sent next under this tag never comes before them.
+    Letters of one channel may overtake each other on the way, because a large one travels in pieces. So the sender numbers the letters to
+    each receiver. While an earlier letter of the channel is in flight, a letter names the one sent right before it (`after`), and the
+    mailbox holds it until that one had its turn. A letter that was given up has had its turn. `low` says that every number below it has
+    arrived or was given up. So the mailbox never waits for a letter that cannot arrive.
+    For the sender, a letter is in flight until it is known to have had its turn. The mailbox may hold a letter behind one that was given
+    up, or that has ended at an earlier incarnation of the receiver. Then the sender has the missing one skipped, but only when no letter
+    before that is in flight. So a letter that is sent next under this tag never overtakes them.
 
 Promises, checked by tests/machines/test_mailbox.py and tests/sim/test_tasks.py
-    P1  a letter is given to one waiter, once; letters of a channel in the order of sending, waiters in the order of asking
-    P2  nothing of one life of a sender reaches a wait for another one
-    P3  a wait ends once: letter, cancelled, its deadline, the end of its sender, or the abort
-    P4  after an abort every send and every wait ends with its status; nothing that ran before is waited for
-    P5  no more than `items_max` letters and `bytes_max` bytes lie here; the next is refused, and its sender knows
-    P6  what has ended leaves nothing behind but a few numbers for each sender
+    P1  each letter goes to one wait, once: the letters of a channel in the order of sending, to waits in the order of their calls
+    P2  no letter of one incarnation of a sender reaches a wait for another one
+    P3  a wait ends once: with a letter, by cancellation, at its deadline, at the end of its sender, or by the abort
+    P4  after an abort every send and every wait ends with its status, and no earlier wait is left
+    P5  the mailbox refuses a letter beyond `items_max` letters or `bytes_max` bytes, and its sender gets an error; a letter that a waiter
+        puts back is never refused
+    P6  of letters and waits that have ended, only a few numbers for each sender stay
 
-Not here: the way of a letter (mail.py), who is alive (liveness.py).
+Not here: how a letter travels (mail.py), which tasks are alive (liveness.py).
 """
 
 from __future__ import annotations
@@ -49,19 +51,19 @@ from zmqdist.errors import (
 
 _Place: TypeAlias = tuple[str, str, str]
 
-PAST_LIVES_MAX = 16
-"""Former lives of one sender that are remembered, to refuse what comes from them late."""
+PAST_INCARNATIONS_MAX = 16
+"""Earlier incarnations of a sender that are remembered, so that their late letters are refused."""
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """The name of one channel. As text its parts stand with a semicolon between, the life as 16 hexadecimal digits.
+    """The name of one channel. Its text form joins the parts by semicolons, the incarnation as 16 hexadecimal digits.
 
     Attributes:
       source, target: tasks.
-      life: incarnation of the source; 0, in a wait, for whichever is the present one.
+      life: incarnation of the source; in a wait, 0 for the current one.
       tag: any text without a semicolon.
-      frame: "frame:iteration" of a loop in TensorFlow; here always 0:0.
+      frame: "frame:iteration" of a loop in TensorFlow; always 0:0 here.
     """
 
     source: str
@@ -75,7 +77,7 @@ class Key:
 
     @staticmethod
     def parse(text: str) -> Key:
-        """The inverse of `str`. Raises InvalidArgumentError: not a key."""
+        """Invert `str`. Raises InvalidArgumentError: not a key."""
         parts = text.split(";")
         frame = parts[-1].split(":")
         try:
@@ -83,18 +85,18 @@ class Key:
                 raise ValueError
             return Key(parts[0], int(parts[1], 16), parts[2], parts[3], (int(frame[0]), int(frame[1])))
         except ValueError:
-            told = f"not a key: {text!r}; wanted source;16 hexadecimal digits;target;tag;frame:iteration"
-            raise InvalidArgumentError(told) from None
+            message = f"not a key: {text!r}; wanted source;16 hexadecimal digits;target;tag;frame:iteration"
+            raise InvalidArgumentError(message) from None
 
 
 class Wait:
-    """Somebody waits for a letter.
+    """A wait for one letter.
 
     Attributes:
       key: of the channel.
-      life: of the sender that it is bound to; 0 while none is known.
-      due: when it stops waiting, in seconds on the shell's clock.
-      ended: whether it has; then `letter`, or `code` (not 0) and `message`.
+      life: the sender's incarnation to which this wait is bound; 0 while none is known.
+      due: when it ends at the latest, in seconds on the shell's clock.
+      ended: whether it has; then `letter` is set, or `code` (not 0) and `message`.
       wake: the shell's own.
     """
 
@@ -119,19 +121,21 @@ class Wait:
 
 
 class _Source:
-    """What is known of one sender.
+    """What the mailbox knows of one sender.
+
+    Invariant: no number in `seen` is below `low`.
 
     Attributes:
-      life: the present one, 0 for none.
-      low, seen: numbers that were delivered or given up: all below `low`, and those of `seen`.
-      held: letters that wait for another one, by the number of that.
+      life: its current incarnation, 0 for none.
+      low, seen: letters that had their turn: all numbers below `low`, and those in `seen`.
+      held: letters that wait for another one, by the number of that one.
     """
 
     __slots__ = ("held", "life", "low", "past", "seen")
 
     def __init__(self) -> None:
         self.life = 0
-        self.past: deque[int] = deque(maxlen=PAST_LIVES_MAX)
+        self.past: deque[int] = deque(maxlen=PAST_INCARNATIONS_MAX)
         self.begin()
 
     def begin(self) -> None:
@@ -146,9 +150,11 @@ class _Source:
 class Mailbox:
     """The letters for one task.
 
+    Invariant: a channel has letters or waits, never both.
+
     Attributes:
-      deadline: when `ticked` must be called at the latest; `inf` when no wait has one.
-      items, nbytes: how much lies here.
+      deadline: when `ticked` must be called at the latest; `inf` when no wait has a deadline.
+      items, nbytes: the number and size of the letters in the mailbox, held ones included.
     """
 
     def __init__(self, items_max: float = inf, bytes_max: float = inf) -> None:
@@ -170,27 +176,29 @@ class Mailbox:
         """A letter has arrived.
 
         Args:
-          number: counted by its sender, from 1; 0 where letters cannot overtake each other.
-          low: everything below was delivered or given up.
-          after: the letter of this channel that has its turn right before this one; 0 for none that was on the way.
+          number: the sender's number for it, from 1; 0 where letters cannot overtake each other.
+          low: every number below has arrived or was given up.
+          after: the letter of this channel right before this one; 0 if that was not in flight.
 
         Returns:
-          The waits that have ended, and why the letter was not taken: the status of the abort, RESOURCE_EXHAUSTED (P5), or UNAVAILABLE
-          for one of an earlier life of its sender.
+          The waits that have ended, and the reason if the letter was refused: the status of the abort, RESOURCE_EXHAUSTED (P5), or
+          UNAVAILABLE for a letter of an earlier incarnation of its sender.
         """
         if self._status is not None:
             return [], from_code(*self._status)
         source = self._source(key.source)
-        if key.life in source.past:
-            return [], UnavailableError(f"{key.source} has begun another life since this was sent")
+        if key.life in source.past:  # P2
+            return [], UnavailableError(f"{key.source} was restarted after it had sent this")
         ended = self.heard(key.source, key.life)
         ended += self._given_up(source, low)
-        if number and source.has(number):
+        if number and source.has(number):  # a duplicate, or a letter that its sender has given up
             return ended, None
         held = number and after and not source.has(after)
         if (held or not self._waits.get(_place(key))) and self._is_full(nbytes):
-            told = f"{key.target} has {self.items} messages of {self.nbytes} bytes that nobody has received: receive some first"
-            refusal = ResourceExhaustedError(told)
+            text = (
+                f"the mailbox of {key.target} is full: {self.items} messages of {self.nbytes} bytes; receive some first"
+            )
+            refusal = ResourceExhaustedError(text)
             return ended, refusal
         if held:
             self._count(1, nbytes)
@@ -200,20 +208,24 @@ class Mailbox:
         return [*ended, *self._settled(source, number)], None
 
     def holds(self, source: str, number: int, after: int) -> bool:
-        """Whether this letter lies here until the one before it had its turn."""
+        """Return whether this letter is held until the one before it had its turn."""
         held = self._source(source).held.get(after)
         return held is not None and held[0] == number
 
-    def skipped(self, source: str, life: int, number: int) -> list[Wait]:
-        """A letter never comes, and none before it does: those behind it need not wait."""
+    def skipped(self, source: str, incarnation: int, number: int) -> list[Wait]:
+        """A letter will never arrive, nor will any before it: deliver the letters that are held behind it."""
         known = self._source(source)
-        ended = [] if life in known.past else self.heard(source, life)
-        if known.life != life or known.has(number):
+        ended = [] if incarnation in known.past else self.heard(source, incarnation)
+        if known.life != incarnation or known.has(number):
             return ended
+        # The mailbox may hold this letter, because the reply that said so was lost: its turn comes before those behind it.
+        behind = {held[0]: after for after, held in known.held.items()}
+        while number in behind:
+            number = behind[number]
         return [*ended, *self._settled(known, number)]
 
     def returned(self, wait: Wait) -> list[Wait]:
-        """Whoever got this letter could not take it: it is the first of its channel again."""
+        """The receiver of this letter could not take it: it becomes the first of its channel again."""
         place = _place(wait.key)
         if self._status is not None or self._source(wait.key.source).life != wait.life:
             return []
@@ -226,7 +238,7 @@ class Mailbox:
     # -- waits ------------------------------------------------------------------------------------------------------------
 
     def wanted(self, key: Key, due: float = inf) -> Wait:
-        """Somebody wants the next letter of a channel. The wait may have ended already."""
+        """A receiver waits for the next letter of a channel. The wait may have ended already."""
         wait = Wait(key, due)
         if self._status is not None:
             return wait.end(*self._status)
@@ -234,7 +246,9 @@ class Mailbox:
         if wait.life and not source.life:
             source.life = wait.life
         if wait.life and wait.life != source.life:
-            return wait.end(UNAVAILABLE, f"{key.source} has begun another life: what its former one sent is gone")
+            return wait.end(
+                UNAVAILABLE, f"{key.source} was restarted: the messages of its earlier incarnation are lost"
+            )
         wait.life = source.life
         place = _place(key)
         letters = self._letters.get(place)
@@ -249,7 +263,7 @@ class Mailbox:
         return wait
 
     def cancelled(self, wait: Wait, code: int = CANCELLED, message: str = "the wait was cancelled") -> bool:
-        """Nobody wants it any more; False: it had ended before, and may have a letter."""
+        """A receiver does not wait any more. Returns False if the wait had ended before; then it may have a letter."""
         if wait.ended:
             return False
         place = _place(wait.key)
@@ -261,44 +275,44 @@ class Mailbox:
         return True
 
     def ticked(self, now: float) -> list[Wait]:
-        """The waits whose time has passed."""
+        """End the waits whose time has passed."""
         if now < self.deadline:
             return []
         waits = [wait for waits in self._waits.values() for wait in waits]
         late = [wait for wait in waits if wait.due <= now]
         for wait in late:
-            told = f"nothing came from {wait.key.source} under {wait.key.tag!r} within the time"
-            self.cancelled(wait, DEADLINE_EXCEEDED, told)
+            text = f"no message from {wait.key.source} under {wait.key.tag!r} arrived in time"
+            self.cancelled(wait, DEADLINE_EXCEEDED, text)
         self.deadline = min((wait.due for wait in waits if not wait.ended), default=inf)
         return late
 
     # -- senders ----------------------------------------------------------------------------------------------------------
 
-    def heard(self, name: str, life: int) -> list[Wait]:
-        """This is the present life of a sender, as far as anybody knows."""
+    def heard(self, name: str, incarnation: int) -> list[Wait]:
+        """The shell has heard of this incarnation of a sender: it becomes the current one, unless it is an earlier one."""
         source = self._source(name)
-        if source.life == life or life in source.past:
+        if source.life == incarnation or incarnation in source.past:
             return []
-        former, source.life = source.life, life
-        if not former:
+        previous, source.life = source.life, incarnation
+        if not previous:
             for wait in self._waits_for(name):
-                wait.life = life
+                wait.life = incarnation
             return []
-        source.past.append(former)
+        source.past.append(previous)
         for _, _, _, nbytes in source.held.values():
             self._count(-1, -nbytes)
         source.begin()
         for place in [place for place in self._letters if place[0] == name]:
             for _, nbytes in self._letters.pop(place):
                 self._count(-1, -nbytes)
-        return self._ended(name, UNAVAILABLE, f"{name} has ended, and begun another life")
+        return self._ended(name, UNAVAILABLE, f"{name} has ended, and was restarted")
 
     def gone(self, name: str, message: str) -> list[Wait]:
-        """A sender has ended: nothing more comes from it. What it has left stays until its next life is heard of."""
+        """A sender has ended and sends no more. Its letters stay until its next incarnation is heard of."""
         return self._ended(name, UNAVAILABLE, message)
 
     def aborted(self, code: int, message: str) -> list[Wait]:
-        """The end of everything here, for good (P4). A second one changes nothing."""
+        """End everything here, for good (P4). A second abort changes nothing."""
         if self._status is not None:
             return []
         self._status = code, message
@@ -311,16 +325,16 @@ class Mailbox:
 
     @property
     def waiting(self) -> int:
-        """Waits that have not ended."""
+        """The number of waits that have not ended."""
         return sum(map(len, self._waits.values()))
 
     @property
     def places(self) -> int:
-        """Places for which something is remembered: letters that wait for a receiver, or receivers that wait."""
+        """The number of channels with letters or waits."""
         return len(self._letters.keys() | self._waits.keys())
 
     def check(self) -> None:
-        """Raises OpError: the status of the abort, if there was one."""
+        """Raise the status of the abort, if there was one, as an OpError."""
         if self._status is not None:
             raise from_code(*self._status)
 
@@ -333,7 +347,7 @@ class Mailbox:
         return source
 
     def _is_full(self, nbytes: int) -> bool:
-        """P5; an empty mailbox takes anything."""
+        """Return whether P5 refuses a letter of this size; an empty mailbox takes any letter."""
         return self.items > 0 and (self.items >= self._items_max or self.nbytes + nbytes > self._bytes_max)
 
     def _count(self, items: int, nbytes: int) -> None:
@@ -366,7 +380,7 @@ class Mailbox:
         return ended
 
     def _settled(self, source: _Source, number: int) -> list[Wait]:
-        """A letter has had its turn: the one that waited for it has its own."""
+        """A letter had its turn: deliver the letter behind it, and so on."""
         ended: list[Wait] = []
         settled = [number] if number else []
         while settled:
@@ -391,7 +405,7 @@ class Mailbox:
 
 
 def _place(key: Key) -> _Place:
-    """Of all lives of its source one counts at a time."""
+    """Return the channel without the sender's incarnation, because one incarnation counts at a time."""
     return key.source, key.target, key.tag
 
 
@@ -399,70 +413,71 @@ def _place(key: Key) -> _Place:
 
 
 class Outbox:
-    """The letters of one task that are on their way to one other task: the numbers that Mailbox.sent needs.
+    """The sender's side: letters in flight from one task to one other, and the numbers that Mailbox.sent needs.
 
     Attributes:
-      unconfirmed: letters of which it is not known yet whether they have arrived.
+      unconfirmed: letters of which the sender does not know yet whether they have arrived.
     """
 
     def __init__(self) -> None:
         self._number = 0
-        self._on_the_way: dict[int, tuple[str, int]] = {}
-        """By number: the tag, and the letter of this tag that was sent right before it while that was on the way."""
+        self._in_flight: dict[int, tuple[str, int]] = {}
+        """By number: the tag, and the letter of this tag that was sent right before it if that was in flight."""
         self._last: dict[str, tuple[int, int]] = {}
-        """By tag: how many are on the way, and the one that was sent last."""
+        """By tag: how many letters are in flight, and the number of the last one."""
         self._behind: dict[int, tuple[int, bool, int]] = {}
-        """Letters that are answered (number, failed, held), by the number of the one before them, which is on the way."""
+        """Letters with a reply (number, failed, held), by the number of the one before them, which is in flight."""
 
     @property
     def unconfirmed(self) -> int:
-        return len(self._on_the_way)
+        return len(self._in_flight)
 
     def numbers(self, tag: str) -> tuple[int, int, int]:
-        """`number`, `low` and `after` of the next letter; it counts once `sent` is called with them."""
+        """Return `number`, `low` and `after` of the next letter; they take effect when `sent` is called with them."""
         number = self._number + 1
-        return number, next(iter(self._on_the_way), number), self._last.get(tag, (0, 0))[1]
+        return number, next(iter(self._in_flight), number), self._last.get(tag, (0, 0))[1]
 
     def sent(self, tag: str, number: int, after: int) -> None:
-        """The letter with these numbers has left."""
+        """The letter with these numbers is on its way."""
         self._number = number
-        self._on_the_way[number] = tag, after
+        self._in_flight[number] = tag, after
         self._last[tag] = self._last.get(tag, (0, 0))[0] + 1, number
 
     def ended(self, number: int, failed: bool, held: int = 0) -> tuple[int, int] | None:
-        """The receiver has answered, or never will.
+        """The receiver has replied, or never will.
 
         Args:
-          held: the life of the receiver in which the letter lies until the one before it had its turn; 0: it had its own.
+          held: the incarnation of the receiver that holds the letter until the one before it had its turn; 0: it had its own turn.
 
         Returns:
-          None; or (number, skip): have the receiver skip the letter `skip`, and call `skipped(number)` then.
+          None; or (number, skip): the shell must have the receiver skip the letter `skip`, and then call `skipped(number)`.
         """
-        _, after = self._on_the_way[number]
-        if (failed or held) and after in self._on_the_way:
+        _, after = self._in_flight[number]
+        if (failed or held) and after in self._in_flight:
             self._behind[after] = number, failed, held
             return None
         return (number, after) if held else self._end(number, failed, 0)
 
     def skipped(self, number: int) -> tuple[int, int] | None:
-        """The receiver has done what was asked because of this letter. Returns as `ended`."""
+        """The receiver has skipped the letter that `ended` named with this number. Returns as `ended`."""
         return self._end(number, False, 0)
 
     def _end(self, number: int, failed: bool, held: int) -> tuple[int, int] | None:
-        """This letter had its turn, and so have those that have waited for nothing else."""
+        """A letter had its turn, and so have the letters that waited for it only."""
         while True:
-            tag, _ = self._on_the_way[number]
+            tag, _ = self._in_flight[number]
             count, last = self._last[tag]
             if failed and last != number:
                 return number, number
-            del self._on_the_way[number]
+            del self._in_flight[number]
             if count > 1:
                 self._last[tag] = count - 1, last
             else:
                 del self._last[tag]
             if number not in self._behind:
                 return None
-            before, life = number, held
+            before, incarnation = number, held
             number, failed, held = self._behind.pop(before)
-            if held and life and held != life:  # where it lies nothing has ended the one before it
+            # Another incarnation of the receiver holds this letter: it does not know that the one before it has ended.
+            if held and incarnation and held != incarnation:
                 return number, before

@@ -1,11 +1,12 @@
-"""Named values that live on a task: arrays, in containers.
+"""Named values of a task: arrays, in containers.
 
 Rules
-    What is stored is a copy of this moment, and so is what is read: nobody's later writes are seen by anybody else.
-    Dtype and shape are kept as they came, and may be others at the next assignment.
-    A container is only a name that several values can be cleared by; "" is the task's default one, which has its job's name.
+    An assignment stores a copy, and a read returns a copy: later writes to an array are seen by no other holder.
+    Dtype and shape stay as assigned, and may differ at the next assignment.
+    A container is only a name by which several values can be cleared; "" stands for the task's default container, which has the name of its
+    job.
 
-Not here: who sees which variables (sessions.py).
+Not here: which session sees which variables (sessions.py).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from zmqdist.transport.receive_buffers import memory_for
 
 
 class Variables:
-    """The variables of one task that one session, or all that share them, can see. From any thread."""
+    """The variables of one task that one isolated session, or all other sessions together, can see. From any thread."""
 
     def __init__(self, task: str, default_container: str) -> None:
         self._task = task
@@ -31,7 +32,7 @@ class Variables:
         self._values: dict[tuple[str, str], np.ndarray[Any, Any]] = {}
 
     def assign(self, name: str, value: Any, container: str = "") -> None:
-        """Set a variable to a copy of anything that lends itself to an array.
+        """Set a variable to a copy of anything that NumPy can turn into an array.
 
         Raises:
           InvalidArgumentError: `name` is no text, or `value` would be an array of Python objects.
@@ -42,23 +43,23 @@ class Variables:
             self._values[key] = array
 
     def read(self, name: str, container: str = "") -> np.ndarray[Any, Any]:
-        """A copy of a variable, the caller's own. Raises FailedPreconditionError where it was not assigned."""
+        """Return a copy of a variable, which the caller owns. Raises FailedPreconditionError where it was not assigned."""
         return _copied(self.stored(name, container))
 
     def stored(self, name: str, container: str = "") -> np.ndarray[Any, Any]:
-        """The array that is kept: nobody may write to it. Raises as `read`."""
+        """Return the stored array itself; the caller must not write to it. Raises as `read`."""
         key = self._key(name, container)
         with self._lock:
             array = self._values.get(key)
         if array is None:
-            told = (
+            text = (
                 f"variable {name!r} (container {key[0]!r}) of {self._task} was not assigned, or was cleared by a reset"
             )
-            raise FailedPreconditionError(told)
+            raise FailedPreconditionError(text)
         return array
 
     def specs(self, container: str = "") -> dict[str, TensorSpec]:
-        """What is in a container: name -> shape and dtype, sorted by name."""
+        """Return the shape and dtype of each variable in a container, sorted by name."""
         with self._lock:
             found = sorted(
                 (name, array) for (where, name), array in self._values.items() if where == (container or self._default)
@@ -66,7 +67,7 @@ class Variables:
         return {name: TensorSpec(array.shape, array.dtype) for name, array in found}
 
     def clear(self, containers: Sequence[str] = ()) -> None:
-        """Forget what is in these containers; in all of them when none is named."""
+        """Remove the variables in these containers; without any name, those in all containers."""
         wanted = {container or self._default for container in containers}
         with self._lock:
             self._values = {key: array for key, array in self._values.items() if wanted and key[0] not in wanted}
@@ -78,20 +79,20 @@ class Variables:
 
 
 def array_of(name: str, value: Any) -> np.ndarray[Any, Any]:
-    """A value as the array that a variable holds, copied or not. Raises InvalidArgumentError where there is none."""
+    """Return a value as the array that a variable holds, copied or not. Raises InvalidArgumentError: no such array."""
     try:
         array = np.asarray(value)
         problem = "that is no array of numbers or text" if array.dtype.hasobject else ""
-    except ValueError as error:  # rows of different lengths, say
+    except ValueError as error:  # such as rows of different lengths
         problem = str(error)
     if problem:
-        told = f"variable {name!r} cannot hold {type(value).__name__}: {problem}"
-        raise InvalidArgumentError(told)
+        text = f"variable {name!r} cannot hold {type(value).__name__}: {problem}"
+        raise InvalidArgumentError(text)
     return array
 
 
 def _copied(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """In memory that is warm, where much of it is needed: large variables are assigned again and again."""
+    """Copy into warm memory if the array is large, because large variables are assigned again and again."""
     copy: np.ndarray[Any, Any] = np.ndarray(array.shape, array.dtype, memory_for(array.nbytes))
     np.copyto(copy, array)
     return copy

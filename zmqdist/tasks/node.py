@@ -1,4 +1,4 @@
-"""What the parts of one task's server share: its port, the methods behind it, and its connections to the other tasks."""
+"""The part of a task's server that the other parts share: its port, the methods behind it, and its connections to the other tasks."""
 
 from __future__ import annotations
 
@@ -35,16 +35,18 @@ from zmqdist.transport.router import Router
 from zmqdist.wire.hello import our_hello
 
 A_YEAR_S = 3.2e7
-"""The longest grace; threads cannot wait for ever."""
+"""The longest grace, because threads cannot wait for infinity."""
 
 TASKS = frozenset({"worker", "submit"})
-"""Roles of those who may use what tasks offer each other."""
+"""Roles of the peers that may call the methods which tasks offer to each other."""
 
 
 def task_named(name: Any, me: Task) -> Task | None:
-    """ "worker:1", ("worker", 1), or the name of a device ("/job:worker/task:1") as a Task, which may not exist; None for anything else.
+    """Return the task that a name stands for, whether or not it exists; None where the name has none of the three forms.
 
-    Of a device, what is not said is as in `me`; task 0 of another job.
+    Args:
+      name: "worker:1", ("worker", 1), or the name of a device ("/job:worker/task:1").
+      me: supplies the job that a device's name leaves out, and the index if the job is the same; of another job the index is 0.
     """
     if isinstance(name, tuple) and len(name) == 2 and isinstance(name[0], str) and type(name[1]) is int:
         return name
@@ -63,11 +65,15 @@ def task_named(name: Any, me: Task) -> Task | None:
     return job, device.task if device.task is not None else me[1] if job == me[0] else 0
 
 
-def grace_s(given: Any) -> float:
-    """Seconds that running calls have when a server stops; None stands for GRACE_S. Raises InvalidArgumentError for no such number."""
-    seconds = GRACE_S if given is None else number(given)
+def grace_s(value: Any) -> float:
+    """Return the seconds that running calls have when a server stops; None stands for GRACE_S.
+
+    Raises:
+      InvalidArgumentError: neither a number of seconds, 0 or more, nor None.
+    """
+    seconds = GRACE_S if value is None else number(value)
     if not seconds >= 0:
-        raise InvalidArgumentError(f"grace is a number of seconds, 0 or more, or None, not {given!r}")
+        raise InvalidArgumentError(f"grace is a number of seconds, 0 or more, or None, not {value!r}")
     return min(seconds, A_YEAR_S)
 
 
@@ -75,11 +81,12 @@ ENDED_BY_A_STOP = AbortedError, CancelledError, FailedPreconditionError, Unavail
 
 
 class _OwnWait:
-    """Around what a caller of this task waits for, in as many threads as there are: the one place that knows who has ended it.
+    """The context of everything that a caller of this task waits for, in any number of threads: it turns the effects of a stop into one
+    error.
 
-    The stop of a server ends its connections, its watches and its part in what others do together, and each of those has an error of its
-    own, which reads as if another task had gone, or as if this one had begun another life (ABORTED: the others have noticed its end, and
-    hear of it once more). Whichever reaches the caller first: once this task stops, the error is `Node.stopped`.
+    The stop of a server ends its connections, its watches and its part in groups and barriers. Each of those raises an error of its own,
+    which reads as if another task had gone, or as if this one had been restarted (ABORTED: the other tasks have noticed its end, and are
+    then contacted once more). Once this task stops, the caller gets `Node.stopped`, whichever of them arrives first.
     """
 
     def __init__(self, node: Node) -> None:
@@ -97,17 +104,17 @@ class Node:
     """One task with its port.
 
     Attributes:
-      me: its own name.
-      spec: the cluster, with the own address as it is written there.
-      address: "host:port": the host as it is written, the real port.
+      me: the name of this task.
+      spec: the cluster, with this task's address as it is written there.
+      address: "host:port": the host as it is written, the port that was bound.
       service: the methods; parts register theirs before `serve`.
-      loop, router: of its port; nothing runs in the loop before `serve`.
-      incarnation: of this life, as its hello says.
-      credentials: where its secrets are.
-      on_stop: called first when it is to end: each part ends what this task itself waits for, with `stopped`. No other task has heard of
-        the stop by then, so none can answer to it with an error that names somebody else.
-      on_close: called after that, with the time (`time.monotonic`) up to which what runs may go on; before the port closes.
-      own_wait: a context for whatever a caller of this task waits for: see `_OwnWait`.
+      loop, router: of the port; nothing runs in the loop before `serve`.
+      incarnation: of this process, as its hello says.
+      credentials: where this task finds its keys and token.
+      on_stop: called first during `close`: each part ends the waits of this task with `stopped`. The other tasks do not know of the stop
+        yet, so none of them can reply with an error that names a third one.
+      on_close: called next, with the time (`time.monotonic`) until which running work may go on; the port is still open.
+      own_wait: the context for whatever a caller of this task waits for: see `_OwnWait`.
     """
 
     def __init__(
@@ -119,15 +126,16 @@ class Node:
         bind_host: str | None = None,
         listener: int | None = None,
     ) -> None:
-        """Binds: `bind_host`, by default the host of `address` (definition.address_to_bind).
+        """Bind to `bind_host`, by default to the host of `address` (definition.address_to_bind).
 
-        `listener`, in place of that, is a descriptor of a TCP socket that listens already; it is the node's from then on.
+        Args:
+          listener: in place of binding, the descriptor of a TCP socket that listens already; the node owns it from then on.
 
         Raises:
-          UnknownError: the port is in use, or is not to be had.
+          UnknownError: the port is in use, or cannot be bound.
           InvalidArgumentError: not an address.
-          FailedPreconditionError: others can reach it, and there are no keys.
-          ResourceExhaustedError: the process may not have enough descriptors.
+          FailedPreconditionError: other machines can reach the address, and there are no keys.
+          ResourceExhaustedError: the limit of this process on open descriptors is too low.
         """
         self.spec = spec
         self.me = me
@@ -148,10 +156,10 @@ class Node:
         except FailedPreconditionError as error:
             if host != EVERYWHERE or bind_host is not None:
                 raise
-            told = (
+            text = (
                 f"{address} of {named(me)} is no address of this machine, so it would listen on all interfaces, but: "
             )
-            raise FailedPreconditionError(told + error.message) from None
+            raise FailedPreconditionError(text + error.message) from None
         self.loop = Loop(f"zmqdist-server-{named(me)}")
         try:
             hello = our_hello("server", self.incarnation, f"{named(me)} pid {os.getpid()}")
@@ -167,22 +175,26 @@ class Node:
 
     @property
     def closed(self) -> bool:
-        """Whether it was closed, or is about to be."""
+        """Whether `close` was called."""
         return self._closed
 
     @property
     def stopped(self) -> CancelledError:
-        """What ends the waits of this task when it stops."""
+        """The error that ends the waits of this task when it stops."""
         return CancelledError(f"the server of {named(self.me)} was stopped")
 
     def serve(self) -> None:
-        """Answer from now on."""
+        """Start the loop, and reply to calls from now on."""
         self.service.attach(self.router, self.loop, self.incarnation)
         self.loop.on_stop(self.service.close)
         self.loop.start()
 
     def task(self, name: str | tuple[str, int]) -> Task:
-        """A task of this cluster by its name (see `task_named`). Raises InvalidArgumentError, with those that there are."""
+        """Return a task of this cluster by its name (see `task_named`).
+
+        Raises:
+          InvalidArgumentError: no such task; the text lists those that exist.
+        """
         task = task_named(name, self.me)
         if task is not None and task[0] in self.spec.jobs and task[1] in self.spec.task_indices(task[0]):
             return task
@@ -191,13 +203,13 @@ class Node:
 
     @property
     def tasks(self) -> list[Task]:
-        """All of the cluster: jobs in the order of the spec, indices sorted."""
+        """All tasks of the cluster: jobs in the order of the spec, indices sorted."""
         return [(job, index) for job in self.spec.jobs for index in self.spec.task_indices(job)]
 
     def client(self, task: Task) -> ZmqClient:
-        """The connection to a task; made at the first use, waits for nothing. From any thread.
+        """Return the connection to a task. Made at first use; does not block. From any thread.
 
-        Calls of it wait for that task to appear, up to their deadlines, and end with UNAVAILABLE when it goes.
+        Its calls wait for that task to appear, up to their deadlines, and end with UNAVAILABLE when the task ends.
         """
         with self._lock:
             if self._closed:
@@ -210,36 +222,36 @@ class Node:
             return client
 
     def is_connected(self, task: Task) -> bool:
-        """Whether a connection to a task is there, and it has not said goodbye, as far as was read."""
+        """Return whether this task is connected to another one that has not said goodbye, as far as this side has read."""
         with self._lock:
             client = self._clients.get(task)
         return client is not None and client.snapshot().connected
 
     def connections(self) -> tuple[list[Task], int]:
-        """The tasks to which there is a connection, and how many calls over those were not answered yet."""
+        """Return the tasks with a connection from here, and the number of calls in flight over these connections."""
         with self._lock:
             clients = dict(self._clients)
         return sorted(clients), sum(client.snapshot().calls for client in clients.values())
 
     def start(self, task: Task, method: str, *args: Any, **how: Any) -> StatusOrResult:
-        """Call a method of a task, with `args` as they are, and do not wait; see `client`, and for `how` rpc/internal_client.py."""
+        """Call a method of a task without waiting; `args` are sent as they are now. The keywords are those of rpc/internal_client.py."""
         return internal_client.start(self.client(task), method, *args, **how)
 
     def up(self, tasks: Iterable[Task]) -> list[Task]:
-        """Those that listen now. Not to be called in the loop: it may take a second."""
+        """Return those of `tasks` that listen now. Do not call it in the loop: it may take a second."""
         addresses = {task: self.address if task == self.me else self.spec.task_address(*task) for task in tasks}
         found = listening(addresses)
         return [task for task in addresses if task in found]
 
     @property
-    def others(self) -> list[Task]:
+    def other_tasks(self) -> list[Task]:
         """All tasks but this one."""
         return [task for task in self.tasks if task != self.me]
 
     def close(self, grace_s: float) -> None:
-        """Answer what runs, at most for `grace_s`; then free the port and end all connections. Idempotent.
+        """Wait at most `grace_s` for running calls and reply to them; then free the port and end all connections. Idempotent.
 
-        Who calls meanwhile waits for the next server at this address. Not to be called in the loop, nor by a method.
+        Calls that arrive meanwhile wait for the next server at this address. Do not call it in the loop, nor from a method.
         """
         with self._lock:
             if self._closed:
@@ -265,5 +277,5 @@ def _check_descriptors(name: str) -> None:
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     used = len(os.listdir("/proc/self/fd"))
     if limit != resource.RLIM_INFINITY and used + SERVER_DESCRIPTORS > limit:
-        told = f"the server of {name} needs {SERVER_DESCRIPTORS} descriptors, and this process has {used} of {limit}: raise `ulimit -n`"
-        raise ResourceExhaustedError(told)
+        text = f"the server of {name} needs {SERVER_DESCRIPTORS} descriptors, and this process has {used} of {limit}: raise `ulimit -n`"
+        raise ResourceExhaustedError(text)

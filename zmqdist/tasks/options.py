@@ -1,8 +1,7 @@
-"""Which options the `config` of a server and of a session may have.
+"""The options in the `config` of a server or a session.
 
-An option that is known here and nowhere effective is one of TensorFlow's ConfigProto that is about its graphs, thread pools and devices,
-which do not exist here: what a session computes is the same with it and without it. Any other unknown option is refused, because it would
-be a wish that is not granted.
+Some known options have no effect: they belong to TensorFlow's ConfigProto and concern its graphs, thread pools and devices, which do not
+exist here. A session computes the same with and without them. Any other unknown option is refused, because its user expects an effect.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ TIMEOUT: Final = "operation_timeout_in_ms"
 SLOTS: Final = "slots"
 PROCESSES: Final = "worker_processes"
 COORDINATION: Final = "coordination"
-"""A section with the fields of CoordinationConfig; that of the leader counts."""
+"""A section with the fields of CoordinationConfig; only the leader's counts."""
 
 OF_SESSIONS: Final = (ISOLATE, TIMEOUT)
 OF_SERVERS: Final = (*OF_SESSIONS, SLOTS, PROCESSES, COORDINATION)
@@ -41,34 +40,34 @@ INERT: Final = frozenset(
         "use_per_session_threads",
     }
 )
-"""Of TensorFlow's ConfigProto; docs/tensorflow.md lists them."""
+"""Options of TensorFlow's ConfigProto without an effect; docs/tensorflow.md lists them."""
 
 _ELSEWHERE: Final = {
     "cluster_def": "a session works on the cluster of its target: start the servers with that cluster",
     "device_filters": "a task sees what the `cluster_device_filters` of its ServerDef let through",
 }
-"""Options of TensorFlow that would change what a session does, and what does that here."""
+"""Options of TensorFlow that would change what a session does, each with the place of the same setting here."""
 
 
 def check(config: Mapping[str, Any], known: tuple[str, ...], whose: str) -> list[str]:
-    """Refuse options that nothing here would heed.
+    """Refuse options that have no effect here, except the inert ones.
 
     Args:
       known: OF_SERVERS or OF_SESSIONS.
       whose: "server" or "session", for errors.
 
     Returns:
-      The inert ones among them.
+      The inert options in `config`, sorted.
 
     Raises:
-      InvalidArgumentError: the text names the option, and what to write instead.
+      InvalidArgumentError: the text names the option, and the right way to set it.
     """
     for name in config:
         if name in known or name in INERT:
             continue
-        told = _ELSEWHERE.get(name)
-        if told is None:
+        hint = _ELSEWHERE.get(name)
+        if hint is None:
             close = difflib.get_close_matches(str(name), known, n=1)
-            told = f"did you mean {close[0]!r}?" if close else f"it may have {', '.join(known)}"
-        raise InvalidArgumentError(f"config[{name!r}] is no option of a {whose}: {told}")
+            hint = f"did you mean {close[0]!r}?" if close else f"it may have {', '.join(known)}"
+        raise InvalidArgumentError(f"config[{name!r}] is no option of a {whose}: {hint}")
     return sorted(INERT.intersection(config))

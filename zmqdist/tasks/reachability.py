@@ -1,4 +1,4 @@
-"""Which other tasks a task can reach: asked from outside (`zmqdist doctor`), because only the task itself can try it."""
+"""Which other tasks a task can reach. `zmqdist doctor` calls this from outside, because only the task itself can try its connections."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from zmqdist.transport import port_probe
 
 REACH: Final = "server.reach"
 REACH_S_MAX: Final = 30.0
-"""Longest wait that may be asked for: each question takes a thread of the task meanwhile."""
+"""The longest time-out of a caller, because the method takes a thread of the task meanwhile."""
 
 AT_A_TIME: Final = 16
 
 
-class Reach:
+class ReachabilityProbe:
     """The method `server.reach` of a task."""
 
     def __init__(self, node: Node) -> None:
@@ -27,10 +27,10 @@ class Reach:
         node.service.register(REACH, self.try_all, roles=TASKS)
 
     def try_all(self, timeout_s: float) -> list[str]:
-        """Connect to every other task, and ask who it is.
+        """Connect to every other task, and request its identity.
 
         Returns:
-          Name, address and what is wrong ("" for nothing) of each, one after the other in a flat list.
+          For each task its name, its address and the problem ("" for none), all in one flat list.
 
         Raises:
           InvalidArgumentError: `timeout_s` is no number of seconds up to REACH_S_MAX.
@@ -38,12 +38,12 @@ class Reach:
         """
         if not isinstance(timeout_s, (int, float)) or not 0 < timeout_s <= REACH_S_MAX:
             raise InvalidArgumentError(f"timeout_s is {timeout_s!r}, wants up to {REACH_S_MAX:g} s")
-        others = self._node.others
+        tasks = self._node.other_tasks
         with ThreadPoolExecutor(AT_A_TIME, thread_name_prefix="zmqdist-reach") as pool:
-            troubles = pool.map(lambda task: self._trouble(task, timeout_s), others)
+            troubles = pool.map(lambda task: self._trouble(task, timeout_s), tasks)
             return [
                 text
-                for task, trouble in zip(others, troubles, strict=True)
+                for task, trouble in zip(tasks, troubles, strict=True)
                 for text in (named(task), self._node.spec.task_address(*task), trouble)
             ]
 
@@ -51,15 +51,17 @@ class Reach:
         address = self._node.spec.task_address(*task)
         try:
             code, message = self._node.start(task, ABOUT, due=time.monotonic() + timeout_s).get_error()
-            if code and self._node.closed:  # that ended the question, and says nothing of the other task
+            if code and self._node.closed:  # the stop ended the call, which says nothing about the other task
                 raise self._node.stopped
             if code != DEADLINE_EXCEEDED:
                 return message
             seen = port_probe.look(address, timeout_s)
         except OpError as error:
             if self._node.closed:
-                raise UnavailableError(f"{named(self._node.me)} is stopping: it cannot tell") from None
+                raise UnavailableError(
+                    f"{named(self._node.me)} is stopping, so it cannot test its connections"
+                ) from None
             return error.message
         if seen.failure is None:
-            return f"it takes connections, and does not answer within {timeout_s:g} s"
+            return f"it takes connections, and does not reply within {timeout_s:g} s"
         return port_probe.explain(address, seen, timeout_s)[0]

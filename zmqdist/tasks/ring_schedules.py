@@ -1,6 +1,7 @@
-"""Schedules for arrays that are too large to be reduced at one place, cut into pieces, with the arrays that the results go into.
+"""Schedules for arrays that are too large to be reduced at one place: they are cut into pieces, and the results written into given arrays.
 
-Each function gives schedules, one for each piece of the largest part; all members cut alike. Own values are in the result when they end.
+Each function yields one schedule for each piece of the largest part; all members cut alike. This member's own values are in the result when
+the schedules end.
 """
 
 from __future__ import annotations
@@ -20,21 +21,21 @@ Array: TypeAlias = NDArray[Any]
 
 
 def _cuts(parts: Sequence[Array]) -> Iterator[slice]:
-    """Pieces of the largest part; the others have shorter ones, or empty ones."""
+    """Return the pieces of the largest part as slices; they are shorter, or empty, in the other parts."""
     count = max(len(part) for part in parts)
     step = max(1, COLLECTIVE_PIECE_BYTES // max(1, parts[0].itemsize))
     return (slice(start, start + step) for start in range(0, count, step))
 
 
 def _room(like: Array) -> Array:
-    """An array of this length and dtype in shared memory, where there is some: it can be lent as it is."""
+    """Return an empty array of this length and dtype, in shared memory if there is room: then it can be lent without a copy."""
     arena = this_arena() if like.nbytes > CHUNK_BYTES else None
     block = None if arena is None else arena.place(like.nbytes)
     return np.empty_like(like) if block is None else block.array().view(like.dtype)
 
 
 def all_reduce(rank: int, size: int, flat: Array, out: Array, op: str) -> Iterator[Schedule]:
-    """`flat` of all members, reduced, into `out`."""
+    """Reduce `flat` of all members into `out`."""
     own, result = ([whole[part] for part in core.shares(len(flat), size)] for whole in (flat, out))
     ufunc = core.fold_of(op)
     for cut in _cuts(own):
@@ -52,7 +53,7 @@ def all_reduce(rank: int, size: int, flat: Array, out: Array, op: str) -> Iterat
 
 
 def reduce_scatter(rank: int, size: int, parts: Sequence[Array], out: Array, op: str) -> Iterator[Schedule]:
-    """Part `rank` of all members, reduced, into `out`."""
+    """Reduce part `rank` of all members into `out`."""
     ufunc = core.fold_of(op)
     for cut in _cuts(parts):
 
@@ -64,7 +65,7 @@ def reduce_scatter(rank: int, size: int, parts: Sequence[Array], out: Array, op:
 
 
 def all_gather(rank: int, size: int, parts: Sequence[Array]) -> Iterator[Schedule]:
-    """Part i of rank i into everybody's part i."""
+    """Copy part i of rank i into part i of every member."""
     for cut in _cuts(parts):
 
         def keep(source: int, arrived: Array, cut: slice = cut) -> None:
@@ -74,7 +75,7 @@ def all_gather(rank: int, size: int, parts: Sequence[Array]) -> Iterator[Schedul
 
 
 def gather(rank: int, size: int, root: int, parts: Sequence[Array]) -> Iterator[Schedule]:
-    """Part i of rank i into the root's part i; the others need their own alone."""
+    """Copy part i of rank i into part i of the root; other members need their own part only."""
     for cut in _cuts(parts):
 
         def keep(source: int, arrived: Array, cut: slice = cut) -> None:
@@ -84,7 +85,7 @@ def gather(rank: int, size: int, root: int, parts: Sequence[Array]) -> Iterator[
 
 
 def broadcast(rank: int, size: int, root: int, flat: Array) -> Iterator[Schedule]:
-    """The root's array into that of all others."""
+    """Copy the root's array into the array of every other member."""
     for cut in _cuts([flat]):
 
         def keep(source: int, arrived: Array, cut: slice = cut) -> None:
@@ -94,7 +95,7 @@ def broadcast(rank: int, size: int, root: int, flat: Array) -> Iterator[Schedule
 
 
 def all_to_all(rank: int, size: int, parts: Sequence[Array], out: Sequence[Array]) -> Iterator[Schedule]:
-    """Part `rank` of rank i into part i of `out`."""
+    """Copy part `rank` of rank i into part i of `out`."""
     np.copyto(out[rank], parts[rank])
     for cut in _cuts(parts):
 

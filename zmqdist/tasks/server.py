@@ -1,7 +1,7 @@
 """`zmqdist.Server`: one task of one job of a cluster.
 
-It is made of a Node (its port, and its connections to the other tasks) and of parts, one file each, which add their methods to that
-port before it serves. What users call is here, and only passed on.
+A Server is assembled from a Node (its port, and its connections to the other tasks) and from parts, one file each, which register their
+methods at that port before it serves. This file holds the public methods, which only forward to the parts.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from zmqdist.tasks import options
 from zmqdist.tasks.collective_api import Group, Operations, Tasks
 from zmqdist.tasks.collectives import Collectives
 from zmqdist.tasks.control_methods import ControlMethods
-from zmqdist.tasks.coordination import Together
+from zmqdist.tasks.coordination import TaskCoordination
 from zmqdist.tasks.definition import effective, written_address
 from zmqdist.tasks.liveness import Watches
 from zmqdist.tasks.mail import Mail
 from zmqdist.tasks.named_variables import Variables
 from zmqdist.tasks.node import Node, grace_s
-from zmqdist.tasks.reachability import Reach
+from zmqdist.tasks.reachability import ReachabilityProbe
 from zmqdist.tasks.sessions import Sessions, current_server, current_variables
 from zmqdist.tasks.snapshot import TaskSnapshot
-from zmqdist.tasks.worker_role import Working
+from zmqdist.tasks.worker_role import WorkerRole
 from zmqdist.transport.credentials import Credentials
 from zmqdist.variables.variable_host import VariableHost
 
@@ -45,8 +45,9 @@ from zmqdist.variables.variable_host import VariableHost
 class Server:
     """One task of a cluster, serving in the background.
 
-    Its port is bound when it is made, also with `start=False`. It waits for no other task before it is asked to, so the tasks of
-    a cluster may start in any order. Stop it, use it in a with-statement, or drop it: that stops it in the background.
+    The constructor binds the port, also with `start=False`. The server contacts no other task until a method needs one, so the tasks of a
+    cluster may start in any order. Call `stop()`, use the server in a with-statement, or drop the last reference to it: then it stops in
+    the background.
     """
 
     def __init__(
@@ -67,28 +68,28 @@ class Server:
         """Bind the port of a task.
 
         Args:
-          server_or_cluster_def: the cluster: a ServerDef, ClusterDef, ClusterSpec, or a dict as for ClusterSpec. What a ServerDef says of
-            the task, the protocol and the config holds where the arguments say nothing.
-          job_name, task_index: which task this is; may be left out where there is only one. Port 0 of its address takes a free port, which
-            only those learn who are told the `target`.
+          server_or_cluster_def: the cluster: a ServerDef, ClusterDef, ClusterSpec, or a dict as for ClusterSpec. The task, protocol and
+            config of a ServerDef hold where the arguments leave them out.
+          job_name, task_index: which task this is; may be left out where the cluster has only one. Port 0 in its address binds a free port,
+            which only readers of `target` learn.
           protocol: "zmq", the default.
-          config: what sessions of this server do unless they say otherwise; added to that of a ServerDef. "slots" and "worker_processes"
-            are for a coordinator that invites this task (worker_role.py), "coordination" is for barriers and keys (coordination.py).
-          start: serve at once; else `start()` does.
-          bind_host: where to listen, in place of the host in the cluster; by default that one if it is of this machine, else everywhere.
-          listener: the descriptor of a TCP socket that listens already, in place of binding: a port that was reserved without a race.
-            It is the server's from then on.
+          config: the default options of sessions with this server, merged over those of a ServerDef. "slots" and "worker_processes" are for
+            a coordinator that recruits this task (worker_role.py), "coordination" is for barriers and keys (coordination.py).
+          start: whether to serve at once; otherwise call `start()`.
+          bind_host: the host to listen on; by default that of the cluster if it is an address of this machine, otherwise all interfaces.
+          listener: the descriptor of a TCP socket that listens already, in place of binding (no race for the port). The server then owns
+            it.
           keys_dir, token_file: as in `zmqdist.transport.security`; by default the user's token on loopback, and ZMQDIST_KEYS_DIR.
-          insecure: without keys, let everybody in.
+          insecure: accept any peer where there are no keys.
 
         Raises:
           TypeError: the first argument is no cluster, or `config` no dict.
-          ValueError: the job or the task must be named.
-          InvalidArgumentError: no such task, its address has no port, or `config` has an option that there is not.
+          ValueError: the cluster has several jobs or tasks, and the arguments do not name one.
+          InvalidArgumentError: no such task, its address has no port, or `config` has an unknown option.
           NotFoundError: no such protocol.
           UnknownError: the port is in use, or cannot be bound.
           FailedPreconditionError: other machines can reach the address, and there are no keys.
-          ResourceExhaustedError: the process may not have enough descriptors.
+          ResourceExhaustedError: the limit of this process on open descriptors is too low.
         """
         self._definition = effective(server_or_cluster_def, job_name, task_index, protocol, config)
         options.check(self._definition.default_session_config, options.OF_SERVERS, "server")
@@ -99,7 +100,7 @@ class Server:
             insecure or Credentials.of_environment().insecure,
         )
         self._spec = ClusterSpec(self._definition.cluster)
-        self._life = threading.Lock()
+        self._life_lock = threading.Lock()
         self._started = False
         self._stopped = threading.Event()
         self._node = Node(self._spec, me, written_address(self._definition), credentials, bind_host, listener)
@@ -107,14 +108,14 @@ class Server:
             self._watches = watches = Watches(self._node)
             self._mail = Mail(self._node, watches)
             self._operations = Operations(self._node, Collectives(self._node, watches))
-            Reach(self._node)
-            me_later = weakref.ref(self)
-            ControlMethods(self._node, me_later)
+            ReachabilityProbe(self._node)
+            weak_self = weakref.ref(self)
+            ControlMethods(self._node, weak_self)
             VariableHost(self._node.service, self._node.router, self._node.loop, self._node.incarnation, self.task)
-            self._sessions = Sessions(self._node, self._definition, me_later)
-            Working(self._node, self._definition.default_session_config)
-            self._together = Together(self._node, self._definition.default_session_config)
-        except BaseException:  # a wrong config: whoever mends it wants the same port
+            self._sessions = Sessions(self._node, self._definition, weak_self)
+            WorkerRole(self._node, self._definition.default_session_config)
+            self._coordination = TaskCoordination(self._node, self._definition.default_session_config)
+        except BaseException:  # free the port, so that the caller can try again with a corrected config
             _close(self._node, self._stopped, 0.0)
             raise
         if start:
@@ -122,43 +123,48 @@ class Server:
 
     @staticmethod
     def create_local_server(config: Mapping[str, Any] | None = None, start: bool = True) -> Server:
-        """The only task of a cluster of its own: job "localhost", a free port on loopback."""
+        """Return the only task of a cluster of its own: job "localhost", a free port on loopback."""
         return Server({"localhost": ["localhost:0"]}, protocol="zmq", config=config, start=start)
 
     @property
     def target(self) -> str:
-        """ "zmq://host:port", what a Session is given: the host as in the cluster, the real port."""
+        """ "zmq://host:port", the target of a Session: the host as in the cluster, the port that was bound."""
         return f"zmq://{self._node.address}"
 
     @property
     def address(self) -> str:
-        """ "host:port", the same without the scheme."""
+        """ "host:port": `target` without the scheme."""
         return self._node.address
 
     @property
     def task(self) -> str:
-        """Its own name, as "worker:1"."""
+        """The name of this task, such as "worker:1"."""
         return named(self._node.me)
 
     @property
     def server_def(self) -> ServerDef:
-        """What it was made from, with the arguments put in; a port 0 stays one."""
+        """The definition of this task: the first argument of the constructor, with the other arguments filled in. A port 0 stays 0."""
         return self._definition
 
     @property
     def cluster_spec(self) -> ClusterSpec:
-        """The cluster as it was given."""
+        """The cluster as it was passed to the constructor."""
         return self._spec
 
     @property
     def credentials(self) -> Credentials:
-        """Where its secrets are, for a Session that is given this server as its target."""
+        """Where this server finds its keys and token. A Session that takes this server as its target uses the same ones."""
         return self._node.credentials
 
-    # -- the others --------------------------------------------------------------------------------------------------------
+    # -- state -------------------------------------------------------------------------------------------------------------
 
     def check_alive(self, task: str | tuple[str, int]) -> bool:
-        """Whether a task answers now: "ps:0", ("ps", 0) or "/job:ps/replica:0/task:0". Takes TASK_PROBE_S where it does not.
+        """Return whether a task replies now.
+
+        Blocks for up to TASK_PROBE_S where it does not.
+
+        Args:
+          task: "ps:0", ("ps", 0) or "/job:ps/replica:0/task:0".
 
         Raises:
           InvalidArgumentError: the cluster has no such task.
@@ -168,18 +174,19 @@ class Server:
         if found not in self._node.up([found]):
             return False
         with self._node.own_wait:
-            answers = self._node.start(found, "server.about", due=time.monotonic() + TASK_PROBE_S).is_ok()
-            if not answers and self._node.closed:  # that ended the question, and says nothing of the task
+            replied = self._node.start(found, "server.about", due=time.monotonic() + TASK_PROBE_S).is_ok()
+            # The stop of this server ended the call, which therefore says nothing about the other task.
+            if not replied and self._node.closed:
                 raise self._node.stopped
-            return answers
+            return replied
 
     def snapshot(self) -> TaskSnapshot:
-        """An immutable record of now: messages, collectives, barriers and keys, sessions, connections. Cheap; from any thread.
+        """Return an immutable record of this moment: messages, collectives, barriers and keys, sessions, connections.
 
-        Not to be called by a method that runs in the loop of this server.
+        Cheap; call it from any thread, but not from a method that runs in the loop of this server.
         """
         node, operations = self._node, self._operations.collectives
-        items, nbytes, waits = self._mail.lying()
+        items, nbytes, waits = self._mail.counts()
         connections, calls = node.connections()
         sessions, refused, cached, running = self._sessions.figures()
         return TaskSnapshot(
@@ -195,7 +202,7 @@ class Server:
             watched=self._watches.rows(),
             connections=tuple(map(named, connections)),
             calls=calls,
-            keeper=self._together.snapshot(),
+            keeper=self._coordination.snapshot(),
             sessions=sessions,
             sessions_refused=refused,
             functions_cached=cached,
@@ -207,7 +214,9 @@ class Server:
 
     @staticmethod
     def current() -> Server:
-        """Inside a function that `Session.run` runs on a task: the server of that task.
+        """Return the server of the task on which the calling function runs.
+
+        For functions that `Session.run` runs.
 
         Raises:
           FailedPreconditionError: called elsewhere, also in a thread that such a function has started.
@@ -219,38 +228,44 @@ class Server:
 
     @property
     def variables(self) -> Variables:
-        """The named variables that live here: inside a function of an isolated session its own, else those that all share."""
+        """The named variables of this task: inside a function of an isolated session those of the session, elsewhere the shared ones."""
         return current_variables(self._sessions)
 
     # -- with the other tasks ----------------------------------------------------------------------------------------------
 
     @property
     def coordination(self) -> CoordinationClient:
-        """This task among those of the cluster: all of coordination, of which the next methods are the most used."""
-        return self._together.client
+        """Coordination with the other tasks of the cluster; `barrier`, `kv` and `task_states` are its most used parts.
+
+        Connects to the leader at first use.
+
+        Raises:
+          FailedPreconditionError: this server was stopped, or not started yet.
+        """
+        return self._coordination.client
 
     def barrier(self, name: str, timeout: float | None = None, tasks: Iterable[TaskName] | None = None) -> None:
         """Wait until all tasks have called the barrier of this name: see `CoordinationClient.barrier`."""
-        self._together.client.barrier(name, timeout, tasks)
+        self._coordination.client.barrier(name, timeout, tasks)
 
     @property
     def kv(self) -> KeyValues:
-        """Values by key, which all tasks share: see `KeyValues`."""
-        return self._together.client.kv
+        """The key-value store that all tasks share: see `KeyValues`."""
+        return self._coordination.client.kv
 
     def task_states(self) -> dict[str, TaskState]:
-        """What is known of every task, by name: see `CoordinationClient.task_states`."""
-        return self._together.client.task_states()
+        """Return the state of every task, by name: see `CoordinationClient.task_states`."""
+        return self._coordination.client.task_states()
 
     # -- life ------------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Serve in the background. A second start does nothing.
+        """Serve in the background. A second call does nothing.
 
         Raises:
-          FailedPreconditionError: it was stopped, or joined before it was started.
+          FailedPreconditionError: the server was stopped, or joined before it was started.
         """
-        with self._life:
+        with self._life_lock:
             if self._stopped.is_set():
                 raise FailedPreconditionError(f"the server of {self.task} was stopped: make a new one")
             if not self._started:
@@ -258,87 +273,91 @@ class Server:
                 self._node.serve()
 
     def join(self, timeout: float | None = None) -> bool:
-        """Wait until it was stopped: by `stop`, or from elsewhere.
+        """Wait until this server has stopped, by `stop` or from elsewhere (`Session.stop_task`, `Session.shutdown`).
 
-        A server that was never started is stopped by it, as in TensorFlow.
+        As in TensorFlow, it stops a server that was never started.
 
         Args:
-          timeout: in seconds; None waits as long as it takes.
+          timeout: seconds to wait; None waits without a limit.
 
         Returns:
-          False: it still serves after `timeout`.
+          False if the server still serves after `timeout`.
         """
         if not self._started:
             self.stop(0.0)
         return self._stopped.wait(timeout)
 
     def stop(self, grace: float | None = None) -> None:
-        """End it: take no new calls, wait for those that run, answer them, free the port. Idempotent.
+        """Stop: refuse new calls, wait for the running ones and reply to them, free the port. Idempotent.
 
-        Not to be called by a function that runs on it, which would wait for itself: `Session.stop_task` is for those.
+        A function that runs on this server must not call it, because it would wait for itself; it uses `Session.stop_task`.
 
         Args:
-          grace: seconds that running calls have; None: GRACE_S. After that their callers get UNAVAILABLE.
+          grace: seconds that running calls have; None: GRACE_S. When they are over, the callers get UNAVAILABLE.
 
         Raises:
-          InvalidArgumentError: `grace` is no number of seconds, 0 or more; the server goes on.
+          InvalidArgumentError: `grace` is not a number of seconds, 0 or more; the server goes on.
         """
         limit_s = grace_s(grace)
-        with self._life:
+        with self._life_lock:
             _close(self._node, self._stopped, limit_s)
 
     # -- messages (mail.py) ------------------------------------------------------------------------------------------------
 
     def send(self, value: Any, dst: str | Task, tag: str, timeout: float | None = None) -> StatusOrResult:
-        """Send a value to a task of the cluster, this one included. Waits for nothing.
+        """Send a value to a task of the cluster, which may be this one. Does not block.
 
         Args:
-          value: what calls take: numbers, texts, arrays, and lists, tuples and dicts of them. As it is now; it may be changed at once.
-          dst: "worker:1" or ("worker", 1). It need not have started yet.
-          tag: any text without semicolons; the receiver asks for it.
-          timeout: in seconds; None: the message waits for the task as long as it takes.
+          value: numbers, texts, arrays, and lists, tuples and dicts of them. Sent as it is now; the caller may change it at once.
+          dst: "worker:1" or ("worker", 1). The task need not have started yet.
+          tag: any text without semicolons; the receiver passes the same one to `recv`.
+          timeout: seconds that the message waits for the task to appear; None: without a limit.
 
         Returns:
-          The outcome, later: get_value() returns None when the message is in the other's mailbox, or raises UnavailableError when that
-          task went, DeadlineExceededError, ResourceExhaustedError when too much lies there unread. Who ends before may lose it.
+          The outcome. Its get_value() returns None when the message is in the receiver's mailbox. It raises UnavailableError when that task
+          has ended, DeadlineExceededError, or ResourceExhaustedError when the receiver's mailbox is full. A sender that ends before the
+          outcome is there may lose the message.
 
         Raises:
-          InvalidArgumentError: no such task, no tag, or a value that does not travel.
+          InvalidArgumentError: no such task, a bad tag, or a value of a type that cannot be sent.
           FailedPreconditionError: this server was stopped.
         """
         return self._mail.send(value, dst, tag, timeout)
 
     def recv(self, src: str | Task, tag: str, timeout: float | None = None, out: NDArray[Any] | None = None) -> Any:
-        """Wait for the next value that a task has sent here under a tag; those of one task and tag come in the order of sending.
+        """Wait for the next value that a task sends to this one under a tag.
 
-        A task that was never there yet is waited for.
+        Values of one sender and tag arrive in the order of sending. A sender that has not started yet is waited for.
 
         Args:
-          timeout: in seconds; None waits as long as it takes, and logs whom it waits for.
-          out: a writable array: the value, one array of its shape and dtype, is copied there, and `out` is returned.
+          src: "worker:1" or ("worker", 1).
+          tag: as in `send`.
+          timeout: seconds; None waits without a limit, and logs the name of the sender at intervals.
+          out: a writable array. The value, which must be one array of its shape and dtype, is copied there, and `out` is returned.
 
         Returns:
-          The value, private to the caller. An array of this host has not been copied.
+          The value; the caller owns it. An array from a task on this host has not been copied.
 
         Raises:
-          UnavailableError: that task has ended, or cannot be reached any more, and nothing of it is left under this tag.
-          DeadlineExceededError: nothing came within the time.
+          UnavailableError: that task has ended or cannot be reached, and it has left nothing under this tag.
+          DeadlineExceededError: no value arrived in time.
           CancelledError: this server was stopped.
-          InvalidArgumentError: no such task; or the value does not fit `out`: then it is still the next one.
+          InvalidArgumentError: no such task; or the value does not fit `out`: then the next `recv` gets it.
         """
         return self._mail.recv(src, tag, timeout, out)
 
     # -- collectives (collective_api.py) -----------------------------------------------------------------------------------------
 
     def group(self, tasks: Tasks = None, name: str = "") -> Group:
-        """Tasks that do collectives together.
+        """Return the group of these tasks, for collectives.
 
         Args:
-          tasks: in the order of their ranks; all members name the same. None: all of the own job.
-          name: groups of different names are independent; by default that is the list of tasks.
+          tasks: the members in the order of their ranks; all members pass the same. None: all tasks of this task's job.
+          name: operations of groups with different names are independent; by default the name is the list of tasks.
 
         Raises:
-          InvalidArgumentError: no such task, one twice, this one is missing, or the name has other members.
+          InvalidArgumentError: an unknown task, a task listed twice, this task is missing, or the name belongs to a group with other
+            members.
         """
         return self._operations.group(tasks, name)
 
@@ -351,21 +370,26 @@ class Server:
         *,
         options: CommunicationOptions | None = None,
     ) -> Any:
-        """Everybody's values put together, at everybody, with the same bits. All members of the group call it.
+        """Reduce the values of all members, and return the result, which has the same bits at every member.
+
+        All members of the group must call it. Blocks until they have.
 
         Args:
-          x: an array, a number, IndexedSlices, or a structure of them; of the same shapes and dtypes at all members (IndexedSlices may
-            have different numbers of rows: the result has all of them).
-          op: "sum", "mean" (of whole numbers as float64), "min", "max", "prod", or a ReduceOp.
-          group: tasks, by rank, or what `group` returned; None: all tasks of the own job.
-          timeout: seconds to wait for the others, and for each piece of a large value; None: limits.COLLECTIVE_TIMEOUT_S;
-            math.inf for ever.
-          options: bytes_per_pack and, without `timeout`, timeout_seconds.
+          x: an array, a number, IndexedSlices, or a structure of them, with the same shapes and dtypes at all members. IndexedSlices may
+            differ in the number of rows: the result has the rows of all members.
+          op: "sum", "mean" (of whole numbers: as float64), "min", "max", "prod", or a ReduceOp.
+          group: tasks by rank, or the result of `group`; None: all tasks of this task's job.
+          timeout: seconds to wait for the other members, and for each piece of a large value; None: limits.COLLECTIVE_TIMEOUT_S; math.inf:
+            without a limit.
+          options: `bytes_per_pack` and, where `timeout` is None, `timeout_seconds`.
+
+        Returns:
+          A structure like `x`. The arrays are new, and the caller owns them.
 
         Raises:
-          InvalidArgumentError: the members have brought different things; at all of them. The next collective works.
-          DeadlineExceededError: members were absent; it names them.
-          UnavailableError: a member has ended; it names it.
+          InvalidArgumentError: the members' values or operations differ; raised at all of them. The next collective works.
+          DeadlineExceededError: members were absent; the text names them.
+          UnavailableError: a member has ended; the text names it.
           CancelledError: a member has cancelled its part, or this server was stopped.
           TypeError, ValueError: not numbers or bools; no such op.
         """
@@ -377,14 +401,14 @@ class Server:
     def reduce_scatter(
         self, x: Any, op: Any = "sum", group: Tasks = None, timeout: float | None = None
     ) -> NDArray[Any]:
-        """Everybody's arrays put together, and of the result the part of the own rank: rows of the first axis.
+        """Reduce the arrays of all members, and return this rank's part of the result: a range of rows of the first axis.
 
-        Where they cannot be divided evenly, the first ranks get one more. All else as in `all_reduce`.
+        Where the rows cannot be divided evenly, each of the first ranks gets one more. Otherwise as `all_reduce`.
         """
         return self._operations.reduce_scatter(x, op, group, timeout)
 
     def all_gather(self, x: Any, axis: int = 0, group: Tasks = None, timeout: float | None = None) -> Any:
-        """Everybody's arrays one after the other, by rank, at everybody.
+        """Concatenate the arrays of all members by rank, and return the result at every member.
 
         Args:
           x: an array or a structure of arrays. Members may differ in the sizes along `axis` only.
@@ -398,31 +422,35 @@ class Server:
         return self._operations.all_gather(x, axis, group, timeout)
 
     def gather(self, x: Any, root: int = 0, axis: int = 0, group: Tasks = None, timeout: float | None = None) -> Any:
-        """`all_gather` for the member of rank `root`; the others get None."""
+        """As `all_gather`, but only the member of rank `root` gets the result; the other members get None."""
         return self._operations.gather(x, root, axis, group, timeout)
 
     def broadcast(self, x: Any = None, root: int = 0, group: Tasks = None, timeout: float | None = None) -> Any:
-        """The value of the member of rank `root`, at everybody: an array, or any structure that calls take.
+        """Return the value of the member of rank `root` at every member.
 
-        What the others give does not matter.
+        Args:
+          x: at the root: an array, or any structure that `send` takes. The other members' values are ignored.
 
         Raises:
-          OpError: as `all_reduce`; InvalidArgumentError also for no such rank.
+          OpError: as `all_reduce`; InvalidArgumentError also for a rank that does not exist.
         """
         return self._operations.broadcast(x, root, group, timeout)
 
     def all_to_all(self, x: Any, group: Tasks = None, timeout: float | None = None) -> NDArray[Any]:
-        """Item i goes to rank i: the result has item `rank` of rank i in place i. As many items as members. Raises as `all_reduce`."""
+        """Send item i of the first axis of `x` to rank i; item i of the result is the one that rank i sent here.
+
+        `x` has one item for each member. Raises as `all_reduce`.
+        """
         return self._operations.all_to_all(x, group, timeout)
 
     def broadcast_object(
         self, value: Any = None, root: int = 0, group: Tasks = None, timeout: float | None = None
     ) -> Any:
-        """`broadcast` of anything that can be pickled. Raises as `broadcast`."""
+        """As `broadcast`, for any object that can be pickled."""
         return self._operations.broadcast_object(value, root, group, timeout)
 
     def all_gather_object(self, value: Any, group: Tasks = None, timeout: float | None = None) -> list[Any]:
-        """Everybody's value, by rank, at everybody; anything that can be pickled. Raises as `all_reduce`."""
+        """Return the objects of all members, by rank, at every member; any objects that can be pickled. Raises as `all_reduce`."""
         return self._operations.all_gather_object(value, group, timeout)
 
     def __enter__(self) -> Server:

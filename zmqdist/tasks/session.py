@@ -1,11 +1,11 @@
 """`zmqdist.Session`: a client's end of a session with the tasks of a cluster.
 
 Rules
-    Nothing is asked of anybody before the first use. A use waits for the target, which tells who is in the cluster, and for the task
-    that it is about, and for no other; its time-out covers all of it, to the millisecond.
-    Each task is asked directly. What is on the way to a task when that task goes ends with UNAVAILABLE; nothing is asked twice.
-    Arguments, values and what a function captures are snapshots. They are pickled, so the tasks run what they are sent: they serve only
-    peers that may send code.
+    A session calls no task before its first operation. An operation waits for the target, which reports the tasks of the cluster, and for
+    the task that it uses; for no other. Its time-out covers both waits, to the millisecond.
+    A session calls each task directly. An operation in flight to a task that ends, ends with UNAVAILABLE; no operation is sent twice.
+    Arguments, values and the variables that a function captures are snapshots. They are pickled, so a task runs code that a client sends:
+    tasks accept sessions only from peers that may send code.
 
 Not here: the tasks' end (sessions.py).
 """
@@ -54,9 +54,9 @@ from zmqdist.wire.functions import FunctionCache
 
 _SCHEME: Final = "zmq"
 _LONG_MS: Final = 1e12
-"""A time-out that is never over."""
+"""A time-out from here on counts as none."""
 _CLOSING_S: Final = 0.5
-"""A task that has gone keeps `close` for so long at most."""
+"""`close` waits this long for the tasks' replies."""
 
 
 @dataclass(frozen=True)
@@ -66,9 +66,9 @@ class TaskInfo:
     Attributes:
       task: "worker:0".
       address: "host:port".
-      device: its name in the canonical form, "/job:worker/replica:0/task:0/device:CPU:0".
+      device: the canonical name of its device, "/job:worker/replica:0/task:0/device:CPU:0".
       state: "up" or "missing".
-      incarnation: of its present life; 0 while it is missing.
+      incarnation: the number that its process has drawn; 0 while the task is missing.
     """
 
     task: str
@@ -79,7 +79,7 @@ class TaskInfo:
 
 
 class _Connection:
-    """To one task; `name` is its address until it is known."""
+    """A connection to one task; `name` is the task's address until its name is known."""
 
     def __init__(self, name: str, address: str, credentials: Credentials) -> None:
         self.name = name
@@ -90,7 +90,7 @@ class _Connection:
 
 @dataclass(frozen=True)
 class _Cluster:
-    """What the target tells."""
+    """The reply of the target to "session.open": its cluster, device filters and config."""
 
     me: Task
     addresses: dict[Task, str]
@@ -101,19 +101,23 @@ class _Cluster:
         return task in self.addresses and self.filters.is_visible(*self.me, device_of(*task))
 
     def find(self, task: Any) -> Task:
-        """ "ps:1", ("ps", 1) or a device's name as a task that can be used. Raises InvalidArgumentError, with what there is."""
+        """Return the task that a name stands for: "ps:1", ("ps", 1) or the name of a device.
+
+        Raises:
+          InvalidArgumentError: no such task, or a device filter hides it; the text lists the visible ones.
+        """
         found = task_named(task, self.me)
         if found is None or not self.sees(found):
             known = ", ".join(device_of(*each) for each in self.addresses if self.sees(each))
-            told = f"no task {task!r} in the cluster of {named(self.me)}, or it is filtered out; available devices: {known}"
-            raise InvalidArgumentError(told)
+            text = f"no task {task!r} in the cluster of {named(self.me)}, or it is filtered out; available devices: {known}"
+            raise InvalidArgumentError(text)
         return found
 
 
 class Session:
-    """A connection to the tasks of a cluster: runs functions on them, keeps named variables there. From any thread.
+    """A connection to the tasks of a cluster, which runs functions on them and keeps named variables there.
 
-    Close it, or use it in a with-statement.
+    Methods may be called from any thread. Close the session, or use it in a with-statement.
     """
 
     def __init__(
@@ -124,18 +128,18 @@ class Session:
         keys_dir: str | os.PathLike[str] | None = None,
         token_file: str | os.PathLike[str] | None = None,
     ) -> None:
-        """Waits for nothing.
+        """Create a session; does not block.
 
         Args:
-          target: "zmq://host:port" of any task, as `Server.target` has it, or the Server.
-          config: `isolate_session_state`: variables of its own, which go with it. `operation_timeout_in_ms`: the default time-out of each
-            operation; 0 for none. They stand above the config of the server. TensorFlow's options for graphs, threads and devices do
-            nothing and are warned about.
+          target: "zmq://host:port" of any task, as in `Server.target`, or the Server itself.
+          config: `isolate_session_state`: the session has variables of its own, which are freed with it. `operation_timeout_in_ms`: the
+            default time-out of each operation; 0 for none. They override the config of the server. TensorFlow's options for graphs, threads
+            and devices have no effect and give a warning.
           keys_dir, token_file: as in `zmqdist.transport.security`.
 
         Raises:
           NotFoundError: the target is of another kind.
-          InvalidArgumentError: `config` is no dict, has an option that there is not, or its time-out is no number.
+          InvalidArgumentError: `config` is no dict, has an unknown option, or its time-out is no number.
           FailedPreconditionError: the target needs keys.
         """
         address, self._credentials = _place(target, keys_dir, token_file)
@@ -148,88 +152,91 @@ class Session:
         self._functions = FunctionCache()
         self._master = _Connection(address, address, self._credentials)
         self._cluster: _Cluster | None = None
-        self._others: dict[Task, _Connection] = {}
+        self._other_connections: dict[Task, _Connection] = {}
 
-    # -- what users do -----------------------------------------------------------------------------------------------------
+    # -- operations --------------------------------------------------------------------------------------------------------
 
     def run(self, fn: Callable[..., Any], *args: Any, timeout_in_ms: float = 0, task: Any = None) -> Any:
-        """Have a task call `fn(*args)` in a thread of its process, and wait for what it returns.
+        """Run `fn(*args)` in a thread of a task's process, wait for it, and return its value.
 
-        There `zmqdist.Server.current()` is the task's server, with its variables; `zmqdist.cancelled()` turns true when nobody
-        waits for the function any more, and it should look at that if it takes long: a thread cannot be ended.
+        In the function, `zmqdist.Server.current()` is the task's server, with its variables. `zmqdist.cancelled()` turns true when no
+        caller waits for the function any more; a long function should poll it, because a thread cannot be stopped from outside.
 
         Args:
-          timeout_in_ms: of the whole; 0: the config's, or none.
-          task: where: "ps:1", ("ps", 1) or "/job:ps/task:1"; None: the target.
+          timeout_in_ms: of the whole operation; 0: the config's, or none.
+          task: where to run it: "ps:1", ("ps", 1) or "/job:ps/task:1"; None: on the target.
 
         Raises:
-          Exception: what the function raised, the same class where that can be pickled, with the remote traceback as its cause;
+          Exception: the exception of the function, of the same class where that can be pickled, with the remote traceback as its cause;
             else an UnknownError.
           InvalidArgumentError: no such task, or something cannot be pickled; the text says what.
-          DeadlineExceededError: the time was over; the text names the tasks that were not there. The function may go on.
-          UnavailableError: the task went while it ran; it may have been carried out.
+          DeadlineExceededError: the time-out has passed; the text names a task that was missing. The function may go on.
+          UnavailableError: the task ended meanwhile; the function may have run.
           CancelledError: this session was closed meanwhile.
-          AbortedError: the target was reset, or the task was started again.
+          AbortedError: the target was reset, or the task was restarted.
         """
         with self._pickling:
             constant = self._functions.constant(fn)
             function = sendable(self._functions.changing(fn) if constant is None else constant)
         parts = sendable(trusted.pack_call(args, {}))
-        what, is_constant = trusted.describe(fn), constant is not None
-        answer = self._ask(what, task, timeout_in_ms, "session.run", function, is_constant, *parts)
-        if answer[0] == RAISED:
-            raise trusted.unpack_error(answer[1])
-        return unpacked(answer[1:])
+        operation, is_constant = trusted.describe(fn), constant is not None
+        reply = self._call_task(operation, task, timeout_in_ms, "session.run", function, is_constant, *parts)
+        if reply[0] == RAISED:
+            raise trusted.unpack_error(reply[1])
+        return unpacked(reply[1:])
 
     def assign(self, name: str, value: Any, container: str = "", *, task: Any = None, timeout_in_ms: float = 0) -> None:
-        """Set a named variable on a task to anything that lends itself to an array; dtype and shape may be others than before.
+        """Set a named variable on a task. Its dtype and shape may differ from those of the previous value.
 
         Args:
-          container: a name by which `reset` can clear it; "": the task's own, named as its job.
-          task, timeout_in_ms, and what is raised besides: as in `run`.
+          value: anything that NumPy can turn into an array of numbers or text.
+          container: a name by which `reset` can clear the variable; "": the task's own container, which has the name of its job.
+          task, timeout_in_ms: as in `run`.
 
         Raises:
           InvalidArgumentError: `value` is no array of numbers or text.
+          OpError: as `run`.
         """
         array = array_of(name, value)
-        self._ask(f"assign of {name!r}", task, timeout_in_ms, "session.assign", name, array, container)
+        self._call_task(f"assign of {name!r}", task, timeout_in_ms, "session.assign", name, array, container)
 
     def read(self, name: str, container: str = "", *, task: Any = None, timeout_in_ms: float = 0) -> Any:
-        """A copy of a named variable: an array, the caller's own. Arguments and what is raised besides: as in `assign`.
+        """Return a copy of a named variable, as an array that the caller owns. Arguments as in `assign`.
 
         Raises:
-          FailedPreconditionError: it was not assigned, or cleared.
+          FailedPreconditionError: the variable was not assigned, or was cleared.
+          OpError: as `run`.
         """
-        return self._ask(f"read of {name!r}", task, timeout_in_ms, "session.read", name, container)
+        return self._call_task(f"read of {name!r}", task, timeout_in_ms, "session.read", name, container)
 
     def variables(self, container: str = "", *, task: Any = None, timeout_in_ms: float = 0) -> dict[str, TensorSpec]:
-        """The variables of a container: name -> shape and dtype. Arguments and what is raised: as in `assign`."""
-        found = self._ask("variables", task, timeout_in_ms, "session.variables", container)
+        """Return the shape and dtype of each variable in a container, by name. Arguments as in `assign`, errors as in `run`."""
+        found = self._call_task("variables", task, timeout_in_ms, "session.variables", container)
         return dict(found)
 
     def list_tasks(self, timeout_in_ms: float = 0) -> list[TaskInfo]:
-        """Every task of the cluster, and whether it is there; waits for the target only."""
-        cluster = self._know(self._due(timeout_in_ms), "list_tasks")
+        """Return every task of the cluster, and whether it is up. Waits for the target only."""
+        cluster = self._get_cluster(self._due(timeout_in_ms), "list_tasks")
         up = listening(cluster.addresses)
         due = time.monotonic() + TASK_PROBE_S
-        asked = {task: start(self._connection(task).client, "server.about", due=due) for task in up}
+        replies = {task: start(self._connection(task).client, "server.about", due=due) for task in up}
         found = []
         for task, address in cluster.addresses.items():
-            here = task in asked and asked[task].is_ok()
-            incarnation = asked[task].get_value()["incarnation"] if here else 0
+            here = task in replies and replies[task].is_ok()
+            incarnation = replies[task].get_value()["incarnation"] if here else 0
             found.append(TaskInfo(named(task), address, device_of(*task), "up" if here else "missing", incarnation))
         return found
 
     def stop_task(self, task: Any = None, grace: float | None = None, *, timeout_in_ms: float = 0) -> None:
-        """Have the server of a task stop, as its `stop(grace)` does; returns when it was told."""
+        """Stop the server of a task, as its `stop(grace)` does. Returns when the task has received the request, before it has stopped."""
         connection = self._reach(task, due := self._due(timeout_in_ms), "stop_task")
         self._wait(connection, "stop_task", due, "server.stop", grace_s(grace))
 
     def shutdown(self, grace: float | None = None, *, timeout_in_ms: float = 0) -> list[str]:
-        """Have all tasks of the cluster that are up stop; the names of those that were told."""
+        """Stop all tasks of the cluster that are up, and return the names of those that have received the request."""
         connection = self._reach(None, due := self._due(timeout_in_ms), "shutdown")
-        told = self._wait(connection, "shutdown", due, "server.shutdown", grace_s(grace))
-        return list(told)
+        stopped = self._wait(connection, "shutdown", due, "server.shutdown", grace_s(grace))
+        return list(stopped)
 
     @staticmethod
     def reset(
@@ -244,13 +251,13 @@ class Session:
         """Clear containers on all tasks of the target's cluster that are up, and end every session that has this target.
 
         Args:
-          containers: their names; None or empty: all.
-          config: `operation_timeout_in_ms`, where `timeout_in_ms` is 0.
+          containers: their names; None or empty: all containers.
+          config: `operation_timeout_in_ms`, which holds where `timeout_in_ms` is 0.
 
         Raises:
           NotFoundError: the target is of another kind.
-          DeadlineExceededError: nobody answered in time.
-          UnavailableError: a task could not be told; the text names it.
+          DeadlineExceededError: no server replied in time.
+          UnavailableError: a task could not be reached; the text names it.
         """
         address, credentials = _place(target, keys_dir, token_file)
         began = time.monotonic()
@@ -260,17 +267,17 @@ class Session:
             try:
                 start(client, "session.reset", names, due=due).get_value()
             except DeadlineExceededError:
-                told = f"no task's server at {address} answered to the reset within {due - began:.3g} s"
-                raise DeadlineExceededError(told) from None
+                text = f"no task's server at {address} replied to the reset within {due - began:.3g} s"
+                raise DeadlineExceededError(text) from None
 
     def close(self) -> None:
-        """End it: what waits gets a CancelledError, and the variables of an isolated session are freed. Idempotent."""
+        """Close the session: pending operations end with CancelledError, and the variables of an isolated session are freed. Idempotent."""
         with self._lock:
             if self._closed:
                 return
             self._closed = True
             pending = tuple(self._pending)
-            connections = [self._master, *self._others.values()]
+            connections = [self._master, *self._other_connections.values()]
         for result in pending:
             result.cancel()
         due = time.monotonic() + _CLOSING_S
@@ -281,9 +288,9 @@ class Session:
             each.client.close()
 
     def snapshot(self) -> SessionSnapshot:
-        """An immutable record of now: what waits, to whom it is connected. Asks nobody."""
+        """Return an immutable record of this moment: pending operations and connections. Calls no task."""
         with self._lock:
-            connections = [self._master, *self._others.values()]
+            connections = [self._master, *self._other_connections.values()]
         names = tuple(each.name for each in connections if each.opened)
         return SessionSnapshot(len(self._pending), names, self._functions.pickles)
 
@@ -296,24 +303,24 @@ class Session:
     def __repr__(self) -> str:
         return f"<Session with {self._master.name}{', closed' if self._closed else ''}>"
 
-    # -- asking ------------------------------------------------------------------------------------------------------------
+    # -- calls -------------------------------------------------------------------------------------------------------------
 
-    def _ask(self, what: str, task: Any, timeout_in_ms: float, method: str, *args: Any) -> Any:
+    def _call_task(self, operation: str, task: Any, timeout_in_ms: float, method: str, *args: Any) -> Any:
         due = self._due(timeout_in_ms)
-        return self._wait(self._reach(task, due, what), what, due, method, self._id, *args)
+        return self._wait(self._reach(task, due, operation), operation, due, method, self._id, *args)
 
     def _due(self, timeout_in_ms: float) -> float:
         config = self._config if self._cluster is None else self._cluster.config
         return _due(timeout_in_ms, config)
 
-    def _reach(self, task: Any, due: float, what: str) -> _Connection:
-        """A task that has this session, when it is there."""
-        cluster = self._know(due, what)
+    def _reach(self, task: Any, due: float, operation: str) -> _Connection:
+        """Return the connection to a task, once the task is there and knows this session."""
+        cluster = self._get_cluster(due, operation)
         if task is None:
             return self._master
         connection = self._connection(cluster.find(task))
         if not connection.opened:
-            self._open(connection, due, what, False)
+            self._open(connection, due, operation, False)
         return connection
 
     def _connection(self, task: Task) -> _Connection:
@@ -322,65 +329,67 @@ class Session:
             return self._master
         with self._lock:
             self._check_open()
-            connection = self._others.get(task)
+            connection = self._other_connections.get(task)
             if connection is None:
                 address = self._cluster.addresses[task]
-                connection = self._others[task] = _Connection(named(task), address, self._credentials)
+                connection = self._other_connections[task] = _Connection(named(task), address, self._credentials)
             return connection
 
-    def _know(self, due: float, what: str) -> _Cluster:
-        """What the target tells of its cluster; waits for it at the first use."""
+    def _get_cluster(self, due: float, operation: str) -> _Cluster:
+        """Return the target's report of its cluster; the first call waits for the target."""
         if self._cluster is None:
-            me, jobs, filters, config = self._open(self._master, due, what, True)
+            me, jobs, filters, config = self._open(self._master, due, operation, True)
             job, index = me
             addresses = {(name, number): address for name, tasks in jobs.items() for number, address in tasks.items()}
             self._master.name = named((job, index))
             self._cluster = _Cluster((job, index), addresses, ClusterDeviceFilters({job: {index: filters}}), config)
         return self._cluster
 
-    def _open(self, connection: _Connection, due: float, what: str, is_master: bool) -> Any:
+    def _open(self, connection: _Connection, due: float, operation: str, is_master: bool) -> Any:
         try:
-            answer = self._wait(connection, what, due, "session.open", self._id, is_master, self._config)
+            reply = self._wait(connection, operation, due, "session.open", self._id, is_master, self._config)
         except DeadlineExceededError:
-            raise DeadlineExceededError(_missing(what, connection)) from None
+            raise DeadlineExceededError(_missing(operation, connection)) from None
         except InvalidArgumentError as error:
             if not error.message.endswith("is not registered."):
                 raise
-            told = f"what listens at {connection.address} is no task's server (zmqdist.Server)"
-            raise FailedPreconditionError(told) from None
+            text = f"what listens at {connection.address} is no task's server (zmqdist.Server)"
+            raise FailedPreconditionError(text) from None
         connection.opened = True
-        return answer
+        return reply
 
-    def _wait(self, connection: _Connection, what: str, due: float, method: str, *args: Any) -> Any:
+    def _wait(self, connection: _Connection, operation: str, due: float, method: str, *args: Any) -> Any:
         self._check_open()
         result = start(connection.client, method, *args, due=due)
         try:
             with self._lock:
                 if not self._closed:
                     self._pending.add(result)
-            if self._closed:  # between the check and now: `close` did not see this call
+            if self._closed:  # `close` came between the check and the lock, and did not see this call
                 result.cancel()
             return result.get_value()
         except OpError as error:
-            self._fail(error, connection, what)
+            self._fail(error, connection, operation)
         finally:
             self._pending.discard(result)
-            result.cancel()  # Ctrl-C: nobody wants it any more; nothing otherwise
+            result.cancel()  # for Ctrl-C, after which no caller waits; no effect on a call that has ended
 
-    def _fail(self, error: OpError, connection: _Connection, what: str) -> NoReturn:
-        """The same error, with the names that a user knows."""
+    def _fail(self, error: OpError, connection: _Connection, operation: str) -> NoReturn:
+        """Raise `error` again, with the names that the user knows."""
         name = connection.name
-        if self._closed and error.error_code in (
-            CANCELLED,
-            FAILED_PRECONDITION,
-        ):  # the latter: its client was closed before the call
-            raise CancelledError(f"{what} on {name}: the session was closed (Session.close)") from None
+        # FAILED_PRECONDITION: the client was closed before the call.
+        if self._closed and error.error_code in (CANCELLED, FAILED_PRECONDITION):
+            raise CancelledError(f"{operation} on {name}: the session was closed (Session.close)") from None
         if isinstance(error, UnavailableError):
-            raise UnavailableError(f"{what} on {name}: {error.message}") from None
+            raise UnavailableError(f"{operation} on {name}: {error.message}") from None
         if isinstance(error, DeadlineExceededError):
             sent = "waited for a server" not in error.message
-            told = f"{what} on {name} did not end in time; it may go on there" if sent else _missing(what, connection)
-            raise DeadlineExceededError(told) from None
+            text = (
+                f"{operation} on {name} did not end in time; it may go on there"
+                if sent
+                else _missing(operation, connection)
+            )
+            raise DeadlineExceededError(text) from None
         raise error
 
     def _check_open(self) -> None:
@@ -388,14 +397,14 @@ class Session:
             raise FailedPreconditionError("this session was closed: make a new one")
 
 
-def _missing(what: str, connection: _Connection) -> str:
+def _missing(operation: str, connection: _Connection) -> str:
     of = "" if connection.name == connection.address else f" at {connection.address}"
-    return f"{what} was not begun in time: missing task {connection.name}{of}"
+    return f"{operation} was not begun in time: missing task {connection.name}{of}"
 
 
 def _place(target: Any, keys_dir: Any, token_file: Any) -> tuple[str, Credentials]:
-    """ "host:port", and with which secrets to go there."""
-    given = getattr(target, "credentials", None)
+    """Return "host:port", and where to find the keys and the token for it."""
+    credentials = getattr(target, "credentials", None)
     text = target if isinstance(target, str) else getattr(target, "target", None)
     scheme, separator, address = text.rpartition("://") if isinstance(text, str) else ("", "", "")
     try:
@@ -404,10 +413,10 @@ def _place(target: Any, keys_dir: Any, token_file: Any) -> tuple[str, Credential
     except InvalidArgumentError:
         known = False
     if not known:
-        told = f'no session can be had with {target!r}: wanted "{_SCHEME}://host:port", the target of a zmqdist.Server, or that server'
-        raise NotFoundError(told)
-    if keys_dir is None and token_file is None and isinstance(given, Credentials):
-        return address, given
+        message = f'no session with {target!r}: wanted "{_SCHEME}://host:port", the target of a zmqdist.Server, or that server'
+        raise NotFoundError(message)
+    if keys_dir is None and token_file is None and isinstance(credentials, Credentials):
+        return address, credentials
     paths = (None if path is None else os.fspath(path) for path in (token_file, keys_dir))
     token, keys = paths
     return address, Credentials(token, keys, Credentials.of_environment().insecure)
@@ -416,15 +425,15 @@ def _place(target: Any, keys_dir: Any, token_file: Any) -> tuple[str, Credential
 def _checked(config: Mapping[str, Any] | None) -> dict[str, Any]:
     if not isinstance(config or {}, Mapping):
         raise InvalidArgumentError(f"the config of a session is a dict of options, not {config!r}")
-    given = dict(config or {})
-    for key in options.check(given, options.OF_SESSIONS, "session"):
+    settings = dict(config or {})
+    for key in options.check(settings, options.OF_SESSIONS, "session"):
         warnings.warn(f"session option {key!r} is TensorFlow's and does nothing here", stacklevel=3)
-    _limit_s(given.get(options.TIMEOUT, 0))
-    return {key: value for key, value in given.items() if key in options.OF_SESSIONS}
+    _limit_s(settings.get(options.TIMEOUT, 0))
+    return {key: value for key, value in settings.items() if key in options.OF_SESSIONS}
 
 
 def _due(timeout_in_ms: float, config: Mapping[str, Any]) -> float:
-    """When an operation that begins now is due; without a time-out of its own, that of the config."""
+    """Return when an operation that begins now is due: by its own time-out, or by that of the config if it has none."""
     limit_s = min(_limit_s(timeout_in_ms), inf if timeout_in_ms > 0 else _limit_s(config.get(options.TIMEOUT, 0)))
     return time.monotonic() + limit_s
 
@@ -432,6 +441,6 @@ def _due(timeout_in_ms: float, config: Mapping[str, Any]) -> float:
 def _limit_s(timeout_in_ms: Any) -> float:
     known = number(timeout_in_ms)
     if isnan(known):
-        told = f"a time-out is a number of milliseconds, 0 for none, not {timeout_in_ms!r}"
-        raise InvalidArgumentError(told)
+        text = f"a time-out is a number of milliseconds, 0 for none, not {timeout_in_ms!r}"
+        raise InvalidArgumentError(text)
     return known / 1000 if 0 < known < _LONG_MS else inf

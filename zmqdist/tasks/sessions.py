@@ -1,18 +1,18 @@
-"""What a task does for the sessions of its clients: functions that it runs, variables that it keeps, resets.
+"""The tasks' end of sessions: functions that a task runs for its clients, variables that it keeps for them, and resets.
 
 Rules
-    A session is a number that its client has drawn; a task learns of it when the client uses that task for the first time. One of
-    the tasks, the one that the client was given as its target, is its master.
-    A session sees the variables that all share, or, isolated, its own, which go when it is closed or lost.
-    A reset clears containers of the shared variables on all tasks of the cluster that are up, and ends every session of that master:
-    whatever it asks next, or has asked, fails with ABORTED, also at a task that it has not used before.
-    Functions run in threads of their own, many at a time, because one may wait for what another one does. Nobody can end a thread: a
-    function whose caller has gone is asked to end (`zmqdist.cancelled()`).
-    Pickles come only from roles that may send code.
+    A session is a number that its client has drawn. A task learns of the session when the client uses that task for the first time. The
+    session's master is the task that the client has as its target.
+    A session sees the variables that all sessions share. An isolated session sees its own, which are freed when it is closed or lost.
+    A reset clears containers of the shared variables on all tasks of the cluster that are up, and ends every session of that master: its
+    pending and later requests fail with ABORTED, also at a task that the session has not used before.
+    Functions run in threads of a pool, many at a time, because one may wait for the effect of another. A thread cannot be stopped from
+    outside: a function whose caller has gone is asked to end (`zmqdist.cancelled()`).
+    The methods accept pickles only from roles that may send code.
 
-The tables are the loop's; what may take time is done in the pool.
+The tables belong to the loop; work that may take time is done in the pool.
 
-Not here: the client's end (session.py), what a variable is (variables.py).
+Not here: the client's end (session.py), variables (named_variables.py).
 """
 
 from __future__ import annotations
@@ -50,19 +50,19 @@ from zmqdist.transport.router import Peer
 from zmqdist.wire import trusted
 
 VALUE, RAISED = 0, 1
-"""How the answer to "session.run" begins: then come the parts of a packed value, or a packed error."""
+"""The first item of the reply to "session.run"; the parts of a packed value, or a packed error, follow."""
 
 _here = threading.local()
 
 
 def current_server() -> Any:
-    """The server that runs the present function for a session; None outside of one."""
+    """Return the server that runs the calling function for a session; None elsewhere."""
     sessions: Sessions | None = getattr(_here, "sessions", None)
     return None if sessions is None else sessions.server()
 
 
 def current_variables(of: Sessions) -> Variables:
-    """What the present function sees of a server's variables; outside of one that it runs, what all sessions share."""
+    """Return the variables of a server that the calling function sees; those that all sessions share where the server did not run it."""
     return _here.variables if getattr(_here, "sessions", None) is of else of.shared
 
 
@@ -70,9 +70,9 @@ class _Session:
     """One session at this task.
 
     Attributes:
-      ended: why it can do nothing any more; "" while it can.
-      peer: the connection that it was last used over.
-      running: calls that are not answered yet.
+      ended: why requests of this session fail; "" while they do not.
+      peer: the connection over which the session was used last.
+      running: calls without a reply yet.
     """
 
     def __init__(self, variables: Variables, is_master: bool) -> None:
@@ -84,7 +84,7 @@ class _Session:
 
 
 class Sessions:
-    """A part of one server. `server` gives it, as long as it is there.
+    """A part of one server. `server` is a weak reference to it.
 
     Attributes:
       shared: the variables of all sessions that are not isolated.
@@ -99,7 +99,7 @@ class Sessions:
         self._sessions: dict[int, _Session] = {}
         self._used_by: dict[Peer, set[int]] = {}
         self._ended: OrderedDict[int, str] = OrderedDict()
-        """Sessions that a reset has ended before they came here, and what they are told; the last SESSIONS_MAX of them."""
+        """Sessions that a reset has ended before they used this task, each with the text of its error; the last SESSIONS_MAX of them."""
         self._functions: OrderedDict[bytes, Callable[..., Any]] = OrderedDict()
         self._functions_lock = threading.Lock()
         self._pool = Pool(f"zmqdist-session-{self._name}", SESSION_THREADS_MAX)
@@ -114,11 +114,11 @@ class Sessions:
         service.register_later("session.assign", self._assign, roles=TASKS)
         service.register_later("session.read", self._read, roles=TASKS)
         service.register_later("session.variables", self._variables, roles=TASKS)
-        node.router.on_gone.append(self._gone)
+        node.router.on_gone.append(self._peer_gone)
         node.on_close.append(self.stop)
 
     def stop(self, until: float) -> None:
-        """Take nothing new, and wait for what runs until that time; then ask it to end."""
+        """Refuse new requests, wait for the running ones until `until` (`time.monotonic`), then ask them to end."""
         self._stopping = True
         self._pool.wait_idle(max(0.0, until - time.monotonic()))
         try:
@@ -127,35 +127,36 @@ class Sessions:
             self._over = True
 
     def _give_up(self) -> None:
-        """The grace is over: what a function returns because it was asked to end must not pass for its result."""
+        """Fail the running calls: a function that was asked to end may return anything, which must not pass for its result."""
         text = f"{self._name} was stopped, and this had not ended within the grace; it may go on there"
         for session in self._sessions.values():
-            for asked in tuple(session.running):
-                asked.fail(UnavailableError(text))
-        self._over = True  # only now: one that was asked to end before might be answered before
+            for call in tuple(session.running):
+                call.fail(UnavailableError(text))
+        # Only after the calls have failed: a function that sees the flag may return, and its value must not be the reply.
+        self._over = True
         self._pool.stop()
 
     def figures(self) -> tuple[int, int, int, int]:
-        """Sessions; those that a reset has ended before they came here; functions that are kept; calls that are at work."""
+        """Return four numbers: sessions, sessions ended by a reset before they used this task, cached functions, calls at work."""
         return len(self._sessions), len(self._ended), len(self._functions), self._pool.unfinished
 
     # -- sessions, in the loop ---------------------------------------------------------------------------------------------
 
-    def _open(self, asked: Asked, session: int, is_master: bool, config: dict[str, Any]) -> None:
+    def _open(self, call: Asked, session: int, is_master: bool, config: dict[str, Any]) -> None:
         config = merged(self._definition.default_session_config, config)
         if session not in self._sessions:
-            if session in self._ended:
+            if session in self._ended:  # a reset ended the session before it used this task
                 raise AbortedError(self._ended[session])
             if len(self._sessions) >= SESSIONS_MAX:
                 raise ResourceExhaustedError(f"{self._name} has its {SESSIONS_MAX} sessions already")
             isolated = bool(config.get(ISOLATE))
             variables = Variables(self._name, self._node.me[0]) if isolated else self.shared
             self._sessions[session] = _Session(variables, is_master)
-        self._use(session, asked.peer)
-        asked.answer([list(self._node.me), self._addresses(), self._filters(), config])
+        self._use(session, call.peer)
+        call.answer([list(self._node.me), self._addresses(), self._filters(), config])
 
     def _addresses(self) -> dict[str, dict[int, str]]:
-        """The cluster; the own address with its real port."""
+        """Return the addresses of the cluster; this task's address has the port that was bound."""
         spec = self._node.spec
         found = {job: {index: spec.task_address(job, index) for index in spec.task_indices(job)} for job in spec.jobs}
         found[self._node.me[0]][self._node.me[1]] = self._node.address
@@ -169,14 +170,14 @@ class Sessions:
         self._check_serving()
         known = self._sessions.get(session)
         if known is None:
-            told = f"{self._name} does not know this session: it was closed or lost, or the task was started again: make a new one"
-            raise AbortedError(told)
+            text = f"{self._name} does not know this session: it was closed or lost, or the task was restarted: make a new one"
+            raise AbortedError(text)
         if known.ended:
             raise AbortedError(known.ended)
-        if known.peer is not peer:
+        if known.peer is not peer:  # the session has reconnected: stop the timer after which it would be lost
             known.peer = peer
             self._used_by.setdefault(peer, set()).add(session)
-            self._node.loop.set_timer(("session", session), None, self._check_serving)
+            self._node.loop.set_timer(("session", session), None, self._check_serving)  # None: no timer any more
         return known
 
     def _check_serving(self) -> None:
@@ -186,7 +187,7 @@ class Sessions:
     def _is_stopping(self, outcome: str) -> UnavailableError:
         return UnavailableError(f"{self._name} is stopping; {outcome}")
 
-    def _gone(self, peer: Peer) -> None:
+    def _peer_gone(self, peer: Peer) -> None:
         loop = self._node.loop
         for number in self._used_by.pop(peer, ()):
             session = self._sessions.get(number)
@@ -195,136 +196,136 @@ class Sessions:
                     ("session", number), loop.now() + SESSION_LOST_S, partial(self._sessions.pop, number, None)
                 )
 
-    def _close(self, asked: Asked, session: int) -> None:
+    def _close(self, call: Asked, session: int) -> None:
         self._sessions.pop(session, None)
-        self._used_by.get(asked.peer, set()).discard(session)
-        asked.answer(None)
+        self._used_by.get(call.peer, set()).discard(session)
+        call.answer(None)
 
-    def _end(self, session: _Session, told: str) -> None:
-        session.ended = told
+    def _end(self, session: _Session, reason: str) -> None:
+        session.ended = reason
         if session.variables is not self.shared:
             session.variables.clear()
-        for asked in tuple(session.running):
-            asked.fail(AbortedError(told))
+        for call in tuple(session.running):
+            call.fail(AbortedError(reason))
 
     # -- resets ------------------------------------------------------------------------------------------------------------
 
-    def _reset(self, asked: Asked, containers: list[str]) -> None:
-        """At the master: clear everywhere, and end the sessions whose master it is."""
+    def _reset(self, call: Asked, containers: list[str]) -> None:
+        """At the master: clear containers everywhere, and end the sessions of this master."""
         self._check_serving()
         mine = [number for number, session in self._sessions.items() if session.is_master]
-        told = f"Session.reset was called at {self._name} since this session began: make a new one"
-        self._clear_here(containers, mine, told)
-        self._pool.submit(self._clear_others, asked, containers, mine, told)
+        reason = f"Session.reset was called at {self._name} since this session began: make a new one"
+        self._clear_here(containers, mine, reason)
+        self._pool.submit(self._clear_others, call, containers, mine, reason)
 
-    def _clear_others(self, asked: Asked, containers: list[str], sessions: list[int], told: str) -> None:
-        """In a thread of the pool."""
+    def _clear_others(self, call: Asked, containers: list[str], sessions: list[int], reason: str) -> None:
+        """In a thread of the pool: have the other tasks clear too, and reply to the caller of the reset."""
         try:
-            due = min(asked.due, time.monotonic() + GRACE_S)
+            due = min(call.due, time.monotonic() + GRACE_S)
             filters = self._definition.cluster_device_filters
             tasks = [
                 task
-                for task in self._node.up(self._node.others)
+                for task in self._node.up(self._node.other_tasks)
                 if filters.is_visible(*self._node.me, device_of(*task))
             ]
             pending = [
-                (task, self._node.start(task, "session.clear", containers, sessions, told, due=due)) for task in tasks
+                (task, self._node.start(task, "session.clear", containers, sessions, reason, due=due)) for task in tasks
             ]
             failed = [f"{named(task)}: {result.get_error()[1]}" for task, result in pending if result.get_error()[0]]
-            if failed and self._node.closed:  # that ended the questions: the other tasks may be as well as ever
+            # The stop of this task ended the calls, which therefore say nothing about the other tasks.
+            if failed and self._node.closed:
                 raise self._is_stopping("what the other tasks have cleared is not known")
             if failed:
-                raise UnavailableError(f"cleared, but not at {'; '.join(failed)}")
-            asked.answer(None)
-        except FailedPreconditionError as error:  # of our own connections
-            stopping = self._is_stopping("not all other tasks were asked to clear")
-            asked.fail(stopping if self._node.closed else error)
+                raise UnavailableError(f"the reset did not reach {'; '.join(failed)}")
+            call.answer(None)
+        except FailedPreconditionError as error:  # this task's connections were closed by its stop
+            stopping = self._is_stopping("not all other tasks have received the request to clear")
+            call.fail(stopping if self._node.closed else error)
         except BaseException as error:
-            asked.fail(error)
+            call.fail(error)
 
-    def _clear(self, asked: Asked, containers: list[str], sessions: list[int], told: str) -> None:
-        self._clear_here(containers, sessions, told)
-        asked.answer(None)
+    def _clear(self, call: Asked, containers: list[str], sessions: list[int], reason: str) -> None:
+        self._clear_here(containers, sessions, reason)
+        call.answer(None)
 
-    def _clear_here(self, containers: list[str], sessions: list[int], told: str) -> None:
+    def _clear_here(self, containers: list[str], sessions: list[int], reason: str) -> None:
         self.shared.clear(containers)
         for number in sessions:
             if number in self._sessions:
-                self._end(self._sessions[number], told)
+                self._end(self._sessions[number], reason)
             else:
-                self._ended[number] = told
+                self._ended[number] = reason
                 if len(self._ended) > SESSIONS_MAX:
                     self._ended.popitem(last=False)
 
     # -- variables ---------------------------------------------------------------------------------------------------------
 
-    def _assign(self, asked: Asked, session: int, name: str, value: Any, container: str) -> None:
-        known = self._use(session, asked.peer)
+    def _assign(self, call: Asked, session: int, name: str, value: Any, container: str) -> None:
+        known = self._use(session, call.peer)
 
         def act() -> None:
             known.variables.assign(name, value, container)
-            asked.answer(None)
+            call.answer(None)
 
-        self._copy(known, asked, value, act)
+        self._copy(known, call, value, act)
 
-    def _read(self, asked: Asked, session: int, name: str, container: str) -> None:
-        known = self._use(session, asked.peer)
+    def _read(self, call: Asked, session: int, name: str, container: str) -> None:
+        known = self._use(session, call.peer)
         array = known.variables.stored(name, container)
-        self._copy(known, asked, array, lambda: asked.answer(array))
+        self._copy(known, call, array, lambda: call.answer(array))
 
-    def _variables(self, asked: Asked, session: int, container: str) -> None:
-        asked.answer(self._use(session, asked.peer).variables.specs(container))
+    def _variables(self, call: Asked, session: int, container: str) -> None:
+        call.answer(self._use(session, call.peer).variables.specs(container))
 
-    def _copy(self, session: _Session, asked: Asked, array: Any, act: Callable[[], None]) -> None:
-        """What is small is copied here: that takes no longer than to have a thread do it."""
+    def _copy(self, session: _Session, call: Asked, array: Any, act: Callable[[], None]) -> None:
+        """Run `act` here for a small array, because a copy then takes no longer than the hand-off to a thread; else in the pool."""
         if getattr(array, "nbytes", 0) <= INLINE_BYTES_MAX:
             act()
         else:
-            self._begin(session, asked, act)
+            self._begin(session, call, act)
 
     # -- functions ---------------------------------------------------------------------------------------------------------
 
-    def _run(self, asked: Asked, session: int, function: list[Any], is_constant: bool, *parts: Any) -> None:
-        known = self._use(session, asked.peer)
-        box = list(
-            parts
-        )  # emptied by whoever runs it: a large argument is not kept beside the function's own use of it
-        self._begin(known, asked, lambda: self._call(known, asked, function, is_constant, box))
+    def _run(self, call: Asked, session: int, function: list[Any], is_constant: bool, *parts: Any) -> None:
+        known = self._use(session, call.peer)
+        # `_call` empties the list, so that no frame keeps a large argument alive while the function runs.
+        box = list(parts)
+        self._begin(known, call, lambda: self._call(known, call, function, is_constant, box))
 
-    def _begin(self, session: _Session, asked: Asked, act: Callable[[], None]) -> None:
-        session.running.add(asked)
-        asked.on_dropped(lambda: session.running.discard(asked))
-        self._pool.submit(self._work, session, asked, act)
+    def _begin(self, session: _Session, call: Asked, act: Callable[[], None]) -> None:
+        session.running.add(call)
+        call.on_dropped(lambda: session.running.discard(call))
+        self._pool.submit(self._work, session, call, act)
 
     # -- in a thread of the pool -------------------------------------------------------------------------------------------
 
-    def _work(self, session: _Session, asked: Asked, act: Callable[[], None]) -> None:
+    def _work(self, session: _Session, call: Asked, act: Callable[[], None]) -> None:
         try:
-            if asked.wanted():
+            if call.wanted():
                 act()
         except BaseException as error:
-            asked.fail(error)
+            call.fail(error)
         finally:
-            session.running.discard(asked)
+            session.running.discard(call)
 
-    def _call(self, session: _Session, asked: Asked, function: list[Any], is_constant: bool, parts: list[Any]) -> None:
+    def _call(self, session: _Session, call: Asked, function: list[Any], is_constant: bool, parts: list[Any]) -> None:
         _here.sessions, _here.variables = self, session.variables
-        task_context.enter(lambda: self._over or bool(session.ended) or not asked.wanted())
+        task_context.enter(lambda: self._over or bool(session.ended) or not call.wanted())
         try:
             fn = self._load(function, is_constant)
             args, _ = unpacked(parts)
             parts.clear()
             packed = trusted.pack(fn(*args))
-            answer = [VALUE, *sendable(packed)]
+            reply = [VALUE, *sendable(packed)]
         except BaseException as error:
-            answer = [RAISED, trusted.pack_error(trusted.tamed(error))]
+            reply = [RAISED, trusted.pack_error(trusted.tamed(error))]
         finally:
             task_context.leave()
             _here.sessions = _here.variables = None
-        asked.answer(answer)
+        call.answer(reply)
 
     def _load(self, function: list[Any], is_constant: bool) -> Callable[..., Any]:
-        """A function, with the large arrays that it captures; the same object again where it captures nothing that can change."""
+        """Return the function, with the large arrays that it captures. One that captures nothing mutable is unpickled once and kept."""
         pickled = function[0]
         if not is_constant or len(pickled) > INLINE_BYTES_MAX:
             return unpacked(function)  # type: ignore[no-any-return]
@@ -342,12 +343,12 @@ class Sessions:
 
 
 def sendable(packed: trusted.Packed) -> list[Any]:
-    """What `trusted.pack` gave, for the safe codec: the pickle, and each large buffer as an array of bytes."""
+    """Return the result of `trusted.pack` in a form for the safe codec: the pickle, and each large buffer as an array of bytes."""
     if isinstance(packed, bytes):
         return [packed]
     return [packed[0], *(np.frombuffer(part, np.uint8) for part in packed[1:])]
 
 
 def unpacked(parts: list[Any]) -> Any:
-    """The reverse of `sendable`, at the other side. Its arrays have the memory that arrived."""
+    """Invert `sendable` at the receiving side. The arrays use the memory in which they arrived."""
     return trusted.unpack(parts[0]) if len(parts) == 1 else trusted.unpack_parts(parts)

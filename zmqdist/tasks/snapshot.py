@@ -1,6 +1,6 @@
-"""What `Server.snapshot` and `Session.snapshot` return: figures of one moment, for people who operate a cluster and for tests.
+"""Results of `Server.snapshot` and `Session.snapshot`: figures of one moment, for operators of a cluster and for tests.
 
-Cheap, and from any thread. Parts are read one after the other, so figures of different parts may be a few microseconds apart.
+A snapshot is cheap and can be taken from any thread. Its parts are read one after another, so they may be a few microseconds apart.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from zmqdist.coordination.snapshot import KeeperSnapshot
 
 @dataclass(frozen=True, slots=True)
 class GroupRow:
-    """A group of which this task is the leader, while some of its members wait for the others.
+    """A group that this task leads, while some of its members wait for the others.
 
     Attributes:
       name: of the group.
-      come: members that have announced the next operation, by rank.
-      missing: those that have not.
+      arrived: members that have announced the next operation, by rank.
+      missing: members that have not.
     """
 
     name: str
-    come: tuple[str, ...]
+    arrived: tuple[str, ...]
     missing: tuple[str, ...]
 
 
@@ -32,9 +32,9 @@ class WatchRow:
 
     Attributes:
       task: its name.
-      state: "unseen" (it was never there, as far as is known here), "up" or "gone".
-      incarnation: of the life that was seen last; 0 for none.
-      message: what is known of its end; "" while it is up.
+      state: "unseen" (this task has never heard from it), "up" or "gone".
+      incarnation: the last one that was seen; 0 for none.
+      message: how it ended; "" while it is up.
     """
 
     task: str
@@ -48,22 +48,22 @@ class TaskSnapshot:
     """One task at one moment.
 
     Attributes:
-      task, address: its name, and "host:port" with the real port.
-      incarnation: of this life, as other tasks know it.
-      mail_items, mail_bytes: messages that lie here and were not received yet.
+      task, address: its name, and "host:port" with the port that was bound.
+      incarnation: of this process, as other tasks know it.
+      mail_items, mail_bytes: messages that have arrived here and were not received yet.
       mail_waits: calls of `recv` that wait.
-      mail_unconfirmed: messages that this task has sent, and of which it is not known yet whether they have arrived.
-      groups: of those that this task leads, the ones whose members wait for each other.
-      collective_calls: announcements and pieces that this task has sent to others and that were not answered yet.
+      mail_unconfirmed: messages that this task has sent and of which it does not know yet whether they have arrived.
+      groups: the groups that this task leads and whose members wait for each other.
+      collective_calls: announcements and pieces that this task has sent to others, without a reply yet.
       watched: the tasks that it watches, by name.
       connections: tasks to which it has opened a connection, by name.
-      calls: how many calls over those connections were not answered yet; each watch is one.
-      keeper: what it keeps for all tasks, if it leads the coordination; else None.
+      calls: calls in flight over those connections; each watch is one.
+      keeper: the barriers, keys and states of all tasks, if this task leads the coordination; else None.
       sessions: sessions that have used this task, and are neither closed nor lost.
-      sessions_refused: sessions that a reset has ended before they came here, as far as they are remembered.
+      sessions_refused: remembered sessions that a reset has ended before they used this task.
       functions_cached: functions of sessions that are kept for their next run.
-      functions_running: functions and copies of variables that sessions wait for.
-      faults: callbacks of its loop that raised: a bug of zmqdist, which the log has. 0.
+      functions_running: functions and copies of variables for which sessions wait.
+      faults: callbacks of its loop that raised; each is a bug of zmqdist, and the log has its traceback. Normally 0.
     """
 
     task: str
@@ -92,8 +92,8 @@ class SessionSnapshot:
 
     Attributes:
       pending: operations that wait for a task.
-      connections: tasks that it has connected to, by name; by address while the name is not known.
-      functions_pickled: how often a function was pickled. One that captures nothing mutable is pickled once.
+      connections: tasks that the session has used, by name; by address while the name is not known.
+      functions_pickled: how often a function was pickled. A function that captures nothing mutable is pickled once.
     """
 
     pending: int

@@ -1,16 +1,17 @@
-"""A task that is invited works for a dispatcher, too: it starts a WorkerServer beside the rest of what it does.
+"""The worker in a task's server: on the invitation of a coordinator, the task starts a WorkerServer beside its other parts.
 
-Whoever coordinates (training/worker_recruiter.py) has a dispatcher of its own, and the tasks that run functions for it are servers
-that were started without knowing of it. So it tells each of them where the dispatcher is, and as which worker to register there.
+A coordinator (training/worker_recruiter.py) has a dispatcher of its own, and recruits tasks whose servers were started without knowing of
+it. It sends each of them the dispatcher's address and the index of the worker to register as.
 
 Rules
-    One program at a time. It may have several dispatchers here, since it may have several strategies.
-    Another program is told who is here, as long as a dispatcher of that one is in contact. When none is, or the newcomer has its address,
-    the newcomer takes its place, and finds nothing of what was there before: a coordinator that was started again begins clean.
-    What was invited already stays as it is, so whoever is in doubt invites again.
-    The worker ends with its dispatcher, after the time that the invitation names, and with its server.
+    A task works for one program at a time. The program may have several dispatchers, because it may have several strategies.
+    An invitation of another program is refused, with the address of the current dispatcher, as long as a dispatcher of the current program
+    is in contact. If none is, or if the invitation names the same address, the new program takes over, and its workers start without any
+    state of the previous one: a restarted coordinator begins clean.
+    An invitation that was accepted before has no further effect, so a coordinator in doubt can repeat it.
+    The worker ends with its dispatcher, after the orphan limit in the invitation, and with its server.
 
-Not here: what a worker does (scheduling/worker/runtime.py).
+Not here: the worker itself (scheduling/worker/runtime.py).
 """
 
 from __future__ import annotations
@@ -36,31 +37,33 @@ INVITE: Final = "zmqdist.worker.invite"
 """Arguments: address of the dispatcher, index of the worker there, slots, number of the program, orphan limit in seconds."""
 
 STARTED, ALREADY = "started", "already"
-"""Answers."""
+"""Replies to an invitation."""
 
 IDLE_JOBS: Final = ("ps", "evaluator")
-"""Jobs that run no functions of others: an invitation there has a wrong address."""
+"""Jobs that run no functions for a coordinator: an invitation that reaches one of their tasks has a wrong address."""
 
 
 @dataclass(frozen=True)
 class _Invited:
-    """One dispatcher that this task works for."""
+    """One dispatcher for which this task works."""
 
     dispatcher: str
     program: int
     worker: WorkerServer
 
 
-class Working:
-    """The part of one server; made before its node serves."""
+class WorkerRole:
+    """A part of one server; created before its node serves."""
 
     def __init__(self, node: Node, config: Mapping[str, Any]) -> None:
-        """Args:
-          config: of the server: "slots" (functions at a time, by default what the invitation says) and "worker_processes" (False: slots
+        """Register the method.
+
+        Args:
+          config: of the server: "slots" (functions at a time; by default the number in the invitation) and "worker_processes" (False: slots
             are threads of this process, which cannot be cut off).
 
         Raises:
-          InvalidArgumentError: one of them cannot be.
+          InvalidArgumentError: one of these options has an invalid value.
         """
         self._node = node
         self._slots = config.get(SLOTS)
@@ -73,12 +76,15 @@ class Working:
         self._lock = threading.Lock()
         self._invited: list[_Invited] = []
         self._closed = False
-        node.service.register_later(INVITE, self._hear, roles=frozenset({"submit"}))
+        node.service.register_later(INVITE, self._invite, roles=frozenset({"submit"}))
         node.on_close.append(self._close)
 
-    def _hear(self, asked: Asked, dispatcher: str, index: int, slots: int, program: int, orphan_limit_s: float) -> None:
-        """In the loop; starting takes a while, and waits for the dispatcher."""
-        from zmqdist.scheduling.dispatcher.config import WorkerConfig  # most servers are never invited
+    def _invite(
+        self, call: Asked, dispatcher: str, index: int, slots: int, program: int, orphan_limit_s: float
+    ) -> None:
+        """Validate an invitation in the loop; a thread starts the worker, because that waits for the dispatcher."""
+        # Imported here, because most servers are never invited.
+        from zmqdist.scheduling.dispatcher.config import WorkerConfig
 
         if self._node.me[0] in IDLE_JOBS:
             text = f"{named(self._node.me)} at {self._node.address} runs no functions: it is not worker:{index}"
@@ -97,47 +103,49 @@ class Working:
 
         def accept() -> None:
             try:
-                asked.answer(self._accept(config, program))
+                call.answer(self._accept(config, program))
             except BaseException as error:
-                asked.fail(error)
+                call.fail(error)
 
         threading.Thread(target=accept, name="zmqdist-server-invited", daemon=True).start()
 
     def _accept(self, config: Any, program: int) -> str:
-        """Start, and return when the dispatcher has taken the worker."""
+        """Start the worker, and return when the dispatcher has registered it."""
         from zmqdist.scheduling.worker.runtime import WorkerServer
 
         with self._lock:
             if self._closed:
                 raise UnavailableError(f"{named(self._node.me)} is stopping")
-            self._invited = [each for each in self._invited if not each.worker.join(0)]
-            if any((each.dispatcher, each.program) == (config.dispatcher_address, program) for each in self._invited):
+            self._invited = [entry for entry in self._invited if not entry.worker.join(0)]
+            if any(
+                (entry.dispatcher, entry.program) == (config.dispatcher_address, program) for entry in self._invited
+            ):
                 return ALREADY
-            former = [each for each in self._invited if each.program != program]
-            for each in former:
-                if each.worker.in_contact and each.dispatcher != config.dispatcher_address:
-                    raise AlreadyExistsError(self._taken(each))
+            previous = [entry for entry in self._invited if entry.program != program]
+            for entry in previous:
+                if entry.worker.in_contact and entry.dispatcher != config.dispatcher_address:
+                    raise AlreadyExistsError(self._taken(entry))
             invited = _Invited(config.dispatcher_address, program, WorkerServer(config, start=False))
-            self._invited = [each for each in self._invited if each.program == program] + [invited]
-        for each in former:
-            each.worker.stop()
+            self._invited = [entry for entry in self._invited if entry.program == program] + [invited]
+        for entry in previous:
+            entry.worker.stop()
         try:
             invited.worker.start()
         except BaseException:
             with self._lock, contextlib.suppress(ValueError):
                 self._invited.remove(invited)
-            if self._closed:  # that ended the start, and says nothing of the dispatcher
+            if self._closed:  # the stop of this server ended the start, which says nothing about the dispatcher
                 raise UnavailableError(f"{named(self._node.me)} is stopping") from None
             raise
         return STARTED
 
-    def _taken(self, by: _Invited) -> str:
+    def _taken(self, invited: _Invited) -> str:
         me = f"{named(self._node.me)} at {self._node.address}"
-        return f"{me} works for another program, whose dispatcher is at {by.dispatcher}: end that one first"
+        return f"{me} works for another program, whose dispatcher is at {invited.dispatcher}: end that one first"
 
     def _close(self, until: float) -> None:
         with self._lock:
             self._closed = True
             invited, self._invited = self._invited, []
-        for each in invited:
-            each.worker.stop(max(0.0, until - time.monotonic()))
+        for entry in invited:
+            entry.worker.stop(max(0.0, until - time.monotonic()))

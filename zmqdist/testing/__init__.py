@@ -1,14 +1,14 @@
-"""What helps to test a distributed program: tasks in processes of their own, free ports, and a whole cluster in virtual time.
+"""Tools for tests of distributed programs: tasks in processes of their own, reserved ports, and a whole cluster in virtual time.
 
     from zmqdist.testing import create_cluster_spec, get_barrier, run
     run(fn, create_cluster_spec(has_chief=True, num_workers=2)).return_value    # fn ran in three processes
 
     from zmqdist.testing import simulate
-    simulate(seed=1234)        # raises AssertionError when a promise of the machines is broken
+    simulate(seed=1234)        # raises AssertionError when a machine breaks one of its promises
 
-`check_resolver(resolver)` does the same for the rules of cluster resolvers.
+`check_resolver(resolver)` raises AssertionError when a cluster resolver breaks a rule of resolvers.
 
-The names load their parts on first use. How to use them: docs/testing.md.
+Each name is imported on first use. docs/testing.md says how to use them.
 """
 
 from __future__ import annotations

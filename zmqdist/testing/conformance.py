@@ -1,4 +1,4 @@
-"""What every cluster resolver must do, as one function: for the tests of zmqdist, and of whoever writes a resolver."""
+"""The rules that every cluster resolver keeps, checked by one function, for the tests of zmqdist and of your own resolver."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from zmqdist.cluster.resolvers.base import ClusterResolver
 
 
 def check_resolver(resolver: ClusterResolver) -> None:
-    """Ask a resolver everything; what can be set is set in a copy.
+    """Call all methods of a resolver and check that their results agree. Attributes are set in a copy only.
 
-    It should describe a real cluster, the larger the better; what it answers for a cluster is not known here, but its
-    answers must agree with each other.
+    Pass a resolver that describes a real cluster, the larger the better. The function does not know the right addresses; it compares the
+    results of the methods with each other.
 
     Raises:
-      AssertionError: it breaks a rule; the text says which.
+      AssertionError: the resolver breaks a rule; the text names the rule.
     """
     _rule(isinstance(resolver, ClusterResolver), "it is a zmqdist.resolvers.ClusterResolver")
     spec = resolver.cluster_spec()
@@ -37,22 +37,23 @@ def _check_masters(resolver: ClusterResolver, spec: ClusterSpec) -> None:
     tasks = [(job, index) for job in spec.jobs for index in spec.task_indices(job)]
     for job, index in tasks:
         address, task = spec.task_address(job, index), f"{job!r}, {index}"
-        told = resolver.master(job, index)
-        lonely = len(tasks) == 1 and told == ""  # then there may be nobody to connect to
-        _rule(lonely or told.rpartition("://")[2] == address, f"master({task}) is at {address!r}, not {told!r}")
-        told = resolver.master(job, index, rpc_layer="other")
+        master = resolver.master(job, index)
+        lonely = len(tasks) == 1 and master == ""  # a cluster of one task may have no master
+        _rule(lonely or master.rpartition("://")[2] == address, f"master({task}) is at {address!r}, not {master!r}")
+        master = resolver.master(job, index, rpc_layer="other")
         _rule(
-            lonely or told == f"other://{address}", f"rpc_layer wins in master({task}, rpc_layer='other'), not {told!r}"
+            lonely or master == f"other://{address}",
+            f"rpc_layer wins in master({task}, rpc_layer='other'), not {master!r}",
         )
     if len(tasks) > 1:
         job = tasks[0][0]
         beyond = max(spec.task_indices(job)) + 1
         for unknown in ((job, beyond), ("no such job", 0)):
             try:
-                told = resolver.master(*unknown)
+                master = resolver.master(*unknown)
             except ValueError:
                 continue
-            _rule(False, f"master{unknown!r} is a ValueError, as the cluster has no such task; not {told!r}")
+            _rule(False, f"master{unknown!r} is a ValueError, as the cluster has no such task; not {master!r}")
 
 
 def _check_properties(resolver: ClusterResolver) -> None:

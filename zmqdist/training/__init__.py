@@ -1,1 +1,1 @@
-"""Training with parameter servers; `zmqdist.parameter_server` and `zmqdist.checkpoint` have what users call."""
+"""Training with parameter servers. Users import from `zmqdist.parameter_server` and `zmqdist.checkpoint`."""

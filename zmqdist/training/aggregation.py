@@ -1,4 +1,4 @@
-"""How the replicas' values become one: sums, means, and the names for them that TensorFlow uses."""
+"""How the values of several replicas become one: sums, means, and TensorFlow's names for them."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from zmqdist.variables.storage import mean_of
 
 
 class ReduceOp(enum.Enum):
-    """What `strategy.reduce` does; its names are accepted, too, in any case."""
+    """What `strategy.reduce` does. It accepts the names as well, in any case."""
 
     SUM = "SUM"
     MEAN = "MEAN"
 
     @classmethod
     def of(cls, op: Any) -> ReduceOp:
-        """Raises ValueError for anything else."""
+        """Return the member for a name in any case, or for a member of TensorFlow's enum. Raises ValueError for anything else."""
         if isinstance(op, cls):
             return op
         try:
@@ -38,7 +38,7 @@ class VariableAggregation(str, enum.Enum):
 
 
 class VariableSynchronization(str, enum.Enum):
-    """When copies of a variable are brought together; there is one copy here, so it is kept and does nothing."""
+    """When copies of a variable are synchronized. There is one copy here, so that the setting is kept and has no effect."""
 
     AUTO = "auto"
     NONE = "none"
@@ -47,34 +47,34 @@ class VariableSynchronization(str, enum.Enum):
 
 
 def checked_aggregation(value: Any) -> VariableAggregation:
-    """Of a name in any case, a member, or None. Raises ValueError."""
+    """Return the member for a name in any case, a member, or None. Raises ValueError."""
     return _member(VariableAggregation, "aggregation", value, VariableAggregation.NONE)
 
 
 def checked_synchronization(value: Any) -> VariableSynchronization:
-    """Of a name in any case, a member, or None. Raises ValueError."""
+    """Return the member for a name in any case, a member, or None. Raises ValueError."""
     return _member(VariableSynchronization, "synchronization", value, VariableSynchronization.AUTO)
 
 
 Mode = TypeVar("Mode", VariableAggregation, VariableSynchronization)
 
 
-def _member(cls: type[Mode], what: str, value: Any, default: Mode) -> Mode:
+def _member(cls: type[Mode], kind: str, value: Any, default: Mode) -> Mode:
     if value is None:
         return default
     if isinstance(value, cls):
         return value
-    name = getattr(value, "name", value)  # also a member of another enum: TensorFlow's
+    name = getattr(value, "name", value)  # TensorFlow's enum has the same names
     if isinstance(name, str) and name.upper() in cls.__members__:
         return cls[name.upper()]
     known = ", ".join(repr(each.value) for each in cls)
-    raise ValueError(f"invalid variable {what} mode: {value!r}; wanted one of {known}")
+    raise ValueError(f"invalid variable {kind} mode: {value!r}; wanted one of {known}")
 
 
 def aggregated(values: tuple[Any, ...], how: VariableAggregation, name: str) -> Any:
-    """One value of those that all replicas assign. Raises ValueError for NONE.
+    """Return the value that replaces the values of all replicas. Raises ValueError for NONE.
 
-    IndexedSlices are laid one behind the other; for a mean they are divided by the number of replicas.
+    IndexedSlices are concatenated; for a mean they are divided by the number of replicas.
     """
     if how is VariableAggregation.NONE:
         raise ValueError(

@@ -1,10 +1,10 @@
-"""What makes a variable usable as the array that it holds: operators, comparisons, conversions, indexing.
+"""Base of variables that makes them usable as the arrays they hold: operators, comparisons, conversions, indexing.
 
 Rules
-    Every operator reads the value and gives an array, never a variable. `==` compares elements; which variable a handle is,
-    says `is`, or its hash.
-    Indexing moves only the rows that are needed; the result is the reader's own.
-    Nothing here changes a variable but `v[rows] = value`, which is one scatter update and so takes whole rows only.
+    Every operator reads the value and returns an array, never a variable. `==` compares elements; to compare handles use `is`, or their
+    hash.
+    Indexing transfers only the rows that are needed; the caller owns the result.
+    Nothing here changes a variable except `v[rows] = value`, which is one scatter update and therefore takes whole rows only.
 
 Not here: how a value is read and updated (variable.py, sharded.py).
 """
@@ -25,7 +25,7 @@ from zmqdist.training.indexing import Rows, checked_numbers, select
 
 
 class ArrayLike(NDArrayOperatorsMixin):
-    """An array that lives elsewhere: a subclass has `name`, `shape`, `dtype`, `numpy`, `start_rows` and `scatter_update`."""
+    """Base of Variable and ShardedVariable. A subclass has `name`, `shape`, `dtype`, `numpy`, `start_rows` and `scatter_update`."""
 
     name: str
     shape: tuple[int, ...]
@@ -35,21 +35,21 @@ class ArrayLike(NDArrayOperatorsMixin):
 
     @property
     def label(self) -> str:
-        """What errors call it."""
+        """The variable's name in error texts."""
         return f"variable {self.name!r}"
 
     @property
     def ndim(self) -> int:
-        """How many axes."""
+        """Number of axes."""
         return len(self.shape)
 
     @property
     def size(self) -> int:
-        """How many elements."""
+        """Number of elements."""
         return math.prod(self.shape)
 
     def numpy(self) -> NDArray[Any]:
-        """The value of this moment."""
+        """Return the current value."""
         raise NotImplementedError
 
     def scatter_update(self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None) -> Any:
@@ -57,45 +57,45 @@ class ArrayLike(NDArrayOperatorsMixin):
         raise NotImplementedError
 
     def start_rows(self, rows: Rows) -> Any:
-        """Ask for rows: what has `get_value()` for an array of them, in their order."""
+        """Request rows. The result's `get_value()` returns an array of them, in their order."""
         raise NotImplementedError
 
     def sparse_read(self, indices: Any, name: str | None = None) -> NDArray[Any]:
-        """Rows, in the order asked for; only they move.
+        """Return rows, in the order of `indices`; only these rows are transferred.
 
         Args:
-          indices: numbers of rows, from 0 on; of any shape, which the result has in place of the first axis.
+          indices: numbers of rows, from 0 on, in an array of any shape. The result has that shape in place of the first axis.
 
         Raises:
-          InvalidArgumentError: there is no such row.
+          InvalidArgumentError: an index is out of range.
         """
         numbers = checked_numbers(self.label, indices, len(self))
         rows: NDArray[Any] = self.start_rows(numbers.reshape(-1)).get_value()
         return rows.reshape(*numbers.shape, *self.shape[1:])
 
     def gather_nd(self, indices: Any, name: str | None = None) -> NDArray[Any]:
-        """What stands at places in the first axes; only rows that have one of them move.
+        """Return the slices at some positions of the first axes; only rows with such a position are transferred.
 
         Args:
-          indices: the last axis has a number, from 0 on, for each of the first axes of the variable.
+          indices: the last axis holds one number, from 0 on, for each of the first axes of the variable.
 
         Raises:
-          InvalidArgumentError: there is no such place.
+          InvalidArgumentError: a position is out of range.
         """
         places = np.asarray(indices)
         if places.ndim == 0 or not 1 <= places.shape[-1] <= self.ndim:
-            told = f"{self.label} of shape {self.shape}: indices of shape {places.shape} name no places in it"
-            raise InvalidArgumentError(told)
+            text = f"{self.label} of shape {self.shape}: indices of shape {places.shape} name no places in it"
+            raise InvalidArgumentError(text)
         for axis in range(places.shape[-1]):
             checked_numbers(self.label, places[..., axis], self.shape[axis])
         found: NDArray[Any] = self[tuple(places[..., axis] for axis in range(places.shape[-1]))]
         return found
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
-        """The value, for NumPy.
+        """Return the value, for NumPy.
 
         Raises:
-          ValueError: the value is of another kind than `dtype`: numbers with a fraction as whole ones, say.
+          ValueError: the value cannot be cast to `dtype` safely, such as floats to integers.
         """
         wanted = self.dtype if dtype is None else np.dtype(dtype)
         if not np.can_cast(self.dtype, wanted, "same_kind"):
@@ -106,7 +106,7 @@ class ArrayLike(NDArrayOperatorsMixin):
         return value.copy() if copy else value
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
-        """Operators and NumPy's functions, on the value."""
+        """Apply an operator or a function of NumPy to the value."""
         if any(isinstance(target, ArrayLike) for target in kwargs.get("out", ())):
             self._refuse_in_place()
         arrays = [value.numpy() if isinstance(value, ArrayLike) else value for value in inputs]
@@ -119,10 +119,10 @@ class ArrayLike(NDArrayOperatorsMixin):
         )
 
     def __getitem__(self, key: Any) -> Any:
-        """As of the array, moving only the rows that are needed.
+        """Index the value as an array; only the rows that are needed are transferred.
 
         Raises:
-          IndexError, TypeError, ValueError: as of the array. TypeError also for a variable as an index.
+          IndexError, TypeError, ValueError: as for an array. TypeError also for a variable as an index.
         """
         if not self.shape:
             return self.numpy()[key]
@@ -132,11 +132,11 @@ class ArrayLike(NDArrayOperatorsMixin):
         return self.start_rows(rows).get_value()[rest]
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        """Set whole rows, in one scatter update; the last one wins of a row that is named twice.
+        """Set whole rows in one scatter update; of a row that is named twice the last value counts.
 
         Raises:
           TypeError: the key selects parts of rows.
-          IndexError, TypeError, ValueError: as of the array.
+          IndexError, TypeError, ValueError: as for an array.
         """
         if not self.shape:
             raise TypeError(f"variable {self.name!r} has no rows to set: use assign(value)")

@@ -1,6 +1,6 @@
-"""Several variables in one message to each parameter server; all servers are asked at once.
+"""Reads or updates several variables with one message to each parameter server; the messages are in flight at the same time.
 
-A message is about one session, so variables of two strategies are never in one.
+A message concerns one session, so that variables of two strategies never share one.
 
 Not here: one variable (variable.py), all shards of one (sharded.py).
 """
@@ -17,47 +17,49 @@ from zmqdist.errors import InvalidArgumentError
 from zmqdist.futures import Future, all_values
 from zmqdist.indexed_slices import IndexedSlices
 from zmqdist.training.aggregation import aggregated
-from zmqdist.training.context import here
+from zmqdist.training.context import thread_state
 from zmqdist.training.per_replica import PerReplica
 from zmqdist.training.sharded import ShardedVariable
 from zmqdist.training.variable import Variable
-from zmqdist.training.variable_storage import LocalHome, RemoteHome
+from zmqdist.training.variable_storage import LocalStorage, RemoteStorage
 from zmqdist.variables import client
 
-Asked: TypeAlias = tuple[client.PsClient, int]
-"""Who is asked, and about which session."""
+Destination: TypeAlias = tuple[client.PsClient, int]
+"""The client of a server, and the session that a message concerns."""
 
 
 def read_all(variables: Any) -> Any:
-    """The structure with values in place of variables; what is no variable stays. Caches are passed by."""
+    """Return the structure with values in place of variables; other leaves stay. Does not use the caches of `cache_variable_reads`."""
     leaves = nest.flatten(variables)
-    parts = {part.home.key: part for leaf in leaves for part in _parts(leaf)}
-    by_session: dict[Asked, list[Variable]] = {}
+    parts = {part.storage.key: part for leaf in leaves for part in _parts(leaf)}
+    by_session: dict[Destination, list[Variable]] = {}
     values: dict[Any, Any] = {}
     for key, part in parts.items():
-        if isinstance(part.home, RemoteHome):
-            by_session.setdefault((part.home.client, part.home.session), []).append(part)
+        if isinstance(part.storage, RemoteStorage):
+            by_session.setdefault((part.storage.client, part.storage.session), []).append(part)
         else:
             values[key] = part.numpy()
-    asked = [each.read([part.home.ref for part in wanted]) for (each, _), wanted in by_session.items()]
-    for wanted, told in zip(by_session.values(), all_values(asked), strict=True):
-        for part, (_, value) in zip(wanted, told, strict=True):
-            values[part.home.key] = value if value.shape else value[()]
+    reads = [each.read([part.storage.ref for part in wanted]) for (each, _), wanted in by_session.items()]
+    for wanted, versions_and_values in zip(by_session.values(), all_values(reads), strict=True):
+        for part, (_, value) in zip(wanted, versions_and_values, strict=True):
+            values[part.storage.key] = value if value.shape else value[()]
 
     def value_of(leaf: Any) -> Any:
-        found = [values[part.home.key] for part in _parts(leaf)]
+        found = [values[part.storage.key] for part in _parts(leaf)]
         return leaf if not found else found[0] if len(found) == 1 else np.concatenate(found)
 
     return nest.pack_sequence_as(variables, [value_of(leaf) for leaf in leaves])
 
 
 def apply_all(optimizer: Any, grads_and_vars: Iterable[tuple[Any, Any]], step: int | None) -> None:
-    """See `ParameterServerStrategy.apply`. Several replicas do it once, with what their gradients become by each variable's aggregation."""
+    """Carry out `ParameterServerStrategy.apply`. In a context of several replicas it is done once, with the aggregate of their gradients by
+    each variable's aggregation.
+    """
     pairs = [(grad, variable) for grad, variable in grads_and_vars if grad is not None]
     for _, variable in pairs:
         if not isinstance(variable, (Variable, ShardedVariable)):
             raise TypeError(f"apply() takes pairs (gradient, variable), and {type(variable).__name__} is no variable")
-    replica = here.replica
+    replica = thread_state.replica
     if replica is None or replica.num_replicas_in_sync == 1:
         _apply(optimizer, pairs, step)
         return
@@ -74,31 +76,31 @@ def apply_all(optimizer: Any, grads_and_vars: Iterable[tuple[Any, Any]], step: i
 
 
 def _apply(optimizer: Any, pairs: list[tuple[Any, Any]], step: int | None) -> None:
-    """Everything is checked before anything is sent."""
-    by_session: dict[Asked, list[tuple[RemoteHome, client.Change]]] = {}
-    local: list[tuple[LocalHome, client.Change]] = []
+    """Apply the gradients. All checks are made before the first message is sent."""
+    by_session: dict[Destination, list[tuple[RemoteStorage, client.Change]]] = {}
+    local: list[tuple[LocalStorage, client.Change]] = []
     seen = set()
     for grad, variable in pairs:
         shares = variable.shares(grad) if isinstance(variable, ShardedVariable) else [grad]
         for part, share in zip(_parts(variable), shares, strict=True):
-            if part.home.key in seen:
-                told = f"{part.home.ref} is there twice: add up its gradients, so that it makes one step"
-                raise InvalidArgumentError(told)
-            seen.add(part.home.key)
-            change = client.apply(part.home.ref, optimizer, share)
-            if isinstance(part.home, RemoteHome):
-                by_session.setdefault((part.home.client, part.home.session), []).append((part.home, change))
+            if part.storage.key in seen:
+                text = f"{part.storage.ref} occurs twice in grads_and_vars: add up its gradients, so that it makes one step"
+                raise InvalidArgumentError(text)
+            seen.add(part.storage.key)
+            change = client.apply(part.storage.ref, optimizer, share)
+            if isinstance(part.storage, RemoteStorage):
+                by_session.setdefault((part.storage.client, part.storage.session), []).append((part.storage, change))
             else:
-                local.append((part.home, change))
+                local.append((part.storage, change))
     steps = [wanted[0][0].in_step(step) for wanted in by_session.values()]
-    started: list[Future] = [home.change(change, optimizer) for home, change in local]
+    started: list[Future] = [storage.change(change, optimizer) for storage, change in local]
     for ((each, _), wanted), how in zip(by_session.items(), steps, strict=True):
-        started.append(each.update([(home.ref, change) for home, change in wanted], **how))
+        started.append(each.update([(storage.ref, change) for storage, change in wanted], **how))
     all_values(started)
 
 
 def _parts(leaf: Any) -> list[Variable]:
-    """The variable itself, or its shards; none of anything else."""
+    """Return the variable, or its shards; an empty list for anything else."""
     if isinstance(leaf, ShardedVariable):
         return leaf.variables
     return [leaf] if isinstance(leaf, Variable) else []

@@ -1,4 +1,6 @@
-"""Which clusters can have a strategy with parameter servers: refused before anybody is contacted, in TensorFlow's words."""
+"""Checks whether a cluster can have a strategy with parameter servers. They are made before a task is contacted, with TensorFlow's error
+texts.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +9,18 @@ from typing import Final
 from zmqdist.cluster.spec import ClusterSpec
 
 JOBS: Final = ("chief", "worker", "evaluator", "ps")
-"""What the jobs of such a cluster are called."""
+"""The names of jobs in such a cluster."""
 
 
 def check_cluster(spec: ClusterSpec, task_type: str | None = None, task_id: int | None = None) -> None:
-    """Refuse a cluster that cannot be connected to.
+    """Refuse a cluster that a strategy cannot connect to.
 
     Args:
-      task_type, task_id: what the coordinator itself is in it; None or "" where it is outside.
+      task_type, task_id: the program's own task in it; None or "" if the program is outside the cluster.
 
     Raises:
-      ValueError: no task at all; a job of another name; no worker or no ps; ps whose numbers have gaps; more than one chief or evaluator;
-        or the coordinator's own task is not in the cluster.
+      ValueError: the cluster is empty, has a job of another name, no worker, no ps, ps whose numbers have gaps, or more than one chief or
+        evaluator; or the program's own task is not in it.
     """
     if not spec:
         raise ValueError("Cluster spec must be non-empty: a strategy with parameter servers needs workers and ps")
@@ -44,7 +46,7 @@ def check_cluster(spec: ClusterSpec, task_type: str | None = None, task_id: int 
 
 
 def check_ps(indices: list[int]) -> None:
-    """Refuse ps that cannot be counted through. Raises ValueError."""
+    """Raise ValueError unless the ps are numbered from 0 without gaps."""
     if indices != list(range(len(indices))):
         raise ValueError(f"The ps must have the numbers 0 to {len(indices) - 1} without gaps, not {indices}")
 

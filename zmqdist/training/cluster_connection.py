@@ -1,12 +1,13 @@
-"""How a program finds the tasks of a cluster with parameter servers, and what it knows of them from then on.
+"""How a program finds the tasks of a cluster with parameter servers, and how it adds, removes and stops them.
 
-Three ways lead to the same `Connected`:
-    a spec, or a resolver that has one: workers and ps are servers that somebody has started. The dispatcher is made here, and the
-    workers are invited to it (worker_recruiter.py), also when they come back, or come later;
-    a `local_cluster` with ps, whose dispatcher and workers are there;
-    nothing: the cluster that `zmqdist launch` has put into the environment. A resolver that describes that one is the same.
+Three kinds of source lead to a `ClusterConnection`:
+    a spec, or a resolver that has one: workers and ps are servers that run already. The dispatcher is started here, and the workers are
+    invited to it (worker_recruiter.py), also after a restart, and when they start later;
+    a `local_cluster` with ps, which has its own dispatcher and workers;
+    None: the cluster that `zmqdist launch` has described in the environment. A resolver that describes the same cluster is treated alike.
 
-Evaluators stand beside the cluster: nobody waits for them. Workers and ps need not see each other, only each of them the ps.
+Evaluators are not part of the connection: the program does not wait for them. Workers and ps need not reach each other; a worker needs to
+reach all ps.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from zmqdist.scheduling.dispatcher.config import DispatcherConfig
 from zmqdist.scheduling.dispatcher.runtime import DispatchServer
 from zmqdist.scheduling.worker.runtime import own_host
 from zmqdist.training.checks import check_cluster, check_ps
-from zmqdist.training.worker_recruiter import Inviting
+from zmqdist.training.worker_recruiter import WorkerRecruiter
 from zmqdist.transport import port_probe
 from zmqdist.transport.address import is_loopback, split
 from zmqdist.transport.credentials import Credentials
@@ -46,24 +47,25 @@ ACCEPTED: Final = (
     "a cluster resolver, a ClusterSpec or a dict of jobs with workers and ps, a local_cluster(ps=...), "
     "or nothing in a program that `zmqdist launch` started"
 )
-LOOKS_AT_ONCE: Final = 16
+"""The kinds of source that `connect` takes, for error texts."""
+PROBES_AT_ONCE: Final = 16
 LEAVE_S: Final = 0.0
-"""What workers run when their program ends is wanted by nobody."""
+"""Grace of the dispatcher's shutdown, in seconds: none, because the results of running functions have no receiver once the program ends."""
 
-_open: weakref.WeakSet[Connected] = weakref.WeakSet()
+_open: weakref.WeakSet[ClusterConnection] = weakref.WeakSet()
 
 
-class Connected:
-    """A cluster that is there: what a strategy and its coordinator need to know of it.
+class ClusterConnection:
+    """The tasks of a cluster, for a strategy and its coordinator.
 
     Attributes:
-      target, credentials: its dispatcher, as ClusterCoordinator takes them, and where the secrets are.
-      ps: addresses, by index.
+      target, credentials: the dispatcher's address in the form that ClusterCoordinator takes, and where the secrets are.
+      ps: addresses of the parameter servers, by index.
     """
 
     def __init__(self, target: str, credentials: Credentials, ps: list[str], close: Callable[[bool], object]) -> None:
         """Args:
-        close: ends what was made for it; gets whether the tasks of the cluster are to end, too.
+        close: ends what was started for the connection; its argument says whether to stop the tasks of the cluster as well.
         """
         self.target = target
         self.credentials = credentials
@@ -71,39 +73,39 @@ class Connected:
         self._close = close
         self._closed = False
         self._lock = threading.Lock()
-        self._asks: ZmqClient | None = None
+        self._client: ZmqClient | None = None
         self._pid = os.getpid()
         _open.add(self)
 
     @property
     def workers(self) -> dict[int, str]:
-        """Those that are wanted: addresses by index, in their order; "" for one that registered by itself."""
+        """The workers that belong to the program: addresses by index, in order; "" for one that registered by itself."""
         return {}
 
-    # -- how they are ---------------------------------------------------------------------------------------------------------
+    # -- states ---------------------------------------------------------------------------------------------------------------
 
     def task_states(self) -> list[errors.UnavailableError | None]:
-        """How the tasks are now: workers by index, then ps. Takes TASK_PROBE_S where one is silent.
+        """Return the states of the workers by index, then those of the ps. Blocks up to TASK_PROBE_S for silent tasks.
 
         Returns:
-          For each None, where it is there, else an UnavailableError that names it.
+          For each task None if it is alive, otherwise an UnavailableError that names it.
         """
         with ThreadPoolExecutor(1, thread_name_prefix="zmqdist-states") as pool:
-            looked = pool.submit(listening, {("ps", index): address for index, address in enumerate(self.ps)})
+            probe = pool.submit(listening, {("ps", index): address for index, address in enumerate(self.ps)})
             states = self._worker_states()
-            found = looked.result()
+            found = probe.result()
         for index, address in enumerate(self.ps):
-            told = f"{_task_name('ps', index)} at {address} does not answer"
-            states.append(None if ("ps", index) in found else errors.UnavailableError(told))
+            text = f"{_task_name('ps', index)} at {address} does not answer"
+            states.append(None if ("ps", index) in found else errors.UnavailableError(text))
         return states
 
     def _worker_states(self) -> list[errors.UnavailableError | None]:
         wanted = self.workers
         try:
-            status = self._ask("status")
+            status = self._call_dispatcher("status")
         except errors.OpError as error:
-            told = f"cannot be told, the dispatcher at {self.target} does not answer: {error.message}"
-            return [errors.UnavailableError(f"{_task_name('worker', index)} {told}") for index in wanted]
+            text = f"is in an unknown state, because the dispatcher at {self.target} does not answer: {error.message}"
+            return [errors.UnavailableError(f"{_task_name('worker', index)} {text}") for index in wanted]
         rows = {row["name"]: row["state"] for row in status["workers"]}
         losses = {loss["name"]: loss["reason"] for loss in status["losses"]}
         states: list[errors.UnavailableError | None] = []
@@ -116,20 +118,20 @@ class Connected:
             states.append(errors.UnavailableError(f"{_task_name('worker', index)} is not there: {why}"))
         return states
 
-    # -- who is in it -------------------------------------------------------------------------------------------------------------
+    # -- members ------------------------------------------------------------------------------------------------------------------
 
     def add_worker(self, address: str = "", index: int | None = None) -> int:
-        """Have one more task work for this program from now on; waits for nobody.
+        """Make one more task a worker of this program. Does not wait for the task.
 
         Args:
           address: "host:port" of a `zmqdist.Server` that runs or will run.
-          index: which worker it becomes, also in place of one that has gone; None: the highest so far, and one more.
+          index: index of the new worker; it may be that of a worker that was removed or lost. None: the highest index so far + 1.
 
         Returns:
-          Its index.
+          The index.
 
         Raises:
-          FailedPreconditionError: here workers come otherwise; the text says how.
+          FailedPreconditionError: workers join this kind of cluster in another way; the text says how.
         """
         text = (
             f"a worker joins this cluster by itself: zmqdist worker --dispatcher {self.target.removeprefix('zmq://')}"
@@ -137,7 +139,8 @@ class Connected:
         raise errors.FailedPreconditionError(text)
 
     def remove_worker(self, index: int, grace_s: float = GRACE_S) -> None:
-        """Let a worker finish what it runs, at most for `grace_s`, and go; what it has not begun runs elsewhere.
+        """Let a worker finish the function that it runs, for at most `grace_s` seconds, and leave. What it has not begun runs on other
+        workers.
 
         Raises:
           ValueError: there is no such worker.
@@ -147,68 +150,70 @@ class Connected:
         if index in wanted:
             self._dismiss(index)
         try:
-            self._ask("drain", "worker", index, grace_s)
+            self._call_dispatcher("drain", "worker", index, grace_s)
         except errors.NotFoundError:
-            if index not in wanted:  # else it has gone already
+            if index not in wanted:  # a known worker may have left by itself: that is no error
                 raise ValueError(f"there is no worker {index} in this cluster; it has {list(wanted)}") from None
 
     def _dismiss(self, index: int) -> None:
-        """It is not wanted any more."""
+        """Forget a worker that is removed."""
 
     def close(self, shutdown_cluster: bool = False) -> None:
-        """Let go of it; idempotent. Workers that were invited are free for the next program.
+        """Release the cluster. Invited workers are free for the next program. A second call does nothing.
 
         Args:
-          shutdown_cluster: have its tasks end, too: servers of workers and ps wherever they run.
+          shutdown_cluster: stop the servers of workers and ps as well, wherever they run.
         """
-        if self._pid != os.getpid():  # a child that was forked has nothing of it
+        if self._pid != os.getpid():  # in a forked child: the connection belongs to the parent
             return
         with self._lock:
             if self._closed:
                 return
             self._closed = True
-            asks = self._asks
+            client = self._client
         _open.discard(self)
         try:
             if shutdown_cluster:
                 stop_servers([*self.workers.values(), *self.ps], self.credentials)
             self._close(shutdown_cluster)
         finally:
-            if asks is not None:
-                asks.close()
+            if client is not None:
+                client.close()
 
-    def _ask(self, method: str, *args: Any) -> Any:
-        """Ask the dispatcher."""
+    def _call_dispatcher(self, method: str, *args: Any) -> Any:
+        """Call a method of the dispatcher, and return its result. Blocks up to TASK_PROBE_S."""
         with self._lock:
             if self._closed:
                 raise errors.FailedPreconditionError("this cluster was closed")
-            if self._asks is None:
+            if self._client is None:
                 address = self.target.removeprefix("zmq://")
-                self._asks = ZmqClient(address, "strategy", security=self.credentials.client(address, "submit"))
-            asks = self._asks
-        return internal_client.start(asks, method, *args, due=time.monotonic() + TASK_PROBE_S).get_value()
+                self._client = ZmqClient(address, "strategy", security=self.credentials.client(address, "submit"))
+            client = self._client
+        return internal_client.start(client, method, *args, due=time.monotonic() + TASK_PROBE_S).get_value()
 
     def __del__(self) -> None:
         if not self.__dict__.get("_closed", True):
             self._closed = True
-            in_background("zmqdist-let-go", _let_go, self._close, self._asks)
+            in_background("zmqdist-let-go", _let_go, self._close, self._client)
 
 
-class _Invited(Connected):
-    """Of servers that somebody has started; the dispatcher is here."""
+class _RecruitedCluster(ClusterConnection):
+    """Servers that run already, with a dispatcher in this process."""
 
-    def __init__(self, dispatcher: DispatchServer, credentials: Credentials, ps: list[str], inviting: Inviting) -> None:
+    def __init__(
+        self, dispatcher: DispatchServer, credentials: Credentials, ps: list[str], recruiter: WorkerRecruiter
+    ) -> None:
         def close(_: bool) -> None:
-            inviting.close()
+            recruiter.close()
             dispatcher.shutdown(LEAVE_S)
 
         super().__init__(dispatcher.target, credentials, ps, close)
-        self._inviting = inviting
+        self._recruiter = recruiter
         self._next = 0
 
     @property
     def workers(self) -> dict[int, str]:
-        return self._inviting.wanted
+        return self._recruiter.wanted
 
     def add_worker(self, address: str = "", index: int | None = None) -> int:
         address = address.removeprefix("zmq://")
@@ -218,15 +223,15 @@ class _Invited(Connected):
         with self._lock:
             self._next = max(self._next, *self.workers, -1) + 1 if index is None else max(self._next, index)
             index = self._next if index is None else index
-        self._inviting.want(index, address)
+        self._recruiter.want(index, address)
         return index
 
     def _dismiss(self, index: int) -> None:
-        self._inviting.drop(index)
+        self._recruiter.drop(index)
 
 
-class _Local(Connected):
-    """Of a `local_cluster`, which is closed by whoever made it."""
+class _LocalCluster(ClusterConnection):
+    """A `local_cluster`. Its maker closes it."""
 
     def __init__(self, cluster: Any) -> None:
         super().__init__(
@@ -240,7 +245,7 @@ class _Local(Connected):
         return {index: "" for index in range(self._cluster.workers) if index not in self._dismissed}
 
     def add_worker(self, address: str = "", index: int | None = None) -> int:
-        """Start one, and return its index when it has registered."""
+        """Start a worker, and return its index when it has registered."""
         if address or index is not None:
             raise ValueError("a local_cluster starts its workers itself: add_worker() without an address or an index")
         return int(self._cluster.add_worker())
@@ -249,8 +254,8 @@ class _Local(Connected):
         self._dismissed.add(index)
 
 
-class _Launched(Connected):
-    """Of `zmqdist launch`, which ends everything when this program ends."""
+class _LaunchedCluster(ClusterConnection):
+    """The cluster of `zmqdist launch`, which stops everything when this program ends."""
 
     def __init__(self, target: str, credentials: Credentials, ps: list[str], workers: list[int]) -> None:
         super().__init__(target, credentials, ps, self._shut_down)
@@ -265,7 +270,7 @@ class _Launched(Connected):
 
     @staticmethod
     def _shut_down(_: bool) -> None:
-        """Its workers and ps end with the program, by the launcher's hand."""
+        """Do nothing: the launcher stops workers and ps with the program."""
 
 
 def connect(
@@ -274,27 +279,27 @@ def connect(
     connect_timeout_s: float = CONNECT_TIMEOUT_S,
     slots: int = 1,
     credentials: Credentials | None = None,
-) -> Connected:
-    """Find the tasks of a cluster, and wait until all workers and ps are there.
+) -> ClusterConnection:
+    """Find the tasks of a cluster, and wait until all workers and ps have answered.
 
     Args:
       source: see ACCEPTED.
-      connect_timeout_s: how long to wait.
-      slots: functions at a time, of each worker that is invited and whose server does not say it itself.
-      credentials: where the secrets are; None: the usual places, or the cluster's own.
+      connect_timeout_s: how long to wait, in seconds.
+      slots: number of functions that an invited worker runs at a time, unless its server has a number of its own.
+      credentials: where the secrets are; None: the usual places, or those of the cluster.
 
     Raises:
-      ValueError: it is none of what is accepted, or such a cluster cannot be (checks.py).
-      UnavailableError: tasks did not answer within the time; it names them, and says what is there instead.
+      ValueError: `source` is not of an accepted kind, or describes a cluster that cannot be used (checks.py).
+      UnavailableError: tasks did not answer in time; the text names them, and says what answers at their addresses instead.
       AlreadyExistsError: a worker works for another program.
-      OpError: a secret is refused, keys are missing, the dispatcher's port cannot be bound.
+      OpError: a secret is refused, keys are missing, or the dispatcher's port cannot be bound.
     """
     if source is not None and isinstance(getattr(source, "target", None), str) and hasattr(source, "ps"):
         if not source.ps:
             raise ValueError(
                 "There must be at least one ps. This local_cluster has none: local_cluster(workers=2, ps=1)"
             )
-        return _Local(source)
+        return _LocalCluster(source)
     if source is None or _is_launched(source):
         return _launched(connect_timeout_s)
     if hasattr(source, "cluster_spec") and not isinstance(source, ClusterSpec):
@@ -308,83 +313,85 @@ def connect(
 
 
 def stop_servers(addresses: list[str], credentials: Credentials, grace_s: float = GRACE_S) -> list[str]:
-    """Tell servers to end, wherever they run; those that are there, all at once. What has no address is passed over.
+    """Stop the servers that answer, all at once, wherever they run. Empty addresses are skipped.
 
     Returns:
-      The addresses of those that have answered that they end.
+      The addresses of the servers that have confirmed.
     """
     found = listening({("", number): address for number, address in enumerate(addresses) if address})
-    told = []
+    calls = []
     due = time.monotonic() + grace_s
     for _, number in sorted(found):
         address = addresses[number]
         client = ZmqClient(address, "ends the cluster", security=credentials.client(address, "submit"))
-        told.append((address, client, internal_client.start(client, "server.stop", grace_s, due=due)))
+        calls.append((address, client, internal_client.start(client, "server.stop", grace_s, due=due)))
     ended = []
-    for address, client, answer in told:
-        code, text = answer.get_error()
+    for address, client, call in calls:
+        code, text = call.get_error()
         client.close()
         if code:
-            log.warning("the server at %s does not end: %s", address, text)
+            log.warning("the server at %s did not confirm that it stops: %s", address, text)
         else:
             ended.append(address)
     return ended
 
 
-# -- servers that somebody has started ------------------------------------------------------------------------------------
+# -- servers that run already ---------------------------------------------------------------------------------------------
 
 
-def _invited(spec: ClusterSpec, timeout_s: float, slots: int, credentials: Credentials) -> Connected:
+def _invited(spec: ClusterSpec, timeout_s: float, slots: int, credentials: Credentials) -> ClusterConnection:
     workers = {index: spec.task_address("worker", index) for index in spec.task_indices("worker")}
     ps = [spec.task_address("ps", index) for index in spec.task_indices("ps")]
     for address in (*workers.values(), *ps):
         split(address)
     until = time.monotonic() + timeout_s
     dispatcher = _dispatcher(spec, [*workers.values(), *ps], credentials)
-    inviting = Inviting(dispatcher, credentials, slots)
-    connected = _Invited(dispatcher, credentials, ps, inviting)
+    recruiter = WorkerRecruiter(dispatcher, credentials, slots)
+    connection = _RecruitedCluster(dispatcher, credentials, ps, recruiter)
     try:
         for index, address in workers.items():
-            inviting.want(index, address)
-        _wait(connected, inviting, until, timeout_s)
+            recruiter.want(index, address)
+        _wait(connection, recruiter, until, timeout_s)
     except BaseException:
-        connected.close()
+        connection.close()
         raise
-    return connected
+    return connection
 
 
 def _dispatcher(spec: ClusterSpec, addresses: list[str], credentials: Credentials) -> DispatchServer:
-    """On the chief's address, where that is free and of this machine; else on a free port of a host that the others can reach."""
-    places = [(_host_for(addresses), 0)]
+    """Start a dispatcher: on the chief's address if that is free and of this machine, otherwise on a free port of a host that the tasks can
+    reach.
+    """
+    endpoints = [(_host_for(addresses), 0)]
     if "chief" in spec.jobs and spec.num_tasks("chief"):
         host, port = split(spec.task_address("chief", spec.task_indices("chief")[0]))
-        with contextlib.suppress(OSError):  # a name that cannot be looked up here
+        with contextlib.suppress(OSError):  # the name cannot be resolved here
             number = port_probe.number_of(host, TASK_PROBE_S)
             if port_probe.is_own(number):
-                places.insert(0, (number, port))
-    for place in places:
+                endpoints.insert(0, (number, port))
+    for endpoint in endpoints:
         config = DispatcherConfig(
-            host=place[0],
-            port=place[1],
+            host=endpoint[0],
+            port=endpoint[1],
             token_file=credentials.token_file,
             keys_dir=credentials.keys_dir,
             insecure=credentials.insecure,
         )
         try:
             return DispatchServer(config)
-        except errors.UnknownError:  # a Server of the chief, or another strategy, has the port
-            if place is places[-1]:
+        except errors.UnknownError:  # the chief's Server, or another strategy, has bound the port
+            if endpoint is endpoints[-1]:
                 raise
-    raise AssertionError("the last place either serves or raises")
+    raise AssertionError("the last endpoint either serves or raises")
 
 
 def _host_for(addresses: list[str]) -> str:
-    """The address of this machine from which the tasks are reached: loopback only where all of them are there."""
+    """Return the address of this machine that the tasks can reach; loopback only if all tasks are on this machine."""
     found = "127.0.0.1"
     for address in addresses:
         try:
             host = own_host(address)
-        except OSError:  # a name that cannot be looked up: said when nobody answers there
+        except OSError:  # the name cannot be resolved: the wait for this task reports it
             continue
         if not is_loopback(host):
             return host
@@ -392,53 +399,54 @@ def _host_for(addresses: list[str]) -> str:
     return found
 
 
-def _wait(connected: Connected, inviting: Inviting, until: float, timeout_s: float) -> None:
-    """For all workers and ps."""
+def _wait(connection: ClusterConnection, recruiter: WorkerRecruiter, until: float, timeout_s: float) -> None:
+    """Wait until all workers and ps have answered."""
     clients = {
-        ("ps", index): ZmqClient(address, "strategy", security=connected.credentials.client(address, "submit"))
-        for index, address in enumerate(connected.ps)
+        ("ps", index): ZmqClient(address, "strategy", security=connection.credentials.client(address, "submit"))
+        for index, address in enumerate(connection.ps)
     }
     try:
-        asked = {task: internal_client.start(client, "server.about", due=until) for task, client in clients.items()}
-        for answer in asked.values():
-            answer.add_done_callback(lambda _: None)  # somebody must read it while we wait for the workers
-        while missing := inviting.wait(min(until, time.monotonic() + WAIT_LOG_S)):
-            names = ", ".join(f"worker:{index} at {inviting.wanted[index]}" for index in missing)
+        calls = {task: internal_client.start(client, "server.about", due=until) for task, client in clients.items()}
+        for call in calls.values():
+            # With a callback the client reads replies by itself, while this thread waits for the workers.
+            call.add_done_callback(lambda _: None)
+        while missing := recruiter.wait(min(until, time.monotonic() + WAIT_LOG_S)):
+            names = ", ".join(f"worker:{index} at {recruiter.wanted[index]}" for index in missing)
             if time.monotonic() >= until:
                 break
-            log.warning("still waiting for %s", names)
-        absent: dict[Task, str] = {("worker", index): inviting.wanted[index] for index in missing}
-        for task, answer in asked.items():
-            code, text = answer.get_error()
+            log.warning("still waiting for workers to register: %s", names)
+        absent: dict[Task, str] = {("worker", index): recruiter.wanted[index] for index in missing}
+        for task, call in calls.items():
+            code, text = call.get_error()
             if code in (errors.DEADLINE_EXCEEDED, errors.UNAVAILABLE):
                 absent[task] = clients[task].address
             elif code:
                 raise errors.from_code(code, f"{named(task)} at {clients[task].address}: {text}")
-            elif answer.get_value()["task"] != named(task):
-                there = answer.get_value()["task"]
+            elif call.get_value()["task"] != named(task):
+                found_task = call.get_value()["task"]
                 raise errors.InvalidArgumentError(
-                    f"at {clients[task].address} is {there}, and the cluster says {named(task)}"
+                    f"at {clients[task].address} is {found_task}, and the cluster says {named(task)}"
                 )
     finally:
         for client in clients.values():
             client.close()
     if absent:
-        told = f"not all tasks of the cluster answered within {timeout_s:g} s: {'; '.join(_looked_at(absent))}"
-        raise errors.UnavailableError(told)
+        text = f"not all tasks of the cluster answered within {timeout_s:g} s: {'; '.join(_describe_absent(absent))}"
+        raise errors.UnavailableError(text)
 
 
-def _looked_at(absent: dict[Task, str]) -> list[str]:
-    """A sentence for each: what is at its address instead."""
+def _describe_absent(absent: dict[Task, str]) -> list[str]:
+    """Return a phrase for each absent task that says what was found at its address."""
 
     def look(task: Task) -> str:
         address = absent[task]
-        seen = port_probe.look(address, TASK_PROBE_S)
+        probed = port_probe.look(address, TASK_PROBE_S)
         why = "it takes connections and does not answer"
-        if seen.failure is not None:
-            why = port_probe.explain(address, seen, TASK_PROBE_S)[0]
+        if probed.failure is not None:
+            why = port_probe.explain(address, probed, TASK_PROBE_S)[0]
         return f"{named(task)} at {address}: {why}"
 
-    with ThreadPoolExecutor(LOOKS_AT_ONCE, thread_name_prefix="zmqdist-look") as pool:
+    with ThreadPoolExecutor(PROBES_AT_ONCE, thread_name_prefix="zmqdist-look") as pool:
         return list(pool.map(look, absent))
 
 
@@ -453,7 +461,7 @@ def _config() -> Any:
 
 
 def _is_launched(source: Any) -> bool:
-    """Whether a resolver only says what the launcher has told this program."""
+    """Whether a resolver describes the cluster that the launcher has put into the environment."""
     from zmqdist.cluster.resolvers.tf_config import TFConfigClusterResolver
 
     if not isinstance(source, TFConfigClusterResolver):
@@ -462,7 +470,7 @@ def _is_launched(source: Any) -> bool:
     return config is not None and source.cluster_spec() == config.task_spec
 
 
-def _launched(timeout_s: float) -> Connected:
+def _launched(timeout_s: float) -> ClusterConnection:
     config = _config()
     if config is None:
         raise ValueError(f"no cluster was given and {CONFIG_ENV} names none that runs: wanted {ACCEPTED}")
@@ -475,30 +483,30 @@ def _launched(timeout_s: float) -> Connected:
     check_ps(sorted(ps))
     credentials = Credentials(runtime.token_file, runtime.keys_dir)
     workers = [] if jobs.worker is None else jobs.worker.indices()
-    connected = _Launched(runtime.dispatcher, credentials, [ps[index] for index in sorted(ps)], workers)
+    connection = _LaunchedCluster(runtime.dispatcher, credentials, [ps[index] for index in sorted(ps)], workers)
     until = time.monotonic() + timeout_s
     pause = threading.Event()
-    while troubles := [state for state in connected.task_states() if state is not None]:
+    while troubles := [state for state in connection.task_states() if state is not None]:
         if time.monotonic() >= until:
-            connected.close()
-            told = f"not all tasks of the cluster answered within {timeout_s:g} s: "
-            raise errors.UnavailableError(told + "; ".join(state.message for state in troubles))
+            connection.close()
+            text = f"not all tasks of the cluster answered within {timeout_s:g} s: "
+            raise errors.UnavailableError(text + "; ".join(state.message for state in troubles))
         pause.wait(0.05)
-    return connected
+    return connection
 
 
 def _task_name(job: str, index: int) -> str:
-    """As TensorFlow has it, without the device."""
+    """Return the task's name in TensorFlow's form, without the device."""
     return f"/job:{job}/replica:0/task:{index}"
 
 
-def _let_go(close: Callable[[bool], object], asks: ZmqClient | None) -> None:
+def _let_go(close: Callable[[bool], object], client: ZmqClient | None) -> None:
     close(False)
-    if asks is not None:
-        asks.close()
+    if client is not None:
+        client.close()
 
 
 @atexit.register
 def _close_all() -> None:
-    for connected in list(_open):
-        connected.close()
+    for connection in list(_open):
+        connection.close()

@@ -1,12 +1,12 @@
-"""How a variable comes to be: creators one around the other, and the place where it is made at last.
+"""How a variable is made: a chain of creators, and the place where the chain ends.
 
 Rules
-    `Variable(...)` asks the innermost creator first; each asks the next one out. A strategy's scope is one of them: it says on which
-    device, and cuts into shards. What stands outside the scope therefore sees, and may change, what the strategy has said.
-    On a worker only resources make variables, and those live there: a variable that a scheduled function made would be another one each
-    time that it runs.
+    `Variable(...)` calls the innermost creator, and each creator calls the next one out. A strategy's scope is one of them: it decides on
+    the device, and cuts into shards. Creators outside the scope therefore see the strategy's decisions, and may change them.
+    On a worker only per-worker resources make variables, which stay in the worker's process. A scheduled function cannot: it would make
+    another variable in each run.
 
-Not here: where the strategy puts things (strategy.py, shard_placement.py).
+Not here: where the strategy places variables (strategy.py, shard_placement.py).
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ import numpy as np
 from zmqdist import task_context
 from zmqdist.cluster.devices import Device, device_of
 from zmqdist.training.aggregation import checked_aggregation, checked_synchronization
-from zmqdist.training.context import get_strategy, here
+from zmqdist.training.context import get_strategy, thread_state
 from zmqdist.training.partition import Initial
-from zmqdist.training.variable_storage import LocalHome
+from zmqdist.training.variable_storage import LocalStorage
 
 CHIEF = device_of("chief", 0)
 
 
 def create(handle: Callable[..., Any], **kwargs: Any) -> Any:
-    """What `Variable(...)` does; see there.
+    """Carry out `Variable(...)`, which see.
 
     Args:
-      handle: makes the variable of the home where its value lives (variable.py).
+      handle: makes the Variable of a storage (variable.py).
     """
     being_built = task_context.being_built()
     if being_built == "dataset":
@@ -44,7 +44,7 @@ def create(handle: Callable[..., Any], **kwargs: Any) -> Any:
             "the program and let the function use it, or make it in a per-worker resource"
         )
     next_creator: Callable[..., Any] = partial(make, handle)
-    for creator in here.creators:
+    for creator in thread_state.creators:
         next_creator = partial(creator, next_creator)
     return next_creator(**kwargs)
 
@@ -62,7 +62,7 @@ def make(
     per_worker_variable: bool = False,
     device: str | None = None,
 ) -> Any:
-    """Make it where `device` says, by default in this process: what `handle` gives for its home."""
+    """Make the variable where `device` says, by default in this process. Return what `handle` makes of its storage."""
     if per_worker_variable:
         raise ValueError("per_worker_variable=True needs a strategy: make it inside strategy.scope()")
     name = name or "Variable"
@@ -71,22 +71,22 @@ def make(
     if trainable is None:
         trainable = initial.dtype.kind in "fc"
     described = (bool(trainable), *how)
-    where = None if device is None else Device.parse(device).canonical()
-    if where is None or where.job != "ps":
-        return handle(LocalHome(name, _whole(initial), CHIEF if where is None else str(where)), *described)
+    target = None if device is None else Device.parse(device).canonical()
+    if target is None or target.job != "ps":
+        return handle(LocalStorage(name, _whole(initial), CHIEF if target is None else str(target)), *described)
     strategy = get_strategy()
     if strategy is None:
         raise ValueError(
             f"variable {name!r} is to go to {device}, and there is no strategy: make it inside its scope()"
         )
-    return handle(strategy.make_variable(name, initial, where.task or 0), *described)
+    return handle(strategy.make_variable(name, initial, target.task or 0), *described)
 
 
 def _whole(initial: Initial) -> Any:
-    """The first value, made here, which nobody else has."""
+    """Return the first value, made in this process; the caller owns the array."""
     if isinstance(initial.source, np.ndarray):
         return np.array(initial.source, order="C")
     if not initial.shape:
         return np.array(initial.source(), initial.dtype)
-    made = initial.rows(0, initial.shape[0])
-    return np.array(made() if callable(made) else made, order="C")
+    rows = initial.rows(0, initial.shape[0])
+    return np.array(rows() if callable(rows) else rows, order="C")

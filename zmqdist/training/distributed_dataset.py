@@ -1,10 +1,10 @@
-"""Datasets whose elements are dealt to the replicas of a worker.
+"""Datasets whose elements are distributed to the replicas of a worker.
 
 Rules
-    They are made by a strategy and iterated on workers only: on the coordinator they are handed to `create_per_worker_dataset`.
-    `experimental_distribute_dataset` cuts each batch into as many parts as there are replicas, as equal as possible. Of a dataset that a
-    function made, each replica takes an element of its own. With one replica both give the dataset's own elements.
-    Every worker has the whole dataset: `InputContext` says one pipeline, whatever the number of workers.
+    A strategy makes these datasets; only workers iterate over them. The program passes them to `create_per_worker_dataset`.
+    `experimental_distribute_dataset` splits each batch into as many parts as there are replicas, as equal as possible. Of a dataset that a
+    function made, each replica gets an element of its own. With one replica both give the dataset's own elements.
+    Every worker has the whole dataset: `InputContext` reports one pipeline, whatever the number of workers.
 
 Not here: how a dataset gets to the workers (scheduling/coordinator/per_worker.py).
 """
@@ -21,12 +21,12 @@ from zmqdist.training.per_replica import PerReplica
 
 
 class InputContext:
-    """What a dataset function may want to know.
+    """What a dataset function can learn about the replicas it makes a dataset for.
 
     Attributes:
-      num_input_pipelines: 1.
-      input_pipeline_id: 0.
-      num_replicas_in_sync: replicas of one worker.
+      num_input_pipelines: always 1.
+      input_pipeline_id: always 0.
+      num_replicas_in_sync: number of replicas of one worker.
     """
 
     def __init__(self, num_input_pipelines: int = 1, input_pipeline_id: int = 0, num_replicas_in_sync: int = 1) -> None:
@@ -35,7 +35,7 @@ class InputContext:
         self.num_replicas_in_sync = num_replicas_in_sync
 
     def get_per_replica_batch_size(self, global_batch_size: int) -> int:
-        """Raises ValueError where it cannot be divided."""
+        """Return the batch size of one replica. Raises ValueError if `global_batch_size` is not divisible by the number of replicas."""
         size, rest = divmod(global_batch_size, self.num_replicas_in_sync)
         if rest:
             raise ValueError(
@@ -48,9 +48,9 @@ class InputContext:
 
 
 class _Distributed:
-    """What both kinds share. Pickles as what it was made of, so that a worker makes its own."""
+    """Base of both kinds. Pickles as its source, so that each worker makes a dataset of its own."""
 
-    _made_by = ""
+    _method = ""
 
     def __init__(self, source: Any, replicas: int) -> None:
         self._source = source
@@ -67,25 +67,25 @@ class _Distributed:
         raise NotImplementedError
 
     def __iter__(self) -> Iterator[Any]:
-        """Its elements, for the replicas of this worker. Raises ValueError on the coordinator."""
+        """Return an iterator over the elements for the replicas of this worker. Raises ValueError in the program."""
         if not self._on_worker:
             raise ValueError(
-                f"what {self._made_by} gives cannot be iterated here: pass it to ClusterCoordinator.create_per_worker_dataset, or make it "
-                "in the function that you pass there"
+                f"the result of {self._method} cannot be iterated here: pass it to ClusterCoordinator.create_per_worker_dataset, or make "
+                "it in the function that you pass there"
             )
         dataset = self._dataset()
         return iter(dataset) if self._replicas == 1 else self._elements(iter(dataset))
 
     @property
     def element_spec(self) -> Any:
-        """That of the dataset's own elements. Raises NotImplementedError where only the worker knows it."""
+        """Spec of the dataset's own elements. Raises NotImplementedError where only the worker can know it."""
         raise NotImplementedError
 
 
 class DistributedDataset(_Distributed):
-    """What `experimental_distribute_dataset` gives."""
+    """The result of `experimental_distribute_dataset`."""
 
-    _made_by = "experimental_distribute_dataset"
+    _method = "experimental_distribute_dataset"
 
     def _dataset(self) -> Any:
         return self._source
@@ -106,16 +106,16 @@ class DistributedDataset(_Distributed):
 
 
 class DistributedDatasetsFromFunction(_Distributed):
-    """What `distribute_datasets_from_function` gives."""
+    """The result of `distribute_datasets_from_function`."""
 
-    _made_by = "distribute_datasets_from_function"
+    _method = "distribute_datasets_from_function"
 
     def _dataset(self) -> Any:
         return self._source(InputContext(num_replicas_in_sync=self._replicas))
 
     def _elements(self, dataset: Iterator[Any]) -> Iterator[Any]:
         while elements := [element for _, element in zip(range(self._replicas), dataset, strict=False)]:
-            missing = self._replicas - len(elements)  # in the last round
+            missing = self._replicas - len(elements)  # > 0 only at the end: these replicas get batches without rows
             if missing:
                 elements += [nest.map_structure(_no_rows, elements[-1])] * missing
             yield nest.map_structure(lambda *leaves: PerReplica(leaves), *elements)
@@ -131,13 +131,13 @@ def _no_rows(leaf: Any) -> np.ndarray[Any, Any]:
 
 
 def _rebuilt(cls: type[_Distributed], source: Any, replicas: int) -> _Distributed:
-    made = cls(source, replicas)
-    made._on_worker = True
-    return made
+    rebuilt = cls(source, replicas)
+    rebuilt._on_worker = True
+    return rebuilt
 
 
 def per_replica(fn: Callable[[Any], Any], replicas: int) -> Any:
-    """`fn(ValueContext)` for each replica."""
+    """Return the results of `fn(ValueContext)`, called once for each replica, in the form that `run` takes."""
     from zmqdist.training.per_replica import regroup
 
     values = [fn(ValueContext(replica, replicas)) for replica in range(replicas)]
@@ -145,11 +145,11 @@ def per_replica(fn: Callable[[Any], Any], replicas: int) -> Any:
 
 
 class ValueContext:
-    """For which replica `experimental_distribute_values_from_function` wants a value.
+    """The replica for which `experimental_distribute_values_from_function` needs a value.
 
     Attributes:
-      replica_id_in_sync_group: 0, 1, ...
-      num_replicas_in_sync: how many there are.
+      replica_id_in_sync_group: index of the replica, from 0.
+      num_replicas_in_sync: number of replicas.
     """
 
     def __init__(self, replica: int, replicas: int) -> None:

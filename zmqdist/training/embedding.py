@@ -1,11 +1,11 @@
-"""Rows of a table by their numbers, alone or several put together: what a model with embeddings looks up.
+"""Lookups of rows in a table, singly or several combined into one, as models with embeddings need them.
 
 Rules
     A table is a variable, a sharded one, or a list of variables whose rows follow each other.
-    Only the rows that are asked for move; where several are put together, each of them moves once, however often it is named.
-    Ids come in *bags*, of which each gives one row: Sparse (the last axis is the bag), Ragged, or a list of lists.
+    Only the requested rows are transferred. A lookup that combines rows transfers each of them once, however often it is named.
+    Ids come in *bags*. Each bag gives one row of the result. Bags are Sparse (the last axis is the bag), Ragged, or a list of lists.
 
-Not here: who has which row (row_gather.py), gradients: those of a lookup are IndexedSlices of the rows that it took.
+Not here: which variable holds which row (row_gather.py). The gradient of a lookup is an IndexedSlices of the rows that it has read.
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ COMBINERS = ("mean", "sqrtn", "sum")
 
 
 class Bags(NamedTuple):
-    """Ids in bags: `ids[i]` is in the bag with the number `bags[i]`, and counts `weights[i]` times (once where that is None)."""
+    """Ids in bags: `ids[i]` is in bag number `bags[i]`, with weight `weights[i]`; None: all weights are 1."""
 
     ids: NDArray[Any]
     bags: NDArray[np.int64]
     weights: NDArray[Any] | None
     shape: tuple[int, ...]
-    """Of the bags: their numbers count through it."""
+    """Shape of the array of bags; bag numbers count its elements in C order."""
 
 
 def embedding_lookup(params: Any, ids: Any, max_norm: float | None = None) -> NDArray[Any]:
-    """Rows of a table, in the order asked for.
+    """Return rows of a table, in the requested order.
 
     Args:
       params: the table.
       ids: numbers of rows, an array of any shape.
-      max_norm: rows that are longer than this (by the 2-norm) are shortened to it; None: not.
+      max_norm: rows with a larger 2-norm are scaled down to it; None: no limit.
 
     Returns:
-      An array of the shape of `ids` with the shape of a row behind it, the caller's own.
+      An array with the shape of `ids` followed by that of a row; the caller owns it.
 
     Raises:
-      InvalidArgumentError: an id that is no row.
-      TypeError, ValueError: `params` is no table.
+      InvalidArgumentError: an id is out of range.
+      TypeError, ValueError: `params` is not a table.
     """
     variables, offsets = _table(params)
     numbers = checked_numbers(_name(params, variables), ids, offsets[-1])
@@ -60,24 +60,23 @@ def embedding_lookup(params: Any, ids: Any, max_norm: float | None = None) -> ND
 def embedding_lookup_sparse(
     params: Any, sp_ids: Any, sp_weights: Any = None, combiner: str | None = None, max_norm: float | None = None
 ) -> NDArray[Any]:
-    """One row for each bag of ids: the rows of its ids put together.
+    """Return one row for each bag: the rows of its ids combined.
 
     Args:
       params: the table.
       sp_ids: the bags.
-      sp_weights: how much each id counts, in the same form; None: all alike.
-      combiner: "sum" of the rows, each times its weight; "mean" (the default): that divided by the sum of the weights; "sqrtn":
+      sp_weights: the weight of each id, in the same form; None: all weights are 1.
+      combiner: "sum": the sum of the rows times their weights; "mean" (the default): that divided by the sum of the weights; "sqrtn":
         divided by the root of the sum of their squares.
-      max_norm: as in `embedding_lookup`, before they are put together.
+      max_norm: as for `embedding_lookup`; it applies before rows are combined.
 
     Returns:
-      An array of the shape of the bags with the shape of a row behind it; zeros for an empty bag. Of a table of whole numbers it is
-      float64.
+      An array with the shape of the bags followed by that of a row; zeros for an empty bag. A table of integers gives float64.
 
     Raises:
-      InvalidArgumentError: an id that is no row.
-      TypeError: `params` is no table, or the ids are in no bags.
-      ValueError: the weights have another form than the ids, or there is no such combiner.
+      InvalidArgumentError: an id is out of range.
+      TypeError: `params` is not a table, or the ids are not in bags.
+      ValueError: the weights have another form than the ids, or `combiner` is unknown.
     """
     return _combined(params, _bags(sp_ids, sp_weights), combiner or "mean", max_norm)
 
@@ -90,10 +89,11 @@ def safe_embedding_lookup_sparse(
     default_id: int | None = None,
     max_norm: float | None = None,
 ) -> NDArray[Any]:
-    """As `embedding_lookup_sparse`, of what is valid: ids below 0 are left out, and, but for a "sum", weights not above 0 too.
+    """Return one row for each bag, as `embedding_lookup_sparse`, after removing invalid ids: those below 0 and, except with "sum", those
+    whose weight is not above 0.
 
     Args:
-      default_id: what an empty bag, or one of which nothing is left, holds instead; None: it gives zeros.
+      default_id: an empty bag, or one in which no id is left, counts as a bag with this id; None: it gives zeros.
     """
     bags = _bags(sparse_ids, sparse_weights)
     valid = bags.ids >= 0
@@ -108,7 +108,7 @@ def safe_embedding_lookup_sparse(
 
 
 def _table(params: Any) -> tuple[Sequence[Any], Sequence[int]]:
-    """The variables of a table, and where the rows of each begin."""
+    """Return the variables of a table, and the offsets of their rows."""
     if isinstance(params, ArrayLike):
         variables = getattr(params, "variables", None) or [params]
     elif isinstance(params, list | tuple) and params and all(isinstance(one, ArrayLike) for one in params):
@@ -117,8 +117,8 @@ def _table(params: Any) -> tuple[Sequence[Any], Sequence[int]]:
         raise TypeError(f"a table is a Variable, a ShardedVariable or a list of them, not {params!r}")
     like = variables[0]
     if any(not one.shape or one.shape[1:] != like.shape[1:] or one.dtype != like.dtype for one in variables):
-        told = ", ".join(f"{one.name!r} {one.dtype}{one.shape}" for one in variables)
-        raise ValueError(f"the variables of a table need rows of one shape and dtype, not {told}")
+        shapes = ", ".join(f"{one.name!r} {one.dtype}{one.shape}" for one in variables)
+        raise ValueError(f"the variables of a table need rows of one shape and dtype, not {shapes}")
     return variables, tuple(accumulate((one.shape[0] for one in variables), initial=0))
 
 
@@ -141,15 +141,15 @@ def _bags(ids: Any, weights: Any) -> Bags:
         ids, weights = _ragged(ids), None if weights is None else _ragged(weights)
     if weights is not None and not _same_form(ids, weights):
         raise ValueError("weights need the form of the ids: one for each of them, in the same bags")
-    given = None if weights is None else np.asarray(weights.values)
+    bag_weights = None if weights is None else np.asarray(weights.values)
     numbers = np.asarray(ids.values) if isinstance(ids, Sparse | Ragged) else np.empty(0)
     if isinstance(ids, Ragged):
         splits = np.asarray(ids.row_splits, np.int64)
-        return Bags(numbers, np.repeat(np.arange(len(splits) - 1), np.diff(splits)), given, (len(splits) - 1,))
+        return Bags(numbers, np.repeat(np.arange(len(splits) - 1), np.diff(splits)), bag_weights, (len(splits) - 1,))
     if isinstance(ids, Sparse) and len(ids.shape()) > 1:
         shape = ids.shape()[:-1]
         places = np.asarray(ids.indices, np.int64).reshape(-1, len(shape) + 1)
-        return Bags(numbers, np.ravel_multi_index(tuple(places[:, :-1].T), shape).astype(np.int64), given, shape)
+        return Bags(numbers, np.ravel_multi_index(tuple(places[:, :-1].T), shape).astype(np.int64), bag_weights, shape)
     raise TypeError(f"ids in bags are Sparse with at least two axes, Ragged, or a list of lists, not {ids!r}")
 
 
@@ -171,7 +171,7 @@ def _same_form(ids: Any, weights: Any) -> bool:
 
 
 def _filled(bags: Bags, default_id: int) -> Bags:
-    """One id for each empty bag."""
+    """Return the bags with one id in each empty bag."""
     counts = np.bincount(bags.bags, minlength=math.prod(bags.shape))
     empty = np.flatnonzero(counts == 0)
     ids = np.concatenate([bags.ids.astype(np.int64), np.full(len(empty), default_id, np.int64)])
@@ -184,7 +184,7 @@ def _combined(params: Any, bags: Bags, combiner: str, max_norm: float | None) ->
         raise ValueError(f"combiner must be one of {', '.join(COMBINERS)}, not {combiner!r}")
     ids, places = np.unique(bags.ids, return_inverse=True)
     rows = embedding_lookup(params, ids, max_norm)
-    exact = np.result_type(rows.dtype, np.float32)  # halves are summed as floats
+    exact = np.result_type(rows.dtype, np.float32)  # float16 is summed as float32
     weights = np.ones(len(bags.ids), exact) if bags.weights is None else bags.weights.astype(exact)
     along_rows = (-1, *[1] * (rows.ndim - 1))
     weighted = rows[places].astype(exact, copy=False) * weights.reshape(along_rows)

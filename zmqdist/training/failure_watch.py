@@ -1,10 +1,10 @@
-"""The loss of a parameter server, known at once, and not only when somebody uses one of its variables.
+"""Detects the loss of a parameter server at once, before any of its variables is used.
 
-A question to each server that is answered when the session is closed. It ends early with the server: then, in a thread, it is asked
-again as everything is that is asked of a server (variables/client.py), and what comes of that is the verdict. A server that is to be
-recovered is waited for as long.
+Each server gets a request that it answers when the session is closed. If the server is lost, the request ends early. A thread then sends
+it again with the retries of every request to a parameter server (variables/client.py), and their result is the verdict. Where the strategy
+has `recovery_s`, the retries go on for so long.
 
-Not here: what a loss means for whoever schedules (strategy_coordinator.py).
+Not here: what a loss means for scheduled work (strategy_coordinator.py).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Lost = Callable[[PSUnavailableError], object]
 
 def watch(session: StrategySession, lost: Lost) -> None:
     """Have `lost(error)` called in a thread, once for each server of the session that is lost before the session is closed."""
-    for started in session.watched():
+    for started in session.start_watches():
         started.when_done(partial(_begin, started, lost))
 
 
@@ -35,8 +35,8 @@ def _begin(started: Started, lost: Lost) -> None:
         return
     try:
         threading.Thread(target=_judge, args=(started, lost), name="zmqdist-ps-lost", daemon=True).start()
-    except RuntimeError:  # this is a thread of the client, which serves others, too
-        log.exception("a connection to a parameter server has ended, and no thread can be started to see why")
+    except RuntimeError:  # the client's thread has to go on: it serves all users of the client
+        log.exception("the connection to a parameter server has ended, and no thread can be started to find out why")
 
 
 def _judge(started: Started, lost: Lost) -> None:
@@ -47,4 +47,4 @@ def _judge(started: Started, lost: Lost) -> None:
     except OpError:
         pass  # the session was closed meanwhile
     except BaseException:
-        log.exception("a connection to a parameter server has ended, and it could not be seen why")
+        log.exception("the connection to a parameter server has ended, and finding out why failed")

@@ -1,10 +1,12 @@
-"""What `variable[key]` needs: which rows, and what to do with them when they are here. NumPy's indexing, without the array.
+"""Interprets the key of `variable[key]`: which rows it needs, and what to do with them once they have arrived. NumPy's indexing, without
+the array.
 
 Rules
-    `value[key]` is `value[rows][rest]`, for any key that NumPy takes; rows is a range that ascends, or an array of row numbers.
-    A range has the rows of a slice, forwards also where the slice goes backwards: `rest` turns them.
+    `value[key]` equals `value[rows][rest]` for every key that NumPy accepts. `rows` is an ascending range, or an array of row numbers.
+    For a slice the range has the same rows in ascending order; `rest` reverses them where the slice goes backwards.
     A number selects a range of one row. Arrays and lists of numbers, and masks, select row numbers in their order.
-    What NumPy refuses is refused with its error class before anything moves. A variable is no index: its value is not known here.
+    A key that NumPy refuses is refused with the same error class, before a row is transferred. A variable is refused as an index, because
+    its value is not known here.
 
 Not here: which shard has which row (row_gather.py).
 """
@@ -21,16 +23,16 @@ from numpy.typing import NDArray
 from zmqdist.errors import InvalidArgumentError
 
 Rows: TypeAlias = range | NDArray[np.int64]
-"""Rows in the order wanted: an ascending range, or any numbers of rows, from 0 on, as often as wanted."""
+"""Rows in the requested order: an ascending range, or row numbers from 0 on, with repetitions."""
 
 
 class Selection(NamedTuple):
     """What a key selects from an array.
 
     Attributes:
-      rows: all that is needed of the array.
-      rest: the key to what `value[rows]` gives.
-      whole_rows: whether rest does no more than to bring whole rows into order, or to give a single one.
+      rows: all rows that are needed.
+      rest: the key for `value[rows]`.
+      whole_rows: whether `rest` only reorders whole rows, or selects a single one.
     """
 
     rows: Rows
@@ -39,28 +41,30 @@ class Selection(NamedTuple):
 
 
 def select(key: Any, shape: Sequence[int]) -> Selection:
-    """Which rows of an array of this shape a key needs.
+    """Return which rows of an array of this shape a key needs.
 
     Raises:
-      IndexError: out of bounds, more indices than axes, or something that is no index.
-      TypeError: a slice bound is no whole number, or a variable is used as one or as an index.
+      IndexError: out of bounds, more indices than axes, or an item that is not an index.
+      TypeError: a slice bound is not an integer, or a variable is used as an index or a bound.
       ValueError: a slice has step 0.
     """
     items = list(key) if isinstance(key, tuple) else [key]
     for item in items:
         _refuse_variables(item)
     items = _plain(items, shape)
-    first = next(place for place, item in enumerate(items) if item is not None and item is not Ellipsis)
+    first = next(position for position, item in enumerate(items) if item is not None and item is not Ellipsis)
     before, after = items[:first], items[first + 1 :]
     rows, order = _first_axis(items[first], shape[0])
     whole_rows = all(item is Ellipsis for item in before) and all(item is Ellipsis or _is_all(item) for item in after)
     if whole_rows and isinstance(order, np.ndarray) and order.ndim == 1:
-        order = slice(None)  # the same, without another copy
+        order = slice(None)  # the rows are in this order already: avoid another copy
     return Selection(rows, (*before, order, *after), whole_rows)
 
 
 def _plain(items: list[Any], shape: Sequence[int]) -> list[Any]:
-    """With an index for each axis, and without masks. `...` then stands for no axis, but it makes an array of a single element."""
+    """Return the items with an index for each axis, and without masks. An `...` that remains stands for no axis, but makes an array of a
+    single element.
+    """
     expanded: list[Any] = []
     for item in items:
         if isinstance(item, bool | np.bool_) or (isinstance(item, np.ndarray) and not item.ndim and item.dtype == bool):
@@ -83,15 +87,15 @@ def _plain(items: list[Any], shape: Sequence[int]) -> list[Any]:
         raise IndexError("an index can only have a single ellipsis ('...')")
     filling = [slice(None)] * (len(shape) - taken)
     if ellipses:
-        place = next(place for place, item in enumerate(expanded) if item is Ellipsis)
-        expanded[place:place] = filling
+        position = next(position for position, item in enumerate(expanded) if item is Ellipsis)
+        expanded[position:position] = filling
     else:
         expanded += filling
     return _without_masks(expanded, shape)
 
 
 def _without_masks(items: list[Any], shape: Sequence[int]) -> list[Any]:
-    """A mask is, by NumPy's definition, the places where it is true: an array of numbers for each of its axes."""
+    """Replace each mask by the positions where it is true, an array of numbers for each of its axes, as NumPy defines it."""
     plain: list[Any] = []
     axis = 0
     for item in items:
@@ -109,7 +113,7 @@ def _without_masks(items: list[Any], shape: Sequence[int]) -> list[Any]:
 
 
 def _first_axis(item: Any, size: int) -> tuple[Rows, Any]:
-    """The rows that the index of axis 0 needs, and what takes its place once they are here."""
+    """Return the rows that the index of axis 0 needs, and the index that takes its place in `rest`."""
     if isinstance(item, slice):
         wanted = range(*item.indices(size))
         if wanted.step > 0:
@@ -125,29 +129,29 @@ def _first_axis(item: Any, size: int) -> tuple[Rows, Any]:
 
 
 def in_bounds(rows: NDArray[Any], size: int) -> NDArray[np.int64]:
-    """Row numbers as NumPy counts them, from the end where negative, as numbers from 0 on. Raises IndexError: there is no such row."""
+    """Convert row numbers from NumPy's count, where negative numbers count from the end. Raises IndexError for a row out of range."""
     outside = rows[(rows < -size) | (rows >= size)]
     if outside.size:
         raise IndexError(f"index {outside[0]} is out of bounds for axis 0 with size {size}")
     return np.where(rows < 0, rows + size, rows).astype(np.int64)
 
 
-def checked_numbers(what: str, numbers: Any, size: int) -> NDArray[np.int64]:
-    """Numbers from 0 on that a caller gave for places along an axis, of any shape.
+def checked_numbers(label: str, numbers: Any, size: int) -> NDArray[np.int64]:
+    """Return a caller's positions along an axis, of any shape, as int64.
 
     Args:
-      what: the variable, as errors call it.
+      label: the variable's name in error texts.
       size: of the axis.
 
     Raises:
-      InvalidArgumentError: they are no whole numbers, or out of range; negative ones do not count from the end here.
+      InvalidArgumentError: they are not integers, or out of range; negative numbers do not count from the end here.
     """
     array = np.asarray(numbers)
     if array.dtype.kind not in "iu" and array.size:
-        raise InvalidArgumentError(f"{what}: indices are whole numbers, not {array.dtype}")
+        raise InvalidArgumentError(f"{label}: indices are whole numbers, not {array.dtype}")
     outside = array[(array < 0) | (array >= size)]
     if outside.size:
-        raise InvalidArgumentError(f"{what}: index {outside[0]} is out of range: it has 0 to {size - 1}")
+        raise InvalidArgumentError(f"{label}: index {outside[0]} is out of range: it has 0 to {size - 1}")
     return array.astype(np.int64, copy=False)
 
 
@@ -155,8 +159,8 @@ def _number(item: Any) -> int:
     try:
         return operator.index(item)
     except TypeError:
-        told = f"only whole numbers, slices, '...', None, and arrays of whole numbers or bool are indices, not {item!r}"
-        raise IndexError(told) from None
+        text = f"only whole numbers, slices, '...', None, and arrays of whole numbers or bool are indices, not {item!r}"
+        raise IndexError(text) from None
 
 
 def _is_all(item: Any) -> bool:

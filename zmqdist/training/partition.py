@@ -1,12 +1,13 @@
-"""How a variable is cut into shards: how many, which rows each has, and what each begins with.
+"""How a variable is cut into shards: how many, which rows each has, and how its first value is made.
 
 Rules
-    "div": shards are runs of whole rows, as equal as they can be, and the first ones have one row more where it does not come out even.
-    A value that exists here is cut here, and each shard is sent its rows. A function that makes the value runs where the shard will
-    live, when it is known beforehand what it makes (shape and dtype are given): then the whole need not fit anywhere.
-    A function that can make a part is asked for that part alone; one that cannot makes the whole, of which the shard keeps its rows.
+    Shards are runs of whole rows ("div" in TensorFlow). They have equally many rows; if the rows cannot be divided evenly, the first
+    shards have one row more.
+    A value that exists in the program is cut there, and each shard is sent its rows. A function that makes the value runs at the shard's
+    server if shape and dtype are given; then the whole value need not fit anywhere.
+    A function that can make a part is called for that part alone. Another function makes the whole, and the shard keeps its rows.
 
-Not here: which parameter server a shard goes to (shard_placement.py), who decides how many there should be (partitioners.py).
+Not here: which parameter server a shard goes to (shard_placement.py), how many shards a variable should have (partitioners.py).
 """
 
 from __future__ import annotations
@@ -24,15 +25,15 @@ from numpy.typing import DTypeLike, NDArray
 log = logging.getLogger("zmqdist.training")
 
 ELEMENTS_WHOLE_MAX = 10**9
-"""Elements of a variable that may be made in one piece without a word: more take several GB where they are made."""
+"""A variable with more elements than this takes several GB where it is made in one piece: a warning is logged."""
 
 
 class ShardInfo(NamedTuple):
-    """Which part of a variable an initializer with a parameter `shard_info` is to make.
+    """Which part of a variable an initializer with a parameter `shard_info` has to make.
 
     Attributes:
       shape: of the part.
-      offset: where it begins in the whole, along each axis.
+      offset: position of the part in the whole, along each axis.
     """
 
     shape: tuple[int, ...]
@@ -40,35 +41,37 @@ class ShardInfo(NamedTuple):
 
 
 def offsets_of(rows: int, shards: int) -> tuple[int, ...]:
-    """Where shards begin: shard i has the rows from offsets[i] up to offsets[i + 1]; one number more than there are shards."""
+    """Return where shards begin: shard i has the rows from offsets[i] up to offsets[i + 1]. The result has one more number than there are
+    shards.
+    """
     each, more = divmod(rows, shards)
     return tuple(index * each + min(index, more) for index in range(shards + 1))
 
 
 def shards_of(partitioner: Callable[..., Any] | None, shape: Sequence[int], dtype: DTypeLike) -> int:
-    """How many shards a partitioner wants for a variable; 1: it is not cut.
+    """Return into how many shards a partitioner cuts a variable; 1: the variable is not cut.
 
     Raises:
-      ValueError: the partitioner's answer is none, or names another axis than the first.
+      ValueError: the partitioner did not return a list, or cuts another axis than the first.
     """
     if partitioner is None or not len(shape):
         return 1
     wanted = partitioner(shape=tuple(shape), dtype=np.dtype(dtype))
-    told = f"variable_partitioner gave {wanted!r} for a variable of shape {tuple(shape)}:"
+    text = f"variable_partitioner gave {wanted!r} for a variable of shape {tuple(shape)}:"
     if wanted is None or not len(wanted) or int(wanted[0]) < 1:
-        raise ValueError(f"{told} it must give a list that begins with how many shards there are, such as [2, 1]")
+        raise ValueError(f"{text} it must give a list that begins with how many shards there are, such as [2, 1]")
     if any(number != 1 for number in wanted[1:]):
-        raise ValueError(f"{told} only the first axis can be cut, so all numbers but the first must be 1")
+        raise ValueError(f"{text} only the first axis can be cut, so all numbers but the first must be 1")
     return max(1, min(int(wanted[0]), int(shape[0])))
 
 
 @dataclass(frozen=True)
 class Initial:
-    """What a variable begins with.
+    """The first value of a variable.
 
     Attributes:
       name: of the variable, for errors.
-      source: the whole value, or the function that makes it where the variable will live.
+      source: the whole value, or the function that makes it at the variable's server.
       shape, dtype: of the whole.
     """
 
@@ -79,14 +82,14 @@ class Initial:
 
     @classmethod
     def of(cls, name: str, initial_value: Any, shape: Sequence[int] | None, dtype: DTypeLike | None) -> Initial:
-        """From what the user gave. A function is called here if shape or dtype is not given, else not yet.
+        """Return the first value that the user's arguments describe. A function is called here only if shape or dtype is missing.
 
         Args:
-          initial_value: anything that lends itself to an array, or a function that returns that.
-          shape, dtype: None where the value decides.
+          initial_value: anything that numpy makes an array of, or a function that returns that.
+          shape, dtype: None: those of the value.
 
         Raises:
-          ValueError: there is no value, it has another shape, or it is no array of numbers or text.
+          ValueError: `initial_value` is missing, has another shape, or is not an array of numbers or text.
         """
         if initial_value is None:
             raise ValueError(f"variable {name!r} needs an initial_value: an array, or a function that makes one")
@@ -98,13 +101,13 @@ class Initial:
         return cls(name, value, value.shape, value.dtype)
 
     def rows(self, start: int, stop: int) -> NDArray[Any] | RowsOfInitial:
-        """What the shard with these rows begins with: an array, or what makes it when it is called at the parameter server."""
+        """Return the first value of the shard with these rows: an array, or a callable that makes one at the parameter server."""
         if isinstance(self.source, np.ndarray):
             return self.source[start:stop]
         return RowsOfInitial(self, start, stop)
 
     def warn_of_size(self) -> None:
-        """Log, once for a variable that is cut, that a very large one is made in one piece all the same."""
+        """Log a warning if a very large variable is cut into shards but made in one piece first. Call it once for a variable."""
         whole = isinstance(self.source, np.ndarray) or not _ways_to_ask(self.source)
         if whole and math.prod(self.shape) > ELEMENTS_WHOLE_MAX:
             log.warning(
@@ -117,30 +120,30 @@ class Initial:
 
 @dataclass(frozen=True)
 class RowsOfInitial:
-    """Makes the first value of one shard. It is pickled, and called where the shard lives."""
+    """Makes the first value of one shard. It is pickled, and called at the shard's parameter server."""
 
     initial: Initial
     start: int
     stop: int
 
     def __call__(self) -> NDArray[Any]:
-        """The rows.
+        """Return the rows.
 
         Raises:
-          ValueError: the user's function made neither the part that was asked for nor the whole.
-          Exception: whatever the user's function raises.
+          ValueError: the user's function returned neither the requested part nor the whole.
+          Exception: what the user's function raises.
         """
         initial = self.initial
         assert not isinstance(initial.source, np.ndarray)
         part = ShardInfo((self.stop - self.start, *initial.shape[1:]), (self.start, *[0] * (len(initial.shape) - 1)))
         ways = _ways_to_ask(initial.source)
         if "shard_info" in ways:
-            made = initial.source(shard_info=part)
+            result = initial.source(shard_info=part)
         elif ways:
-            made = initial.source(partition_shape=part.shape, partition_offset=part.offset)
+            result = initial.source(partition_shape=part.shape, partition_offset=part.offset)
         else:
-            made = initial.source()
-        value = _array(initial.name, made, initial.dtype)
+            result = initial.source()
+        value = _array(initial.name, result, initial.dtype)
         if value.shape == part.shape:
             return value
         if value.shape == initial.shape:
@@ -152,10 +155,10 @@ class RowsOfInitial:
 
 
 def _ways_to_ask(function: Callable[..., Any]) -> set[str]:
-    """The parameters by which a function can be asked for a part: those it names, or takes as any other (**kwargs)."""
+    """Return the parameters by which a function can be called for a part: parameters that it names, or takes by **kwargs."""
     try:
         parameters = inspect.signature(function).parameters
-    except (TypeError, ValueError):  # a builtin without one
+    except (TypeError, ValueError):  # a builtin without a signature
         return set()
     by_name = {
         name
@@ -164,9 +167,9 @@ def _ways_to_ask(function: Callable[..., Any]) -> set[str]:
     }
     if "shard_info" in by_name:
         return {"shard_info"}
-    asked = {"partition_shape", "partition_offset"}
+    part_parameters = {"partition_shape", "partition_offset"}
     takes_any = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
-    return asked if takes_any or asked <= by_name else set()
+    return part_parameters if takes_any or part_parameters <= by_name else set()
 
 
 def _array(name: str, value: Any, dtype: DTypeLike | None) -> NDArray[Any]:

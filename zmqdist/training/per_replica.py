@@ -1,4 +1,4 @@
-"""Values that each replica of a worker has one of, and how they are brought together.
+"""Values that differ between the replicas of a worker, and how they are combined.
 
 Not here: running a function in each replica (replicas.py).
 """
@@ -15,10 +15,10 @@ from zmqdist.training.aggregation import ReduceOp
 
 
 class PerReplica:
-    """A value for each replica of one worker.
+    """One value for each replica of a worker.
 
     Attributes:
-      values: tuple of them, in the order of the replicas.
+      values: tuple of the values, in the order of the replicas.
     """
 
     __slots__ = ("values",)
@@ -36,15 +36,15 @@ class PerReplica:
 
 
 def select(structure: Any, replica: int) -> Any:
-    """A structure as one replica sees it."""
+    """Return the structure as one replica sees it."""
     return nest.map_structure(lambda leaf: leaf.values[replica] if isinstance(leaf, PerReplica) else leaf, structure)
 
 
 def regroup(results: Sequence[Any]) -> Any:
-    """The structures that the replicas returned as one of PerReplica; None in all of them stays None.
+    """Combine the structures that the replicas returned: each leaf becomes a PerReplica. A leaf that is None in all replicas stays None.
 
     Raises:
-      TypeError, ValueError: they are not of one form.
+      TypeError, ValueError: the structures differ in form.
     """
     if len(results) == 1:
         return results[0]
@@ -56,18 +56,18 @@ def regroup(results: Sequence[Any]) -> Any:
 
 
 def local_results(value: Any) -> tuple[Any, ...]:
-    """One value for each replica; of a plain value only that."""
+    """Return a tuple with one value for each replica; of a plain value, that value alone."""
     return value.values if isinstance(value, PerReplica) else (value,)
 
 
 def reduce_replicas(reduce_op: Any, value: Any, axis: int | Sequence[int] | None, replicas: int = 1) -> Any:
-    """The sum or mean of the replicas' values, leaf by leaf, and with `axis` of what each holds along those axes.
+    """Return the sum or mean of the replicas' values, leaf by leaf; with `axis`, also along these axes of each value.
 
     Args:
-      replicas: how many there are, for a value that is no PerReplica: it is the same in all, so its sum is refused.
+      replicas: number of replicas. A value that is not a PerReplica is the same in all of them, so its sum is refused if there are several.
 
     Raises:
-      ValueError: no such operation, or the sum of a value that was not made by each replica.
+      ValueError: `reduce_op` is unknown, or the sum is requested of a value that is the same in all replicas.
     """
     op = ReduceOp.of(reduce_op)
     axes = tuple(axis) if isinstance(axis, Sequence) else axis
@@ -106,7 +106,7 @@ def _summed(values: Sequence[Any], op: ReduceOp, count: int) -> Any:
 
 
 def gather_replicas(value: Any, axis: int) -> Any:
-    """The replicas' arrays one behind the other along `axis`; a plain value as it is."""
+    """Return the replicas' arrays concatenated along `axis`; a plain value is returned as it is."""
 
     def gathered(leaf: Any) -> Any:
         return (

@@ -1,10 +1,10 @@
-"""Variables of which each worker has one of its own: counters and caches that belong to where a function runs.
+"""Variables of which each worker has its own: counters and caches that belong to the process in which a function runs.
 
 Rules
-    A function that captures one, or is given it, has the variable of the worker that runs it: a Variable that lives there, in the process
-    of the slot. A worker that is started again begins with the initial value.
+    A function that captures a per-worker variable, or gets it as an argument, sees the variable of the worker that runs it: a Variable in
+    the process of the slot. A worker that is restarted begins with the initial value.
 
-Not here: how workers build things and keep them (scheduling/coordinator/per_worker.py).
+Not here: how workers build and keep such objects (scheduling/coordinator/per_worker.py).
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from zmqdist.training.variable import Variable
 
 
 class PerWorkerVariable:
-    """What `Variable(..., per_worker_variable=True)` gives under a strategy.
+    """The result of `Variable(..., per_worker_variable=True)` under a strategy.
 
     Attributes:
-      name: of each of them.
-      shape, dtype: of each of them; None where only the worker will know.
+      name: of each worker's variable.
+      shape, dtype: of each worker's variable; None where only the worker knows them.
     """
 
     trainable = False
@@ -33,10 +33,10 @@ class PerWorkerVariable:
         self.dtype = dtype
 
     def read_all(self) -> list[Any]:
-        """The present values, in the order of the workers; waits until they are built.
+        """Return the current values, in the order of the workers. Blocks until all are built.
 
         Raises:
-          CancelledError: a worker is lost, and its variable with it until it is back.
+          CancelledError: a worker is lost; its variable is missing until the worker is back.
         """
         return self._values.fetch()
 
@@ -51,13 +51,13 @@ class PerWorkerVariable:
 
 
 def create(coordinator: Any, name: str, kwargs: dict[str, Any]) -> PerWorkerVariable:
-    """Have each worker make one.
+    """Have each worker make a variable.
 
     Args:
-      kwargs: of Variable. A function as initial_value is called at each worker.
+      kwargs: arguments of Variable. A function as `initial_value` is called on each worker.
 
     Raises:
-      ValueError: it is to be trainable, or has no initial_value.
+      ValueError: `trainable` is set, or `initial_value` is missing.
     """
     if kwargs.get("trainable"):
         raise ValueError(f"variable {name!r} is of each worker: it cannot be trainable")
@@ -65,6 +65,6 @@ def create(coordinator: Any, name: str, kwargs: dict[str, Any]) -> PerWorkerVari
     if not callable(value):
         initial = Initial.of(name, value, shape, dtype)
         shape, dtype = initial.shape, initial.dtype
-    made = {**kwargs, "name": name, "trainable": False, "dtype": dtype, "shape": shape}
-    values = coordinator.create_per_worker_resource(Variable, kwargs=made)
+    variable_kwargs = {**kwargs, "name": name, "trainable": False, "dtype": dtype, "shape": shape}
+    values = coordinator.create_per_worker_resource(Variable, kwargs=variable_kwargs)
     return PerWorkerVariable(values, name, None if shape is None else tuple(shape), dtype)

@@ -1,9 +1,10 @@
-"""`cache_variable_reads()`: a variable is read from its parameter server once, and from then on from here.
+"""`cache_variable_reads()`: a scope in which each variable is read from its parameter server once.
 
 Rules
-    The first read of a whole variable inside is what all later ones give, also after an assignment; leaving drops it, and the next
-    scope reads anew. Single rows (`sparse_read`, `gather_nd`) are never cached.
-    The scope is the thread's own, and its replicas'. Around `schedule` it goes with the function: that runs inside one of its own.
+    Inside the scope every read of a whole variable returns what the first one returned, even after an assignment. The next scope reads
+    again. Single rows (`sparse_read`, `gather_nd`) are not cached.
+    The scope belongs to the thread; the threads of its replicas share it. A function that is scheduled inside the scope runs inside a
+    scope of its own on the worker.
 """
 
 from __future__ import annotations
@@ -18,51 +19,53 @@ import numpy as np
 Cache = dict[Hashable, "np.ndarray[Any, Any]"]
 
 
-class _Here(threading.local):
+class _ThreadState(threading.local):
     cache: Cache | None = None
 
 
-_here = _Here()
+_thread_state = _ThreadState()
 
 
 @contextmanager
 def cache_variable_reads() -> Iterator[None]:
-    """Read each variable once in this scope.
+    """Return a context manager that caches reads of variables in the calling thread. Inside, assignments have no effect on what reads
+    return.
 
     Raises:
-      ValueError: inside such a scope; that one stays as it is.
+      ValueError: the thread is inside such a scope already, which continues.
     """
-    if _here.cache is not None:
+    if _thread_state.cache is not None:
         raise ValueError("cache_variable_reads() cannot be nested: this thread caches reads already")
-    _here.cache = {}
+    _thread_state.cache = {}
     try:
         yield
     finally:
-        _here.cache = None
+        _thread_state.cache = None
 
 
-def present() -> Cache | None:
-    """The cache of this thread's scope; None outside one."""
-    return _here.cache
+def current_cache() -> Cache | None:
+    """Return the cache of the calling thread's scope; None outside one."""
+    return _thread_state.cache
 
 
-def use(cache: Cache | None) -> None:
-    """For the threads of replicas: they share the cache of whoever started them."""
-    _here.cache = cache
+def set_cache(cache: Cache | None) -> None:
+    """Have the calling thread, one of a replica, share the cache of the thread that started it."""
+    _thread_state.cache = cache
 
 
-def own(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """A cached array for its reader: a copy of one that could be written to, a large (read-only) one as it is."""
+def for_reader(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return a cached array for its reader: a copy of a writable array, a large (read-only) array as it is."""
     return array.copy() if array.flags.writeable else array
 
 
 def with_caching(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """What to schedule instead of `fn`: inside a scope a function that runs `fn` inside one, too."""
-    return fn if _here.cache is None else _Cached(fn)
+    """Return the function to be scheduled in place of `fn`: inside a scope one that runs `fn` inside a scope on the worker."""
+    return fn if _thread_state.cache is None else _Cached(fn)
 
 
 class _Cached:
-    """Pickles as its function; two of the same function are the same to whoever keeps pickles."""
+    """Wraps a function to run it inside a scope. Pickles as the function does, so that two wrappers of one function share a cached
+    pickle."""
 
     def __init__(self, fn: Callable[..., Any]) -> None:
         self._fn = fn

@@ -1,12 +1,12 @@
-"""What a strategy does on one worker: `run` a function in each replica, and bring the replicas' values together.
+"""Runs a function in each replica of one worker, and lets the replicas act together.
 
 Rules
-    One replica runs in the caller's thread and its values are plain. Several run in threads, at the same time; a value that they have for
-    each is a PerReplica, at the leaves of structures.
-    Replicas that call `merge_call` wait for each other. One that raises, or ends without it, ends the waiting of the others; what `run`
-    raises is the first error that was not caused by another's.
+    A single replica runs in the caller's thread, and its values are plain. Several run in threads at the same time; a value that each
+    replica has is a PerReplica, at the leaves of structures.
+    Replicas that call `merge_call` wait for each other. If one raises, or ends without the call, the others stop waiting. `run` raises the
+    first error that was not caused by another replica's.
 
-Not here: scheduling, and whether `run` was called where it should be (strategy.py).
+Not here: scheduling, and the check where `run` was called (strategy.py).
 """
 
 from __future__ import annotations
@@ -28,24 +28,26 @@ from zmqdist.training.per_replica import PerReplica, regroup, select
 def run_replicas(
     strategy: Any, replicas: int, fn: Callable[..., Any], args: Iterable[Any], kwargs: Mapping[str, Any] | None
 ) -> Any:
-    """`fn` once in each replica, with its part of the arguments; see `regroup` for what comes back. Raises what `fn` raises."""
+    """Call `fn` once in each replica, with the replica's part of the arguments. Return the results as `regroup` does. Raises what `fn`
+    raises.
+    """
     args, kwargs = tuple(args), dict(kwargs or {})
     if replicas == 1:
         with context.in_replica(ReplicaContext(strategy, 0, 1)):
             return fn(*select(args, 0), **select(kwargs, 0))
-    meeting = _Meeting(strategy, replicas)
-    enter, cache = context.inherit(), read_cache.present()
+    rendezvous = _Rendezvous(strategy, replicas)
+    enter, cache = context.inherit(), read_cache.current_cache()
 
     def run(replica: int) -> None:
         enter()
-        read_cache.use(cache)
-        with context.in_replica(ReplicaContext(strategy, replica, replicas, meeting)):
+        read_cache.set_cache(cache)
+        with context.in_replica(ReplicaContext(strategy, replica, replicas, rendezvous)):
             try:
                 result = fn(*select(args, replica), **select(kwargs, replica))
             except BaseException as error:
-                meeting.failed(replica, error)
+                rendezvous.failed(replica, error)
             else:
-                meeting.ended(replica, result)
+                rendezvous.ended(replica, result)
 
     threads = [
         threading.Thread(target=run, args=(replica,), name=f"zmqdist-replica-{replica}", daemon=True)
@@ -55,20 +57,20 @@ def run_replicas(
     for replica, thread in enumerate(threads):
         try:
             thread.start()
-        except RuntimeError as error:  # those that run would wait for it
-            meeting.failed(replica, error)
+        except RuntimeError as error:  # without a thread for this replica the others would wait for it for ever
+            rendezvous.failed(replica, error)
             break
         running.append(thread)
     for thread in running:
         thread.join()
-    return regroup(meeting.results())
+    return regroup(rendezvous.results())
 
 
 class _Abandoned(RuntimeError):
-    """Another replica will not come to the meeting."""
+    """The other replicas cannot complete this rendezvous."""
 
 
-class _Meeting:
+class _Rendezvous:
     """Where the replicas of one `run` wait for each other."""
 
     def __init__(self, strategy: Any, replicas: int) -> None:
@@ -84,13 +86,13 @@ class _Meeting:
     def merge(self, replica: int, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         with self._changed:
             self._waiting[replica] = fn, tuple(args), dict(kwargs)
-            mine = self._round
+            my_round = self._round
             if len(self._waiting) == self._replicas:
                 self._merge()
             else:
-                self._look()
-                self._changed.wait_for(lambda: self._round != mine or self._hopeless)
-            if self._round == mine:
+                self._notify_if_incomplete()
+                self._changed.wait_for(lambda: self._round != my_round or self._cannot_complete)
+            if self._round == my_round:
                 raise _Abandoned("another replica ended, or raised, without this merge_call or assignment")
             value, error = self._merged
         if error is not None:
@@ -98,7 +100,7 @@ class _Meeting:
         return select(value, replica)
 
     def _merge(self) -> None:
-        """All are here: the last one acts for all, with the lock held."""
+        """Act for all replicas, since all have arrived. The last one calls this, with the lock held."""
         calls = [self._waiting[replica] for replica in range(self._replicas)]
         try:
             with context.in_replica(None):
@@ -112,25 +114,25 @@ class _Meeting:
         self._changed.notify_all()
 
     @property
-    def _hopeless(self) -> bool:
-        """Whether somebody has ended for whom the others wait."""
+    def _cannot_complete(self) -> bool:
+        """Whether a replica has ended, so that the others would wait in vain."""
         return bool(self._results)
 
-    def _look(self) -> None:
-        if self._hopeless:
+    def _notify_if_incomplete(self) -> None:
+        if self._cannot_complete:
             self._changed.notify_all()
 
     def ended(self, replica: int, result: Any) -> None:
         with self._changed:
             self._results[replica] = result
-            self._look()
+            self._notify_if_incomplete()
 
     def failed(self, replica: int, error: BaseException) -> None:
         with self._changed:
             if self._error is None or (isinstance(self._error, _Abandoned) and not isinstance(error, _Abandoned)):
                 self._error = error
             self._results[replica] = None
-            self._look()
+            self._notify_if_incomplete()
 
     def results(self) -> list[Any]:
         if self._error is not None:
@@ -139,24 +141,25 @@ class _Meeting:
 
 
 def once_for_all(variable: Any, value: Any, start: Callable[[Any], Future]) -> Future:
-    """`start(value)` changes `variable`; where several replicas do this, once for all of them with what their values become.
+    """Change `variable` by `start(value)`. In a context of several replicas, change it once for all of them, with the aggregate of their
+    values.
 
     Raises:
-      ValueError: in a context of several replicas, for a variable without aggregation.
-      RuntimeError: another replica is about to change another variable.
+      ValueError: in a context of several replicas, and the variable has no aggregation.
+      RuntimeError: another replica is changing another variable at this point.
     """
-    replica = context.here.replica
+    replica = context.thread_state.replica
     if replica is None or replica.num_replicas_in_sync == 1:
         return start(value)
 
-    def merge(_strategy: Any, variables: PerReplica, given: PerReplica) -> None:
+    def merge(_strategy: Any, variables: PerReplica, per_replica_values: PerReplica) -> None:
         for other in variables.values:
             if other is not variable:
                 raise RuntimeError(
                     f"replicas change variables {variable.name!r} and {other.name!r} at the same time: all of them have to make the same "
                     "changes in the same order, since one is made of them"
                 )
-        start(aggregated(given.values, variable.aggregation, variable.name)).get_value()
+        start(aggregated(per_replica_values.values, variable.aggregation, variable.name)).get_value()
 
     replica.merge_call(merge, (variable, value if isinstance(value, IndexedSlices) else np.asarray(value)))
     return ReadyValue()

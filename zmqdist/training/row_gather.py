@@ -1,11 +1,12 @@
-"""Rows of a table that is spread over several variables: which of them has which, asked at once and put together again.
+"""Rows of a table that is spread over several variables: requests them from the variables that hold them, and combines the replies.
 
 Rules
-    Only the variables that have some of the rows are asked, each for its own, all before the first is waited for.
-    The answer has the rows in the order in which they were asked for, as often as they were.
-    Whoever waits, waits for all: when an error is raised, nothing that was begun here is still on its way.
+    Only the variables that hold some of the rows get a request, each for its own rows. All requests are sent before the first reply is
+    awaited.
+    The result has the rows in the requested order, with repetitions.
+    A caller waits for all replies: when an error is raised, no request of this operation is in flight any more.
 
-Not here: what a key of `variable[key]` selects (indexing.py), what is done with rows (sharded.py, embedding.py).
+Not here: which rows a key of `variable[key]` selects (indexing.py), what is done with rows (sharded.py, embedding.py).
 """
 
 from __future__ import annotations
@@ -24,23 +25,23 @@ from zmqdist.transport.receive_buffers import memory_for
 
 
 def start_read(variables: Sequence[Any]) -> Gathered:
-    """Ask for all rows of all of them: their values, one after the other."""
+    """Request all rows of all variables, and concatenate them."""
     reads = (variable.start_read() for variable in variables)
     return Gathered(reads, lambda parts: _joined(parts, variables[0]))
 
 
 def start_rows(variables: Sequence[Any], offsets: Sequence[int], rows: Rows) -> Gathered:
-    """Ask for some rows.
+    """Request some rows.
 
     Args:
-      variables: with as many axes as each other, and the same dtype and sizes beyond axis 0.
+      variables: of one dtype, and of one shape beyond axis 0.
       offsets: variable i has the rows from offsets[i] up to offsets[i + 1].
-      rows: numbers that are known to be in bounds.
+      rows: must be in bounds.
     """
     like = variables[0]
     if isinstance(rows, range):
         return Gathered(
-            (_start_range(variables[place], part) for place, part in split_range(offsets, rows)),
+            (_start_range(variables[index], part) for index, part in split_range(offsets, rows)),
             lambda parts: _joined(parts, like),
         )
     split = list(split_rows(offsets, rows))
@@ -48,31 +49,32 @@ def start_rows(variables: Sequence[Any], offsets: Sequence[int], rows: Rows) -> 
     def in_order(parts: list[NDArray[Any]]) -> NDArray[Any]:
         if len(parts) < 2:
             return _joined(parts, like)
-        result = _room(len(rows), like)
-        for part, (_, _, places) in zip(parts, split, strict=True):
-            result[places] = part
+        result = _allocate(len(rows), like)
+        for part, (_, _, positions) in zip(parts, split, strict=True):
+            result[positions] = part
         return result
 
-    return Gathered((variables[place].start_rows(local) for place, local, _ in split), in_order)
+    return Gathered((variables[index].start_rows(local) for index, local, _ in split), in_order)
 
 
 def split_range(offsets: Sequence[int], rows: range) -> Iterator[tuple[int, range]]:
-    """For each variable that has some of an ascending range: its number, and the rows as it counts them."""
-    for place, (low, high) in enumerate(pairwise(offsets)):
+    """Yield (index, rows as the variable counts them) for each variable that holds some of an ascending range."""
+    for index, (low, high) in enumerate(pairwise(offsets)):
         first = rows.start + max(0, -(-(low - rows.start) // rows.step)) * rows.step
         part = range(first - low, min(high, rows.stop) - low, rows.step)
         if part:
-            yield place, part
+            yield index, part
 
 
 def split_rows(
     offsets: Sequence[int], rows: NDArray[np.int64]
 ) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.intp]]]:
-    """For each variable that has some of these rows: its number, the rows as it counts them, their places in `rows`, ascending."""
+    """Yield (index, rows as the variable counts them, their positions in `rows`, ascending) for each variable that holds some of the
+    rows."""
     owners = np.searchsorted(np.asarray(offsets), rows, side="right") - 1
     for owner in np.unique(owners).tolist():
-        places = np.flatnonzero(owners == owner)
-        yield owner, rows[places] - offsets[owner], places
+        positions = np.flatnonzero(owners == owner)
+        yield owner, rows[positions] - offsets[owner], positions
 
 
 def _start_range(variable: Any, rows: range) -> Any:
@@ -82,14 +84,16 @@ def _start_range(variable: Any, rows: range) -> Any:
 def _joined(parts: list[NDArray[Any]], like: Any) -> NDArray[Any]:
     if len(parts) == 1:
         return parts[0]
-    result = _room(sum(map(len, parts)), like)
+    result = _allocate(sum(map(len, parts)), like)
     if parts:
         np.concatenate(parts, out=result)
     return result
 
 
-def _room(rows: int, like: Any) -> NDArray[Any]:
-    """Memory for rows, which is warm where such results were let go before: large variables are read again and again."""
+def _allocate(rows: int, like: Any) -> NDArray[Any]:
+    """Return memory for rows. It reuses memory of earlier results, because large variables are read again and again and fresh pages are
+    slow.
+    """
     shape = (rows, *like.shape[1:])
-    room: NDArray[Any] = np.ndarray(shape, like.dtype, memory_for(math.prod(shape) * like.dtype.itemsize))
-    return room
+    memory: NDArray[Any] = np.ndarray(shape, like.dtype, memory_for(math.prod(shape) * like.dtype.itemsize))
+    return memory

@@ -1,12 +1,14 @@
-"""A strategy's variables at the parameter servers: one session, a number that it draws, at each of them.
+"""The variables of a strategy at its parameter servers: one session, identified by a random number, at each server.
 
 Rules
-    The servers keep a session as long as this program is connected and has not closed it. It is closed with the strategy, or when neither
-    the strategy nor a variable of it is left. A program that was started again draws other numbers: what it had is dropped.
-    A variable is dropped when the program has no handle of it any more, and no unfinished work of the strategy's coordinator, and no
-    per-worker value, was given one. Where a handle was pickled for anything else, the variable stays as long as the session.
-    A child that was forked may use the variables, and cannot end what is its parent's.
-    Connections are the process's, one for each server, and end with the last session that uses them.
+    A server keeps a session while the program is connected and has not closed it. The session is closed with the strategy, or when neither
+    the strategy nor one of its variables is left. A restarted program draws other numbers: the servers drop what its predecessor had.
+    A variable is dropped when the program has no handle of it left, and no unfinished work of the strategy's coordinator and no per-worker
+    value holds one. Where a handle was pickled for anything else, the variable stays as long as the session.
+    A child that was forked may use the variables; it cannot end what belongs to its parent.
+    The process has one connection to each server. It is closed with the last session that uses it.
+
+Not here: what a message to a server looks like (variables/client.py).
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from zmqdist.futures import all_values
 from zmqdist.rpc.client import new_incarnation
 from zmqdist.specs import TensorSpec
 from zmqdist.training.partition import Initial
-from zmqdist.training.variable_storage import RemoteHome
+from zmqdist.training.variable_storage import RemoteStorage
 from zmqdist.transport.credentials import Credentials
 from zmqdist.variables import client
 from zmqdist.variables.client import Ref
@@ -43,7 +45,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("zmqdist.training")
 
 _program = new_incarnation()
-"""Of this process; another one in a child that was forked off."""
+"""Number of this process; a forked child draws another one."""
 _used: Counter[str] = Counter()
 _lock = threading.Lock()
 
@@ -58,7 +60,7 @@ os.register_at_fork(after_in_child=_forked)
 
 
 class StrategySession:
-    """One session at several servers. From any thread.
+    """One session at several servers. Methods may be called from any thread.
 
     Attributes:
       number: random, from 1 on.
@@ -68,24 +70,24 @@ class StrategySession:
     def __init__(
         self, addresses: Sequence[str], credentials: Credentials, workers_per_step: int = 0, recovery_s: float = 0.0
     ) -> None:
-        """Opens it at all of them. Raises PSUnavailableError, with the server that is not there."""
+        """Open the session at all servers. Raises PSUnavailableError, which names the server that does not answer."""
         self.number = secrets.randbits(62) | 1
         self.addresses = list(addresses)
         self._workers_per_step = workers_per_step
         self._recovery_s = recovery_s
         self._numbers = itertools.count(1)
-        self._lives = itertools.count(1)
+        self._incarnations = itertools.count(1)
         self._users: tuple[weakref.ref[CoordinatorRuntime], ...] = ()
         self._program = _program
         self._unused: deque[Ref] = deque()
         self._dropping = False
-        self._homes: weakref.WeakValueDictionary[int, RemoteHome] = weakref.WeakValueDictionary()
-        self._initial: weakref.WeakKeyDictionary[RemoteHome, Initial] = weakref.WeakKeyDictionary()
+        self._storages: weakref.WeakValueDictionary[int, RemoteStorage] = weakref.WeakValueDictionary()
+        self._initial: weakref.WeakKeyDictionary[RemoteStorage, Initial] = weakref.WeakKeyDictionary()
         with _lock:
             _used.update(self.addresses)
             clients = [client.client_of(address, credentials) for address in self.addresses]
         self._end = weakref.finalize(self, _close_in_background, self.number, self.addresses, _program)
-        self._end.atexit = False  # the servers see that the program has gone
+        self._end.atexit = False  # the servers notice that the program has ended
         try:
             for each in clients:
                 each.open(_program, self.number)
@@ -95,77 +97,81 @@ class StrategySession:
 
     @property
     def clients(self) -> list[client.PsClient]:
-        """Of the servers, by index."""
+        """The clients of the servers, by index."""
         return [client.client_of(address) for address in self.addresses]
 
-    def watched(self) -> list[client.Started]:
-        """For each server a question that ends with it, or with the session."""
+    def start_watches(self) -> list[client.Started]:
+        """Send each server a request that is answered when the server or the session ends. Return the requests."""
         self.check_open()
         return [each.watch(f"ps:{ps}", self.number, self._recovery_s) for ps, each in enumerate(self.clients)]
 
-    def make(self, name: str, initial: Initial, ps: int) -> RemoteHome:
-        """Make a variable at a server, and wait until it is there.
+    def create_variable(self, name: str, initial: Initial, ps: int) -> RemoteStorage:
+        """Make a variable at a server, and wait until the server has it.
 
         Raises:
           FailedPreconditionError: the session was closed.
           UnknownError: the function that makes the first value has raised.
-          PSUnavailableError: the server is gone.
+          PSUnavailableError: the server is lost.
         """
         self.check_open()
         address = self.addresses[ps]
         ref = Ref(
             name, initial.shape, initial.dtype, f"ps:{ps}", address, self.number, next(self._numbers), self._recovery_s
         )
-        client.client_of(address).create(ref, _told(initial)).get_value()
-        home = self._homes[ref.number] = RemoteHome(ref, self._workers_per_step, self)
+        client.client_of(address).create(ref, _initial_value(initial)).get_value()
+        storage = self._storages[ref.number] = RemoteStorage(ref, self._workers_per_step, self)
         if self._recovery_s:
-            self._initial[home] = initial
-        return home
+            self._initial[storage] = initial
+        return storage
 
     def check_open(self) -> None:
-        """Raises FailedPreconditionError: it was closed."""
+        """Raise FailedPreconditionError if the session was closed."""
         if not self._end.alive:
             raise FailedPreconditionError("this ParameterServerStrategy has been closed")
 
-    def homes(self) -> list[RemoteHome]:
-        """Of the variables that somebody still has a handle of."""
-        return list(self._homes.values())
+    def storages(self) -> list[RemoteStorage]:
+        """Return the storages of the variables that still have a handle."""
+        return list(self._storages.values())
 
     def open_at(self, ps: int) -> bool:
-        """Have the session at a server, also at one that was started again; whether it was there.
+        """Open the session at a server, which may have been restarted. Return whether the server had it already.
 
         Raises:
-          FailedPreconditionError: it was closed.
-          PSUnavailableError: the server is gone.
+          FailedPreconditionError: the session was closed.
+          PSUnavailableError: the server is lost.
         """
         self.check_open()
         return client.client_of(self.addresses[ps]).open(_program, self.number)[2]
 
-    def next_life(self) -> int:
-        """A number for the variables that are about to be made anew: it never comes again, and so no version of theirs does."""
-        return next(self._lives)
+    def next_incarnation(self) -> int:
+        """Return a new number for variables that are about to be recreated. Their versions contain it, so that no version occurs twice."""
+        return next(self._incarnations)
 
-    def make_again(self, home: RemoteHome, version: int) -> None:
-        """Make a variable anew, with its first value, at a server that has lost it; for strategies with `recovery_s`."""
+    def recreate(self, storage: RemoteStorage, version: int) -> None:
+        """Make a variable again with its first value, at a server that has lost it; for strategies with `recovery_s`."""
         earlier: tuple[int, dict[str, Any], bytes] = (version, {}, b"")
-        client.client_of(home.ref.address).create(home.ref, _told(self._initial[home]), earlier).get_value()
+        client.client_of(storage.ref.address).create(
+            storage.ref, _initial_value(self._initial[storage]), earlier
+        ).get_value()
 
-    def used_by(self, runtime: CoordinatorRuntime) -> None:
-        """A coordinator of ours has this connection: the variables in what it packs stay until that work has ended."""
+    def add_coordinator(self, runtime: CoordinatorRuntime) -> None:
+        """Note a coordinator of this strategy: variables in what it pickles stay until that work has ended."""
         self._users = (*(user for user in self._users if user() is not None), weakref.ref(runtime))
 
-    def noted(self, home: RemoteHome) -> bool:
-        """A handle is pickled; whether it is for a coordinator of ours, which keeps it for as long as it is needed there."""
+    def note_pickled(self, storage: RemoteStorage) -> bool:
+        """Note that a handle is being pickled. Return whether a coordinator of this strategy pickles it, and so keeps it while it is
+        needed.
+        """
         packing = get_ident()
         for user in self._users:
             runtime = user()
             if runtime is not None and runtime.packing == packing:
-                runtime.given.append(home)
+                runtime.given.append(storage)
                 return True
         return False
 
-    def unused(self, ref: Ref) -> None:
-        """The program has no handle of this variable any more. In a finalizer: takes no lock of ours."""
+    def release(self, ref: Ref) -> None:
+        """Have a variable dropped that has no handle left. A finalizer calls this, so it takes no lock of this module."""
         if self._program != _program or not self._end.alive or sys.is_finalizing():
             return
         self._unused.append(ref)
@@ -173,7 +179,7 @@ class StrategySession:
             self._dropping = True
             try:
                 threading.Thread(target=self._drop_unused, name="zmqdist-variables-drop", daemon=True).start()
-            except RuntimeError:  # no thread now: the next one takes it along
+            except RuntimeError:  # no thread can be started now: the next release tries again
                 self._dropping = False
 
     def _drop_unused(self) -> None:
@@ -186,44 +192,48 @@ class StrategySession:
                 try:
                     self._drop([ref for ref in refs if ref.address == address])
                 except OpError:
-                    pass  # a server that is gone has dropped them
-                except BaseException:  # they stay until the session ends; those that come later need this thread
-                    log.exception("%s and others that are not used any more could not be dropped", refs[0])
+                    pass  # a server that was lost has no variables any more
+                except BaseException:  # the thread has to go on, for variables that are released later
+                    log.exception(
+                        "unused variables (%s and others) could not be dropped; they stay until the session is closed",
+                        refs[0],
+                    )
             if not self._unused:
-                self._dropping = False  # who comes after this starts a thread; who came before it is seen now
+                # A release after this line starts a thread; one before it is seen by the loop condition.
+                self._dropping = False
 
     def _drop(self, refs: list[Ref]) -> None:
-        """At one server."""
-        with _lock:  # else it has ended, and a client that is made now would stay
-            there = self._end.alive and _used[refs[0].address] > 0
-            each = client.client_of(refs[0].address) if there else None
+        """Drop variables at one server."""
+        with _lock:  # without the check the session may have ended, and a client made here would never be closed
+            still_used = self._end.alive and _used[refs[0].address] > 0
+            each = client.client_of(refs[0].address) if still_used else None
         if each is not None:
             each.drop(refs).get_value()
 
     def close(self) -> None:
-        """Have the servers drop the variables. Idempotent; does not raise. Does nothing in a child that was forked."""
+        """Have the servers drop the variables. Does not raise. A second call does nothing, nor does a call in a forked child."""
         ended = self._end.detach()
         if ended is not None:
             _close(*ended[2])
 
 
-def _told(initial: Initial) -> Any:
-    """The first value as `PsClient.create` takes it."""
+def _initial_value(initial: Initial) -> Any:
+    """Return the first value in the form that `PsClient.create` takes."""
     if isinstance(initial.source, np.ndarray):
         return initial.source
     if not initial.shape:
         return np.asarray(initial.source(), initial.dtype)
-    made = initial.rows(0, initial.shape[0])
-    return client.initializer(made, TensorSpec(initial.shape, initial.dtype)) if callable(made) else made
+    rows = initial.rows(0, initial.shape[0])
+    return client.initializer(rows, TensorSpec(initial.shape, initial.dtype)) if callable(rows) else rows
 
 
 def _close_in_background(number: int, addresses: list[str], program: int) -> None:
-    """Where the interpreter ends, the servers see that."""
+    """Close the session from a finalizer. At the end of the interpreter nothing is sent: the servers notice it themselves."""
     in_background("zmqdist-session-close", _close, number, addresses, program)
 
 
 def _close(number: int, addresses: list[str], program: int) -> None:
-    if program != _program:  # of the parent
+    if program != _program:  # the session belongs to the parent of this forked child
         return
     try:
         with contextlib.suppress(OpError):
@@ -234,4 +244,5 @@ def _close(number: int, addresses: list[str], program: int) -> None:
             ended = [address for address in addresses if _used[address] <= 0]
             for address in ended:
                 del _used[address]
-                client.let_go(address)  # under the lock: a session that begins now has it, or a new one
+                # Under the lock, so that a session that begins now gets either this client before its end, or a new one.
+                client.let_go(address)

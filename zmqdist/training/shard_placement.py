@@ -1,9 +1,9 @@
-"""On which parameter server a variable goes.
+"""Decides on which parameter server a variable goes.
 
 Rules
-    "round_robin" counts: each variable and each shard is one, scalars too; those that were placed beside another one are not.
-    "least_bytes" takes the server with the fewest bytes so far, the first of equals. A callable is asked.
-    Every placement is written down: `log` is what a person looks at when one server is slower than the others.
+    "round_robin" counts every variable and every shard, scalars included, but not variables that are colocated with another.
+    "least_bytes" takes the server with the fewest bytes so far; of several, the first. A callable decides by itself.
+    Every placement is recorded: `log` helps to find out why one server is slower than the others.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ import numpy as np
 log = logging.getLogger("zmqdist.training")
 
 Rule = Callable[[str, tuple[int, ...], "np.dtype[Any]", Sequence[int]], int]
-"""`rule(name, shape, dtype, loads)`: the index of a parameter server; `loads` are the bytes that each has."""
+"""`rule(name, shape, dtype, loads)` returns the index of a parameter server; `loads` are the bytes on each."""
 
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """One variable, or one shard, and where it went."""
+    """One variable or shard, and the index `ps` of its parameter server."""
 
     name: str
     shape: tuple[int, ...]
@@ -37,14 +37,14 @@ class Placed:
 
 
 class ShardPlacement:
-    """For the variables of one strategy. From any thread.
+    """Places the variables of one strategy. Methods may be called from any thread.
 
     Attributes:
-      count: how many were placed by the rule.
+      count: number of variables and shards that the rule has placed.
     """
 
     def __init__(self, rule: str | Rule, servers: int) -> None:
-        """Raises ValueError for a rule that does not exist."""
+        """Raise ValueError for an unknown rule."""
         if not callable(rule) and rule not in ("round_robin", "least_bytes"):
             raise ValueError(f'placement is "round_robin", "least_bytes" or a callable, not {rule!r}')
         self._rule = rule
@@ -54,7 +54,7 @@ class ShardPlacement:
         self.count = 0
 
     def place(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
-        """The server for a new variable. Raises ValueError where a callable gives something else than the index of one."""
+        """Return the index of the server for a new variable. Raises ValueError if a callable rule does not return one."""
         with self._lock:
             index = self._choose(name, shape, dtype)
             self.count += 1
@@ -72,7 +72,7 @@ class ShardPlacement:
         return int(index)
 
     def placed(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any], ps: int) -> None:
-        """A variable was made there."""
+        """Record that a variable was made at `ps`."""
         size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
         entry = Placed(name, shape, dtype.name, size, ps)
         with self._lock:
@@ -82,7 +82,7 @@ class ShardPlacement:
 
     @property
     def log(self) -> list[Placed]:
-        """All variables so far, in the order in which they were made."""
+        """All variables and shards so far, in the order of creation."""
         with self._lock:
             return list(self._log)
 

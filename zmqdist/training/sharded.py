@@ -1,13 +1,13 @@
-"""A variable that is cut along its first axis into shards, each a variable of its own, wherever it lives.
+"""A variable that is cut along its first axis into shards, each a variable of its own.
 
 Rules
-    It can be used wherever a variable can: the same methods, the same value, the same errors, whatever the number of shards.
-    What can be checked is checked before the first shard is told: a refused update has changed no shard.
-    All shards that have to do with an operation are asked at once, and none that has not; only rows that are needed move.
-    An operation on one shard is atomic; between shards there is no order, so a reader may see half of somebody's update.
-    It is flattened as one leaf, and iterates over its shards.
+    A ShardedVariable can be used wherever a variable can: same methods, same values, same errors, whatever the number of shards.
+    All checks are made before the first message is sent: a refused update has changed no shard.
+    An operation sends its requests to all shards that it concerns at once, and to no others; only the rows that are needed are transferred.
+    An operation on one shard is atomic. Between shards there is no order, so a reader may see half of another update.
+    In a structure it is one leaf. Iterating over it gives its shards.
 
-Not here: how it is decided to cut a variable (partition.py), lookups that put rows together (embedding.py).
+Not here: the decision to cut a variable (partition.py), lookups that combine rows (embedding.py).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from zmqdist.variables.casts import cast
 
 
 class ShardedVariable(ArrayLike):
-    """A handle: it can be pickled, and then means the same shards.
+    """A variable in shards. It pickles as a handle of the same shards.
 
     Attributes:
       name: of the whole.
@@ -41,11 +41,11 @@ class ShardedVariable(ArrayLike):
     """
 
     def __init__(self, variables: Sequence[Any], name: str = "ShardedVariable") -> None:
-        """Of variables that exist, in the order of their rows.
+        """Combine existing variables, in the order of their rows.
 
         Raises:
-          TypeError: that is no list of variables, or an empty one.
-          ValueError: they differ in dtype, or in shape beyond the first axis; or one is a shard of another already.
+          TypeError: `variables` is not a list of variables, or is empty.
+          ValueError: the variables differ in dtype, or in shape beyond the first axis; or one is a shard of another ShardedVariable.
         """
         if (
             not isinstance(variables, list | tuple)
@@ -86,7 +86,7 @@ class ShardedVariable(ArrayLike):
         shards = ", ".join(str(one.shape[0]) for one in self._variables)
         return f"<ShardedVariable {self.name!r} shape={self.shape} dtype={self.dtype} in shards of {shards} rows>"
 
-    # -- what it is made of
+    # -- shards
 
     @property
     def variables(self) -> list[Any]:
@@ -95,7 +95,7 @@ class ShardedVariable(ArrayLike):
 
     @property
     def offsets(self) -> tuple[int, ...]:
-        """Shard i has the rows from offsets[i] up to offsets[i + 1]: one number more than there are shards."""
+        """Shard i holds the rows from offsets[i] up to offsets[i + 1]; one more number than there are shards."""
         return self._offsets
 
     def __iter__(self) -> Iterator[Any]:
@@ -111,23 +111,25 @@ class ShardedVariable(ArrayLike):
 
     @property
     def aggregation(self) -> Any:
-        """How values of several replicas become one update."""
+        """How the values of several replicas become one update."""
         return self._variables[0].aggregation
 
     @property
     def synchronization(self) -> Any:
-        """As of its shards."""
+        """As of its shards; has no effect."""
         return self._variables[0].synchronization
 
     @property
     def version(self) -> tuple[int, ...]:
-        """How many updates each shard has had."""
+        """The version of each shard: 1 + the number of its updates."""
         return tuple(one.version for one in self._variables)
 
     # -- reading
 
     def numpy(self) -> NDArray[Any]:
-        """The value of this moment, the rows of all shards one after the other. Raises PSUnavailableError: a shard is gone."""
+        """Return the current value: the rows of all shards in order. Blocks for one message to each shard. Raises PSUnavailableError if a
+        shard is lost.
+        """
         array: NDArray[Any] = self.start_read().get_value()
         return array
 
@@ -140,15 +142,15 @@ class ShardedVariable(ArrayLike):
         return self.numpy()
 
     def start_read(self) -> Gathered:
-        """Ask all shards for their values."""
+        """Request the values of all shards."""
         return start_read(self._variables)
 
     def start_rows(self, rows: Rows) -> Gathered:
-        """Ask the shards that have them for rows."""
+        """Request rows from the shards that hold them."""
         return start_rows(self._variables, self._offsets, rows)
 
     def embedding_lookup(self, ids: Any, max_norm: float | None = None) -> NDArray[Any]:
-        """As `embedding.embedding_lookup` of this table."""
+        """Look up rows of this table; see `embedding.embedding_lookup`."""
         return embedding.embedding_lookup(self, ids, max_norm)
 
     # -- updating
@@ -156,14 +158,14 @@ class ShardedVariable(ArrayLike):
     def assign(
         self, value: Any, use_locking: bool | None = None, name: str | None = None, read_value: bool = True
     ) -> ShardedVariable:
-        """Set all rows. Returns itself, when all shards have answered; the last three arguments say nothing here.
+        """Set all rows, and return this variable when all shards have replied. The other arguments have no effect; TensorFlow has them.
 
         Args:
-          value: of exactly the shape of the whole; whole numbers may become others, but not the other way round.
+          value: of exactly the shape of the whole. Integers may become floats, not the reverse.
 
         Raises:
           InvalidArgumentError: shape or dtype do not fit; nothing was changed.
-          PSUnavailableError: a shard is gone; others have the new value.
+          PSUnavailableError: a shard is lost; other shards have the new value.
         """
         return self._update("assign", value)
 
@@ -182,74 +184,75 @@ class ShardedVariable(ArrayLike):
     def scatter_add(
         self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
     ) -> ShardedVariable:
-        """Add to rows; a row that is named twice gets both. Returns itself.
+        """Add to rows; a row that is named twice gets both. Returns this variable.
 
         Raises:
-          TypeError: no IndexedSlices.
-          InvalidArgumentError: a row that is not there, or rows that do not fit; nothing was changed.
-          PSUnavailableError: a shard is gone; others have their part.
+          TypeError: `sparse_delta` is not IndexedSlices.
+          InvalidArgumentError: a row is out of range, or the rows do not fit; nothing was changed.
+          PSUnavailableError: a shard is lost; other shards have been updated.
         """
         return self._scatter("add", sparse_delta)
 
     def scatter_sub(
         self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
     ) -> ShardedVariable:
-        """Subtract from rows, as `scatter_add`."""
+        """Subtract from rows; otherwise as `scatter_add`."""
         return self._scatter("sub", sparse_delta)
 
     def scatter_mul(
         self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
     ) -> ShardedVariable:
-        """Multiply rows, as `scatter_add`."""
+        """Multiply rows; otherwise as `scatter_add`."""
         return self._scatter("mul", sparse_delta)
 
     def scatter_div(
         self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
     ) -> ShardedVariable:
-        """Divide rows, as `scatter_add`."""
+        """Divide rows; otherwise as `scatter_add`."""
         return self._scatter("div", sparse_delta)
 
     def scatter_min(
         self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
     ) -> ShardedVariable:
-        """Keep the smaller elements, as `scatter_add`."""
+        """Set rows to the elementwise minimum; otherwise as `scatter_add`."""
         return self._scatter("min", sparse_delta)
 
     def scatter_max(
         self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
     ) -> ShardedVariable:
-        """Keep the larger elements, as `scatter_add`."""
+        """Set rows to the elementwise maximum; otherwise as `scatter_add`."""
         return self._scatter("max", sparse_delta)
 
     def scatter_update(
         self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
     ) -> ShardedVariable:
-        """Set rows, as `scatter_add`; the last one wins of a row that is named twice."""
+        """Set rows; of a row that is named twice the last value counts. Otherwise as `scatter_add`."""
         return self._scatter("update", sparse_delta)
 
     def batch_scatter_update(
         self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
     ) -> ShardedVariable:
-        """As `scatter_update`: rows have one index each."""
+        """Set rows, as `scatter_update`. Each row has one index."""
         return self._scatter("update", sparse_delta)
 
     def apply(self, fn: Any, grad: Any, *, step: int | None = None) -> None:
-        """Have an optimizer, or a function of the user's, change every shard where it lives, with its rows of a gradient.
+        """Apply a gradient: an optimizer, or a function of the user's, changes each shard at its server, with the shard's rows of the
+        gradient.
 
         Args:
-          fn: of `zd.optimizers`, or `fn(value, grad, slots, step)`; each shard has slots of its own.
+          fn: an optimizer of `zmqdist.optimizers`, or `fn(value, grad, slots, step)`; each shard has slots of its own.
           grad: of the shape of the whole, or IndexedSlices of it.
-          step: which step of synchronous training this belongs to.
+          step: in synchronous mode, the step that the gradient belongs to.
 
         Raises:
           InvalidArgumentError: the gradient does not fit; nothing was changed.
-          PSUnavailableError: a shard is gone; others have their part.
-          Exception: whatever `fn` raises; that shard is as it was.
+          PSUnavailableError: a shard is lost; other shards have been updated.
+          Exception: what `fn` raises at a shard; that shard is unchanged.
         """
         self.start_apply(fn, grad, step).get_value()
 
     def start_apply(self, fn: Any, grad: Any, step: int | None) -> Future:
-        """Begin what `apply` does."""
+        """Start what `apply` does."""
 
         def start(grad: Any) -> Gathered:
             shares = self.shares(grad)
@@ -258,18 +261,19 @@ class ShardedVariable(ArrayLike):
         return once_for_all(self, grad, start)
 
     def shares(self, grad: Any) -> list[Any]:
-        """A gradient cut as the variable is. Every shard has a part, also of no rows: an optimizer counts steps, and synchronous training
-        counts workers."""
+        """Cut a gradient as the variable is cut. Every shard gets a part, even one without rows, because optimizers count steps and
+        synchronous training counts gradients.
+        """
         if not isinstance(grad, IndexedSlices):
             return list(self._cut(self._fitting(grad)))
         rows, values = self._fitting_rows(grad)
         split = {owner: (local, places) for owner, local, places in split_rows(self._offsets, rows)}
         nothing = (np.empty(0, np.int64), np.empty(0, np.intp))
-        parts = [split.get(place, nothing) for place in range(len(self._variables))]
+        parts = [split.get(index, nothing) for index in range(len(self._variables))]
         return [IndexedSlices(values[places], local) for local, places in parts]
 
     def compare_and_set(self, value: Any, *, version: Any = None, expected: Any = None) -> NoReturn:
-        """Not of several shards: they cannot be compared and set in one moment. Raises UnimplementedError."""
+        """Raise UnimplementedError: several shards cannot be compared and set atomically."""
         raise UnimplementedError(
             f"variable {self.name!r} has {len(self._variables)} shards, which cannot be set in one moment: use compare_and_set "
             "of each of its .variables, or make it in one piece",
@@ -280,7 +284,7 @@ class ShardedVariable(ArrayLike):
         return self
 
     def start_update(self, kind: str, value: Any) -> Future:
-        """`kind` is "assign", "add" or "sub"."""
+        """Start an update of all rows. `kind` is "assign", "add" or "sub"."""
 
         def start(value: Any) -> Gathered:
             parts = self._cut(self._fitting(value))
@@ -297,7 +301,7 @@ class ShardedVariable(ArrayLike):
         return self
 
     def start_scatter(self, kind: str, indices: Any, values: Any) -> Future:
-        """`kind` is what comes behind "scatter_"."""
+        """Start a scatter update. `kind` is the part of the method's name after "scatter_"."""
 
         def start(delta: IndexedSlices) -> Gathered:
             rows, values = self._fitting_rows(delta)
@@ -308,7 +312,7 @@ class ShardedVariable(ArrayLike):
 
         return once_for_all(self, IndexedSlices(values, indices), start)
 
-    # -- what fits
+    # -- checks
 
     def _fitting(self, value: Any) -> NDArray[Any]:
         array = cast(value, self.dtype, self.label)
@@ -330,11 +334,11 @@ class ShardedVariable(ArrayLike):
 
 
 def _unpickled(variables: tuple[Any, ...], name: str) -> ShardedVariable:
-    """In a process that has a handle of the same already, that one."""
+    """Return the ShardedVariable of these shards; the existing one if this process has it."""
     container = getattr(variables[0], "_sharded_container", None)
-    there = None if container is None else container()
-    if there is not None and list(map(id, there._variables)) == list(map(id, variables)):
-        return there  # type: ignore[no-any-return]
+    known = None if container is None else container()
+    if known is not None and list(map(id, known._variables)) == list(map(id, variables)):
+        return known  # type: ignore[no-any-return]
     whole = ShardedVariable.__new__(ShardedVariable)
     whole._set(variables, name)
     return whole

@@ -1,10 +1,11 @@
 """ParameterServerStrategy: variables on parameter servers, functions on workers.
 
-What users call. Rules
+Rules
     Inside `scope()` variables go to the parameter servers (shard_placement.py), cut into shards where the partitioner says so.
-    A strategy has one ClusterCoordinator, made by the user or at the first `scope()`.
-    It pickles as a stub, which does on a worker what belongs there: `run`, `reduce`, `gather` and the like. A stub makes no variables.
-    Several strategies may use one cluster at the same time; each has variables, counters and a coordinator of its own.
+    A strategy has one ClusterCoordinator, made by the user or by the first `scope()`.
+    A strategy pickles as a stub. On a worker the stub does what belongs there: `run`, `reduce`, `gather` and the like. It makes no
+    variables.
+    Several strategies may use one cluster at the same time; each has its own variables, counters and coordinator.
 
 Not here: finding the cluster (cluster_connection.py), what `run` does (replicas.py), sessions at the servers (sessions.py).
 """
@@ -33,17 +34,17 @@ from zmqdist.training.sessions import StrategySession
 from zmqdist.training.shard_placement import Placed, Rule, ShardPlacement
 from zmqdist.training.sharded import ShardedVariable
 from zmqdist.training.strategy_coordinator import CoordinatorSlot, StrategyCoordinator
-from zmqdist.training.variable_storage import RemoteHome
+from zmqdist.training.variable_storage import RemoteStorage
 from zmqdist.transport.credentials import Credentials
 
 log = logging.getLogger("zmqdist.training")
 
 
 class OnWorkers:
-    """What a strategy does where functions run; the program's own strategy can do it, too, for trying things out.
+    """The methods of a strategy that functions on workers use. The program may call them on its own strategy to try a function out.
 
     Attributes:
-      session: its number, the same on all workers.
+      session: number of the strategy, the same on all workers.
       num_replicas_in_sync: replicas on one worker; not the number of workers.
     """
 
@@ -57,16 +58,17 @@ class OnWorkers:
         kwargs: Mapping[str, Any] | None = None,
         options: Any = None,
     ) -> Any:
-        """Call `fn(*args, **kwargs)` in each replica of this worker, in its replica context.
+        """Call `fn(*args, **kwargs)` in each replica of this worker, in its replica context. Blocks until all replicas have ended.
 
         Args:
-          options: None. TensorFlow's RunOptions are for its compilers, so any other value is refused.
+          args, kwargs: arguments of `fn`. For a PerReplica, at any leaf, each replica gets its own value.
+          options: must be None: TensorFlow's RunOptions are for its compilers.
 
         Returns:
-          What it returned; of several replicas, with a PerReplica at each leaf. PerReplica among the arguments give each replica its own.
+          What `fn` returned. With several replicas, the structure that they returned, with a PerReplica at each leaf.
 
         Raises:
-          InvalidArgumentError: `options` are given.
+          InvalidArgumentError: `options` is not None.
           Exception: what `fn` raises.
         """
         _refuse_options("run", options)
@@ -74,26 +76,27 @@ class OnWorkers:
         return replicas.run_replicas(self, self.num_replicas_in_sync, fn, args, kwargs)
 
     def reduce(self, reduce_op: Any, value: Any, axis: int | Sequence[int] | None) -> Any:
-        """Bring the replicas' values together.
+        """Combine the values of the replicas of this worker.
 
         Args:
           reduce_op: "SUM" or "MEAN", in any case, or a ReduceOp.
           value: what `run` returned, or any structure.
-          axis: None: only across replicas; else along these axes of each value, too. Then a mean is of all elements, however many each has.
+          axis: None: combine across replicas only. Otherwise combine along these axes of each value as well; a mean then counts every
+            element, however many each replica has.
 
         Raises:
-          ValueError: no such operation; the sum of a value that the replicas did not make.
+          ValueError: `reduce_op` is unknown, or the sum is requested of a value that is the same in all replicas.
         """
         self._used("reduce")
         return per_replica.reduce_replicas(reduce_op, value, axis, self.num_replicas_in_sync)
 
     def gather(self, value: Any, axis: int) -> Any:
-        """The replicas' arrays one behind the other along `axis`; of one replica its value."""
+        """Return the replicas' arrays concatenated along `axis`; with one replica, its value."""
         self._used("gather")
         return per_replica.gather_replicas(value, axis)
 
     def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
-        """One value for each replica, as a tuple; structures give a tuple of structures."""
+        """Return a tuple with one value for each replica. Of a structure it holds one structure for each replica."""
         if any(isinstance(leaf, per_replica.PerReplica) for leaf in nest.flatten(value)):
             return tuple(per_replica.select(value, replica) for replica in range(self.num_replicas_in_sync))
         return (value,)
@@ -101,16 +104,18 @@ class OnWorkers:
     def experimental_distribute_dataset(
         self, dataset: Any, options: Any = None
     ) -> distributed_dataset.DistributedDataset:
-        """Have each batch cut into parts for the replicas of a worker: for a per-worker dataset. `options` is None, as for `run`."""
+        """Return a dataset whose batches are split between the replicas of a worker, for `create_per_worker_dataset`. `options` must be
+        None.
+        """
         _refuse_options("experimental_distribute_dataset", options)
         return distributed_dataset.DistributedDataset(dataset, self.num_replicas_in_sync)
 
     def distribute_datasets_from_function(
         self, dataset_fn: Callable[[distributed_dataset.InputContext], Any], options: Any = None
     ) -> distributed_dataset.DistributedDatasetsFromFunction:
-        """Have each replica take an element of its own of what `dataset_fn(InputContext)` gives: for a per-worker dataset.
+        """Return a dataset that gives each replica an element of its own of `dataset_fn(InputContext)`, for `create_per_worker_dataset`.
 
-        `options` is None, as for `run`.
+        `options` must be None.
         """
         _refuse_options("distribute_datasets_from_function", options)
         return distributed_dataset.DistributedDatasetsFromFunction(dataset_fn, self.num_replicas_in_sync)
@@ -120,16 +125,16 @@ class OnWorkers:
     def experimental_distribute_values_from_function(
         self, value_fn: Callable[[distributed_dataset.ValueContext], Any]
     ) -> Any:
-        """`value_fn(ValueContext)` for each replica, as `run` takes it."""
+        """Return the results of `value_fn(ValueContext)`, called once for each replica, in the form that `run` takes."""
         return distributed_dataset.per_replica(value_fn, self.num_replicas_in_sync)
 
     @property
     def extended(self) -> Extended:
-        """What is rarely needed."""
+        """Settings and figures that programs rarely need."""
         raise NotImplementedError
 
     def _used(self, method: str) -> None:
-        """It is called; a stub has nothing to say about that."""
+        """Hook: `method` was called. The program's strategy warns; a stub does nothing."""
 
 
 def _refuse_options(method: str, options: Any) -> None:
@@ -139,10 +144,10 @@ def _refuse_options(method: str, options: Any) -> None:
 
 
 class Extended:
-    """`strategy.extended`: what TensorFlow has there and programs use.
+    """`strategy.extended`: the part of TensorFlow's `extended` that programs use.
 
     Attributes:
-      _allow_run_without_coordinator: True: no warnings about `run` outside scheduled functions; for tests.
+      _allow_run_without_coordinator: True: no warning about `run` outside scheduled functions; for tests.
     """
 
     def __init__(self, strategy: OnWorkers, workers: int, servers: int) -> None:
@@ -153,12 +158,12 @@ class Extended:
 
     @property
     def worker_devices(self) -> tuple[str, ...]:
-        """One for each worker."""
+        """One device name for each worker."""
         return tuple(device_of("worker", index) for index in range(self._num_workers))
 
     @property
     def parameter_devices(self) -> tuple[str, ...]:
-        """One for each parameter server."""
+        """One device name for each parameter server."""
         return tuple(device_of("ps", index) for index in range(self._num_ps))
 
     @property
@@ -167,37 +172,44 @@ class Extended:
         return placement.count if isinstance(placement, ShardPlacement) else 0
 
     def colocate_vars_with(self, colocate_with_variable: Any) -> AbstractContextManager[None]:
-        """While this is open, variables go where that one is, in one piece, and are not counted. Raises ValueError for one that is cut, or
-        of another strategy."""
-        if getattr(getattr(colocate_with_variable, "home", None), "session", -1) != self._strategy.session:
-            raise ValueError(f"{colocate_with_variable!r} is no variable of this strategy in one piece")
+        """Return a context manager. While it is open, new variables go where `colocate_with_variable` is, in one piece and not counted by
+        the placement. Raises ValueError for a variable that is sharded, or of another strategy.
+        """
+        if getattr(getattr(colocate_with_variable, "storage", None), "session", -1) != self._strategy.session:
+            raise ValueError(
+                f"{colocate_with_variable!r} is no variable of this strategy, or it is sharded: pass an unsharded variable, or a shard"
+            )
         return context.colocated_with(colocate_with_variable)
 
 
 class ParameterServerStrategy(OnWorkers):
-    """Variables on the parameter servers of a cluster, functions on its workers.
+    """Variables on the parameter servers (ps) of a cluster, functions on its workers.
+
+    Making one blocks until all workers and ps have answered. Close it, or use it in a with-statement.
 
     Args:
-      cluster_resolver: a resolver, ClusterSpec or dict of jobs: workers and ps that run as `zmqdist.Server`; a `local_cluster(ps=...)`;
-        None in a program that `zmqdist launch` has started.
-      variable_partitioner: into how many shards a variable is cut: `zmqdist.partitioners`, or a function of shape and dtype; None: none.
-      replicas_per_worker: how often `run` calls its function on a worker, in threads.
-      placement: "round_robin", "least_bytes", or `fn(name, shape, dtype, loads)`, which gives the index of a ps.
-      connect_timeout_s: how long to wait for the tasks.
-      aggregate: "async": gradients of `apply` count as they come. "sync": those of one step are averaged, and applied once. A function
-        that runs again, because its worker was lost after its gradient had left, counts twice where the first, and once in the second.
-      workers_per_step: of how many, in synchronous mode; fewer than there are workers leaves out the slowest. None: as many as there are.
-      recovery_s: how long who uses a variable waits when its ps was lost, for `zmqdist.checkpoint` to bring it back; 0: it is an error.
-
-    Waits until all workers and ps are there. Close it, or use it in a with-statement.
+      cluster_resolver: a resolver, ClusterSpec or dict of jobs, whose workers and ps run as `zmqdist.Server`; a `local_cluster(ps=...)`;
+        or None in a program that `zmqdist launch` has started.
+      variable_partitioner: decides into how many shards a variable is cut: one of `zmqdist.partitioners`, or a function of shape and
+        dtype; None: variables are not cut.
+      replicas_per_worker: number of replicas in which `run` calls its function on a worker, each in a thread.
+      placement: "round_robin", "least_bytes", or `fn(name, shape, dtype, loads)`, which returns the index of a ps.
+      connect_timeout_s: how long to wait for the tasks, in seconds.
+      aggregate: "async": the ps apply each gradient of `apply` on arrival. "sync": the ps average the gradients of a step, and apply the
+        mean once. A function may run again because its worker was lost after its gradient had been sent; its gradient then counts twice
+        with "async", and once with "sync".
+      workers_per_step: number of gradients in a synchronous step. Fewer than there are workers leaves out the slowest. None: the number of
+        workers.
+      recovery_s: how long, in seconds, an access to a variable waits after its ps was lost, so that `zmqdist.checkpoint.Recovery` can
+        restore it; 0: the access fails at once.
 
     Attributes:
-      cluster, ps_session, coordinator_slot: the connection to the cluster, the session at the parameter servers, and the place of the only
-        coordinator; for the rest of the package.
+      cluster, ps_session, coordinator_slot: the connection to the cluster, the session at the parameter servers, and the holder of the
+        only coordinator. For the rest of the package.
 
     Raises:
-      ValueError: a cluster that cannot be, or an argument that is none of these.
-      UnavailableError: tasks did not answer within `connect_timeout_s`; it names them.
+      ValueError: the cluster lacks workers or ps, or an argument is out of range.
+      UnavailableError: tasks did not answer within `connect_timeout_s`; the text names them.
     """
 
     def __init__(
@@ -226,13 +238,13 @@ class ParameterServerStrategy(OnWorkers):
             raise ValueError(f"recovery_s is {recovery_s!r}, wants seconds, 0 or more")
         if variable_partitioner is not None and not callable(variable_partitioner):
             raise ValueError(f"variable_partitioner is a function of shape and dtype, not {variable_partitioner!r}")
-        ShardPlacement(placement, 1)  # what is wrong with it is said before anybody is waited for
+        ShardPlacement(placement, 1)  # raises for a bad `placement` before the wait for the cluster
         self.num_replicas_in_sync = replicas_per_worker
         self.aggregate = aggregate
         self._partitioner = variable_partitioner
         self._resolver = cluster_resolver
         self.coordinator_slot = CoordinatorSlot()
-        self.recoveries: list[Any] = []  # what zmqdist.checkpoint.Recovery has brought back
+        self.recoveries: list[Any] = []  # one Recovered for each ps that zmqdist.checkpoint.Recovery has brought back
         self._names: dict[str, int] = {}
         self._naming = threading.Lock()
         self.cluster = connect(cluster_resolver, connect_timeout_s=connect_timeout_s)
@@ -241,8 +253,10 @@ class ParameterServerStrategy(OnWorkers):
             steps = 0 if aggregate == "async" else workers_per_step or workers
             if steps > workers:
                 log.warning(
-                    "a step takes the gradients of %d workers and there are %d: it waits for more, or for several functions of one",
-                    *(steps, workers),
+                    "a step takes the gradients of %d workers and there are %d: a step ends only if workers send several gradients for it, "
+                    "or more workers join",
+                    steps,
+                    workers,
                 )
             self.ps_session = StrategySession(self.cluster.ps, self.cluster.credentials, steps, float(recovery_s))
         except BaseException:
@@ -257,12 +271,12 @@ class ParameterServerStrategy(OnWorkers):
 
     @property
     def cluster_resolver(self) -> Any:
-        """As it was given."""
+        """The `cluster_resolver` argument."""
         return self._resolver
 
     @property
     def target(self) -> str:
-        """The dispatcher, as ClusterCoordinator takes it."""
+        """Address of the dispatcher, in the form that ClusterCoordinator takes."""
         return self.cluster.target
 
     @property
@@ -277,18 +291,21 @@ class ParameterServerStrategy(OnWorkers):
 
     @property
     def placement(self) -> list[Placed]:
-        """Every variable and shard so far, and where it is."""
+        """Every variable and shard made so far, in order, with the ps it is on."""
         return self._placement.log
 
     def task_states(self) -> Any:
-        """How the workers are, by index, then the ps: None, or an UnavailableError that names the task."""
+        """Return the state of each worker by index, then of each ps: None while it is alive, otherwise an UnavailableError that names the
+        task. Blocks up to a few seconds for a silent task.
+        """
         return self.cluster.task_states()
 
     def close(self, shutdown_cluster: bool = False) -> None:
-        """Close its coordinator, drop its variables, let go of the cluster, whose workers are free for the next program. Idempotent.
+        """Close the coordinator, drop the variables, and release the cluster, whose workers are free for the next program. A second call
+        does nothing.
 
         Args:
-          shutdown_cluster: have workers and ps end, too, wherever they run: `Server.join` returns there. A `local_cluster` is closed.
+          shutdown_cluster: stop workers and ps as well, wherever they run: `Server.join` returns there. A `local_cluster` is closed.
         """
         with self.coordinator_slot.lock:
             coordinator = self.coordinator_slot.coordinator
@@ -307,39 +324,42 @@ class ParameterServerStrategy(OnWorkers):
 
     @contextmanager
     def scope(self) -> Iterator[ParameterServerStrategy]:
-        """Variables that are made inside go to the parameter servers. It nests, but not with another strategy's.
+        """Return a context manager inside which new variables go to the parameter servers. It nests with itself, not with another
+        strategy's scope.
 
         Raises:
           RuntimeError: inside another strategy's scope.
         """
         context.check_not_in_another(self)
-        self.coordinator  # noqa: B018  it is made now
+        self.coordinator  # noqa: B018  makes the coordinator
         with context.in_scope(self, self._create):
             yield self
 
     def apply(self, optimizer: Any, grads_and_vars: Iterable[tuple[Any, Any]], step: int | None = None) -> None:
-        """`variable.apply(optimizer, grad)` for all of them, in one message to each parameter server, all of which are asked at once.
+        """Apply gradients to several variables: as `variable.apply(optimizer, grad)` for each, with one message to each parameter server.
+        Blocks until all servers have replied.
 
         Args:
-          grads_and_vars: pairs of a gradient (an array, or IndexedSlices) and its variable, which may be in shards; a gradient that is
-            None is left out.
+          grads_and_vars: pairs of a gradient (an array, or IndexedSlices) and its variable, which may be sharded. A pair whose gradient is
+            None is skipped.
+          step: in synchronous mode, the number of the step that the gradients belong to.
 
-        Raises: as `Variable.apply`. What belongs to one server is applied as a whole or not at all.
+        Raises: as `Variable.apply`. The updates of one server are applied as a whole or not at all.
         """
         apply_all(optimizer, grads_and_vars, step)
 
     def read(self, variables: Any) -> Any:
-        """The values of a structure of variables, in one message to each parameter server. Raises as `Variable.numpy`."""
+        """Return the structure with values in place of variables, with one message to each parameter server. Raises as `Variable.numpy`."""
         return read_all(variables)
 
     def _create(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
-        """The creator of the scope: says where a variable goes, and cuts it."""
+        """Make a variable; the creator of the scope. It decides on the parameter server, and cuts the variable into shards."""
         name = self._unique(kwargs.get("name") or "Variable")
         if kwargs.pop("per_worker_variable", False):
             return per_worker_variable.create(self.coordinator, name, kwargs)
         initial = Initial.of(name, kwargs.get("initial_value"), kwargs.get("shape"), kwargs.get("dtype"))
         kwargs.update(shape=initial.shape, dtype=initial.dtype)
-        beside = context.here.colocated
+        beside = context.thread_state.colocated
         shards = 1 if beside is not None else shards_of(self._partitioner, initial.shape, initial.dtype)
         if shards > 1:
             return self._sharded(next_creator, name, initial, shards, kwargs)
@@ -366,13 +386,13 @@ class ParameterServerStrategy(OnWorkers):
     def _place(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> str:
         return device_of("ps", self._placement.place(name, shape, dtype))
 
-    def make_variable(self, name: str, initial: Initial, ps: int) -> RemoteHome:
-        """Where creators end: make it there."""
+    def make_variable(self, name: str, initial: Initial, ps: int) -> RemoteStorage:
+        """Make a variable on a ps, and record it in the placement; the last of the creators calls it."""
         if not 0 <= ps < len(self.cluster.ps):
             raise ValueError(f"variable {name!r} is to go to ps:{ps}; there are {len(self.cluster.ps)}")
-        home = self.ps_session.make(name, initial, ps)
+        storage = self.ps_session.create_variable(name, initial, ps)
         self._placement.placed(name, initial.shape, initial.dtype, ps)
-        return home
+        return storage
 
     def _unique(self, name: str) -> str:
         with self._naming:
@@ -380,19 +400,19 @@ class ParameterServerStrategy(OnWorkers):
         return name if count == 0 else self._unique(f"{name}_{count}")
 
     def per_worker_resource(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """What `fn(*args, **kwargs)` makes on each worker for functions that capture it; see `create_per_worker_resource`."""
+        """Build `fn(*args, **kwargs)` on each worker, for functions that capture the result; see `create_per_worker_resource`."""
         return self.coordinator.create_per_worker_resource(fn, args, kwargs)
 
     @property
     def coordinator(self) -> ClusterCoordinator:
-        """Its ClusterCoordinator; made now if there is none."""
+        """The strategy's ClusterCoordinator; made at the first access."""
         return ClusterCoordinator(self)
 
     def _allocate_coordinator(self) -> StrategyCoordinator:
-        """What `ClusterCoordinator(strategy)` asks for."""
+        """Return the object that `ClusterCoordinator(strategy)` initializes."""
         return self.coordinator_slot.allocate(self)
 
-    # -- as it is used --------------------------------------------------------------------------------------------------
+    # -- on workers -----------------------------------------------------------------------------------------------------
 
     def _used(self, method: str) -> None:
         if not task_context.scheduled() and not self._extended._allow_run_without_coordinator:
@@ -406,7 +426,7 @@ class ParameterServerStrategy(OnWorkers):
 
 
 class StrategyStub(OnWorkers):
-    """A strategy on a worker."""
+    """A strategy as it arrives on a worker."""
 
     def __init__(self, session: int, replicas_in_sync: int, workers: int, servers: int) -> None:
         self.session = session
@@ -415,12 +435,12 @@ class StrategyStub(OnWorkers):
 
     @property
     def extended(self) -> Extended:
-        """As of the program's own, but for counts of variables."""
+        """As in the program, except for the counts of variables."""
         return self._extended
 
     @contextmanager
     def scope(self) -> Iterator[StrategyStub]:
-        """The cross-replica context; variables cannot be made in it."""
+        """Return a context manager that enters the cross-replica context. No variables can be made in it."""
         with context.in_scope(self, lambda next_creator, **kwargs: next_creator(**kwargs)):
             yield self
 
@@ -435,6 +455,6 @@ _stubs: weakref.WeakValueDictionary[int, StrategyStub] = weakref.WeakValueDictio
 
 
 def _stub(session: int, replicas_in_sync: int, workers: int, servers: int) -> StrategyStub:
-    """The stub of this process."""
-    made = StrategyStub(session, replicas_in_sync, workers, servers)
-    return _stubs.setdefault(session, made)
+    """Return the stub of this process for a strategy."""
+    stub = StrategyStub(session, replicas_in_sync, workers, servers)
+    return _stubs.setdefault(session, stub)

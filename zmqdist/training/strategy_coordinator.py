@@ -1,13 +1,16 @@
-"""The coordinator of a strategy: the one that there is for it, whoever asks first.
+"""The coordinator of a strategy.
 
-`ClusterCoordinator(strategy)` gives this class (scheduling/coordinator/coordinator.py); it schedules as any other, but for these rules
-    There is one for a strategy. The second construction gives the first object; options that differ from those of the first are refused.
-    Nothing is scheduled for one strategy inside another's scope.
-    A function that is scheduled inside `cache_variable_reads()` runs inside one.
-    Who works for it is the strategy's to say: workers that are added or removed are invited, started or dismissed by cluster_connection.py.
-    It pickles as a stub that knows its strategy and schedules nothing.
-    The loss of a parameter server fails the round that is unfinished then, whatever its functions do, and each loss one round.
-    A function that is scheduled with `once=True` is known by a key to the parameter servers: they pass over what it did in an earlier run.
+`ClusterCoordinator(strategy)` returns an object of this class (scheduling/coordinator/coordinator.py). It schedules as any other, with
+these rules
+    A strategy has one coordinator: every construction returns the same object. Options that differ from those of the first construction
+    are refused.
+    Inside another strategy's scope nothing can be scheduled.
+    A function that is scheduled inside `cache_variable_reads()` runs inside such a scope on the worker.
+    The strategy decides which workers belong to it: cluster_connection.py invites, starts or dismisses workers that are added or removed.
+    It pickles as a stub that has the strategy and schedules nothing.
+    The loss of a parameter server fails the round that is unfinished at that moment, whatever its functions do. Each loss fails one round.
+    Each function scheduled with `once=True` has a key. By the key the parameter servers recognize a repeated run, and skip the updates
+    that an earlier run has made.
 """
 
 from __future__ import annotations
@@ -28,17 +31,17 @@ from zmqdist.scheduling.coordinator.function_snapshot import FunctionSnapshot
 from zmqdist.scheduling.coordinator.machine import ROUND
 from zmqdist.scheduling.coordinator.remote_value import RemoteValue
 from zmqdist.training import context, read_cache
-from zmqdist.training.cluster_connection import Connected
+from zmqdist.training.cluster_connection import ClusterConnection
 from zmqdist.training.failure_watch import watch
 from zmqdist.training.sessions import StrategySession
 
 
 class CoordinatorSlot:
-    """Where a strategy keeps its only coordinator.
+    """Holds the only coordinator of a strategy.
 
     Attributes:
-      lock: held by whoever makes or replaces it.
-      coordinator: None before the first was made.
+      lock: hold it to make or replace the coordinator.
+      coordinator: None until the first one is made.
     """
 
     def __init__(self) -> None:
@@ -46,21 +49,21 @@ class CoordinatorSlot:
         self.coordinator: StrategyCoordinator | None = None
 
     def allocate(self, strategy: CoordinatedStrategy) -> StrategyCoordinator:
-        """The object for `ClusterCoordinator(strategy)`; one that was made before, and not closed.
+        """Return the object for `ClusterCoordinator(strategy)`: the existing coordinator unless it was closed, otherwise a new one.
 
         Raises:
           FailedPreconditionError: the strategy was closed.
         """
         with self.lock:
             known = self.coordinator
-            if known is None or (known._made and known._runtime.closed):
+            if known is None or (known._initialized and known._runtime.closed):
                 strategy.ps_session.check_open()
                 known = self.coordinator = object.__new__(StrategyCoordinator)
             return known
 
 
 class CoordinatedStrategy(Protocol):
-    """As much of a ParameterServerStrategy as its coordinator needs; see there."""
+    """The part of a ParameterServerStrategy that its coordinator uses."""
 
     @property
     def session(self) -> int: ...
@@ -75,20 +78,20 @@ class CoordinatedStrategy(Protocol):
     def ps_session(self) -> StrategySession: ...
 
     @property
-    def cluster(self) -> Connected: ...
+    def cluster(self) -> ClusterConnection: ...
 
     def close(self, shutdown_cluster: bool = False) -> None: ...
 
 
 class StrategyCoordinator(ClusterCoordinator):
-    """Of one strategy; see ClusterCoordinator."""
+    """The ClusterCoordinator of a ParameterServerStrategy."""
 
-    _made = False
+    _initialized = False
     _options: Mapping[str, Any] = {}
 
     def __init__(self, strategy: CoordinatedStrategy, **options: Any) -> None:
         with strategy.coordinator_slot.lock:
-            if self._made:
+            if self._initialized:  # a second construction for the same strategy
                 if options and options != self._options:
                     text = f"the strategy has its coordinator already, made with {self._options or 'no options'}: not with {options}"
                     raise InvalidArgumentError(text)
@@ -99,16 +102,16 @@ class StrategyCoordinator(ClusterCoordinator):
             except BaseException:
                 strategy.coordinator_slot.coordinator = None
                 raise
-            strategy.ps_session.used_by(self._runtime)
+            strategy.ps_session.add_coordinator(self._runtime)
             self._onces = itertools.count(1)
-            self._told: set[str] = set()
+            self._raised_losses: set[str] = set()
             lost = weakref.WeakMethod(self._lost)
             watch(strategy.ps_session, lambda error: (found := lost()) is not None and found(error))
-            self._made = True
+            self._initialized = True
 
     @property
     def strategy(self) -> CoordinatedStrategy:
-        """That it was made for."""
+        """The strategy of this coordinator."""
         strategy: CoordinatedStrategy = self._scheduled_on
         return strategy
 
@@ -121,15 +124,15 @@ class StrategyCoordinator(ClusterCoordinator):
         once: bool | None = None,
         **how: Any,
     ) -> RemoteValue:
-        """As of ClusterCoordinator; RuntimeError inside another strategy's scope.
+        """Schedule a function; see ClusterCoordinator.schedule. Raises RuntimeError inside another strategy's scope.
 
         Args:
-          once: if the function has to be run again, because its worker died or for `retries`, the parameter servers pass over those updates
-            that it has made already, and answer what they answered then: the n-th of a variable is the same each time. They remember the
-            last 65,536 of a strategy. What is read is as it is now. None: only in synchronous mode, where a gradient that came twice would
-            stand for one of another worker.
+          once: whether a repeated run, after a worker's crash or for `retries`, makes its updates only once. The parameter servers
+            recognize the n-th update of a variable in the function, skip it, and reply as they replied in the first run. They remember the
+            last 65,536 updates of a strategy. Reads are not repeated: they return current values. None: True in synchronous mode, where a
+            gradient that arrived twice would take the place of another worker's.
         """
-        if context.here.scopes:
+        if context.thread_state.scopes:
             context.check_not_in_another(self._scheduled_on)
         if callable(fn):
             once = self._is_once(once)
@@ -152,7 +155,8 @@ class StrategyCoordinator(ClusterCoordinator):
     def _lost(self, error: PSUnavailableError) -> None:
         runtime = self._runtime
         with runtime.lock:
-            if error.address not in self._told and runtime.scheduled > runtime.resolved:
+            # A loss that `join` has raised already, as the error of a function, must not fail the next round as well.
+            if error.address not in self._raised_losses and runtime.scheduled > runtime.resolved:
                 runtime.failures.add(ROUND, partial(copy, error))
                 runtime.changed.notify_all()
 
@@ -160,7 +164,7 @@ class StrategyCoordinator(ClusterCoordinator):
         try:
             super()._end_round(until, timeout)
         except Exception as error:
-            self._told.update(
+            self._raised_losses.update(
                 each.address
                 for each in (error, *getattr(error, "failures", ()))
                 if isinstance(each, PSUnavailableError)
@@ -168,24 +172,26 @@ class StrategyCoordinator(ClusterCoordinator):
             raise
 
     def add_worker(self, address: str = "", index: int | None = None) -> int:
-        """Have one more worker work for this program from now on: what was made per worker is built there before it takes work.
+        """Make one more task a worker of this program. Per-worker values are built on it before it gets work. Does not wait for the task,
+        except where a `local_cluster` starts it.
 
         Args:
-          address: "host:port" of a `zmqdist.Server` that runs or will run; "" has a `local_cluster` start a process.
-          index: which worker it becomes, also in place of one that has gone; None: the highest so far, and one more.
+          address: "host:port" of a `zmqdist.Server` that runs or will run; "": a `local_cluster` starts a process.
+          index: index of the new worker; it may be that of a worker that was removed or lost. None: the highest index so far + 1.
 
         Returns:
-          Its index.
+          The index.
 
         Raises:
-          ValueError, InvalidArgumentError: no such address, or an index that cannot be.
-          FailedPreconditionError: under `zmqdist launch`, where a worker joins by itself; the text says how. Or this was closed.
+          ValueError, InvalidArgumentError: `address` or `index` is malformed, or not possible with this cluster.
+          FailedPreconditionError: under `zmqdist launch`, where workers join by themselves (the text says how), or this coordinator was
+            closed.
         """
         self._check_open()
         return self.strategy.cluster.add_worker(address, index)
 
     def remove_worker(self, worker: int | str, grace_s: float = GRACE_S) -> None:
-        """As of ClusterCoordinator; a task that was invited is free for others then.
+        """Remove a worker; see ClusterCoordinator.remove_worker. An invited task is then free for other programs.
 
         Raises:
           ValueError: there is no such worker.
@@ -194,10 +200,10 @@ class StrategyCoordinator(ClusterCoordinator):
         self.strategy.cluster.remove_worker(int(worker_name(worker).rpartition(":")[2]), grace_s)
 
     def close(self, shutdown_cluster: bool = False) -> None:
-        """As of ClusterCoordinator.
+        """Close the coordinator; see ClusterCoordinator.close.
 
         Args:
-          shutdown_cluster: close the strategy, too, and have workers and ps end, wherever they run; see `ParameterServerStrategy.close`.
+          shutdown_cluster: close the strategy as well, and stop workers and ps; see `ParameterServerStrategy.close`.
         """
         super().close()
         if shutdown_cluster:
@@ -208,7 +214,7 @@ class StrategyCoordinator(ClusterCoordinator):
 
 
 class _Once:
-    """Runs a function with its key; pickles as its function does."""
+    """Wraps a function to run it with its key. Pickles as the function does."""
 
     def __init__(self, fn: Callable[..., Any]) -> None:
         self._fn = fn
@@ -221,10 +227,10 @@ class _Once:
 
 
 class CoordinatorStub:
-    """A coordinator on a worker.
+    """A strategy's coordinator as it arrives on a worker; it refuses all methods.
 
     Attributes:
-      strategy: its stub.
+      strategy: the stub of the strategy.
     """
 
     def __init__(self, strategy: Any) -> None:

@@ -1,6 +1,7 @@
-"""Where a variable's value lives: at a parameter server, or in this process. Both take the same changes (variables/client.py).
+"""The two storages of a variable's value: at a parameter server, or in this process. Both take the same changes (variables/client.py).
 
-Everything is started and then waited for, so that several can be asked at once; at home it has happened when it was started.
+Every method returns a future, so that requests to several servers can be in flight at once. A LocalStorage has finished when its method
+returns.
 """
 
 from __future__ import annotations
@@ -24,21 +25,21 @@ Array = NDArray[Any]
 _numbers = itertools.count(1)
 
 
-class RemoteHome:
-    """At a parameter server. Pickles as what it says about itself, and finds the client of whatever process it is in.
+class RemoteStorage:
+    """A value at a parameter server. It pickles as its description, and uses the client of the process it is in.
 
     Attributes:
-      ref: name, shape and dtype; its errors name the variable.
-      key: of the variable, the same for all handles of it.
-      device, task: where it is.
+      ref: name, shape and dtype, and the server's address; error texts name the variable by it.
+      key: identifies the variable; the same for all its handles.
+      device, task: the server that holds it.
       session: of the strategy that made it.
-      seen: the highest version that this one was told of.
+      version_seen: the highest version in any reply to this object.
     """
 
     def __init__(self, ref: Ref, workers_per_step: int = 0, owner: Any = None) -> None:
         """Args:
-        workers_per_step: in synchronous mode; 0: gradients are applied as they come.
-        owner: the Session that made it, in the program; kept as long as this. The variable goes with this one.
+        workers_per_step: in synchronous mode; 0: gradients are applied on arrival.
+        owner: in the program that made the variable, its StrategySession. When this object is collected, the owner drops the variable.
         """
         self.ref = ref
         self.key: Hashable = ref.session, ref.number
@@ -46,55 +47,55 @@ class RemoteHome:
         self.device = device_of("ps", int(ref.task.partition(":")[2]))
         self.session = ref.session
         self.workers_per_step = workers_per_step
-        self.seen = 1
+        self.version_seen = 1
         self._owner = owner
-        self._elsewhere = False
+        self._pickled_elsewhere = False
 
     def __reduce__(self) -> Any:
-        if self._owner is not None and not self._owner.noted(self):
-            self._elsewhere = True  # handles may be anywhere: it stays until the session ends
-        return RemoteHome, (self.ref, self.workers_per_step)
+        if self._owner is not None and not self._owner.note_pickled(self):
+            self._pickled_elsewhere = True  # handles may be in any process: the variable stays until the session ends
+        return RemoteStorage, (self.ref, self.workers_per_step)
 
     def __del__(self) -> None:
-        if self.__dict__.get("_owner") is not None and not self._elsewhere:
-            self._owner.unused(self.ref)
+        if self.__dict__.get("_owner") is not None and not self._pickled_elsewhere:
+            self._owner.release(self.ref)
 
     @property
     def client(self) -> client.PsClient:
-        """Of this process."""
+        """The client of this process for the server."""
         return client.client_of(self.ref.address)
 
     def read(self) -> Future:
-        """Version and value."""
-        return Then(self.client.read([self.ref]), self._noted)
+        """Return a future of (version, value)."""
+        return Then(self.client.read([self.ref]), self._note_version)
 
     def rows(self, rows: Rows) -> Future:
-        """Rows, in an array of the caller's own."""
+        """Return a future of an array with these rows; the caller owns it."""
         return Then(self.client.rows([(self.ref, rows)]), _only)
 
     def saved(self) -> Future:
-        """Version, value, slots and updates, all of one moment; none of them changes any more."""
-        return Then(self.client.saved([self.ref]), self._noted)
+        """Return a future of (version, value, slots, update keys), all of one moment. None of them changes afterwards."""
+        return Then(self.client.saved([self.ref]), self._note_version)
 
     def change(self, change: Change) -> Future:
-        """An UpdateOutcome."""
-        return Then(self.client.update([(self.ref, change)]), self._noted)
+        """Return a future of an UpdateOutcome."""
+        return Then(self.client.update([(self.ref, change)]), self._note_version)
 
     def apply(self, how: Any, gradient: Any, step: int | None) -> Future:
-        """A step of an optimizer or a function: an UpdateOutcome. Raises as `Variable.apply`."""
+        """Apply a gradient by an optimizer or a function; return a future of an UpdateOutcome. Raises as `Variable.apply`."""
         change = client.apply(self.ref, how, gradient)
-        return Then(self.client.update([(self.ref, change)], **self.in_step(step)), self._noted)
+        return Then(self.client.update([(self.ref, change)], **self.in_step(step)), self._note_version)
 
-    def _noted(self, told: list[Any] | None) -> Any:
-        """The only answer, which begins with the version."""
-        if told is None:
+    def _note_version(self, replies: list[Any] | None) -> Any:
+        """Return the only reply, after noting the version that it begins with."""
+        if replies is None:
             return None
-        if told[0][0] > self.seen:
-            self.seen = told[0][0]
-        return told[0]
+        if replies[0][0] > self.version_seen:
+            self.version_seen = replies[0][0]
+        return replies[0]
 
     def in_step(self, step: int | None) -> dict[str, Any]:
-        """What `PsClient.update` must be told about a step. Raises ValueError: synchronous mode, and none is given."""
+        """Return the arguments of `PsClient.update` for a step. Raises ValueError in synchronous mode if `step` is None."""
         if not self.workers_per_step:
             return {}
         if step is None:
@@ -104,18 +105,18 @@ class RemoteHome:
         return {"step": int(step), "workers_per_step": self.workers_per_step}
 
 
-def _only(told: list[Any] | None) -> Any:
-    return None if told is None else told[0]
+def _only(replies: list[Any] | None) -> Any:
+    return None if replies is None else replies[0]
 
 
-class LocalHome:
-    """In this process. It cannot be pickled."""
+class LocalStorage:
+    """A value in this process. It cannot be pickled."""
 
     session = 0
     task: str | None = None
 
     def __init__(self, name: str, value: Array, device: str) -> None:
-        """Args: value: nobody else has it."""
+        """Take ownership of `value`."""
         number = next(_numbers)
         self.ref: Ref = _LocalRef(name, value.shape, value.dtype, "", "", 0, number)
         self.key: Hashable = "here", number
@@ -159,5 +160,5 @@ class _LocalRef(Ref):
         return f"variable {self.name!r}"
 
 
-Home: TypeAlias = "RemoteHome | LocalHome"
-"""What a handle holds."""
+VariableStorage: TypeAlias = RemoteStorage | LocalStorage
+"""What a Variable holds its value in."""

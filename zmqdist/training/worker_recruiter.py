@@ -1,14 +1,14 @@
-"""The thread that has the tasks of a cluster work for a dispatcher, as long as the program wants them to.
+"""The thread that keeps the tasks of a cluster working for a dispatcher, as long as the program wants them.
 
 Theory of operation
-    What is wanted is a table of indices and addresses; what is there the dispatcher tells, whenever a worker has joined or was lost.
-    Whoever is wanted and not there is invited (tasks/worker_role.py): one question to each, which waits for the task to appear, so that a
-    task that died and came back works again at once, and none waits for another. When the answer is an error, the next question comes
-    a little later. Each is invited once in any case: one that has come by itself was perhaps invited by a program of before, which had the
-    same address.
-    Nothing here ends by itself: a task that never comes costs one connection that tries again, with back-off.
+    The program gives a table of wanted workers, by index and address. The dispatcher reports which workers are present, after each
+    registration and loss. The thread invites each wanted worker that is not present (tasks/worker_role.py). An invitation is one call,
+    which waits until the task appears. So a task that crashed and was restarted works again at once, and no task waits for another. When
+    an invitation ends in an error, the next one follows a little later.
+    Each worker is invited once even if it is present, because an earlier program with the same dispatcher address may have invited it.
+    No invitation is given up here: a task that never appears costs one connection that keeps trying, with back-off.
 
-Not here: who must be there before a program begins (cluster_connection.py).
+Not here: which tasks must be present before a program begins (cluster_connection.py).
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from zmqdist.transport.credentials import Credentials
 log = logging.getLogger("zmqdist.training")
 
 AGAIN_S: Final = 0.25
-"""Between an answer that did not bring the worker here and the next question."""
+"""Pause before the next invitation of a worker that has not joined, in seconds."""
 
 PASSING: Final = (errors.UNAVAILABLE, errors.ABORTED, errors.CANCELLED, errors.DEADLINE_EXCEEDED)
-"""What the next question may mend; ALREADY_EXISTS, too, for a while."""
+"""Errors after which another invitation may succeed. ALREADY_EXISTS is one as well, for INVITE_PATIENCE_S."""
 
 _own: tuple[int, int] = (0, 0)
 
 
 def program() -> int:
-    """The number of this program, the same as long as its process lives: another one in a child that was forked."""
+    """Return the number of this program: random, and the same while its process lives. A forked child has another one."""
     global _own
     if _own[0] != os.getpid():
         _own = os.getpid(), secrets.randbits(62) | 1
@@ -50,42 +50,43 @@ def program() -> int:
 
 @dataclass(eq=False)
 class _Wanted:
-    """One worker.
+    """One wanted worker.
 
     Attributes:
-      client, asked, asked_at: the question that is on its way, and since when.
-      trouble: what the last one ended with.
-      since: when the present trouble began, on `time.monotonic`.
-      accepted: it has said that it works for us; until it is asked again. The dispatcher may tell of it a little later.
+      client, invitation, invited_at: the call in flight, and when it was sent.
+      retry_at: no invitation is sent before this time.
+      last_error: what the last invitation ended with; None after a success.
+      failing_since: when `last_error` first occurred; on the clock of `time.monotonic`.
+      accepted: the worker has accepted the last invitation. The dispatcher may list it a little later.
     """
 
     address: str
     client: ZmqClient | None = None
-    asked: StatusOrResult | None = None
-    again_at: float = 0.0
-    trouble: errors.OpError | None = None
-    since: float = 0.0
-    asked_at: float = 0.0
+    invitation: StatusOrResult | None = None
+    retry_at: float = 0.0
+    last_error: errors.OpError | None = None
+    failing_since: float = 0.0
+    invited_at: float = 0.0
     accepted: bool = False
 
 
-class Inviting:
-    """See the module's docstring. It has to be closed."""
+class WorkerRecruiter:
+    """Invites workers until it is closed; the module's docstring says how."""
 
     def __init__(
         self, dispatcher: DispatchServer, credentials: Credentials, slots: int, wake: threading.Event | None = None
     ) -> None:
         """Args:
-        slots: functions at a time, of a worker whose server does not say it itself.
-        wake: what the thread waits for; None: an event of its own. A test passes one that shows when the thread looks.
+        slots: number of functions that a worker runs at a time, unless its server has a number of its own.
+        wake: event that the thread waits for; None: one of its own. A test passes one that shows when the thread waits.
         """
         self._dispatcher = dispatcher.address
         self._credentials = credentials
         self._slots = slots
         self._changed = threading.Condition()
-        self._wake = wake or threading.Event()  # a client's thread must not wait for a lock of ours
+        self._wake = wake or threading.Event()  # not `_changed`, because a client's thread must not wait for that lock
         self._wanted: dict[int, _Wanted] = {}
-        self._given_up: list[_Wanted] = []
+        self._dropped: list[_Wanted] = []
         self._present: frozenset[tuple[str, int]] = frozenset()
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="zmqdist-inviting", daemon=True)
@@ -93,16 +94,16 @@ class Inviting:
         dispatcher.watch_members(self._members)
 
     def want(self, index: int, address: str) -> None:
-        """From now on a task is to be worker:`index`, in place of whoever was."""
+        """Have the task at `address` be worker:`index`, in place of any other."""
         with self._changed:
-            self._give_up(index)
+            self._remove(index)
             self._wanted[index] = _Wanted(address)
         self._wake.set()
 
     def drop(self, index: int) -> None:
-        """Invite it no more."""
+        """Stop inviting worker:`index`."""
         with self._changed:
-            self._give_up(index)
+            self._remove(index)
         self._wake.set()
 
     @property
@@ -112,13 +113,16 @@ class Inviting:
             return {index: task.address for index, task in sorted(self._wanted.items())}
 
     def wait(self, until: float) -> list[int]:
-        """Wait until all that are wanted work for the dispatcher.
+        """Wait until all wanted workers work for the dispatcher.
+
+        Args:
+          until: when to stop waiting; on the clock of `time.monotonic`.
 
         Returns:
-          Those that do not at that time (`time.monotonic`).
+          The indices of those that do not yet.
 
         Raises:
-          OpError: one of them has refused, for a reason that waiting cannot mend.
+          OpError: a worker has refused for a reason that waiting cannot change.
         """
         with self._changed:
             while missing := [index for index, task in sorted(self._wanted.items()) if not self._works(index, task)]:
@@ -131,7 +135,7 @@ class Inviting:
             return missing
 
     def close(self) -> None:
-        """End; idempotent. Whoever works goes on."""
+        """Stop inviting. Present workers go on. A second call does nothing."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -142,21 +146,21 @@ class Inviting:
     def _works(self, index: int, task: _Wanted) -> bool:
         return task.accepted and ("worker", index) in self._present
 
-    def _give_up(self, index: int) -> None:
+    def _remove(self, index: int) -> None:
         before = self._wanted.pop(index, None)
         if before is not None:
-            self._given_up.append(before)
+            self._dropped.append(before)
 
     def _check(self, index: int, task: _Wanted, now: float) -> None:
-        error = task.trouble
+        error = task.last_error
         if error is None or error.error_code in PASSING:
             return
-        if error.error_code == errors.ALREADY_EXISTS and now - task.since < INVITE_PATIENCE_S:
+        if error.error_code == errors.ALREADY_EXISTS and now - task.failing_since < INVITE_PATIENCE_S:
             return
         raise errors.from_code(error.error_code, f"worker:{index} at {task.address}: {error.message}")
 
     def _members(self, present: frozenset[tuple[str, int]]) -> None:
-        """In the dispatcher's loop."""
+        """Note the workers that are present. Called in the dispatcher's loop."""
         with self._changed:
             self._present = present
             self._changed.notify_all()
@@ -167,7 +171,7 @@ class Inviting:
     def _run(self) -> None:
         while True:
             self._wake.clear()
-            if self._closed:  # looked at after that: a close in between must not lose its wake
+            if self._closed:  # read after `clear`, or the wake-up of a `close` in between would be lost
                 break
             now = time.monotonic()
             try:
@@ -175,67 +179,71 @@ class Inviting:
                     due, ended = self._step(now)
                 for client in ended:
                     client.close()
-            except BaseException:  # no descriptor for a client, say: without this thread no worker would come back
-                log.exception("workers could not be invited, it is tried again")
+            except BaseException:  # no file descriptor left, say: without this thread no worker would rejoin
+                log.exception("workers could not be invited to this program; the next attempt follows in %s s", AGAIN_S)
                 due = now + AGAIN_S
             self._wake.wait(None if due is None else max(0.0, due - time.monotonic()))
         with self._changed:
-            tasks = [*self._given_up, *self._wanted.values()]
+            tasks = [*self._dropped, *self._wanted.values()]
         for client in [task.client for task in tasks if task.client is not None]:
             client.close()
 
     def _step(self, now: float) -> tuple[float | None, list[ZmqClient]]:
-        """Ask whom there is to ask. Returns when there is more to do (None: when something changes), and what is to be closed."""
-        ended = [task.client for task in self._given_up if task.client is not None]
-        self._given_up.clear()
+        """Invite every worker that is due. Return when the next one is due (None: after the next change), and the clients to close."""
+        ended = [task.client for task in self._dropped if task.client is not None]
+        self._dropped.clear()
         due = None
         for index, task in self._wanted.items():
-            if task.asked is not None and task.client is not None and task.asked.done():
+            if task.invitation is not None and task.client is not None and task.invitation.done():
                 ended.append(task.client)
-                self._note(index, task, now)
+                self._note_reply(index, task, now)
+            # A worker that is present but has not accepted gets an invitation as well: an earlier program may have invited it.
             if self._works(index, task):
                 continue
-            if task.asked is None:
-                if task.again_at <= now:
-                    self._ask(index, task, now)
-                if task.asked is None:
-                    due = task.again_at if due is None else min(due, task.again_at)
+            if task.invitation is None:
+                if task.retry_at <= now:
+                    self._invite(index, task, now)
+                if task.invitation is None:
+                    due = task.retry_at if due is None else min(due, task.retry_at)
         return due, ended
 
-    def _ask(self, index: int, task: _Wanted, now: float) -> None:
+    def _invite(self, index: int, task: _Wanted, now: float) -> None:
         task.accepted = False
         try:
             security = self._credentials.client(task.address, "submit")
             task.client = ZmqClient(task.address, f"invites worker:{index}", security=security)
-        except errors.OpError as error:  # an address that is none, no keys
+        except errors.OpError as error:  # a malformed address, or missing keys
             self._failed(index, task, error, now)
             return
-        told = self._dispatcher, index, self._slots, program(), INVITED_ORPHAN_LIMIT_S
-        task.asked_at = now
-        task.asked = internal_client.start(task.client, INVITE, *told)
-        task.asked.add_done_callback(lambda _: self._wake.set())
+        task.invited_at = now
+        task.invitation = internal_client.start(
+            task.client, INVITE, self._dispatcher, index, self._slots, program(), INVITED_ORPHAN_LIMIT_S
+        )
+        task.invitation.add_done_callback(lambda _: self._wake.set())
 
-    def _note(self, index: int, task: _Wanted, now: float) -> None:
-        """The answer is here."""
-        assert task.asked is not None
-        code, text = task.asked.get_error()
-        task.client = task.asked = None
-        task.again_at = now + AGAIN_S
+    def _note_reply(self, index: int, task: _Wanted, now: float) -> None:
+        """Note the reply to an invitation."""
+        assert task.invitation is not None
+        code, text = task.invitation.get_error()
+        task.client = task.invitation = None
+        task.retry_at = now + AGAIN_S
         if code:
             self._failed(index, task, errors.from_code(code, text), now)
         else:
-            task.trouble, task.accepted = None, True
-            metrics.record("server_def_update", now - task.asked_at)
+            task.last_error, task.accepted = None, True
+            metrics.record("server_def_update", now - task.invited_at)
             self._changed.notify_all()
 
     def _failed(self, index: int, task: _Wanted, error: errors.OpError, now: float) -> None:
-        task.again_at = now + AGAIN_S
-        if task.trouble is None or task.trouble.error_code != error.error_code:
-            task.since = now
+        task.retry_at = now + AGAIN_S
+        if task.last_error is None or task.last_error.error_code != error.error_code:
+            task.failing_since = now
             log.log(
                 logging.INFO if error.error_code in PASSING else logging.WARNING,
-                "worker:%d at %s does not work for this program, it is asked again: %s",
-                *(index, task.address, error.message),
+                "worker:%d at %s has not accepted the invitation to this program, which is repeated: %s",
+                index,
+                task.address,
+                error.message,
             )
-        task.trouble = error
+        task.last_error = error
         self._changed.notify_all()

@@ -52,7 +52,7 @@ def test_a_worker_that_was_killed_is_started_again_so_often_as_the_file_says(lau
     job.saw("[worker-0] ended (killed by SIGKILL); it is started again (1 of 1)")
     eventually(lambda: job.worker(0) != before, "another is there")
     os.kill(job.worker(0), signal.SIGKILL)
-    job.saw("[worker-0] ended (killed by SIGKILL); no worker is left: what is scheduled fails after a while")
+    job.saw("[worker-0] ended (killed by SIGKILL); no worker is left: scheduled functions fail after a while")
     (job.process_folder / "end").touch()
     assert job.ends() == 0, job.text
     job.left_nothing()

@@ -107,7 +107,7 @@ def test_the_loss_of_the_last_worker_is_told(launch: Launcher) -> None:
     pid = job.worker(0)
     job.saw("a function runs")
     os.kill(pid, signal.SIGKILL)
-    job.saw("[worker-0] ended (killed by SIGKILL); no worker is left: what is scheduled fails after a while")
+    job.saw("[worker-0] ended (killed by SIGKILL); no worker is left: scheduled functions fail after a while")
     job.interrupt()
     job.ends()
     job.left_nothing()

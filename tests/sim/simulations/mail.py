@@ -97,7 +97,8 @@ class SimReceiver:
 
     def _put(self, call: SimCall, key: str, number: int, low: int, after: int, value: Any) -> None:
         ended, refusal = self.box.sent(Key.parse(key), value, 1, number, low, after)
-        self.world.promise(self.box.items <= ITEMS_MAX, "mailbox P5: more letters than allowed")
+        most = ITEMS_MAX + len(TAGS)  # each receiver may put one back
+        self.world.promise(self.box.items <= most, "mailbox P5: more letters than allowed")
         if refusal is None:
             call.answer((self.host.life, self.host.life if self.box.holds("worker:0", number, after) else 0))
         else:

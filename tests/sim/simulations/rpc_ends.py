@@ -317,7 +317,9 @@ class SimRpcServer(SimEnd):
     # -- the connection ---------------------------------------------------------------------------------------------------
 
     def meet(self, client: SimRpcClient, connection: SimConnection) -> None:
-        """A client has connected."""
+        """A client has connected. One that comes while the server leaves is not greeted, as in transport/router.py."""
+        if self.leaving:
+            return
         self.peers[connection] = self.lanes(f"server {self.incarnation}", connection, connection.send_down)
         greet = partial(client.welcome, connection, self.incarnation)
         connection.in_order(1, 0, lambda: client.process.post(greet))

@@ -296,8 +296,8 @@ class BatchAccount:
         self.free_since = 0.0
         self._sim = sim
         self._came: dict[Question, float] = {}
-        self._dropped: dict[int, float] = {}
-        """When the first call came that was dropped since the last batch of a kind: a batch keeps the time when it was opened."""
+        self._dropped: dict[int, list[float]] = {}
+        """When the calls of a kind came that were dropped and may be those that opened a batch: it keeps that time."""
 
     def arrived(self, question: Question, now: float) -> None:
         """A call waits."""
@@ -306,7 +306,7 @@ class BatchAccount:
     def dropped(self, question: Question) -> None:
         """Nobody waits for it any more."""
         if question in self._came:
-            self._dropped[question.kind] = min(self._dropped.get(question.kind, inf), self._came.pop(question))
+            self._dropped.setdefault(question.kind, []).append(self._came.pop(question))
 
     def closed(self, batch: list[Question]) -> None:
         """Check what a batch has in it, and forget it."""
@@ -314,15 +314,15 @@ class BatchAccount:
         assert batch == waiting[: len(batch)], "batching P1: a batch is not the first calls of one kind"
         rows = sum(question.rows for question in batch)
         assert rows <= self._sim.rows_max or len(batch) == 1, f"batching P2: a batch of {rows} rows"
-        for question in batch:
-            del self._came[question]
-        self._dropped.pop(batch[0].kind, None)
+        last = max(self._came.pop(question) for question in batch)
+        kind = batch[0].kind
+        self._dropped[kind] = [came for came in self._dropped.get(kind, ()) if came > last]
 
     def begun(self, batch: list[Question], sim: RpcWorld) -> None:
         """A batch runs."""
         now, first = sim.clock.now, self._came[batch[0]]
         ripe = [came for came in self._came.values() if came + sim.delay_s <= now]
-        opened = min(first, self._dropped.get(batch[0].kind, inf))
+        opened = min([first, *self._dropped.get(batch[0].kind, ())])
         assert opened <= min(ripe, default=inf), "batching P4: an older batch that may run is passed over"
         may_wait = max(first + sim.delay_s, self.free_since) + LATE_S
         assert now <= may_wait or sim.server_was_late, f"batching P3: a batch has waited {now - first:.3f} s"

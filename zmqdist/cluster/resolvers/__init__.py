@@ -1,1 +1,1 @@
-"""One file a resolver; `zmqdist.resolvers` has their names."""
+"""Cluster resolvers, one file each; `zmqdist.resolvers` exports their names."""

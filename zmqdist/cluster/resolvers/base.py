@@ -1,11 +1,10 @@
-"""What every resolver answers: which cluster, which task am I, where is the master, what accelerators are there.
+"""The base of all cluster resolvers: the cluster, this process's task, the master's URL, the accelerators.
 
 Rules
-    A resolver is asked, not subscribed to: `cluster_spec` looks anew at each call. `task_type` and `task_id` may be set by hand;
-    what was set wins. An address becomes a URL by putting `<rpc_layer>://` in front of it, where an rpc_layer is known; no
-    address stays "".
+    A resolver has no notifications: `cluster_spec` looks the cluster up at each call. A user may set `task_type` and `task_id`; these
+    values take precedence. An address becomes a URL with `<rpc_layer>://` in front, if there is an rpc_layer; an empty address stays "".
 
-A resolver of your own needs `cluster_spec` and `master`, and no call of `__init__` of this class.
+A resolver of the user's own needs `cluster_spec` and `master`, and need not call `__init__` of this class.
 """
 
 from __future__ import annotations
@@ -22,12 +21,15 @@ from zmqdist.errors import ConfigError
 
 
 def master_url(address: str, rpc_layer: str | None) -> str:
-    """`"ps0:2222"` as `"zmq://ps0:2222"`. Without an address, or an rpc_layer, nothing is added, nor to what is a URL already."""
+    """Return an address as a URL: `"zmq://ps0:2222"` for `"ps0:2222"`.
+
+    An empty address, a URL, or an address without an rpc_layer is returned unchanged.
+    """
     return f"{rpc_layer}://{address}" if address and rpc_layer and "://" not in address else address
 
 
 class ClusterResolver(abc.ABC):
-    """The base of all resolvers."""
+    """The base class of all resolvers."""
 
     _task_type: str | None = None
     _task_id: int | None = None
@@ -35,18 +37,18 @@ class ClusterResolver(abc.ABC):
 
     @abc.abstractmethod
     def cluster_spec(self) -> ClusterSpec:
-        """The cluster as it is now."""
+        """Return the cluster as it is now."""
 
     @abc.abstractmethod
     def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
-        """The URL of a task, or of the cluster's master where none is named; "" where there is nobody to connect to.
+        """Return the URL of a task, or of the cluster's master if none is named; "" where there is no server to connect to.
 
         Raises:
           ValueError: the cluster has no such task.
         """
 
     def _task_master(self, task_type: str | None, task_id: int | None, rpc_layer: str | None) -> str:
-        """The URL of that task, by default of the own one; "" where that is not known."""
+        """Return the URL of that task, by default of this process's own; "" where that is not known."""
         task_type = self.task_type if task_type is None else task_type
         task_id = self.task_id if task_id is None else task_id
         if task_type is None or task_id is None:
@@ -55,7 +57,7 @@ class ClusterResolver(abc.ABC):
 
     @property
     def environment(self) -> str:
-        """What kind of place this is, in a word of whoever made the resolver; "" where nobody said."""
+        """The kind of environment, as a word that the author of the resolver chose; "" for none."""
         return ""
 
     @property
@@ -78,7 +80,7 @@ class ClusterResolver(abc.ABC):
 
     @property
     def rpc_layer(self) -> str | None:
-        """What stands before `://` in a master's URL; None or "" for addresses alone."""
+        """The scheme of a master's URL, before `://`; None or "" for addresses alone."""
         return self._rpc_layer
 
     @rpc_layer.setter
@@ -88,11 +90,11 @@ class ClusterResolver(abc.ABC):
     def num_accelerators(
         self, task_type: str | None = None, task_id: int | None = None, config_proto: Mapping[str, Any] | None = None
     ) -> dict[str, int]:
-        """How many accelerators of each type: {"GPU": 4}; {} on a host that only has CPUs.
+        """Return how many accelerators of each type there are, as {"GPU": 4}; {} on a host with CPUs only.
 
         Args:
-          task_type, task_id: both given: only those of that task. Of other tasks nothing is known here: {}.
-          config_proto: {"device_count": {"GPU": 2}} is believed without a look at the host.
+          task_type, task_id: if both are given, count those of that task only. The devices of other tasks are not known here: {}.
+          config_proto: {"device_count": {"GPU": 2}} is returned without a look at the host.
         """
         if config_proto is not None and "device_count" in config_proto:
             return {kind: count for kind, count in config_proto["device_count"].items() if kind != "CPU" and count}
@@ -102,10 +104,10 @@ class ClusterResolver(abc.ABC):
         return {kind: count for kind, count in found.items() if kind != "CPU"}
 
     def validate(self) -> list[str]:
-        """What is wrong with the cluster and with this task's place in it, one sentence each; empty when nothing is.
+        """Return one sentence for each problem with the cluster and with this task's place in it; an empty list if there is none.
 
-        Looks at names of jobs, the one chief, the one evaluator, the own task, and addresses; connects to nobody. A chief or an
-        evaluator may stand beside the cluster, without an address.
+        Checks the names of jobs, the one chief, the one evaluator, this task, and addresses; connects to no task. A chief or an evaluator
+        may run beside the cluster, without an address.
         """
         try:
             spec = self.cluster_spec()
@@ -113,7 +115,7 @@ class ClusterResolver(abc.ABC):
         except (ConfigError, KeyError, RuntimeError, TypeError, ValueError) as error:
             return [str(error.args[0]) if isinstance(error, KeyError) else str(error)]
         problems = []
-        beside = me[0] == "chief" and "chief" not in spec.jobs  # a program that schedules: nobody connects to it
+        beside = me[0] == "chief" and "chief" not in spec.jobs  # a coordinator, which needs no address in the cluster
         try:
             validate_cluster_spec(spec, *((None, None) if beside else me))
         except ValueError as error:
@@ -123,7 +125,7 @@ class ClusterResolver(abc.ABC):
         return problems + spec.validate()
 
     def _device_names(self) -> list[str]:
-        """The devices that are known, as `/job:worker/task:0/device:GPU:1`: those of this host, which are the own task's."""
+        """Return the known devices, as `/job:worker/task:0/device:GPU:1`: those of this host, which belong to this task."""
         known = self.task_type is not None and self.task_id is not None
         own = f"/job:{self.task_type}/task:{self.task_id}" if known else ""
         return [f"{own}/device:GPU:{index}" for index in range(len(devices.gpus()))]

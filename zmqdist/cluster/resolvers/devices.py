@@ -1,4 +1,4 @@
-"""Which GPUs this process may use: what CUDA_VISIBLE_DEVICES says, else what nvidia-smi lists."""
+"""The GPUs that this process may use: those in CUDA_VISIBLE_DEVICES, or else those that nvidia-smi lists."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ CUDA = "CUDA_VISIBLE_DEVICES"
 
 
 def gpus() -> list[str]:
-    """Their ids, as CUDA_VISIBLE_DEVICES would name them; [] on a host without any."""
+    """Return their ids, in the form of CUDA_VISIBLE_DEVICES; [] on a host without GPUs."""
     named = os.environ.get(CUDA)
     return _listed() if named is None else visible(named)
 
 
 def visible(named: str) -> list[str]:
-    """The ids in a text like `0,2` or `GPU-8932f937,1`. As for CUDA, what follows a bad id (-1 is one) does not count."""
+    """Return the ids in a text like `0,2` or `GPU-8932f937,1`. As in CUDA, the ids after a bad one (such as -1) do not count."""
     ids: list[str] = []
     for each in map(str.strip, named.split(",")):
         if not each or each.startswith("-"):

@@ -1,9 +1,9 @@
-"""How Slurm writes many hosts, or many numbers, in a short text.
+"""Slurm's short notation for many hosts, or many numbers.
 
-    hosts     n1,n[1-3,7],n[0001-0003]-ib,rack[1-2]n[1-4]      a list; each [...] stands for its numbers, the last one runs fastest
+    hosts     n1,n[1-3,7],n[0001-0003]-ib,rack[1-2]n[1-4]      a list; each [...] stands for its numbers, the last one varies fastest
     tasks     3(x2),2,1                                        3, 3, 2, 1
 
-Order and leading zeros are kept. What does not follow this grammar is a ValueError that shows the text.
+Order and leading zeros are kept. A text that does not follow this grammar is a ValueError that quotes it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _REPEATED = re.compile(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?")
 
 
 def expand_hostlist(hostlist: str) -> list[str]:
-    """`"n[1-2],m5,o[3-4]"` as `["n1", "n2", "m5", "o3", "o4"]`.
+    """Return the hosts of a list: `["n1", "n2", "m5", "o3", "o4"]` for `"n[1-2],m5,o[3-4]"`.
 
     Raises:
       ValueError: no host list, or one of more than `limits.WORKERS_MAX` hosts.
@@ -36,7 +36,7 @@ def expand_hostlist(hostlist: str) -> list[str]:
 
 
 def expand_tasks_per_node(tasks: str) -> list[int]:
-    """`"3(x2),2,1"` as `[3, 3, 2, 1]`.
+    """Return the number of tasks on each node: `[3, 3, 2, 1]` for `"3(x2),2,1"`.
 
     Raises:
       ValueError: another form, or more than `limits.WORKERS_MAX` nodes.
@@ -52,7 +52,7 @@ def expand_tasks_per_node(tasks: str) -> list[int]:
 
 
 def _split(hostlist: str) -> Iterator[str]:
-    """The parts between the commas that are outside of brackets."""
+    """Yield the parts between the commas that are outside of brackets."""
     place = 0
     while True:
         match = _HOST.match(hostlist, place)
@@ -74,7 +74,7 @@ def _hosts(text: str, hostlist: str) -> Iterator[str]:
 
 
 def _numbers(inside: str, hostlist: str) -> list[str]:
-    """What stands for `1-3,07` in brackets: 1, 2, 3, 07."""
+    """Return the numbers of a bracket, as text: 1, 2, 3, 07 for `1-3,07`."""
     found: list[str] = []
     for text in inside.split(","):
         match = _RANGE.fullmatch(text)
@@ -89,7 +89,7 @@ def _numbers(inside: str, hostlist: str) -> list[str]:
 
 
 def _bounded(items: Iterable[_T], before: int, text: str) -> list[_T]:
-    """At most as many as a cluster may have: a short text can stand for billions."""
+    """Return the items, at most as many as a cluster may have, because a short text can stand for billions."""
     room = limits.WORKERS_MAX - before
     taken = list(itertools.islice(items, room + 1))
     if len(taken) > room:

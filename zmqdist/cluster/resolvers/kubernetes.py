@@ -1,10 +1,10 @@
-"""The cluster that the labels of pods describe. Needs the package `kubernetes` (extra `kubernetes`), or a client of the caller's.
+"""The cluster that the labels of pods describe. Needs the package `kubernetes` (extra `kubernetes`), or a client from the caller.
 
 Rules
-    A job is a list of label selectors. Its tasks are the pods of the first selector by name, then those of the second, and so on.
-    All of them must be running, else there is no answer: a cluster that lacks a task would give its index to another.
+    A job is a list of label selectors. Its tasks are the pods of the first selector by name, then those of the second, and so on. All of
+    them must be running, or `cluster_spec` raises: if a pod were left out, its index would go to another pod.
 
-Nothing waits unless `wait_timeout` says so, and each question to the API server has a bound of its own.
+No method waits unless `wait_timeout` is set, and each request to the API server has a time-out of its own.
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ class ExecutableLocation(enum.Enum):
 
 
 class _NotYet(Exception):
-    """What may come right by waiting."""
+    """A problem that may disappear while `cluster_spec` waits."""
 
 
 class KubernetesClusterResolver(ClusterResolver):
-    """Asks the API server at each `cluster_spec`.
+    """The cluster of the running pods; each `cluster_spec` requests them from the API server.
 
     Args:
       job_to_label_mapping: {job: [label selectors]}; by default the workers are the pods with `job-name=tensorflow`.
       tf_server_port: the port of every task.
-      override_client: in place of a `kubernetes.client.CoreV1Api`; then that package is not needed.
-      executable_location: WITHIN_CLUSTER or OFF_CLUSTER; of no meaning with `override_client`.
-      address_type: "host_ip", the node's address, which is right for pods with `hostNetwork`; "pod_ip"; or "dns", the name that
-        a pod of a StatefulSet keeps when it is started again (its headless service must be there).
-      namespace: where to look; None looks in all, which a pod is rarely allowed to.
+      override_client: used in place of a `kubernetes.client.CoreV1Api`; then that package is not needed.
+      executable_location: WITHIN_CLUSTER or OFF_CLUSTER; not used with `override_client`.
+      address_type: "host_ip", the node's address, which is right for pods with `hostNetwork`; "pod_ip"; or "dns", the name that a pod of a
+        StatefulSet keeps when it is restarted (its headless service must exist).
+      namespace: the pods' namespace; None searches all, which a pod rarely has the right to.
       wait_timeout: how many seconds `cluster_spec` waits for pods that are not running yet; 0 does not wait.
-      num_tasks: {job: number}: so many pods must be there, which keeps a cluster that is being started from being taken for whole.
+      num_tasks: {job: number} of pods that must exist, so that a cluster that is starting does not pass for complete.
 
     Raises:
-      ImportError: the package is not there.
+      ImportError: the package is not installed.
       RuntimeError: the package does not find the API server.
-      ValueError: a location or an address type that is none, or `num_tasks` for an unknown job.
+      ValueError: an unknown location or address type, or `num_tasks` for an unknown job.
     """
 
     def __init__(
@@ -81,11 +81,11 @@ class KubernetesClusterResolver(ClusterResolver):
             raise ValueError(f"num_tasks names jobs that have no label selectors: {', '.join(unknown)}")
 
     def cluster_spec(self) -> ClusterSpec:
-        """The pods as they are now.
+        """Return the pods as they are now.
 
         Raises:
-          RuntimeError: a pod is not running, has no address, or pods are missing, also after `wait_timeout`; or we may not list
-            pods. A pod that has ended is not waited for. Whatever else the client raises comes as it is.
+          RuntimeError: a pod is not running or has no address, or pods are missing, also after `wait_timeout`; or this process has no right
+            to list pods. A pod that has ended is not waited for. Other exceptions of the client pass through.
         """
         until = time.monotonic() + float(self._wait_timeout)
         while True:
@@ -99,7 +99,7 @@ class KubernetesClusterResolver(ClusterResolver):
             time.sleep(min(left, limits.POD_LOOK_S))
 
     def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
-        """The URL of that task, or of the own one where it was set; else ""."""
+        """Return the URL of that task, by default of this process's own where it was set; else ""."""
         return self._task_master(task_type, task_id, rpc_layer)
 
     def _addresses(self, job: str) -> list[str]:
@@ -107,12 +107,12 @@ class KubernetesClusterResolver(ClusterResolver):
         for pod in pods:
             phase = pod.status.phase
             if phase != "Running":
-                told = f'Pod "{pod.metadata.name}" is not running; phase: "{phase}"'
-                raise (RuntimeError if phase in ("Failed", "Succeeded") else _NotYet)(told)
+                text = f'Pod "{pod.metadata.name}" is not running; phase: "{phase}"'
+                raise (RuntimeError if phase in ("Failed", "Succeeded") else _NotYet)(text)
         wanted = self._num_tasks.get(job, 1 if self._wait_timeout else 0)
         if len(pods) < wanted or (job in self._num_tasks and len(pods) > wanted):
-            told = " or ".join(self._selectors[job])
-            raise _NotYet(f"job {job!r} has {len(pods)} pods with the label {told}, expected {wanted}")
+            text = " or ".join(self._selectors[job])
+            raise _NotYet(f"job {job!r} has {len(pods)} pods with the label {text}, expected {wanted}")
         return [join_address(self._host(pod), self._port) for pod in pods]
 
     def _pods(self, selector: str) -> list[Any]:
@@ -126,8 +126,8 @@ class KubernetesClusterResolver(ClusterResolver):
             if getattr(error, "status", None) not in (401, 403):
                 raise
             where = "all namespaces" if self._namespace is None else f"namespace {self._namespace}"
-            told = f"the API server does not let us list the pods of {where}: give the service account that right"
-            raise RuntimeError(told + (", or name a namespace" if self._namespace is None else "")) from error
+            text = f"the API server does not let us list the pods of {where}: give the service account that right"
+            raise RuntimeError(text + (", or name a namespace" if self._namespace is None else "")) from error
         return sorted(found.items, key=lambda pod: str(pod.metadata.name))
 
     def _host(self, pod: Any) -> str:
@@ -156,10 +156,10 @@ def _client(location: ExecutableLocation) -> Any:
     try:
         load()
     except kubernetes.config.ConfigException as error:
-        told = (
+        hint = (
             "this is not a pod with a service account; elsewhere pass executable_location=ExecutableLocation.OFF_CLUSTER"
             if within
             else "there is no kubeconfig that can be used; in a pod pass ExecutableLocation.WITHIN_CLUSTER"
         )
-        raise RuntimeError(f"no Kubernetes API server is known ({error}): {told}") from error
+        raise RuntimeError(f"no Kubernetes API server is known ({error}): {hint}") from error
     return kubernetes.client.CoreV1Api()

@@ -1,4 +1,4 @@
-"""A cluster that the program itself knows."""
+"""A resolver for a cluster that the program itself knows."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from zmqdist.cluster.resolvers.base import ClusterResolver, master_url
 
 
 class SimpleClusterResolver(ClusterResolver):
-    """Answers with what it was given.
+    """A resolver that returns its arguments.
 
     Args:
-      master: the address that `master()` gives where no task is named.
-      num_accelerators: what `num_accelerators` gives, for whichever task.
+      master: the address that `master()` returns if no task is named.
+      num_accelerators: the result of `num_accelerators`, for any task.
 
     Raises:
-      TypeError: `cluster_spec` is no ClusterSpec (a dict is none), or `master` no text.
+      TypeError: `cluster_spec` is no ClusterSpec (a dict is not accepted), or `master` no text.
     """
 
     def __init__(
@@ -43,11 +43,11 @@ class SimpleClusterResolver(ClusterResolver):
         self._rpc_layer = rpc_layer
 
     def cluster_spec(self) -> ClusterSpec:
-        """The one that was given."""
+        """Return the argument `cluster_spec`."""
         return self._spec
 
     def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
-        """The URL of that task where both are given, else of the master; the own task does not matter."""
+        """Return the URL of that task if both are given, else of the master. The task of this process has no influence."""
         named = task_type is not None and task_id is not None
         address = self._spec.task_address(task_type, task_id) if named else self._master  # type: ignore[arg-type]
         return master_url(address, rpc_layer or self._rpc_layer)
@@ -59,5 +59,5 @@ class SimpleClusterResolver(ClusterResolver):
     def num_accelerators(
         self, task_type: str | None = None, task_id: int | None = None, config_proto: Mapping[str, Any] | None = None
     ) -> dict[str, int]:
-        """What was given, whatever is asked."""
+        """Return the argument `num_accelerators`, whatever the task."""
         return dict(self._num_accelerators)

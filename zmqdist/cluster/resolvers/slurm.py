@@ -1,14 +1,14 @@
-"""The cluster of a Slurm job step: which nodes, how many tasks on each, and which of them this process is.
+"""The cluster of a Slurm job step: its nodes, the tasks on each, and this process's task.
 
 Rules
-    Every task of the step asks Slurm's variables and comes to the same list of addresses: the hosts in order, and on each host as
-    many ports from `port_base` as it has tasks. The jobs share out that list in the order of their names, and SLURM_PROCID is
-    the place of this process in it.
+    Every task of the step reads Slurm's variables and computes the same list of addresses: the hosts in order, and on each host one port
+    for each of its tasks, from `port_base` on. The jobs divide that list in the order of their names, and SLURM_PROCID is the position of
+    this process in it.
 
-    A variable of the step that is absent is looked for under its name in the job (SLURM_STEP_NODELIST as SLURM_JOB_NODELIST), so that a
-    script of `sbatch` without `srun` has an answer, too.
+    In place of an absent variable of the step, the one of the job is read (SLURM_JOB_NODELIST for SLURM_STEP_NODELIST), so that the
+    resolver also works in a script of `sbatch` without `srun`.
 
-Not here: the parts of a heterogeneous job. Slurm tells each part its own nodes only; give `jobs` and a dict for `tasks_per_node`.
+Not here: the components of a heterogeneous job. Slurm gives each component its own nodes only; pass `jobs` and a dict for `tasks_per_node`.
 """
 
 from __future__ import annotations
@@ -28,21 +28,22 @@ _TASKS_PER_NODE = ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE")
 
 
 class SlurmClusterResolver(ClusterResolver):
-    """Reads Slurm's variables when it is made; `cluster_spec` finds out the own task, and gives it its GPUs.
+    """The cluster of a Slurm job step. The constructor reads Slurm's variables; `cluster_spec` determines the task of this process, and
+    assigns its GPUs.
 
     Args:
-      jobs: how many tasks each job has; by default all are workers.
-      port_base: port of the first task of each host; further tasks have the next ones.
-      gpus_per_node: by default what CUDA_VISIBLE_DEVICES or nvidia-smi says; 0 on hosts without any.
-      gpus_per_task: by default the GPUs of a node, shared out equally to the largest number of tasks that a node has.
-      tasks_per_node: a number for all nodes, or {host: number}; by default what Slurm says.
+      jobs: how many tasks each job has; by default all tasks are workers.
+      port_base: port of the first task of each host; further tasks have the next ports.
+      gpus_per_node: by default the number in CUDA_VISIBLE_DEVICES, or of nvidia-smi; 0 on hosts without GPUs.
+      gpus_per_task: by default the GPUs of a node, divided by the largest number of tasks on a node.
+      tasks_per_node: a number for all nodes, or {host: number}; by default Slurm's numbers.
       auto_set_gpu: whether `cluster_spec` sets CUDA_VISIBLE_DEVICES of this process to its GPUs. Without GPUs it changes nothing.
-      order: hosts by "name", which puts n10 before n9; or as in Slurm's "nodelist", which is how Slurm itself numbers tasks
-        unless it was told to distribute them otherwise. `validate` says when this process is on another host than its address.
+      order: hosts by "name", which puts n10 before n9; or as in Slurm's "nodelist", by which Slurm itself numbers tasks unless a user
+        changes their distribution. `validate` reports if this process is on another host than its address.
 
     Raises:
-      RuntimeError: a variable is absent or unreadable (the text names it), the numbers of tasks disagree, this process
-        is none of them, or more GPUs are wanted than a node has.
+      RuntimeError: a variable is absent or unreadable (the text names it), the numbers of tasks disagree, this process is none of the
+        tasks, or the tasks of a node need more GPUs than it has.
     """
 
     def __init__(
@@ -75,7 +76,10 @@ class SlurmClusterResolver(ClusterResolver):
         self._rpc_layer = rpc_layer
 
     def cluster_spec(self) -> ClusterSpec:
-        """The cluster. Also takes `task_type` and `task_id` from the rank, unless they were set, and see `auto_set_gpu`."""
+        """Return the cluster.
+
+        Also derives `task_type` and `task_id` from the rank, unless they were set, and sets CUDA_VISIBLE_DEVICES with `auto_set_gpu`.
+        """
         addresses = [f"{host}:{self._port_base + index}" for host, index in self._places()]
         cluster: dict[str, list[str]] = {}
         first = 0
@@ -91,21 +95,21 @@ class SlurmClusterResolver(ClusterResolver):
         return ClusterSpec(cluster)
 
     def get_task_info(self) -> tuple[str | None, int | None]:
-        """(task_type, task_id); None for both before `cluster_spec` was asked, unless they were set."""
+        """Return (task_type, task_id). Both are None before the first call of `cluster_spec`, unless they were set."""
         return self.task_type, self.task_id
 
     def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
-        """The URL of that task, or of the own one; "" before that is known."""
+        """Return the URL of that task, by default of this process's own; "" before that is known."""
         return self._task_master(task_type, task_id, rpc_layer)
 
     def num_accelerators(
         self, task_type: str | None = None, task_id: int | None = None, config_proto: Mapping[str, Any] | None = None
     ) -> dict[str, int]:
-        """The GPUs of a task; all tasks have equally many."""
+        """Return the GPUs of a task; all tasks have the same number."""
         return {"GPU": self._gpus_per_task} if self._gpus_per_task else {}
 
     def validate(self) -> list[str]:
-        """As the base; and whether this process is where its address is."""
+        """As the base class; also checks that this process runs on the host of its address."""
         problems = super().validate()
         here, (host, _) = os.environ.get("SLURMD_NODENAME"), self._places()[self._rank]
         if here is not None and here != host:
@@ -115,18 +119,18 @@ class SlurmClusterResolver(ClusterResolver):
             )
         return problems
 
-    # -- what Slurm says; to be overridden for something else that is like it ----------------------------------------
+    # -- Slurm's variables; a subclass for a similar system overrides these ------------------------------------------
 
     def _resolve_own_rank(self) -> int:
-        """The number of this process among all tasks, from 0."""
+        """Return the number of this process among all tasks, from 0."""
         return _number("SLURM_PROCID")
 
     def _resolve_num_tasks(self) -> int:
-        """How many tasks there are."""
+        """Return how many tasks there are."""
         return _number(*_NUM_TASKS)
 
     def _resolve_hostlist(self) -> list[str]:
-        """The names of the hosts."""
+        """Return the names of the hosts."""
         text, variable = _variable(*_NODELIST)
         try:
             return expand_hostlist(text)
@@ -134,7 +138,7 @@ class SlurmClusterResolver(ClusterResolver):
             raise RuntimeError(f"{variable}: {error}") from None
 
     def _resolve_task_configuration(self) -> dict[str, int]:
-        """How many tasks each host has."""
+        """Return how many tasks each host has."""
         hosts = self._resolve_hostlist()
         text, variable = _variable(*_TASKS_PER_NODE)
         try:
@@ -147,22 +151,22 @@ class SlurmClusterResolver(ClusterResolver):
             )
         return dict(zip(hosts, counts, strict=True))
 
-    # -- from these to tasks and GPUs -------------------------------------------------------------------------------
+    # -- tasks and GPUs ---------------------------------------------------------------------------------------------
 
     def _places(self) -> list[tuple[str, int]]:
-        """(host, number on that host) of each task by its rank."""
+        """Return (host, number on that host) of each task, by rank."""
         return [(host, index) for host, count in self._per_node.items() for index in range(count)]
 
     def _check_tasks(self) -> None:
-        wanted, there = sum(self._jobs.values()), len(self._places())
-        if wanted != there:
-            told = ", ".join(f"{job}: {count}" for job, count in sorted(self._jobs.items()))
+        wanted, placed = sum(self._jobs.values()), len(self._places())
+        if wanted != placed:
+            jobs = ", ".join(f"{job}: {count}" for job, count in sorted(self._jobs.items()))
             raise RuntimeError(
-                f"the jobs ({told}) have {wanted} tasks together, but Slurm gives {there}: change jobs, or srun --ntasks"
+                f"the jobs ({jobs}) have {wanted} tasks together, but Slurm gives {placed}: change jobs, or srun --ntasks"
             )
-        if not 0 <= self._rank < there:
+        if not 0 <= self._rank < placed:
             raise RuntimeError(
-                f"SLURM_PROCID is {self._rank}, but there are {there} tasks, from 0: is this a part of a heterogeneous job? "
+                f"SLURM_PROCID is {self._rank}, but there are {placed} tasks, from 0: is this a part of a heterogeneous job? "
                 "Then give jobs, and {host: number} for tasks_per_node"
             )
 
@@ -175,12 +179,12 @@ class SlurmClusterResolver(ClusterResolver):
             raise RuntimeError(
                 f"{most} tasks with {self._gpus_per_task} GPUs each want more than the {per_node} GPUs that a node has"
             )
-        # What the node shows us may be some of its GPUs, under their own numbers.
+        # CUDA_VISIBLE_DEVICES may give this process some of the node's GPUs, under their own numbers.
         self._gpus = named if len(named) >= per_node else [str(index) for index in range(per_node)]
 
 
 def _variable(*names: str) -> tuple[str, str]:
-    """(value, name) of the first of these variables that is there."""
+    """Return (value, name) of the first of these variables that is set."""
     for name in names:
         if name in os.environ:
             return os.environ[name], name

@@ -1,11 +1,11 @@
-"""The cluster that the environment describes: TF_CONFIG, as TensorFlow's platforms set it, or its twin ZMQDIST_CONFIG.
+"""The cluster that the environment describes: TF_CONFIG, which TensorFlow's platforms set, or its counterpart ZMQDIST_CONFIG.
 
 Rules
-    TF_CONFIG is JSON: {"cluster": ..., "task": {"type": ..., "index": ...}, "rpc_layer": ..., "session_master": ...}, every key may be
-    absent. ZMQDIST_CONFIG is the same, or the path of a cluster file, which says all but the task. TF_CONFIG wins as a whole, where both
-    are there: `zmqdist launch` sets both, and only in TF_CONFIG is the task. Without either the cluster is empty.
+    TF_CONFIG is JSON: {"cluster": ..., "task": {"type": ..., "index": ...}, "rpc_layer": ..., "session_master": ...}; every key may be
+    absent. ZMQDIST_CONFIG has the same form, or is the path of a cluster file, which has no task. If both are set, only TF_CONFIG counts:
+    `zmqdist launch` sets both, and only TF_CONFIG has the task. Without either the cluster is empty.
 
-    Whatever is given to the resolver, or set, wins over both. The environment is read at each question, never kept.
+    Arguments and attributes of the resolver take precedence over both. Each call reads the environment again.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from zmqdist.cluster.resolvers.base import ClusterResolver, master_url
 
 
 class TFConfigClusterResolver(ClusterResolver):
-    """Reads TF_CONFIG, else ZMQDIST_CONFIG, each time it is asked.
+    """The cluster of TF_CONFIG or else ZMQDIST_CONFIG; each method and attribute reads the variable when it is used.
 
     Args:
-      task_type, task_id, rpc_layer, environment: in place of what the variable says.
+      task_type, task_id, rpc_layer, environment: override the values in the variable.
 
-    Raises (from whatever is asked):
-      json.JSONDecodeError: the variable is no JSON; an empty TF_CONFIG is none.
-      ValueError, TypeError: it is JSON that describes no cluster, or an index that is no number.
-      ConfigError: it names a cluster file that cannot be read or is wrong.
-    All of them name the variable or the file.
+    Raises (from every method and attribute):
+      json.JSONDecodeError: the variable is no JSON; an empty TF_CONFIG is none either.
+      ValueError, TypeError: the JSON does not describe a cluster, or an index is no number.
+      ConfigError: the variable names a cluster file that cannot be read or has a mistake.
+    All texts name the variable or the file.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class TFConfigClusterResolver(ClusterResolver):
         self._environment = environment
 
     def cluster_spec(self) -> ClusterSpec:
-        """The `cluster` of the variable; empty where it has none."""
+        """Return the `cluster` of the variable; empty where it has none."""
         variable, config = _read()
         cluster = config.get("cluster", {})
         try:
@@ -55,10 +55,11 @@ class TFConfigClusterResolver(ClusterResolver):
             raise type(error)(f"{variable}: cluster: {error}") from None
 
     def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
-        """`session_master` where the variable has one, as it is; "" in a cluster of one task or none; else that task's URL.
+        """Return `session_master` unchanged where the variable has one; "" for a cluster of at most one task; else the URL of that task, by
+        default of this process's own.
 
         Raises:
-          ValueError: the cluster has no such task, or there are several and nothing says which.
+          ValueError: the cluster has no such task, or it has several and none is named.
         """
         variable, config = _read()
         if config.get("session_master") is not None:
@@ -89,8 +90,8 @@ class TFConfigClusterResolver(ClusterResolver):
     def task_type(self) -> str | None:
         if self._task_type is not None:
             return str(self._task_type)
-        told = _task().get("type")
-        return None if told is None else str(told)
+        value = _task().get("type")
+        return None if value is None else str(value)
 
     @task_type.setter
     def task_type(self, task_type: str | None) -> None:
@@ -100,11 +101,11 @@ class TFConfigClusterResolver(ClusterResolver):
     def task_id(self) -> int | None:
         if self._task_id is not None:
             return int(self._task_id)
-        told = _task().get("index")
+        value = _task().get("index")
         try:
-            return None if told is None else int(told)
+            return None if value is None else int(value)
         except (TypeError, ValueError):
-            raise ValueError(f"{_read()[0]}: task: the index must be a number, not {told!r}") from None
+            raise ValueError(f"{_read()[0]}: task: the index must be a number, not {value!r}") from None
 
     @task_id.setter
     def task_id(self, task_id: int | None) -> None:
@@ -114,8 +115,8 @@ class TFConfigClusterResolver(ClusterResolver):
     def rpc_layer(self) -> str | None:
         if self._rpc_layer is not None:
             return self._rpc_layer
-        told = _read()[1].get("rpc_layer")
-        return None if told is None else str(told)
+        value = _read()[1].get("rpc_layer")
+        return None if value is None else str(value)
 
     @rpc_layer.setter
     def rpc_layer(self, rpc_layer: str | None) -> None:
@@ -124,7 +125,7 @@ class TFConfigClusterResolver(ClusterResolver):
     def num_accelerators(
         self, task_type: str | None = None, task_id: int | None = None, config_proto: Mapping[str, Any] | None = None
     ) -> dict[str, int]:
-        """Those of the own task, where none is named."""
+        """Return those of a task, by default of this process's own."""
         task_type = self.task_type if task_type is None else task_type
         task_id = self.task_id if task_id is None else task_id
         return super().num_accelerators(task_type, task_id, config_proto)
@@ -139,7 +140,7 @@ def _task() -> dict[str, Any]:
 
 
 def _read() -> tuple[str, dict[str, Any]]:
-    """(the variable that counts, what it says)."""
+    """Return the variable that counts, and its content."""
     text = os.environ.get(TF_CONFIG_ENV)
     if text is not None:
         return TF_CONFIG_ENV, _parsed(TF_CONFIG_ENV, text)
@@ -153,15 +154,15 @@ def _parsed(variable: str, text: str) -> dict[str, Any]:
     try:
         config = json.loads(text)
     except json.JSONDecodeError as error:
-        told = f'{variable} is no JSON; write {{"cluster": {{...}}, "task": {{...}}}} or unset it: {error.msg}'
-        raise json.JSONDecodeError(told, text, error.pos) from None
+        message = f'{variable} is no JSON; write {{"cluster": {{...}}, "task": {{...}}}} or unset it: {error.msg}'
+        raise json.JSONDecodeError(message, text, error.pos) from None
     if not isinstance(config, dict):
         raise ValueError(f'{variable} must be a JSON object like {{"cluster": {{...}}}}, not {config!r}')
     return config
 
 
 def _of_file() -> dict[str, Any]:
-    """A cluster file in the form of TF_CONFIG."""
+    """Return a cluster file in the form of TF_CONFIG."""
     from zmqdist.cluster import ClusterConfig  # YAML takes 20 ms to import
 
     config = ClusterConfig.from_environment()

@@ -1,4 +1,4 @@
-"""Several resolvers as one: ps from here, workers from there."""
+"""Several resolvers as one, such as ps from one platform and workers from another."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from zmqdist.cluster.resolvers.base import ClusterResolver, master_url
 
 
 class UnionResolver(ClusterResolver):
-    """The jobs of all; whatever else is asked, the first one answers, unless it is given here.
+    """A resolver with the jobs of several. For everything else the first resolver counts, unless an argument overrides it.
 
-    Where several have the same job, lists of tasks follow one another; as soon as one of them is sparse, indices stay as they are.
+    Where several resolvers have the same job, their lists of tasks are concatenated; if one of them is sparse, all indices stay as they
+    are.
 
     Raises:
       ValueError: no resolver, or an unknown keyword.
-      TypeError: one of them is none.
+      TypeError: an argument is no resolver.
     """
 
     def __init__(
@@ -41,10 +42,10 @@ class UnionResolver(ClusterResolver):
         self._task_id = task_id
 
     def cluster_spec(self) -> ClusterSpec:
-        """All jobs.
+        """Return all jobs.
 
         Raises:
-          KeyError: two resolvers have a task of the same index, in a job of which one of them is sparse.
+          KeyError: two resolvers have a task of the same index, in a job that is sparse in one of them.
         """
         found: dict[str, list[list[str] | dict[int, str]]] = {}
         for resolver in self._resolvers:
@@ -53,7 +54,7 @@ class UnionResolver(ClusterResolver):
         return ClusterSpec({job: _merged(job, parts) for job, parts in found.items()})
 
     def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
-        """The URL of that task of the union where both are given, else the first resolver's master."""
+        """Return the URL of that task of the union if both are given, else the first resolver's master."""
         rpc_layer = rpc_layer or self.rpc_layer
         if task_type is not None and task_id is not None:
             return master_url(self.cluster_spec().task_address(task_type, task_id), rpc_layer)
@@ -90,7 +91,7 @@ class UnionResolver(ClusterResolver):
     def num_accelerators(
         self, task_type: str | None = None, task_id: int | None = None, config_proto: Mapping[str, Any] | None = None
     ) -> dict[str, int]:
-        """What the first resolver says."""
+        """Return those of the first resolver."""
         return self._resolvers[0].num_accelerators(task_type, task_id, config_proto)
 
 

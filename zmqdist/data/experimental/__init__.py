@@ -1,4 +1,4 @@
-"""The names of tf.data.experimental that the data service has: the same objects as in `zmqdist.data`."""
+"""Names of tf.data.experimental that belong to the data service; the same objects as in `zmqdist.data`."""
 
 from __future__ import annotations
 

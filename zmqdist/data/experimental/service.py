@@ -1,4 +1,4 @@
-"""`zmqdist.data.service` under the name that tf.data has it by."""
+"""`zmqdist.data.service` under its name in tf.data, `experimental.service`."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The operators, a module for each family. dataset.py imports all but those in `ELSEWHERE` of interfaces.py."""
+"""The operators, one module per family. dataset.py imports all of them except those in `interfaces.ELSEWHERE`."""

@@ -1,15 +1,15 @@
-"""Work ahead of the reader, in a thread: prefetch, and what parallel operators have in common (their threads are in parallel.py).
+"""Reading ahead in a thread: prefetch, and what parallel operators share (their threads are in parallel.py).
 
 Rules
-    A thread belongs to one node and ends with its iterator: at the end of the data, when it is closed, or dropped. Whoever closes waits for
-    the function that runs just now.
+    A thread belongs to one node and stops with its iterator: at the end of the data, or when the iterator is closed or dropped. Closing
+    waits for the function that is running.
 
-    Elements stay in order, unless a `deterministic=False` allows the order in which they are ready. An error waits in its place among the
-    elements and costs nothing but its own.
+    Elements stay in order, unless `deterministic=False` lets them leave in the order in which they are ready. An error keeps its place
+    among the elements and costs only its own element.
 
-    A state holds what lies ahead: prefetched elements as they are; of a parallel map the inputs, whose function is called again.
+    A state contains what was read ahead: the elements of a prefetch; for a parallel map its inputs, on which the function is called again.
 
-Functions in Python share one interpreter lock: threads help where a function waits, or computes in NumPy.
+Python functions share one interpreter lock: threads help if a function waits, or computes in NumPy.
 """
 
 from __future__ import annotations
@@ -27,36 +27,35 @@ from zmqdist.data.constants import AUTOTUNE
 from zmqdist.data.interfaces import DatasetLike, operator
 from zmqdist.data.iterators import BufferedError, Context, OperatorNode, load_elements, save_elements
 from zmqdist.data.ops.base import Op
-from zmqdist.data.structure import invalid, whole
+from zmqdist.data.structure import checked_int, invalid
 from zmqdist.errors import FailedPreconditionError
 
 PREFETCH_AUTOTUNE = 8
-"""Elements: what prefetch(AUTOTUNE) keeps at least."""
+"""Elements that prefetch(AUTOTUNE) reads ahead, at least."""
 
 AHEAD_MAX = 4096
-"""Elements that lie ahead at most, where nobody has said how many and they come quickly."""
+"""Elements that are read ahead, at most, if the user has set no number and they are computed quickly."""
 
-AHEAD_DEALT_MAX = 64
-"""The same of positions that somebody deals out: what one takes, others cannot have, and it is lost with its process."""
+AHEAD_SPLITS_MAX = 64
+"""The same for positions that are dealt out: a position taken by one process is unavailable to others, and lost if the process crashes."""
 
 SHORT_S = 0.001
-"""A run of elements that takes less is too short for a thread that has to be woken for it."""
+"""A run of elements that takes less time than this is too short to wake a thread for it."""
 
-FORKED = "this iterator belongs to the process that this one was forked from: make another one here"
+FORKED = "this iterator belongs to the parent of this forked process: create another iterator here"
 
 _END = object()
 
 
-class Room:
-    """How many elements may lie ahead.
+class ReadAheadLimit:
+    """How many elements are read ahead, adapted to how long they take.
 
-    Waking a thread costs as much as twenty cheap elements, so they are handed over in runs: a run that took next to no time lets
-    the next be twice as long, one that took long makes it shorter again. So what lies ahead is some milliseconds of work, and never less
-    than `least`.
+    Waking a thread costs as much as twenty cheap elements, so elements are handed over in runs. A run shorter than SHORT_S doubles the
+    limit; a run longer than ten times that halves it. So some milliseconds of work lie ahead, and never less than `least` elements.
 
     Attributes:
-      size: at present.
-      low: so many are left when it is time for the next run: the room is filled up when a quarter of it, or one place, is free.
+      size: the current limit.
+      low: the next run starts when no more than this many elements are left: when a quarter of the limit, or at least one place, is free.
     """
 
     __slots__ = ("_least", "_most", "_since", "low", "size")
@@ -67,8 +66,8 @@ class Room:
         self._most = max(least, most)
         self._since = time.perf_counter()
 
-    def turn(self) -> None:
-        """A run is over."""
+    def run_finished(self) -> None:
+        """Adapt the limit to the time since the last run."""
         now = time.perf_counter()
         took, self._since = now - self._since, now
         if took < SHORT_S:
@@ -81,37 +80,44 @@ class Room:
         self.low = size - max(1, size // 4)
 
 
-class Ahead:
-    """Reads a node in a thread, `least` elements ahead, or up to `most` where they come quickly; stands in the node's place.
+class ReadAhead:
+    """Reads a node in a thread, `least` elements ahead, or up to `most` if they come quickly; takes the place of that node.
 
-    The thread starts with the first read, or with `begin`. It reads in runs, holding `_pulling`, and leaves a run when there is no more
-    room or somebody is waiting (`wanted`): a reader for an element, or who takes a state, for a place between two elements (`_held`).
-    Each of the two says that it waits before it looks whether it must; who brings something looks for a waiter behind that.
+    The thread starts with the first read, or with `begin`. It reads in runs, holding `_run_lock`. A run ends when the limit is reached or
+    another thread waits: the reader for an element (`wake_requested`), or a thread that saves the state, for a moment between two elements
+    (`_state_pending`).
+
+    No wake-up is lost, because a waiting thread sets its flag before it checks whether it has to wait, and the reading thread appends an
+    element before it checks the flag.
     """
 
     def __init__(
         self, node: OperatorNode, least: int, most: int = 0, changed: threading.Condition | None = None
     ) -> None:
-        """`changed` is that of all among which `wait_for_one` waits; by default it is this one's own."""
+        """Prepare to read `node`; the thread is not started yet.
+
+        Args:
+          changed: the condition that all candidates of one `wait_for_one` share; None: a condition of its own.
+        """
         self._node = node
-        self._room = Room(least, most)
+        self._limit = ReadAheadLimit(least, most)
         self._buffer: deque[Any] = deque()
         self.changed = changed or threading.Condition()
-        self._pulling = threading.Lock()
+        self._run_lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._pid = 0
-        self.wanted = False
+        self.wake_requested = False
         self._full = False
-        self._held = False
+        self._state_pending = False
         self._stop = False
         self._ended = False
 
     def stream(self) -> Iterator[Any]:
-        """The elements from here on; as `OperatorNode.stream`, but made anew each time."""
-        buffer, room = self._buffer, self._room
+        """Yield the elements from here on. Unlike `OperatorNode.stream`, each call creates a generator."""
+        buffer, limit = self._buffer, self._limit
         while buffer or self._wait():
             x = buffer.popleft()
-            if self._full and len(buffer) <= room.low:
+            if self._full and len(buffer) <= limit.low:
                 self._wake()
             if type(x) is BufferedError:
                 raise x.error
@@ -123,55 +129,55 @@ class Ahead:
             self._start()
 
     def ready(self) -> bool:
-        """Whether the next element, or the end, is there."""
+        """Return whether the next element, or the end, is available. Starts the thread."""
         self.begin()
         return bool(self._buffer) or self._ended or self._stop
 
     @staticmethod
-    def wait_for_one(several: Sequence[Ahead]) -> None:
-        """Until one of them is ready; they have one `changed`."""
-        for each in several:
-            each.begin_here()
-        with several[0].changed:
-            while not any(each.ready() for each in several):
-                for each in several:
-                    each.wanted = True
-                if not any(each.ready() for each in several):
-                    several[0].changed.wait()
+    def wait_for_one(candidates: Sequence[ReadAhead]) -> None:
+        """Wait until one of the candidates is ready. All of them share one `changed`."""
+        for each in candidates:
+            each.begin_checked()
+        with candidates[0].changed:
+            while not any(each.ready() for each in candidates):
+                for each in candidates:
+                    each.wake_requested = True
+                if not any(each.ready() for each in candidates):
+                    candidates[0].changed.wait()
 
-    def begin_here(self) -> None:
-        """The child of a fork has no thread that reads: FailedPreconditionError."""
+    def begin_checked(self) -> None:
+        """Start the thread unless it runs. Raises FailedPreconditionError in the child of a fork, which does not have the thread."""
         if self._thread is None:
             self._start()
         elif self._pid != os.getpid():
             raise FailedPreconditionError(FORKED)
 
     def _wait(self) -> bool:
-        """Until an element is there; False at the end."""
-        self.begin_here()
+        """Wait for an element; return False at the end."""
+        self.begin_checked()
         with self.changed:
             while not (self._buffer or self._ended or self._stop):
-                self.wanted = True
+                self.wake_requested = True
                 if not (self._buffer or self._ended):
                     self.changed.wait()
         return bool(self._buffer)
 
     def _pause(self) -> None:
-        """The thread: until a part of the room is free."""
+        """In the thread: wait until there is room for another run."""
         with self.changed:
             self._full = True
-            while (self._held or len(self._buffer) > self._room.low) and not self._stop:
+            while (self._state_pending or len(self._buffer) > self._limit.low) and not self._stop:
                 self.changed.wait()
             self._full = False
-        self._room.turn()
+        self._limit.run_finished()
 
     def _wake(self) -> None:
         with self.changed:
-            self.wanted = False
+            self.wake_requested = False
             self.changed.notify_all()
 
     def _start(self) -> None:
-        with self.changed:  # `halt`, which another thread may call, joins only a thread that has begun
+        with self.changed:  # `halt` in another thread must not join a thread that has not started
             self._stop = False
             self._pid = os.getpid()
             self._thread = threading.Thread(target=self._read, name="zmqdist-data-ahead", daemon=True)
@@ -179,35 +185,36 @@ class Ahead:
 
     def _read(self) -> None:
         while not (self._stop or self._ended):
-            if self._held or len(self._buffer) >= self._room.size:
+            if self._state_pending or len(self._buffer) >= self._limit.size:
                 self._pause()
                 continue
-            with self._pulling:
+            with self._run_lock:
                 try:
                     self._run()
-                except BaseException as error:  # whoever waits for this thread must hear of it
+                except BaseException as error:  # the reader waits for this thread and has to see any error
                     self._node.restart()
                     self._buffer.append(BufferedError(error))
-            if self.wanted:
+            if self.wake_requested:
                 self._wake()
 
     def _run(self) -> None:
-        buffer, size = self._buffer, self._room.size
+        buffer, size = self._buffer, self._limit.size
         for x in self._node.stream():
             buffer.append(x)
-            if self.wanted or self._stop or len(buffer) >= size:
+            if self.wake_requested or self._stop or len(buffer) >= size:
                 return
         self._ended = True
 
     def restart(self) -> None:
-        """Nothing: the thread has done it."""
+        """Do nothing: the thread has restarted the node."""
 
     def halt(self) -> None:
-        """End the thread; what it has read stays."""
+        """Stop the thread; keep what it has read."""
         with self.changed:
             self._stop = True
             self._wake()
             thread, self._thread = self._thread, None
+        # A finalizer that closes the iterator may run in the reading thread itself.
         if thread is not None and thread is not threading.current_thread():
             thread.join()
 
@@ -216,25 +223,25 @@ class Ahead:
         self._node.abandon()
 
     def close(self) -> None:
-        """End the thread and the node."""
+        """Stop the thread and close the node."""
         self._stop = True
-        self._node.abandon()
+        self._node.abandon()  # `halt` joins the thread, which may be blocked in the node
         self.halt()
         self._node.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """The elements that are ahead, and the node's state behind them."""
-        self._held = self.wanted = True
+        """Return the elements read ahead, and the state of the node behind them."""
+        self._state_pending = self.wake_requested = True  # the thread ends its run, and starts no other
         try:
-            with self._pulling:
+            with self._run_lock:
                 ahead = save_elements(list(self._buffer))
                 return {"ahead": ahead, "ended": self._ended, "node": self._node.state_dict()}
         finally:
-            self._held = False
+            self._state_pending = False
             self._wake()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where `state_dict` was called."""
+        """Continue from a state that `state_dict` returned."""
         self.halt()
         self._buffer.clear()
         self._buffer.extend(load_elements(state["ahead"]))
@@ -247,7 +254,7 @@ class _PrefetchNode(OperatorNode):
         super().__init__(dataset, context)
         size, most = (PREFETCH_AUTOTUNE, ahead_max(context)) if self.op.size == AUTOTUNE else (self.op.size, 0)
         if size and not context.probing:
-            self.children = [Ahead(self.children[0], size, most)]  # type: ignore[list-item]
+            self.children = [ReadAhead(self.children[0], size, most)]  # type: ignore[list-item]
             context.openings.waits = True
 
     def run(self) -> Iterator[Any]:
@@ -268,35 +275,43 @@ class Prefetch(Op):
 
     @classmethod
     def checked(cls, size: Any) -> int:
-        """The size. Raises InvalidArgumentError for none, TypeError for what is no whole number."""
-        count = whole(size, "buffer_size")
+        """Return the size as an int.
+
+        Raises:
+          InvalidArgumentError: it is negative, and not AUTOTUNE. TypeError: it is not an integer.
+        """
+        count = checked_int(size, "buffer_size")
         if count < AUTOTUNE:
             raise invalid(f"buffer_size must be greater than or equal to 0, or AUTOTUNE, not {size}")
         return count
 
 
 def threads_for(parallel: int, context: Context) -> int:
-    """How many threads an operator gets."""
-    wanted = (os.cpu_count() or 1) if parallel == AUTOTUNE else parallel
+    """Return the number of threads for an operator: as requested, bounded by `threading.private_threadpool_size`."""
+    requested = (os.cpu_count() or 1) if parallel == AUTOTUNE else parallel
     bound = context.options.threading.private_threadpool_size
-    return min(wanted, bound) if bound else wanted
+    return min(requested, bound) if bound else requested
 
 
 def ahead_max(context: Context) -> int:
-    """How many elements may lie ahead where nobody has said it."""
-    return AHEAD_DEALT_MAX if context.dealt else AHEAD_MAX
+    """Return how many elements may be read ahead if the user has set no number."""
+    return AHEAD_SPLITS_MAX if context.has_splits else AHEAD_MAX
 
 
 def in_order(deterministic: bool | None, context: Context) -> bool:
-    """Whether elements keep their order: what the operator says, else the options, else yes."""
+    """Return whether elements keep their order: as the operator says, else as the options say, else yes."""
     return context.options.deterministic is not False if deterministic is None else deterministic
 
 
-def checked_parallel(calls: Any, what: str = "num_parallel_calls") -> int:
-    """A number of parallel calls, 0 for None. Raises ValueError for none, TypeError for what is no whole number."""
+def checked_parallel(calls: Any, argument: str = "num_parallel_calls") -> int:
+    """Return a number of parallel calls, 0 for None.
+
+    Raises:
+      ValueError: it is neither positive nor AUTOTUNE. TypeError: it is not an integer.
+    """
     if calls is None:
         return 0
-    count = whole(calls, what)
+    count = checked_int(calls, argument)
     if count < 1 and count != AUTOTUNE:
-        raise ValueError(f"`{what}` must be greater than 0 or AUTOTUNE, not {calls}")
+        raise ValueError(f"`{argument}` must be greater than 0 or AUTOTUNE, not {calls}")
     return count

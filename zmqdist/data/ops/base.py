@@ -1,15 +1,14 @@
-"""What an operator is.
+"""`Op`: the description of an operator, and what can be computed from it without running it.
 
 Rules
-    An operator is a frozen dataclass of plain arguments, values and functions; its inputs are those of the Dataset that holds it. It
-    answers from its arguments and from what is told of its inputs: how many elements, of which form. Only `open` makes something
-    that runs.
+    An operator is a frozen dataclass of plain arguments, values and functions; its inputs belong to the Dataset that holds it. It computes
+    cardinality and spec from its arguments and from those of its inputs. Only `open` creates something that runs.
 
-    Its arguments describe themselves in JSON (`describe`): plain ones as they are, arrays and specs by the safe codec, a
-    function or any other object as an opaque pickle. A dispatcher reads such a description without unpickling anything: a function is
-    unpickled where it is first called.
+    `describe` returns its arguments as JSON: plain ones as they are, arrays and specs by the safe codec, a function or any other object
+    as an opaque pickle. A dispatcher reads such a description without unpickling anything: a function is unpickled when it is first
+    called.
 
-    What must outlive an iterator (the number of the next iterator, a cache in memory) lies in the Dataset's `memory`, not here.
+    What must outlive an iterator (the number of the next iterator, a cache in memory) is kept in the Dataset's `memory`, not here.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _UNSET: Any = object()
 
 
 class PickledFunction:
-    """A function of the user, or another object that only pickle takes: pickled when somebody asks, unpickled when it is used."""
+    """A user function, or another object that only pickle can encode: pickled when its `blob` is needed, unpickled when it is used."""
 
     __slots__ = ("_blob", "_value")
 
@@ -43,7 +42,7 @@ class PickledFunction:
 
     @property
     def value(self) -> Any:
-        """The function; unpickles it at the first use after it came from a description. Runs the sender's code."""
+        """The function. If it came from a description, the first access unpickles it, which runs code of the sender's."""
         if self._value is _UNSET:
             from zmqdist.wire.trusted import unpack
 
@@ -51,12 +50,12 @@ class PickledFunction:
         return self._value
 
     def marked(self, name: str) -> bool:
-        """Whether the function has an attribute that is true. Unpickles nothing: one that nobody has used has no marks."""
+        """Return whether the function has a true attribute `name`. Unpickles nothing: False for a function that is not unpickled yet."""
         return bool(getattr(self._value, name, False))
 
     @property
     def blob(self) -> bytes:
-        """Its pickle. Raises InvalidArgumentError where something in it has none."""
+        """The pickle of the function. Raises InvalidArgumentError if something in it cannot be pickled."""
         if self._blob is None:
             from zmqdist.wire.trusted import pack_function
 
@@ -64,7 +63,7 @@ class PickledFunction:
         return self._blob
 
     def wraps(self, value: Any) -> bool:
-        """Whether it is this very object."""
+        """Return whether the function is `value` itself."""
         return self._value is value
 
     def __eq__(self, other: object) -> bool:
@@ -82,14 +81,14 @@ class PickledFunction:
 
 @dataclasses.dataclass(frozen=True)
 class Op:
-    """One operator. Subclasses are registered by `interfaces.operator`.
+    """The description of one operator. Subclasses are registered by `interfaces.operator`.
 
     Attributes:
-      name: in the table, in descriptions and in `explain`.
-      node: what runs it.
-      in_background: its inputs are read by a thread of its own.
-      is_reader: it reads the files that its input names: what FILE sharding looks for.
-      instead: what else can be done where it cannot run on portions: the rest of that error's sentence.
+      name: the name in the registry, in descriptions and in `explain`.
+      node: the class that runs it.
+      in_background: whether a thread of the operator's reads its inputs.
+      is_reader: whether it reads the files that its input names; FILE sharding looks for this.
+      instead: what else the user can do if it cannot run on portions: the end of the sentence in that error.
     """
 
     name: ClassVar[str]
@@ -100,29 +99,29 @@ class Op:
 
     @property
     def is_shared(self) -> bool:
-        """Whether other programs take elements of it, so that a pass may be empty and the next one not."""
+        """Whether other programs take elements of it, so that one pass may be empty and the next one not."""
         return False
 
     def open(self, dataset: DatasetLike, context: Context) -> OperatorNode:
-        """Put it to work."""
+        """Return a node that runs it."""
         return self.node(dataset, context)
 
     def cardinality(self, inputs: tuple[int, ...]) -> int:
-        """How many elements, given those of the inputs; this one keeps the input's number."""
+        """Return the number of elements, given the cardinalities of the inputs; by default, that of the first input."""
         return inputs[0]
 
     def element_spec(self, inputs: tuple[Any, ...]) -> Any:
-        """The spec of its elements, or UNKNOWN_SPEC where only running tells; this one keeps the input's."""
+        """Return the spec of the elements, or UNKNOWN_SPEC if only running shows it; by default, that of the first input."""
         return inputs[0]
 
     def infer(self, dataset: DatasetLike) -> Any:
-        """The spec of `dataset`, whose operator this is, by computing its first element; UNKNOWN_SPEC where there is none."""
+        """Compute the first element of `dataset`, whose operator this is, and return its spec; UNKNOWN_SPEC if there is no element."""
         for first in dataset.probe():
             return spec_of(first)
         return UNKNOWN_SPEC
 
     def split_inputs(self, count: int) -> tuple[int, ...]:
-        """Which of its inputs a data service deals out to its workers; the others each worker has whole."""
+        """Return the indices of the inputs that a data service splits among its workers. Each worker reads the other inputs whole."""
         return tuple(range(count))
 
     @property
@@ -131,40 +130,40 @@ class Op:
         return 1
 
     def split_count(self) -> int:
-        """Of a source: how many positions it is dealt out by. Raises UnimplementedError where it cannot be."""
-        raise UnimplementedError(f"Splitting is not implemented for {self.told()}: it has no positions")
+        """Return the number of positions of a source. Raises UnimplementedError if it cannot be split."""
+        raise UnimplementedError(f"Splitting is not implemented for {self.one_line()}: it has no positions")
 
     def per_split(self) -> Fraction | None:
-        """How many elements it makes of one of its input; None where that depends on the element. A source: of one position.
+        """Return how many elements it makes of one input element (of one position, for a source); None if that varies.
 
         Raises:
-          UnimplementedError: it does not look at one element at a time, so that pieces of the input, one after the other, give something
-            else than the whole.
+          UnimplementedError: it does not look at one element at a time, so that running it on consecutive portions of the input gives
+            something else than running it on the whole.
         """
         raise UnimplementedError(
-            f"{self.name}() does not look at one element at a time, so it cannot run on portions of the data, which exactly-once"
-            f" delivery and reading in order need: put it behind distribute(){self.instead}",
+            f"{self.name}() does not look at one element at a time, so it cannot run on portions of the data, as exactly-once"
+            f" delivery and reading in order require: put it behind distribute(){self.instead}",
         )
 
     def stateful(self) -> bool:
-        """Whether what it gives depends on something that a description does not hold, so that each process has another."""
+        """Return whether its elements depend on something outside its description, so that each process computes others."""
         return False
 
     def describe(self) -> dict[str, Any]:
-        """Its arguments, JSON-able."""
+        """Return the arguments, JSON-able."""
         return {field.name: _described(getattr(self, field.name)) for field in dataclasses.fields(self)}
 
     @classmethod
     def of(cls, described: dict[str, Any]) -> Op:
-        """The inverse of `describe`."""
+        """Return the operator that `describe` described."""
         return cls(**{name: _restored(value) for name, value in described.items()})
 
-    def told(self) -> str:
-        """One line for `explain`: the name and the arguments that are not as usual."""
+    def one_line(self) -> str:
+        """Return one line for `explain`: the name, and the arguments that differ from their defaults."""
         parts = []
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if type(value) not in _PLAIN or value != field.default:  # an array has no truth to compare by
+            if type(value) not in _PLAIN or value != field.default:  # `!=` of an array gives no bool
                 text = repr(value)
                 parts.append(f"{field.name}={text if len(text) <= 60 else type(value).__name__}")
         return f"{self.name}({', '.join(parts)})"
@@ -177,7 +176,7 @@ def _described(value: Any) -> Any:
         return {"pickle": base64.b64encode(value.blob).decode()}
     try:
         return {"value": to_json(value)}
-    except InvalidArgumentError:  # namedtuples of a user's class with methods, objects
+    except InvalidArgumentError:  # the safe codec refuses objects, and namedtuples of user classes with methods
         return {"pickle": base64.b64encode(PickledFunction(value).blob).decode()}
 
 
@@ -190,12 +189,12 @@ def _restored(described: Any) -> Any:
 
 
 def finite(count: int) -> bool:
-    """Whether a cardinality is a number of elements."""
+    """Return whether a cardinality is a number of elements."""
     return count >= 0
 
 
 def all_of(counts: tuple[int, ...], combine: Callable[[list[int]], int]) -> int:
-    """`combine` of what is finite; UNKNOWN where any is, INFINITE where all are."""
+    """Return `combine` of the finite counts; UNKNOWN_CARDINALITY if one is unknown, INFINITE_CARDINALITY if all are infinite."""
     if UNKNOWN_CARDINALITY in counts:
         return UNKNOWN_CARDINALITY
     known = [count for count in counts if count != INFINITE_CARDINALITY]

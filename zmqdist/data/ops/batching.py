@@ -1,4 +1,4 @@
-"""Elements of several elements and back: batch, unbatch, rebatch."""
+"""batch, unbatch and rebatch: several elements joined to one, and split again."""
 
 from __future__ import annotations
 
@@ -14,14 +14,24 @@ from zmqdist.data.interfaces import DatasetLike, operator
 from zmqdist.data.iterators import Context, OperatorNode, load_elements, save_elements
 from zmqdist.data.ops.base import Op, finite
 from zmqdist.data.ops.parallel import ParallelNode
-from zmqdist.data.structure import batched, element, invalid, leaves_of, length_of, rows_of, stack, unbatched, whole
+from zmqdist.data.structure import (
+    batched,
+    checked_int,
+    element,
+    invalid,
+    leaves_of,
+    length_of,
+    rows_of,
+    stack,
+    unbatched,
+)
 from zmqdist.specs import TensorSpec
 
 
 class GatheringNode(OperatorNode):
-    """Gathers elements into `held`, and makes one of them when there are enough.
+    """Collects elements in `held`, and joins them when there are enough.
 
-    An error of the input leaves `held` as it is: only the element that failed is lost.
+    An error of the input leaves `held` unchanged, so that only the failed element is lost.
     """
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
@@ -29,18 +39,18 @@ class GatheringNode(OperatorNode):
         self.held: list[Any] = []
 
     def join(self, elements: list[Any]) -> Any:
-        """One element of several."""
+        """Join several elements to one."""
         return stack(elements)
 
     def run(self) -> Iterator[Any]:
         size = self.op.size
         source = self.source()
         while True:
-            self.held.extend(islice(source, size - len(self.held)))  # what came before an error stays in it
+            self.held.extend(islice(source, size - len(self.held)))  # keeps the elements that came before an error
             held = self.held
             if len(held) < size:
                 break
-            self.held = []  # before `join`, whose error costs this batch
+            self.held = []  # before `join`: if that raises, this batch is lost, not repeated
             yield self.join(held)
         if held and not self.op.drop_remainder:
             self.held = []
@@ -55,17 +65,17 @@ class GatheringNode(OperatorNode):
 
 @dataclass(frozen=True)
 class Gathering(Op):
-    """Every `size` elements become one."""
+    """Joins each `size` elements to one."""
 
     size: int
     drop_remainder: bool = False
 
     @classmethod
     def checked(cls, size: Any) -> int:
-        """The size. Raises InvalidArgumentError for none, TypeError for what is no whole number."""
-        count = whole(size, "batch_size")
+        """Return the size as an int. Raises InvalidArgumentError if it is not positive, TypeError if it is not an integer."""
+        count = checked_int(size, "batch_size")
         if count < 1:
-            raise invalid(f"BatchOp size must be greater than zero, not {size}")
+            raise invalid(f"batch_size must be greater than zero, not {size}")
         return count
 
     def cardinality(self, inputs: tuple[int, ...]) -> int:
@@ -81,7 +91,7 @@ class Gathering(Op):
 
 
 class _ParallelBatchNode(ParallelNode):
-    """Gathers elements into `held`, and has full batches stacked by threads."""
+    """Collects elements in `held`; threads stack the full batches."""
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)
@@ -97,7 +107,7 @@ class _ParallelBatchNode(ParallelNode):
             self.held = []
             yield held
 
-    def call(self) -> Callable[[Any], Any]:
+    def function(self) -> Callable[[Any], Any]:
         return stack
 
     def state(self) -> dict[str, Any]:
@@ -111,7 +121,7 @@ class _ParallelBatchNode(ParallelNode):
 @operator("batch", GatheringNode)
 @dataclass(frozen=True)
 class BatchOp(Gathering):
-    """Stacks elements of one shape; in `parallel` threads where that is not 0."""
+    """Stacks elements of one shape; in `parallel` threads unless that is 0."""
 
     parallel: int = 0
     deterministic: bool | None = None
@@ -155,10 +165,10 @@ class _UnbatchNode(OperatorNode):
 @operator("unbatch", _UnbatchNode)
 @dataclass(frozen=True)
 class Unbatch(Op):
-    """Takes elements apart along axis 0."""
+    """Splits elements along axis 0."""
 
     known: int | None = None
-    """Rows of each input element, where the spec says it."""
+    """Rows of each input element, if the spec says it."""
 
     def cardinality(self, inputs: tuple[int, ...]) -> int:
         if self.known is None or inputs[0] == UNKNOWN_CARDINALITY:
@@ -173,14 +183,14 @@ class Unbatch(Op):
 
 
 def rows_in(spec: Any) -> int | None:
-    """The length along axis 0 that a spec promises for all leaves, if any. Raises ValueError for scalars and different lengths."""
+    """Return the length along axis 0 that a spec promises for all leaves, or None. Raises ValueError for scalars and different lengths."""
     sizes: set[int | None] = set()
     for one in leaves_of(spec):
         if type(one) in COMPOSITES:
             sizes.add(None)
         if isinstance(one, TensorSpec) and one.shape is not None:
             if one.shape == ():
-                raise ValueError("a scalar has no first axis to take apart")
+                raise ValueError("a scalar has no axis 0 to split along")
             sizes.add(one.shape[0])
     known = {size for size in sizes if size is not None}
     if len(known) > 1:
@@ -189,7 +199,7 @@ def rows_in(spec: Any) -> int | None:
 
 
 class _RebatchNode(_UnbatchNode):
-    """Rows of batches, gathered anew; `held` are rows, `turn` says which size is next."""
+    """Collects rows of batches in `held`, and stacks them again; `turn` counts the batches, and selects the size of the next."""
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)
@@ -222,7 +232,7 @@ class _RebatchNode(_UnbatchNode):
 @operator("rebatch", _RebatchNode)
 @dataclass(frozen=True)
 class Rebatch(Op):
-    """Batches of other sizes, which repeat in turn."""
+    """Batches of other sizes, which are used cyclically."""
 
     sizes: tuple[int, ...]
     drop_remainder: bool = False

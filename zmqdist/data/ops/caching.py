@@ -1,15 +1,17 @@
-"""What was computed once: cache in memory and in a file.
+"""cache: elements that are computed once and kept, in memory or in a file.
 
 Rules
-    The first complete pass is recorded; one that ends early leaves nothing. An iterator reads the record where there is one when it is
-    opened, else it records.
+    The first complete pass is recorded; a pass that ends early leaves nothing. An iterator that finds a record when it is opened reads it;
+    otherwise it records.
 
-    In memory the record belongs to the Dataset object; in a file (chunks.py), to whoever opens it. The file is written as
-    `<filename>.part` and renamed at the end of the pass; a `.part` that is there already belongs to another writer: AlreadyExistsError.
+    The record in memory belongs to the Dataset object. A record in a file (chunks.py) is shared by all pipelines that name the file. It
+    is written as `<filename>.data.part` and renamed at the end of the pass. If that name exists already, another iterator is writing:
+    AlreadyExistsError.
 
-    A state holds what is recorded so far, or the whole record in memory, so that another process can go on.
+    A state contains the elements recorded so far, or the whole record in memory, so that another process can continue.
 
-    What is kept is handed out read-only while it is recorded, too: else a reader that writes into it would find that in the next pass.
+    Kept elements are yielded read-only, also while they are being recorded; otherwise a reader that changed one would find the change in
+    the next pass.
 """
 
 from __future__ import annotations
@@ -26,27 +28,34 @@ from zmqdist.data.chunks import ElementsFile, read_elements
 from zmqdist.data.interfaces import DatasetLike, operator
 from zmqdist.data.iterators import Context, OperatorNode, load_elements, save_elements
 from zmqdist.data.ops.base import Op
-from zmqdist.data.structure import READY, own_dicts, read_only
+from zmqdist.data.structure import READY, copy_dicts, read_only
 from zmqdist.errors import AlreadyExistsError
 from zmqdist.files import open_regular
 
 
 class _CacheNode(OperatorNode):
-    """`position` elements are given; `recorded` are those of this pass, None when it reads a record; `dicts`: there are some in them."""
+    """Keeps a cache in memory.
+
+    Attributes:
+      position: how many elements of the record were yielded.
+      reading: the record, or None while this pass records.
+      recorded: the elements of this pass so far.
+      dicts: whether the elements hold dicts, which have to be copied for each reader.
+    """
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)
         self.position = 0
-        self.reading: list[Any] | None = dataset.memory.kept.get("cache")
+        self.reading: list[Any] | None = dataset.memory.values.get("cache")
         self.recorded: list[Any] = []
-        self.dicts: bool = dataset.memory.kept.get("cache has dicts", False)
+        self.dicts: bool = dataset.memory.values.get("cache has dicts", False)
 
     def run(self) -> Iterator[Any]:
         if self.reading is not None:
             dicts = self.dicts
             for x in self.reading[self.position :]:
                 self.position += 1
-                yield own_dicts(x) if dicts else x
+                yield copy_dicts(x) if dicts else x
             return
         for x in self.source():
             if type(x) in READY:
@@ -54,17 +63,17 @@ class _CacheNode(OperatorNode):
                 yield x
             else:
                 yield self._record(x)
-        if not self.context.probing:
-            self.dataset.memory.kept["cache has dicts"] = self.dicts
-            self.dataset.memory.kept["cache"] = self.recorded
+        if not self.context.probing:  # a probe leaves nothing behind
+            self.dataset.memory.values["cache has dicts"] = self.dicts
+            self.dataset.memory.values["cache"] = self.recorded
 
     def _record(self, x: Any) -> Any:
-        """What the reader gets of it."""
-        kept = read_only(x)
-        self.recorded.append(kept)
-        given = read_only(kept)
-        self.dicts = self.dicts or given is not kept
-        return given
+        """Record an element; return what the reader gets."""
+        stored = read_only(x)
+        self.recorded.append(stored)
+        output = read_only(stored)
+        self.dicts = self.dicts or output is not stored
+        return output
 
     def state(self) -> dict[str, Any]:
         held = self.recorded if self.reading is None else self.reading
@@ -80,11 +89,17 @@ class _CacheNode(OperatorNode):
 @operator("cache", _CacheNode)
 @dataclass(frozen=True)
 class Cache(Op):
-    """Elements kept in memory from the first complete pass on."""
+    """Keeps elements in memory, from the first complete pass on."""
 
 
 class _FileCacheNode(OperatorNode):
-    """`position` elements are given, of the file where `reading`."""
+    """Keeps a cache in a file.
+
+    Attributes:
+      position: how many elements were yielded.
+      reading: whether they come from the file.
+      carried: elements from a loaded state, to be written first.
+    """
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)
@@ -104,19 +119,20 @@ class _FileCacheNode(OperatorNode):
             for x in self.source():
                 part.write(x)
                 self.position += 1
-                yield read_only(x)  # its arrays wait in memory for the rest of their block
+                yield read_only(x)  # its arrays are written later, with the rest of their block
             part.close()
             storage.rename(self.path + ".part", self.path)
             self.part, self.reading = None, True
 
     def _opened(self) -> ElementsFile:
         if self.part is None:
+            # Exclusive creation decides between iterators that start to record at the same time.
             with contextlib.suppress(FileExistsError), open(self.path + ".part", "xb"):
                 self.part = ElementsFile(self.path + ".part", "")
             if self.part is None:
                 raise AlreadyExistsError(
-                    f"There appears to be a concurrent caching iterator running: {self.path}.part is there."
-                    " If it was left by a program that has died, delete it.",
+                    f"There appears to be a concurrent caching iterator running: {self.path}.part exists."
+                    " If a program that crashed has left it, delete it.",
                 )
             for x in self.carried:
                 self.part.write(x)
@@ -133,7 +149,7 @@ class _FileCacheNode(OperatorNode):
         self._give_up()
 
     def _give_up(self) -> None:
-        """Delete what this iterator has written."""
+        """Delete the file that this iterator is writing."""
         if self.part is not None:
             self.part.give_up()
             self.part = None
@@ -144,6 +160,7 @@ class _FileCacheNode(OperatorNode):
         if self.part is None:
             held = save_elements(self.carried)
         else:
+            # The state carries the elements themselves, because `close` deletes the file.
             self.part.flush()
             with open(self.path + ".part", "rb") as file:
                 held = save_elements(read_elements(file, self.path))
@@ -158,6 +175,6 @@ class _FileCacheNode(OperatorNode):
 @operator("cache_file", _FileCacheNode)
 @dataclass(frozen=True)
 class FileCache(Op):
-    """Elements kept in a file from the first complete pass on; later processes read it."""
+    """Keeps elements in a file, from the first complete pass on; later processes read it."""
 
     filename: str = ""

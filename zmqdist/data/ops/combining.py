@@ -1,4 +1,4 @@
-"""Several datasets as one, and one several times: zip, concatenate, repeat, flat_map, interleave, choose and sample."""
+"""zip, concatenate, repeat, flat_map, interleave, choose and sample: several datasets as one, or one several times."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from zmqdist.data import seeds
 from zmqdist.data.constants import AUTOTUNE, INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 from zmqdist.data.interfaces import DatasetLike, operator
 from zmqdist.data.iterators import BufferedError, Context, OperatorNode, load_elements, save_elements
-from zmqdist.data.ops.background import AHEAD_MAX, Ahead, in_order, threads_for
+from zmqdist.data.ops.background import AHEAD_MAX, ReadAhead, in_order, threads_for
 from zmqdist.data.ops.base import Op, PickledFunction, all_of, finite
-from zmqdist.data.ops.opening import Opening
-from zmqdist.data.structure import UNKNOWN_SPEC, NoElements, common_spec, invalid, is_dataset, read_only, whole
+from zmqdist.data.ops.opening import DeferredNode
+from zmqdist.data.structure import UNKNOWN_SPEC, NoElements, checked_int, common_spec, invalid, is_dataset, read_only
 from zmqdist.random import is_seeded
 
 
 class _ZipNode(OperatorNode):
-    """`ended`: an input has no more, and the others have been read as far as it."""
+    """Runs `zip`; `ended`: an input has ended, and the others have been read as far."""
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)
@@ -44,9 +44,9 @@ class _ZipNode(OperatorNode):
                     row.append(pull())
             except StopIteration:
                 self.ended = True
-                # Inputs that end here, too, come to their end: what is kept of them is complete. Where positions are dealt out, others need
-                # what this iterator would only leave out.
-                if not self.context.dealt:
+                # Read the other inputs as far, so that a cache in an input that ends here as well is complete. If positions are dealt out,
+                # leave them: another process needs the elements that this one would discard.
+                if not self.context.has_splits:
                     self._skip_row(len(row))
                 return
             except Exception:
@@ -61,7 +61,7 @@ class _ZipNode(OperatorNode):
         return lambda row: nest.pack_sequence_as(form, row)
 
     def _skip_row(self, failed: int) -> None:
-        """Where one input failed or ended, the others go on, too: rows stay together."""
+        """After an error or the end of one input, read the inputs behind it as far, so that rows stay together."""
         for child in self.children[failed + 1 :]:
             try:
                 next(child.stream(), None)
@@ -81,7 +81,7 @@ class Zip(Op):
     """Rows of one element of each input; ends with the shortest."""
 
     form: Any
-    """The structure of a row, with anything as leaves."""
+    """The structure of a row, with any values as leaves."""
 
     def cardinality(self, inputs: tuple[int, ...]) -> int:
         return all_of(inputs, min)
@@ -113,7 +113,7 @@ class _ConcatenateNode(OperatorNode):
 @operator("concatenate", _ConcatenateNode)
 @dataclass(frozen=True)
 class Concatenate(Op):
-    """One input after the other."""
+    """One input after another."""
 
     def cardinality(self, inputs: tuple[int, ...]) -> int:
         if INFINITE_CARDINALITY in inputs:
@@ -125,10 +125,16 @@ class Concatenate(Op):
 
 
 class _RepeatNode(OperatorNode):
-    """`epoch` passes are done; `empty`: nothing came in this one yet."""
+    """Runs `repeat`.
+
+    Attributes:
+      epoch: the number of completed passes.
+      empty: the current pass has yielded no element yet.
+      first_source: the number of the first source of the input.
+    """
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
-        self.place = context.place()
+        self.first_source = context.next_source()
         super().__init__(dataset, context)
         self.epoch = 0
         self.empty = True
@@ -143,19 +149,20 @@ class _RepeatNode(OperatorNode):
                 return
             self.epoch += 1
             if self.epoch != count:
+                # A new node: a shuffle draws its next order, a cache reads what the first pass has recorded.
                 self.children[0].close()
-                self.children[0] = self.context.reopen(self.dataset.inputs[0], self.place)
+                self.children[0] = self.context.reopen(self.dataset.inputs[0], self.first_source)
             self.empty = True
 
     def _stays_empty(self) -> bool:
-        """Whether nothing would come of further passes: always, or for ever where their number has no end.
+        """Return whether to end after an empty pass, since later passes would be empty too, or their number has no end.
 
-        Others may have had all of this pass, and in a later one a filter may let something through.
+        If the elements are shared with other processes, these may have taken all of this pass, and a later pass may have some.
         """
         below = self.dataset.inputs[0]
         if below.cardinality() == 0:
             return True
-        shared = self.context.dealt or any(each.op.is_shared for each in below.walk())
+        shared = self.context.has_splits or any(each.op.is_shared for each in below.walk())
         return self.op.count < 0 and not shared
 
     def state(self) -> dict[str, Any]:
@@ -168,7 +175,7 @@ class _RepeatNode(OperatorNode):
 @operator("repeat", _RepeatNode)
 @dataclass(frozen=True)
 class Repeat(Op):
-    """The input `count` times, each time opened anew; for ever where the count is negative."""
+    """The input `count` times, each time opened anew; without end if `count` is negative."""
 
     count: int
 
@@ -190,19 +197,26 @@ class Repeat(Op):
 # -- datasets of a function ---------------------------------------------------------------------------------------
 
 
-def returned_dataset(value: Any, what: str) -> DatasetLike:
-    """Raises TypeError for anything but a dataset."""
+def returned_dataset(value: Any, operator_name: str) -> DatasetLike:
+    """Return `value`, the result of a user function. Raises TypeError if it is not a dataset."""
     if not is_dataset(value):
-        raise TypeError(f"the function of {what} returns a Dataset, not {type(value).__name__}")
+        raise TypeError(f"the function of {operator_name} returns a Dataset, not {type(value).__name__}")
     return value  # type: ignore[no-any-return]
 
 
 class InterleaveNode(OperatorNode):
-    """`slots` hold (input element, its dataset's node) or None; `turn` is the slot in use, `taken` how much of its block is gone.
+    """Runs `interleave`, `flat_map`, and readers of several files at once.
 
     A slot whose dataset has ended is filled with the next input when its turn comes again. With threads it is filled at once, which gives
-    the same order: slots end in the order of their next turns. So all datasets are being opened at the same time, and a thread reads each
-    from its beginning. An input that failed waits in its slot, as (BufferedError, None), for its turn.
+    the same order, because slots become free in the order of their next turns. So all datasets are opened at the same time, and a thread
+    reads each from its beginning. An input that failed waits in its slot, as (BufferedError, None), until its turn.
+
+    Attributes:
+      slots: (input element, node of its dataset) each, or None for an empty slot.
+      turn: the current slot.
+      taken: the number of elements of the current block that were yielded.
+      threads: how many slots are read by threads; 0: none.
+      last_opened: the event that is set when the dataset opened last is open; the next one waits for it.
     """
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
@@ -242,7 +256,7 @@ class InterleaveNode(OperatorNode):
                 if self.taken < block:
                     yield x
                 else:
-                    self._advance()
+                    self._advance()  # before the yield: the fields have to be correct there
                     yield x
                     break
             else:
@@ -254,15 +268,15 @@ class InterleaveNode(OperatorNode):
                     self._fill_all()
 
     def _turn_to_ready(self) -> None:
-        """To the next slot that has something to give; waits until one has."""
+        """Move `turn` to the next slot that has an element ready; wait until there is one."""
         while True:
             for step in range(len(self.slots)):
                 slot = self.slots[(self.turn + step) % len(self.slots)]
-                if slot is not None and (not isinstance(slot[1], Ahead) or slot[1].ready()):
+                if slot is not None and (not isinstance(slot[1], ReadAhead) or slot[1].ready()):
                     if step:
                         self.turn, self.taken = (self.turn + step) % len(self.slots), 0
                     return
-            Ahead.wait_for_one(self._nodes())  # without one that is read here, which counts as ready
+            ReadAhead.wait_for_one(self._nodes())  # all are ReadAheads here: any other node counts as ready
 
     def _fill_all(self) -> None:
         """Fill the empty slots, in the order of their turns."""
@@ -272,19 +286,21 @@ class InterleaveNode(OperatorNode):
                 return
 
     def _fill(self, number: int) -> bool:
+        """Open the dataset of the next input in a slot. Return False if there is no input left."""
         if self.ended or self.abandoned.is_set():
             return False
         try:
             for x in self.source():
                 node = self._open_inner(number, x)
                 self.slots[number] = (x, node)
-                if self.abandoned.is_set():  # by another thread, which did not see this slot
+                if self.abandoned.is_set():  # another thread closes the iterator, and has not seen this slot
                     node.abandon()
                     node.close()
                 return True
         except Exception as error:
             if not self.threads:
                 raise
+            # With threads, slots are filled ahead of their turn, and the error waits for it.
             self.slots[number] = (BufferedError(error), None)
             self.children[0].restart()
             return True
@@ -292,27 +308,29 @@ class InterleaveNode(OperatorNode):
         return False
 
     def _open_inner(self, number: int, x: Any, state: Any = None) -> Any:
-        """The node of the dataset that the function makes of an input element, in a state where one is given.
+        """Return the node of the dataset that the function returns for `x`, in `state` if that is given.
 
-        The function gets the element read-only, because a state holds it, and a load calls the function again.
+        The function gets the element read-only, because a state contains it, and a load calls the function on it again.
         """
         if self.threads:
             return self._open_ahead(number, x, state)
-        node = self.context.inner().open(self.op.made(read_only(x)))
+        node = self.context.inner().open(self.op.dataset_of(read_only(x)))
         if state is not None:
             node.load_state_dict(state)
         return node
 
     def _open_ahead(self, number: int, x: Any, state: Any) -> Any:
-        made = partial(self.op.made, read_only(x))
-        if self.ordered and is_seeded():  # operators that the function defines are numbered as they are defined
-            dataset = made()
-            made = partial(_itself, dataset)
-        opening = Opening(made, self.context, self.last_opened if self.ordered else None)
+        make_dataset = partial(self.op.dataset_of, read_only(x))
+        # With a global seed, operators get their seeds in the order in which they are defined, so the function is called here, not in
+        # a thread.
+        if self.ordered and is_seeded():
+            dataset = make_dataset()
+            make_dataset = partial(_itself, dataset)
+        opening = DeferredNode(make_dataset, self.context, self.last_opened if self.ordered else None)
         self.last_opened = opening.opened
         node: Any = opening
         if number < self.threads:
-            node = Ahead(opening, self.op.block_length, AHEAD_MAX, self.changed)  # type: ignore[arg-type]
+            node = ReadAhead(opening, self.op.block_length, AHEAD_MAX, self.changed)  # type: ignore[arg-type]
         if state is not None:
             node.load_state_dict(state)
         elif node is opening:
@@ -359,10 +377,13 @@ class InterleaveNode(OperatorNode):
         self.turn, self.taken, self.ended = state["turn"], state["taken"], state["ended"]
         for step in range(len(self.slots)):
             number = (self.turn + step) % len(self.slots)
-            kept = state["slots"][number]
-            if kept is not None:
-                (x,) = load_elements(kept[0])
-                self.slots[number] = (x, None if type(x) is BufferedError else self._open_inner(number, x, kept[1]))
+            slot_state = state["slots"][number]
+            if slot_state is not None:
+                (x,) = load_elements(slot_state[0])
+                self.slots[number] = (
+                    x,
+                    None if type(x) is BufferedError else self._open_inner(number, x, slot_state[1]),
+                )
 
 
 def _itself(dataset: DatasetLike) -> DatasetLike:
@@ -370,7 +391,7 @@ def _itself(dataset: DatasetLike) -> DatasetLike:
 
 
 def default_cycle_length(parallel: int | None) -> int:
-    """How many datasets interleave keeps open where nobody says."""
+    """Return how many datasets interleave keeps open by default."""
     cpus = os.cpu_count() or 1
     if parallel is None:
         return cpus
@@ -380,7 +401,7 @@ def default_cycle_length(parallel: int | None) -> int:
 @operator("interleave", InterleaveNode)
 @dataclass(frozen=True)
 class Interleave(Op):
-    """Blocks of the datasets that a function makes of the elements, in turn; flat_map with one dataset at a time."""
+    """Blocks of the datasets that a function returns for the elements, in turn; flat_map is interleave with one dataset at a time."""
 
     function: PickledFunction
     cycle_length: int = 1
@@ -400,12 +421,12 @@ class Interleave(Op):
 
     def infer(self, dataset: DatasetLike) -> Any:
         for x in dataset.inputs[0].probe():
-            with contextlib.suppress(NoElements):  # another may have some
-                return self.made(read_only(x)).element_spec
+            with contextlib.suppress(NoElements):  # the dataset of the next element may not be empty
+                return self.dataset_of(read_only(x)).element_spec
         return UNKNOWN_SPEC
 
-    def made(self, x: Any) -> DatasetLike:
-        """The dataset of an element. Raises TypeError where the function gives none."""
+    def dataset_of(self, x: Any) -> DatasetLike:
+        """Return the dataset of an element. Raises TypeError if the function returns anything else."""
         fn = self.function.value
         return returned_dataset(fn(*x) if type(x) is tuple else fn(x), self.name)
 
@@ -414,7 +435,12 @@ class Interleave(Op):
 
 
 class _ChooseNode(OperatorNode):
-    """The first child selects, the others are selected from; `ended` are those that have no more."""
+    """Runs `choose_from_datasets`.
+
+    Attributes:
+      ended: the inputs that have ended.
+      stopped: no more elements will be chosen.
+    """
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)
@@ -437,11 +463,11 @@ class _ChooseNode(OperatorNode):
                 self.stopped = self.op.stop_on_empty_dataset or len(self.ended) == len(inputs)
 
     def choose(self, count: int) -> int | None:
-        """The next input; None: there is no choice any more."""
+        """Return the index of the next input to read, or None if there are no more choices."""
         for choice in self.children[0].stream():
-            chosen = whole(choice, "choice_dataset")
+            chosen = checked_int(choice, "choice_dataset")
             if not 0 <= chosen < count:
-                raise invalid(f"Selector index out of range: {choice} >= {count}")
+                raise invalid(f"Selector index out of range: {choice} is not in [0, {count})")
             return chosen
         return None
 
@@ -475,11 +501,11 @@ class _Selecting(Op):
 @operator("choose_from_datasets", _ChooseNode)
 @dataclass(frozen=True)
 class Choose(_Selecting):
-    """Elements of the inputs behind the first, which says whose turn it is."""
+    """Takes each element from one of the inputs behind the first; the first input gives their indices."""
 
 
 class _SelectorNode(OperatorNode):
-    """Numbers of inputs, by weight. Weights come from the input where there is one."""
+    """Draws indices of inputs by weight. The weights come from the input, if there is one."""
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)
@@ -508,7 +534,7 @@ class _SelectorNode(OperatorNode):
 @operator("selector", _SelectorNode)
 @dataclass(frozen=True)
 class Selector(Op):
-    """Whose turn it is, by weight: the first input of `choose_from_datasets` in `sample_from_datasets`."""
+    """Random indices by weight: the first input of `choose_from_datasets` in `sample_from_datasets`."""
 
     weights: tuple[float, ...] | None
     seed: tuple[int, int] | None

@@ -1,4 +1,4 @@
-"""One element in, one out: map, scan, enumerate, options."""
+"""map, scan, enumerate and options: one element in, one element out."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class _MapNode(OperatorNode):
 @operator("map", _MapNode)
 @dataclass(frozen=True)
 class Map(Op):
-    """A function of each element; in `parallel` threads or processes where that is not 0."""
+    """Applies a function to each element; in `parallel` threads unless that is 0."""
 
     function: PickledFunction
     output_signature: Any = None
@@ -37,7 +37,7 @@ class Map(Op):
     deterministic: bool | None = None
 
     def fitting(self) -> PickledFunction:
-        """The function, whose results fit the signature."""
+        """Return the function, wrapped so that its results fit the signature."""
         spec = self.output_signature
         return self.function if spec is None else PickledFunction(Fitting(self.function.value, spec, "map"))
 
@@ -53,7 +53,7 @@ class Map(Op):
 
 
 class _ScanNode(OperatorNode):
-    """The state is read-only for the function and what it gives for the reader: the two may be the same array."""
+    """Runs `scan`. The state that the function gets and the output that the reader gets are read-only: they may be the same array."""
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)
@@ -63,13 +63,13 @@ class _ScanNode(OperatorNode):
     def run(self) -> Iterator[Any]:
         fn = self.op.function.value
         for x in self.source():
-            given = fn(read_only(self.carried), x)
-            if type(given) is not tuple or len(given) != 2:
-                raise TypeError(f"the function of scan returns (state, output), not {type(given).__name__}")
-            carried = element(given[0])
+            result = fn(read_only(self.carried), x)
+            if type(result) is not tuple or len(result) != 2:
+                raise TypeError(f"the function of scan returns (state, output), not {type(result).__name__}")
+            carried = element(result[0])
             check_state(carried, self.spec, "scan")
-            out = element(given[1])
-            self.carried = carried
+            out = element(result[1])
+            self.carried = carried  # only now: an error above leaves the state as it was
             yield out if type(out) in READY else read_only(out)
 
     def state(self) -> dict[str, Any]:
@@ -79,17 +79,17 @@ class _ScanNode(OperatorNode):
         (self.carried,) = load_elements(state["carried"])
 
 
-def check_state(value: Any, spec: Any, what: str) -> None:
-    """Raises TypeError where a new state has another structure, dtype or shape than the first."""
+def check_state(value: Any, spec: Any, operator_name: str) -> None:
+    """Raise TypeError if a new state differs from the first in structure, dtype or shape."""
     problem = problem_of(value, spec)
     if problem is not None:
-        raise TypeError(f"the state of {what} must keep its structure, dtype and shape: {problem}")
+        raise TypeError(f"the state of {operator_name} must keep its structure, dtype and shape: {problem}")
 
 
 @operator("scan", _ScanNode)
 @dataclass(frozen=True)
 class Scan(Op):
-    """A function of a state and each element, which gives the next state and an element."""
+    """Applies a function to a state and each element; it returns the next state and an output element."""
 
     initial: Any
     function: PickledFunction
@@ -119,7 +119,7 @@ class _EnumerateNode(OperatorNode):
 @operator("enumerate", _EnumerateNode)
 @dataclass(frozen=True)
 class Enumerate(Op):
-    """(number, element). In a data service each worker counts for itself."""
+    """Yields (number, element). In a data service, each worker counts its own elements."""
 
     start: int = 0
 
@@ -135,7 +135,7 @@ class _PassNode(OperatorNode):
 @operator("options", _PassNode)
 @dataclass(frozen=True)
 class WithOptions(Op):
-    """Nothing happens to the elements; `DatasetLike.options` reads it."""
+    """Yields the elements unchanged; `Tree.options` reads its options."""
 
     options: Any
 
@@ -143,10 +143,10 @@ class WithOptions(Op):
         return Fraction(1)
 
 
-def truth(value: Any, what: str) -> bool:
-    """A predicate's answer. Raises TypeError for anything that is no single bool."""
+def truth(value: Any, operator_name: str) -> bool:
+    """Return the result of a predicate as a bool. Raises TypeError unless it is a single bool."""
     if value is True or value is False:
         return bool(value)
     if isinstance(value, np.bool_) or (isinstance(value, np.ndarray) and value.shape == () and value.dtype == bool):
         return bool(value)
-    raise TypeError(f"the function of {what} returns a bool, not {type(value).__name__} {value!r:.60}")
+    raise TypeError(f"the function of {operator_name} returns a bool, not {type(value).__name__} {value!r:.60}")

@@ -1,4 +1,4 @@
-"""Fewer elements than came in: filter, take, skip, shard, take_while, unique, ignore_errors."""
+"""filter, take, skip, shard, take_while, unique, ignore_errors: operators that leave out elements."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ class _FilterNode(OperatorNode):
     def run(self) -> Iterator[Any]:
         fn = self.op.function.value
         for x in self.source():
-            kept = fn(*x) if type(x) is tuple else fn(x)
-            if kept is True or (kept is not False and truth(kept, "filter")):
+            verdict = fn(*x) if type(x) is tuple else fn(x)
+            if verdict is True or (verdict is not False and truth(verdict, "filter")):
                 yield x
 
 
 @operator("filter", _FilterNode)
 @dataclass(frozen=True)
 class Filter(_Unknown):
-    """Elements for which the function says True."""
+    """Keeps the elements for which the function returns True."""
 
     function: PickledFunction
 
@@ -46,7 +46,7 @@ class Filter(_Unknown):
 
 
 class _CountingNode(OperatorNode):
-    """Counts what has passed."""
+    """A node whose state is a position."""
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)
@@ -60,9 +60,13 @@ class _CountingNode(OperatorNode):
 
 
 class _TakeNode(_CountingNode):
-    """`read_on`: where that was all that there is, the input was read to its end, so that what it keeps is complete."""
+    """Runs `take`.
 
-    read_on = False
+    Attributes:
+      end_checked: after the last element, if those were all of the input, it was read to its end, so that a cache in it is complete.
+    """
+
+    end_checked = False
 
     def run(self) -> Iterator[Any]:
         count = self.op.count
@@ -77,8 +81,8 @@ class _TakeNode(_CountingNode):
                     break
             else:
                 return
-        if not self.read_on:
-            self.read_on = True
+        if not self.end_checked:
+            self.end_checked = True
             if 0 <= self.dataset.inputs[0].cardinality() <= count:
                 next(self.source(), None)
 
@@ -86,7 +90,7 @@ class _TakeNode(_CountingNode):
 @operator("take", _TakeNode)
 @dataclass(frozen=True)
 class Take(Op):
-    """The first elements; all of them where the count is negative."""
+    """Keeps the first elements; all of them if the count is negative."""
 
     count: int
 
@@ -114,7 +118,7 @@ class _SkipNode(_CountingNode):
 @operator("skip", _SkipNode)
 @dataclass(frozen=True)
 class Skip(Op):
-    """What is left behind the first elements; nothing where the count is negative."""
+    """Drops the first elements; all of them if the count is negative."""
 
     count: int
 
@@ -129,62 +133,64 @@ class _ShardNode(_CountingNode):
         super().__init__(dataset, context)
         if self.op.count == SHARD_HINT:
             raise FailedPreconditionError(
-                "`shard(SHARD_HINT, ...)` can only be used in a tf.data service with"
+                "`shard(SHARD_HINT, ...)` can only be used in a data service with"
                 " `zmqdist.data.service.ShardingPolicy.HINT` processing mode.",
             )
 
     def run(self) -> Iterator[Any]:
         count, index = self.op.count, self.op.index
         for x in self.source():
-            at = self.position
-            self.position = (at + 1) % count
-            if at == index:
+            number = self.position
+            self.position = (number + 1) % count
+            if number == index:
                 yield x
 
 
 class _FullShardNode(_ShardNode):
-    """Reads the first element of every shard before it gives its own, so that each of them knows when there are too few.
+    """Reads the first element of every shard before it yields its own, so that each shard notices if there are too few elements.
 
-    `first` holds its own of that round, once it has come; `round` says what it is at: 0 the first, 1 the others, 2 an error was told.
+    Attributes:
+      first: the shard's own first element, until it is yielded.
+      phase: 0: reading the first elements; 1: the others; 2: the error was raised.
     """
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)
         self.first: list[Any] = []
-        self.round = 0
+        self.phase = 0
 
     def run(self) -> Iterator[Any]:
         count, index = self.op.count, self.op.index
-        if self.round == 0:
+        if self.phase == 0:
             for x in islice(self.source(), count - self.position):
                 if self.position == index:
                     self.first = [x]
                 self.position += 1
             if 0 < self.position < count:
-                self.round = 2  # an error is told once: what ignores errors ends here
+                self.phase = 2  # raise once: a later ignore_errors() then ends here
                 raise invalid(
                     f"Could not apply sharding: the dataset only has {self.position} file(s) or element(s), which is not enough"
                     f" for the required {count} shards/workers. Split your files into more, smaller ones,"
                     " or use ShardingPolicy.DATA or DYNAMIC."
                 )
-            self.position, self.round = 0, 1
-        if self.round == 1:
+            self.position, self.phase = 0, 1
+        if self.phase == 1:
             if self.first:
                 yield self.first.pop()
             yield from super().run()
 
     def state(self) -> dict[str, Any]:
-        return super().state() | {"first": save_elements(self.first), "round": self.round}
+        return super().state() | {"first": save_elements(self.first), "round": self.phase}
 
     def load(self, state: dict[str, Any]) -> None:
         super().load(state)
-        self.first, self.round = load_elements(state["first"]), state["round"]
+        self.first, self.phase = load_elements(state["first"]), state["round"]
 
 
 @operator("shard", _ShardNode)
 @dataclass(frozen=True)
 class ShardOp(Op):
-    """Every `count`-th element. Where a data service has put it in place, `full`: too few for all shards are an error."""
+    """Keeps every `count`-th element. If `full` (set for a data service), too few elements for all shards are an error."""
 
     count: int
     index: int
@@ -195,7 +201,7 @@ class ShardOp(Op):
 
     @classmethod
     def build(cls, count: int, index: int, full: bool = False) -> ShardOp:
-        """Raises InvalidArgumentError for numbers that make no shard."""
+        """Check the arguments. Raises InvalidArgumentError if they make no shard."""
         if count != SHARD_HINT:
             if count < 1:
                 raise invalid(f"Number of shards must be greater than zero (currently num_shards = {count}).")
@@ -210,7 +216,7 @@ class ShardOp(Op):
 
 
 class _TakeWhileNode(_CountingNode):
-    """`position` is 1 at the end."""
+    """Runs `take_while`; `position` is 1 after the end."""
 
     def run(self) -> Iterator[Any]:
         fn = self.op.function.value
@@ -226,7 +232,7 @@ class _TakeWhileNode(_CountingNode):
 @operator("take_while", _TakeWhileNode)
 @dataclass(frozen=True)
 class TakeWhile(_Unknown):
-    """Elements up to the first for which the function says False."""
+    """Keeps the elements before the first for which the function returns False."""
 
     function: PickledFunction
 
@@ -255,7 +261,7 @@ class _UniqueNode(OperatorNode):
 @operator("unique", _UniqueNode)
 @dataclass(frozen=True)
 class Unique(_Unknown):
-    """The first of equal scalars."""
+    """Keeps the first of equal scalars."""
 
 
 class _IgnoreErrorsNode(OperatorNode):
@@ -270,13 +276,13 @@ class _IgnoreErrorsNode(OperatorNode):
             except Exception as error:
                 child.restart()
                 if self.op.log_warning:
-                    _log.warning("an element was left out: %s: %s", type(error).__name__, error)
+                    _log.warning("ignore_errors() left out an element: %s: %s", type(error).__name__, error)
 
 
 @operator("ignore_errors", _IgnoreErrorsNode)
 @dataclass(frozen=True)
 class IgnoreErrors(_Unknown):
-    """Elements that could be computed."""
+    """Leaves out the elements whose computation raises."""
 
     log_warning: bool = False
 

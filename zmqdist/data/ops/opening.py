@@ -1,10 +1,10 @@
-"""A dataset of interleave that is made and opened where it is read: in a thread of its own, while others open theirs.
+"""A dataset of interleave that is created and opened by the thread that reads it, while other threads open theirs.
 
 Rules
-    The functions run at once. The nodes are opened in the order of the inputs where elements keep their order: the n-th iterator over one
-    dataset object has the n-th order of its shuffle, and which is the n-th must not depend on threads.
+    The user functions run concurrently. If elements keep their order, the nodes are opened in the order of the inputs: the n-th iterator
+    over a dataset object has the n-th order of its shuffle, and which iterator is the n-th must not depend on threads.
 
-    What cannot be opened gives its error once, and then nothing.
+    A dataset that cannot be opened raises its error once, and then ends.
 """
 
 from __future__ import annotations
@@ -18,56 +18,63 @@ from zmqdist.data.iterators import Context, OperatorNode
 from zmqdist.errors import CancelledError
 
 
-class Opening:
-    """Stands in a node's place, and makes it at the first read.
+class DeferredNode:
+    """Takes the place of a node, and creates it at the first read.
 
     Attributes:
-      opened: set when it has been opened, or never will be.
+      opened: set once the node has been opened, or never will be.
     """
 
-    def __init__(self, made: Callable[[], DatasetLike], context: Context, before: threading.Event | None) -> None:
-        """
+    def __init__(
+        self, make_dataset: Callable[[], DatasetLike], context: Context, previous: threading.Event | None
+    ) -> None:
+        """Prepare to open a node; nothing is called yet.
+
         Args:
-          made: makes the dataset.
-          before: `opened` of the one that is opened before this one.
+          make_dataset: returns the dataset.
+          previous: the event `opened` of the node that has to be opened before this one; None: any order.
         """
-        self._made = made
+        self._make_dataset = make_dataset
         self._context = context
-        self._before = before
+        self._previous = previous
         self._lock = threading.Lock()
         self._node: OperatorNode | None = None
         self._saved: dict[str, Any] | None = None
-        self._over = False
+        self._failed = False
         self._abandoned = False
         self.opened = threading.Event()
 
     def stream(self) -> Iterator[Any]:
         """As `OperatorNode.stream`; the first call opens the dataset."""
-        if self._over:
+        if self._failed:
             return iter(())
         return self.open().stream()
 
     def open(self) -> OperatorNode:
-        """The node. Raises what the function raised, and CancelledError where the iterator is being closed."""
+        """Return the node; the first call opens it.
+
+        Raises:
+          CancelledError: the iterator is being closed. Any error of the function, or of opening its dataset.
+        """
         if self._node is None:
             try:
                 self._node = self._open()
             except BaseException:
-                self._over = True
+                self._failed = True
                 raise
             finally:
-                self._before = None
+                self._previous = None
                 self.opened.set()
             with self._lock:
                 abandoned = self._abandoned
-            if abandoned:  # it came too late to hear of it
+            if abandoned:  # `abandon` was called before the node existed
                 self._node.abandon()
         return self._node
 
     def _open(self) -> OperatorNode:
-        dataset = self._made()
-        if self._before is not None:
-            self._before.wait()
+        dataset = self._make_dataset()
+        if self._previous is not None:
+            self._previous.wait()
         if self._abandoned:
             raise CancelledError("the iterator was closed")
         node = self._context.inner().open(dataset)
@@ -81,7 +88,7 @@ class Opening:
             self._node.restart()
 
     def abandon(self) -> None:
-        """As `OperatorNode.abandon`; those that are to be opened behind this one do not wait for it any more."""
+        """As `OperatorNode.abandon`; nodes that are to be opened after this one no longer wait for it."""
         with self._lock:
             self._abandoned = True
             node = self._node
@@ -95,13 +102,13 @@ class Opening:
             self._node.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """The node's state, None before it is opened."""
-        return {"over": self._over, "node": self._node and self._node.state_dict()}
+        """Return the state of the node, None before it is opened."""
+        return {"over": self._failed, "node": self._node and self._node.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Open it and go on where `state_dict` was called."""
-        self._over, self._saved = state["over"], state["node"]
-        if self._over:
+        """Open the node and continue from a state that `state_dict` returned."""
+        self._failed, self._saved = state["over"], state["node"]
+        if self._failed:
             self.opened.set()
         else:
             self.open()

@@ -1,4 +1,4 @@
-"""Batches of elements that differ in length: padded_batch, ragged_batch, bucket_by_sequence_length."""
+"""padded_batch, ragged_batch, bucket_by_sequence_length: batches of elements that differ in length."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from zmqdist.data.structure import (
     UNKNOWN_SPEC,
     check_end,
     check_leaves,
+    checked_int,
     invalid,
     leaves_of,
     map_specs,
     plain_dtype,
     spec_of,
     stack,
-    whole,
 )
 from zmqdist.errors import DataLossError
 from zmqdist.specs import TensorSpec
@@ -35,10 +35,10 @@ def _default_padding(dtype: np.dtype[Any]) -> Any:
 
 
 def pad(leaves: Sequence[Any], shape: Sequence[int | None], value: Any) -> Any:
-    """Leaves of one rank, each filled up at its ends to `shape` (None: the largest), on a new axis 0.
+    """Stack leaves of one rank on a new axis 0, each padded at its ends to `shape` (None: the largest size).
 
     Raises:
-      InvalidArgumentError: ranks or dtypes differ. DataLossError: one is larger than `shape`.
+      InvalidArgumentError: the ranks or dtypes differ. DataLossError: a leaf is larger than `shape`.
     """
     check_leaves(leaves)
     arrays = [np.asarray(leaf) for leaf in leaves]
@@ -47,12 +47,13 @@ def pad(leaves: Sequence[Any], shape: Sequence[int | None], value: Any) -> Any:
         for leaf in leaves:
             check_end(leaf)
         strings = [array for array in arrays if array.dtype.kind == dtype.kind]
-        dtype = np.result_type(*strings, *([] if value is None else [np.asarray(value)]))  # as long as the padding, too
+        # The longest string decides, which may be the padding.
+        dtype = np.result_type(*strings, *([] if value is None else [np.asarray(value)]))
     for array in arrays:
         if array.ndim != len(shape) or plain_dtype(array.dtype) != plain_dtype(dtype):
             raise invalid(f"cannot pad {array.dtype} of shape {array.shape} to shape {tuple(shape)} of {dtype}")
     largest = [max(sizes) for sizes in zip(*(array.shape for array in arrays), strict=True)]
-    sizes = [most if wanted is None else wanted for most, wanted in zip(largest, shape, strict=True)]
+    sizes = [most if target is None else target for most, target in zip(largest, shape, strict=True)]
     if any(most > size for most, size in zip(largest, sizes, strict=True)):
         raise DataLossError(
             f"Attempted to pad to a smaller size than the input element: {tuple(largest)} to {tuple(sizes)}"
@@ -64,8 +65,8 @@ def pad(leaves: Sequence[Any], shape: Sequence[int | None], value: Any) -> Any:
     return batch
 
 
-class _Together:
-    """The leaves of all elements that stand in one place, as one leaf."""
+class _LeafColumn:
+    """The leaves at one place of all elements, treated as one leaf."""
 
     __slots__ = ("leaves",)
 
@@ -80,23 +81,23 @@ class _PaddedNode(GatheringNode):
         _check_arrays(spec)
         shapes = _shapes(self.op.shapes, spec)
         values = _values(self.op.values, nest.flatten(spec))
-        columns = nest.flatten(stack(elements, _Together))
+        columns = nest.flatten(stack(elements, _LeafColumn))
         padded = [pad(column.leaves, *to) for column, *to in zip(columns, shapes, values, strict=True)]
         return nest.pack_sequence_as(first, padded)
 
 
 def _check_arrays(spec: Any) -> None:
-    """Raises TypeError where elements hold what has no end to be filled up at."""
+    """Raise TypeError if a spec has leaves that cannot be padded: Ragged, Sparse, or datasets."""
     for one in leaves_of(spec):
         if not isinstance(one, TensorSpec):
             raise TypeError(
-                f"padded_batch fills up arrays, and the elements hold a {type(one).__name__}: to_dense() or unbatch() before,"
-                " or batch() where they are alike"
+                f"padded_batch fills up arrays, and the elements hold a {type(one).__name__}: apply to_dense() or unbatch() first,"
+                " or batch() if the elements have one shape"
             )
 
 
 def _shapes(shapes: Any, spec: Any) -> list[Any]:
-    """A shape for each leaf of the spec. Raises ValueError where there is none for one, or a rank is unknown."""
+    """Return a shape for each leaf of the spec. Raises ValueError if one has no shape, or its rank is unknown."""
     leaves = nest.flatten(spec)
     if shapes is None:
         found: list[Any] = [None] * len(leaves)
@@ -118,25 +119,25 @@ def _shapes(shapes: Any, spec: Any) -> list[Any]:
 
 def _shape(shape: Any) -> Any:
     sizes = [shape] if isinstance(shape, (int, np.integer)) else list(shape)
-    counts = [None if size is None else whole(size, "padded_shapes") for size in sizes]
+    counts = [None if size is None else checked_int(size, "padded_shapes") for size in sizes]
     return tuple(None if count is None or count < 0 else count for count in counts)
 
 
 def _values(values: Any, leaves: Sequence[Any]) -> list[Any]:
-    """A padding for each leaf, None for the usual. Raises TypeError where one has another type than its leaf."""
+    """Return a padding value for each leaf; None stands for the default. Raises TypeError if a value has another type than its leaf."""
     found = nest.flatten(values) if isinstance(values, (tuple, dict)) else [values] * len(leaves)
     if len(found) != len(leaves):
         raise ValueError(f"{len(found)} padding_values for {len(leaves)} leaves")
     for value, leaf in zip(found, leaves, strict=True):
         if value is None:
             continue
-        given, wanted = np.asarray(value), leaf.dtype
+        array, dtype = np.asarray(value), leaf.dtype
         weak = isinstance(value, (bool, int, float)) and not isinstance(value, np.generic)
-        fits = given.dtype.kind == wanted.kind or (weak and given.dtype.kind == "i" and wanted.kind in "uf")
-        if not fits or (not weak and plain_dtype(given.dtype) != plain_dtype(wanted)):
-            raise TypeError(f"padding value {value!r} ({given.dtype}) does not fit elements of {wanted}")
-        if wanted.kind in "iu" and not np.iinfo(wanted).min <= value <= np.iinfo(wanted).max:
-            raise TypeError(f"padding value {value!r} does not fit elements of {wanted}")
+        fits = array.dtype.kind == dtype.kind or (weak and array.dtype.kind == "i" and dtype.kind in "uf")
+        if not fits or (not weak and plain_dtype(array.dtype) != plain_dtype(dtype)):
+            raise TypeError(f"padding value {value!r} ({array.dtype}) does not fit elements of {dtype}")
+        if dtype.kind in "iu" and not np.iinfo(dtype).min <= value <= np.iinfo(dtype).max:
+            raise TypeError(f"padding value {value!r} does not fit elements of {dtype}")
         check_end(value)
     return found
 
@@ -144,13 +145,13 @@ def _values(values: Any, leaves: Sequence[Any]) -> list[Any]:
 @operator("padded_batch", _PaddedNode)
 @dataclass(frozen=True)
 class PaddedBatch(Gathering):
-    """Stacks elements that are filled up to one shape."""
+    """Stacks elements that are padded to one shape."""
 
     shapes: Any = None
     values: Any = None
 
     def check(self, spec: Any) -> None:
-        """What can be said before anything is read. Raises as `_check_arrays`, `_shapes` and `_values`."""
+        """Check the arguments against the spec of the input. Raises as `_check_arrays`, `_shapes` and `_values`."""
         if spec is not UNKNOWN_SPEC:
             _check_arrays(spec)
             _shapes(self.shapes, spec)
@@ -186,7 +187,7 @@ class _RaggedNode(GatheringNode):
 @operator("ragged_batch", _RaggedNode)
 @dataclass(frozen=True)
 class RaggedBatch(Gathering):
-    """Rows one behind the other, with the places where each begins."""
+    """Stacks elements as rows, one after another, with the positions where each begins."""
 
     row_splits_dtype: str = "<i8"
 
@@ -207,7 +208,7 @@ class RaggedBatch(Gathering):
 
 
 class Bucket:
-    """The number of the bucket of an element: how many boundaries its length has reached."""
+    """A picklable function: the bucket of an element, which is the number of boundaries that its length has reached."""
 
     def __init__(self, length_function: Any, boundaries: Sequence[int]) -> None:
         self.length_function = length_function
@@ -219,7 +220,7 @@ class Bucket:
 
 
 class BucketSize:
-    """How many elements of a bucket make a batch."""
+    """A picklable function: the batch size of a bucket."""
 
     def __init__(self, sizes: Sequence[int]) -> None:
         self.sizes = list(sizes)
@@ -229,10 +230,10 @@ class BucketSize:
 
 
 class BucketBatch:
-    """A batch of a bucket's elements.
+    """A picklable function: the batch of a bucket's elements.
 
     Attributes:
-      boundaries: to pad to, one for each bucket but the last; None: to the longest of the batch.
+      boundaries: one for each bucket but the last; the batch is padded to one less. None: pad to the longest element of the batch.
     """
 
     def __init__(
@@ -249,13 +250,13 @@ class BucketBatch:
         shapes = self.shapes
         if self.boundaries is not None:
             if int(bucket) >= len(self.boundaries):
-                raise invalid("pad_to_bucket_boundary: an element is as long as the last boundary, or longer")
+                raise invalid("pad_to_bucket_boundary: the length of an element reaches or exceeds the last boundary")
             shapes = _to_boundary(self.boundaries[int(bucket)] - 1, shapes, window.element_spec)
         return window.padded_batch(size, shapes, self.values, drop_remainder=self.drop)
 
 
 def _to_boundary(target: int, shapes: Any, spec: Any) -> Any:
-    """The shapes with `target` where they say None; without shapes, as the first axis of each leaf that has one."""
+    """Return the shapes with `target` in place of None; without shapes, `target` for the first axis of each leaf that has one."""
     _check_arrays(spec)
     if shapes is None:
         filled = [(target, *(None,) * (len(shape) - 1)) if shape else () for shape in _shapes(None, spec)]

@@ -1,14 +1,14 @@
-"""Functions of elements in several threads, or processes: parallel map and parallel batch.
+"""User functions in several threads: parallel map and parallel batch.
 
 Theory
-    The reader keeps `pending`: pieces of work in the order of the input. Threads take them one by one from a common queue, so that as
-    many run at once as there are threads, whichever of them takes long. Nobody is woken who is awake: a thread sleeps only when the
-    queue is empty, the reader only when the piece that it needs is not done. With cheap functions that makes long runs without a switch
-    of threads.
+    The reading thread keeps `pending`: calls in the order of the input. Worker threads take them one by one from a common queue, so that
+    all threads are busy whichever of the calls takes long. No thread is woken that is awake: a worker thread sleeps only when the queue
+    is empty, the reading thread only when the call that it needs is not done. With cheap functions that gives long runs without a
+    thread switch.
 
 Rules
-    Elements stay in order, unless a `deterministic=False` allows the order in which they are ready. An error costs its own element only.
-    The state is the inputs of what is pending; their functions are called again.
+    Elements stay in order, unless `deterministic=False` lets them leave in the order in which they are ready. An error costs only its
+    own element. The state is the inputs of the pending calls; after a load, the function is called on them again.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 
 from zmqdist.data.interfaces import DatasetLike
 from zmqdist.data.iterators import BufferedError, Context, OperatorNode, load_elements, save_elements
-from zmqdist.data.ops.background import Room, ahead_max, in_order, threads_for
+from zmqdist.data.ops.background import ReadAheadLimit, ahead_max, in_order, threads_for
 from zmqdist.data.structure import READY, element
 
 _END = object()
@@ -28,10 +28,11 @@ _ANY = object()
 
 
 class MapCall:
-    """An input, and what became of it.
+    """One call of the function.
 
     Attributes:
-      y: the output, or a BufferedError; it is there when `done`.
+      x: the input.
+      y: the output, or a BufferedError; valid once `done`.
     """
 
     __slots__ = ("done", "x", "y")
@@ -43,13 +44,14 @@ class MapCall:
 
 
 class MapThreads:
-    """Threads that call a function of the pieces in a queue. They refer to nothing but the queue and the function.
+    """Threads that run the calls in a queue. They refer to nothing but the queue and the function, so they keep no iterator alive.
 
-    Who goes to sleep says so before it looks for something to do once more; who brings something looks behind that whether anybody sleeps.
+    No wake-up is lost: a thread announces that it will sleep before it checks the queue a last time, and `add` appends to the queue before
+    it checks whether a thread sleeps. `wait` and the end of a call do the same with `_awaited` and `done`.
     """
 
-    def __init__(self, size: int, call: Callable[[Any], Any]) -> None:
-        self._size, self._call = size, call
+    def __init__(self, size: int, function: Callable[[Any], Any]) -> None:
+        self._size, self._function = size, function
         self._todo: deque[MapCall] = deque()
         self._threads: list[threading.Thread] = []
         self._work = threading.Condition()
@@ -58,12 +60,12 @@ class MapThreads:
         self._done = threading.Condition()
         self._awaited: Any = None
 
-    def add(self, piece: MapCall) -> None:
-        """Have it done."""
-        self._todo.append(piece)
+    def add(self, call: MapCall) -> None:
+        """Queue a call. Wakes an idle thread, or starts one if there are fewer than `size`."""
+        self._todo.append(call)
         if self._idle:
             with self._work:
-                if self._idle:  # who is woken is not idle any more: the next piece is for another
+                if self._idle:  # count the woken thread as busy at once, so that the next call wakes another one
                     self._idle -= 1
                     self._work.notify()
         elif len(self._threads) < self._size:
@@ -71,15 +73,15 @@ class MapThreads:
             self._threads.append(thread)
             thread.start()
 
-    def wait(self, pieces: Sequence[MapCall], ordered: bool) -> MapCall:
-        """The first of them when it is done; one that is done, where the order does not matter."""
+    def wait(self, calls: Sequence[MapCall], ordered: bool) -> MapCall:
+        """Wait for the first of the calls, or, unless `ordered`, for any of them; return it."""
         with self._done:
-            self._awaited = pieces[0] if ordered else _ANY
+            self._awaited = calls[0] if ordered else _ANY
             try:
                 while True:
-                    for piece in pieces:
-                        if piece.done:
-                            return piece
+                    for call in calls:
+                        if call.done:
+                            return call
                         if ordered:
                             break
                     self._done.wait()
@@ -87,24 +89,25 @@ class MapThreads:
                 self._awaited = None
 
     def drop(self) -> None:
-        """Forget what nobody has begun."""
+        """Remove the calls that have not begun."""
         self._todo.clear()
 
     def close(self) -> None:
-        """End the threads; waits for the calls that run."""
+        """Stop the threads; wait for the calls that are running."""
         self._todo.clear()
         with self._work:
             self._stop = True
             self._work.notify_all()
         for thread in self._threads:
+            # A finalizer that closes the iterator may run in one of these threads.
             if thread is not threading.current_thread():
                 thread.join()
 
     def _run(self) -> None:
-        todo, call = self._todo, self._call
+        todo, function = self._todo, self._function
         while not self._stop:
             try:
-                piece = todo.popleft()
+                call = todo.popleft()
             except IndexError:
                 with self._work:
                     self._idle += 1
@@ -114,104 +117,104 @@ class MapThreads:
                         self._work.wait()
                 continue
             try:
-                piece.y = call(piece.x)
-            except BaseException as error:  # the reader's to see, whatever it is
-                piece.y = BufferedError(error)
-            piece.done = True
-            if self._awaited is piece or self._awaited is _ANY:
+                call.y = function(call.x)
+            except BaseException as error:  # raised in the reading thread
+                call.y = BufferedError(error)
+            call.done = True
+            if self._awaited is call or self._awaited is _ANY:
                 with self._done:
                     self._done.notify_all()
 
 
 class ParallelNode(OperatorNode):
-    """Calls of a function at once. Subclasses say of what (`feed`) and which (`call`)."""
+    """Calls a function on several inputs at once. Subclasses define the inputs (`feed`) and the function (`function`)."""
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)
         self.threads = threads_for(self.op.parallel, context)
         self.ordered = in_order(self.op.deterministic, context)
-        self.room = Room(self.threads, ahead_max(context))
+        self.limit = ReadAheadLimit(self.threads, ahead_max(context))
         self.pending: deque[MapCall] = deque()
-        self._crew: MapThreads | None = None
+        self._pool: MapThreads | None = None
         context.openings.waits = True
 
     def feed(self) -> Iterator[Any]:
-        """What the function is called with, from here on."""
+        """Yield the inputs of the function, from here on."""
         return self.source()
 
-    def call(self) -> Callable[[Any], Any]:
-        """The function."""
+    def function(self) -> Callable[[Any], Any]:
+        """Return the function."""
         raise NotImplementedError
 
     def run(self) -> Iterator[Any]:
-        pending, room = self.pending, self.room
+        pending, limit = self.pending, self.limit
         while True:
-            if len(pending) <= room.low:
+            if len(pending) <= limit.low:
                 self._fill()
                 if not pending:
                     return
-            piece = pending[0]
-            if not piece.done:
-                assert self._crew is not None
-                piece = self._crew.wait(pending, self.ordered)
-            if piece is pending[0]:
+            call = pending[0]
+            if not call.done:
+                assert self._pool is not None
+                call = self._pool.wait(pending, self.ordered)
+            if call is pending[0]:
                 pending.popleft()
             else:
-                pending.remove(piece)
-            if type(piece.y) is BufferedError:
-                raise piece.y.error
-            yield piece.y
+                pending.remove(call)
+            if type(call.y) is BufferedError:
+                raise call.y.error
+            yield call.y
 
     def _fill(self) -> None:
-        self.room.turn()
+        self.limit.run_finished()
         feed = self.feed()
-        while len(self.pending) < self.room.size:
+        while len(self.pending) < self.limit.size:
             try:
                 x = next(feed, _END)
             except Exception as error:
                 self.children[0].restart()
                 feed = self.feed()
-                x = BufferedError(error)
+                x = BufferedError(error)  # keeps the place of the failed input
             if x is _END:
                 return
             self._add(x)
 
     def _add(self, x: Any) -> None:
-        piece = MapCall(x)
-        self.pending.append(piece)
+        call = MapCall(x)
+        self.pending.append(call)
         if type(x) is BufferedError:
-            piece.y, piece.done = x, True
+            call.y, call.done = x, True  # there is no input to call the function on
             return
-        if self._crew is None:
-            self._crew = MapThreads(self.threads, self.call())
-        self._crew.add(piece)
+        if self._pool is None:
+            self._pool = MapThreads(self.threads, self.function())
+        self._pool.add(call)
 
     def close(self) -> None:
         super().close()
-        crew, self._crew = self._crew, None
-        if crew is not None:
-            crew.close()
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.close()
 
     def state(self) -> dict[str, Any]:
-        return {"pending": save_elements([piece.x for piece in self.pending])}
+        return {"pending": save_elements([call.x for call in self.pending])}
 
     def load(self, state: dict[str, Any]) -> None:
-        if self._crew is not None:
-            self._crew.drop()
+        if self._pool is not None:
+            self._pool.drop()
         self.pending.clear()
         for x in load_elements(state["pending"]):
             self._add(x)
 
 
 class ParallelMapNode(ParallelNode):
-    """The function of map, in threads."""
+    """Parallel map."""
 
-    def call(self) -> Callable[[Any], Any]:
+    def function(self) -> Callable[[Any], Any]:
         return _Call(self.op.fitting().value)
 
 
 class _Call:
-    """A function of the user, of an element."""
+    """A user function, applied to an element."""
 
     __slots__ = ("_function",)
 

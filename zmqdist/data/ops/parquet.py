@@ -1,11 +1,12 @@
-"""What is in Parquet files, by pyarrow (extra `parquet`).
+"""Rows of Parquet files, read by pyarrow (extra `parquet`).
 
 Rules
-    The input names row groups as (path, number), or whole files. A row group is what is read at once, and what a data service deals
-    out; a state is a row group and how many elements of it were given.
+    The input names row groups as (path, number), or whole files. A row group is read at once, and it is the position that a data service
+    deals out. A state is a row group, and how many of its elements were yielded.
 
-    Elements are rows as dicts of columns, or dicts of arrays of `batch` rows, which never reach from one row group into the next.
-    Numbers, bool and times are read without a step in Python. A missing value is an error: no array has one.
+    An element is a row as a dict of columns, or a dict of arrays of `batch` rows; such a batch never crosses the end of a row group.
+    Columns of numbers, bools and times are converted without a Python step per row. A missing value is an error, because no array
+    can hold one.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def _pyarrow() -> Any:
 
 
 def opened(path: str) -> Any:
-    """A pyarrow ParquetFile. Raises NotFoundError where there is none, DataLossError where it is something else."""
+    """Open a pyarrow ParquetFile. Raises NotFoundError if it does not exist, DataLossError if it is another kind of file."""
     arrow = _pyarrow()
     try:
         return arrow.parquet.ParquetFile(path)
@@ -47,47 +48,52 @@ def opened(path: str) -> Any:
 
 
 class _ParquetNode(OperatorNode):
-    """`place` is the (path, row group) that is being read, None between two; `done` the elements of it that were given."""
+    """Reads row groups.
+
+    Attributes:
+      current: (path, row group) that is being read; None between two.
+      done: how many of its elements were yielded.
+    """
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)
-        self.place: tuple[str, int] | None = None
+        self.current: tuple[str, int] | None = None
         self.done = 0
 
     def run(self) -> Iterator[Any]:
-        if self.place:
+        if self.current:
             yield from self._rest()
-        for named in self.source():
-            path, group = named if isinstance(named, tuple) else (named, -1)
-            self.place, self.done = (str(path), int(group)), 0
+        for item in self.source():
+            path, group = item if isinstance(item, tuple) else (item, -1)
+            self.current, self.done = (str(path), int(group)), 0
             yield from self._rest()
 
     def _rest(self) -> Iterator[Any]:
-        place, self.place = self.place, None  # an error of this row group is its end
-        assert place is not None
-        for x in islice(self.op.elements(*place), self.done, None):
-            self.place = place
+        current, self.current = self.current, None  # after an error, continue with the next row group
+        assert current is not None
+        for x in islice(self.op.elements(*current), self.done, None):
+            self.current = current
             self.done += 1
             yield x
-            self.place = None
-        self.place = None
+            self.current = None
+        self.current = None
 
     def state(self) -> dict[str, Any]:
-        return {"place": self.place, "done": self.done}
+        return {"place": self.current, "done": self.done}
 
     def load(self, state: dict[str, Any]) -> None:
-        self.place, self.done = state["place"] and tuple(state["place"]), state["done"]
+        self.current, self.done = state["place"] and tuple(state["place"]), state["done"]
 
 
 @operator("parquet", _ParquetNode)
 @dataclass(frozen=True)
 class Parquet(Op):
-    """Rows, or batches of them, of the row groups that the input names.
+    """Rows, or batches of rows, of the row groups that the input names.
 
     Attributes:
-      batch: rows of an element; 0: one, without an axis for it.
-      spec: of the elements, None where the schema does not tell.
-      groups, count: row groups of the input when it was made, and elements in them; 0 where nobody has looked.
+      batch: rows of an element; 0: single rows, without an axis for them.
+      spec: the spec of the elements; None if the schema does not determine it.
+      groups, count: the number of row groups in the input when the dataset was made, and of the elements in them; 0: unknown.
     """
 
     is_reader: ClassVar[bool] = True
@@ -114,7 +120,7 @@ class Parquet(Op):
         return map_specs(lambda one: TensorSpec((None, *one.shape[1:]), one.dtype), spec)  # a batch may be shorter
 
     def elements(self, path: str, group: int) -> Iterator[Any]:
-        """Those of a row group; of all in the file, where it is negative."""
+        """Yield the elements of a row group; of the whole file if `group` is negative."""
         with opened(path) as file:
             names = checked_columns(file, self.columns, path)
             for number in range(file.num_row_groups) if group < 0 else (group,):
@@ -133,16 +139,16 @@ class Parquet(Op):
 
 
 def checked_columns(file: Any, columns: Sequence[str] | None, path: str) -> list[str]:
-    """The columns to read. Raises InvalidArgumentError for one that is not there."""
-    there = file.schema_arrow.names
-    missing = [name for name in columns or () if name not in there]
+    """Return the columns to read. Raises InvalidArgumentError if one does not exist."""
+    available = file.schema_arrow.names
+    missing = [name for name in columns or () if name not in available]
     if missing:
-        raise invalid(f"{path} has no column {', '.join(map(repr, missing))}, but {', '.join(map(repr, there))}")
-    return list(there if columns is None else columns)
+        raise invalid(f"{path} has no column {', '.join(map(repr, missing))}, but {', '.join(map(repr, available))}")
+    return list(available if columns is None else columns)
 
 
 def _values(column: Any, name: str, path: str) -> Any:
-    """A column as an array, or as a list of elements where they are no numbers."""
+    """Return a column as an array; as a list of elements if it is not numeric."""
     if column.null_count:
         raise invalid(f"{path}: column {name!r} lacks {column.null_count} values: leave it out, or fill them in")
     types = _pyarrow().types
@@ -159,7 +165,7 @@ def _values(column: Any, name: str, path: str) -> Any:
 
 
 def spec_of_schema(schema: Any, names: Sequence[str], batch: int) -> Any:
-    """The spec of elements of these columns; None where their types do not tell it."""
+    """Return the spec of elements of these columns; None if their types do not determine it."""
     types = _pyarrow().types
     spec = {}
     for name in names:

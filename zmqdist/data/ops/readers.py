@@ -1,14 +1,14 @@
-"""What is in the files whose names an input gives: lines, records of one length, TFRecord files, saved elements.
+"""Readers of the files that an input names: lines, records of one length, TFRecord files, saved elements.
 
 Rules
-    A reader takes names from its input, one after the other, and reads each file to its end; with `parallel` it has so many open, in
-    threads, and gives a record of each in turn. FILE sharding of a data service looks for
-    `is_reader` and divides the names below it.
+    A reader takes names from its input, one after another, and reads each file to its end. With `parallel`, that many files are open,
+    each read by a thread, and give one record each in turn. FILE sharding of a data service looks for `is_reader` and divides the
+    names below it.
 
-    State: the file, and how many records of it were read: a load reads and drops those, so that compressed files do not matter.
-    A damaged record ends its file: the next one goes on with the next file.
+    A state is the current file and how many of its records were read. A load reads and discards that many, so that compressed files need
+    no seek. A damaged record ends its file; reading then continues with the next file.
 
-Lines are str (UTF-8; bytes that are none are kept as surrogates), records bytes.
+Lines are str (UTF-8; invalid bytes are kept as surrogates), records are bytes.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ COMPRESSIONS = ("", "GZIP", "ZLIB")
 
 
 def checked_compression(compression: Any) -> str:
-    """The name of a compression, "" for None. Raises ValueError for an unknown one."""
+    """Return the name of a compression, "" for None. Raises ValueError for an unknown one."""
     name = compression or ""
     if name not in COMPRESSIONS:
         raise ValueError(f"Invalid `compression` argument: {compression}. Must be one of {list(COMPRESSIONS)} or None.")
@@ -47,15 +47,20 @@ def checked_compression(compression: Any) -> str:
 
 
 def open_file(path: str, compression: str) -> IO[bytes]:
-    """A file to read, decompressed. Raises NotFoundError where there is none."""
+    """Open a file for reading, decompressed. Raises NotFoundError if it does not exist."""
     try:
-        return storage.unpressed(storage.open_read(path), compression)
+        return storage.decompressing(storage.open_read(path), compression)
     except FileNotFoundError:
         raise NotFoundError(f"{path}: No such file") from None
 
 
 class ReaderNode(OperatorNode):
-    """`path` is the file that is being read, "" between two; `done` the records of it that were given."""
+    """Reads files.
+
+    Attributes:
+      path: the file that is being read; "" between two.
+      done: how many of its records were yielded.
+    """
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)
@@ -70,7 +75,7 @@ class ReaderNode(OperatorNode):
             yield from self._rest()
 
     def _rest(self) -> Iterator[Any]:
-        path, self.path = self.path, ""  # an error of this file is its end
+        path, self.path = self.path, ""  # after an error, continue with the next file
         with open_file(path, self.op.compression) as file:
             try:
                 for record in islice(self.op.records(file, path), self.done, None):
@@ -99,22 +104,22 @@ class FileReader(Op):
 
     compression: str = ""
     parallel: int = field(default=0, kw_only=True)
-    """Files that are read at once, a record of each in turn; 0: one after the other."""
+    """Files that are read at the same time, one record of each in turn; 0: one file after another."""
 
     def open(self, dataset: DatasetLike, context: Context) -> OperatorNode:
         return InterleaveNode(dataset, context) if self.parallel else ReaderNode(dataset, context)
 
     @property
     def cycle_length(self) -> int:
-        """For the node of interleave."""
+        """The number of open files, for InterleaveNode."""
         return default_cycle_length(self.parallel) if self.parallel == AUTOTUNE else self.parallel
 
-    def made(self, name: Any) -> DatasetLike:
-        """The dataset of one file."""
+    def dataset_of(self, name: Any) -> DatasetLike:
+        """Return the dataset of one file."""
         return make(replace(self, parallel=0), [make(Tensors.build(name))])
 
     def records(self, file: IO[bytes], path: str) -> Iterator[Any]:
-        """The records of an open file."""
+        """Yield the records of an open file."""
         raise NotImplementedError
 
     def cardinality(self, inputs: tuple[int, ...]) -> int:
@@ -130,7 +135,7 @@ class FileReader(Op):
 @operator("text_lines", ReaderNode)
 @dataclass(frozen=True)
 class TextLines(FileReader):
-    """Lines without their ends."""
+    """Lines without their line endings."""
 
     def records(self, file: IO[bytes], path: str) -> Iterator[Any]:
         return (line.rstrip(b"\r\n").decode("utf-8", "surrogateescape") for line in file)
@@ -142,7 +147,7 @@ class TextLines(FileReader):
 @operator("fixed_length_records", ReaderNode)
 @dataclass(frozen=True)
 class FixedLengthRecords(FileReader):
-    """Pieces of `record_bytes`, between a header and a footer that are skipped."""
+    """Records of `record_bytes`, between a header and a footer that are skipped."""
 
     record_bytes: int = 1
     header_bytes: int = 0
@@ -160,11 +165,11 @@ class FixedLengthRecords(FileReader):
             held = held[size:]
         else:
             return
-        raise invalid(f"{path}: what is between header and footer is no multiple of {size} bytes")
+        raise invalid(f"{path}: the size without header and footer is no multiple of {size} bytes")
 
 
 def crc32c() -> Callable[[bytes], int]:
-    """What computes CRC-32C, the checksum of TFRecord files. Raises ImportError, which names the extra."""
+    """Return the function that computes CRC-32C, the checksum of TFRecord files. Raises ImportError, which names the extra."""
     try:
         import google_crc32c
     except ImportError as error:
@@ -173,7 +178,7 @@ def crc32c() -> Callable[[bytes], int]:
 
 
 def masked(crc: int) -> int:
-    """A checksum in the form that TFRecord files hold."""
+    """Return a checksum in the form that TFRecord files hold."""
     return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
 
 
@@ -184,7 +189,7 @@ _TAIL = struct.Struct("<I")
 @operator("tf_records", ReaderNode)
 @dataclass(frozen=True)
 class TFRecords(FileReader):
-    """Records of TFRecord files; both checksums of each are checked."""
+    """Records of TFRecord files; both checksums of each record are verified."""
 
     def records(self, file: IO[bytes], path: str) -> Iterator[Any]:
         checksum_of = crc32c()

@@ -1,7 +1,7 @@
-"""Another mixture of classes: rejection_resample.
+"""rejection_resample: another proportion of classes.
 
-An element of class c is kept with a probability in proportion to target[c] / initial[c], the largest of which is 1. Where the initial
-mixture is not given, it is what was seen so far.
+An element of class c is kept with a probability proportional to target[c] / initial[c]; the largest of these is 1. Without an initial
+distribution, the counts of the classes seen so far take its place.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from zmqdist.specs import TensorSpec
 
 
 class _ResampleNode(OperatorNode):
-    """`seen` counts the classes."""
+    """Runs `rejection_resample`; `seen` counts the elements of each class."""
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)
@@ -36,7 +36,7 @@ class _ResampleNode(OperatorNode):
         for x in self.source():
             kind = int_scalar(fn(*x) if type(x) is tuple else fn(x), "class_func")
             if not 0 <= kind < len(self.seen):
-                raise invalid(f"class {kind} of {len(self.seen)}")
+                raise invalid(f"class_func returned {kind}, but target_dist has {len(self.seen)} classes, from 0")
             self.seen[kind] += 1
             if uniform() < self._chance(kind):
                 yield np.int64(kind), x
@@ -58,7 +58,7 @@ class _ResampleNode(OperatorNode):
 @operator("rejection_resample", _ResampleNode)
 @dataclass(frozen=True)
 class RejectionResample(Op):
-    """(class, element), of which some are left out."""
+    """Yields (class, element), leaving out some elements."""
 
     function: PickledFunction
     target: tuple[float, ...]

@@ -1,10 +1,10 @@
-"""Elements in a folder: save, load and snapshot.
+"""save, load and snapshot: elements in a folder.
 
 Layout
     path/dataset.json           the newest run: its folder, number of elements, spec, compression, files; replaced by a rename at the end
     path/<run>/shard_00000      elements as in chunks.py
 
-    Saving again makes another run beside the old one, so that whoever reads the old one can go on.
+    Saving again writes another run beside the old one, so that readers of the old one can continue.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from zmqdist.data.ops.base import Op, PickledFunction
 from zmqdist.data.ops.snapshots import OpenFile, SavedFiles
 from zmqdist.data.ops.sources import Slices
 from zmqdist.data.ops.windows import int_scalar
-from zmqdist.data.structure import invalid, read_only, whole
+from zmqdist.data.structure import checked_int, invalid, read_only
 from zmqdist.errors import DataLossError, FailedPreconditionError, NotFoundError, UnimplementedError
 from zmqdist.files import open_regular
 
 WAIT_S = 5.0
-"""Seconds: the longest between two looks of `load(wait=True)`."""
+"""Seconds between two looks of `load(wait=True)`, at most."""
 
 _METADATA = "dataset.json"
 _SHARD = "shard_"
@@ -44,17 +44,17 @@ _RUN_NAME = re.compile(r"[0-9a-f]{16}")
 _FILE_NAME = re.compile(rf"{_SHARD}-?\d{{1,20}}")
 
 CHECKPOINT_ELEMENTS = 1000
-"""Elements between two checkpoints of a save, where nobody says."""
+"""Elements between two checkpoints of a save, by default."""
 
 
 class RunWriter:
-    """Writes a run into a folder; nobody sees it before `finish`.
+    """Writes a run into a folder; readers do not see it before `finish`.
 
-    Its place can be told between two elements (`pause`), and a run be gone on with there: what was written behind it is cut off. Each
-    pause ends a stream of a compressed file and the next element begins another, which readers read as one.
+    Between two elements, `pause` returns a place from which a later writer can continue; that writer cuts off what was written after it.
+    In a compressed file each pause ends a stream, and the next element begins another; readers read the streams as one.
 
     Attributes:
-      count: elements that were written.
+      count: the number of elements written.
     """
 
     def __init__(
@@ -67,9 +67,10 @@ class RunWriter:
         self.count = 0
         os.makedirs(os.path.join(path, self._run), exist_ok=place is not None)
         if place is not None:
-            self._go_on(place)
+            self._resume(place)
 
-    def _go_on(self, place: dict[str, Any]) -> None:
+    def _resume(self, place: dict[str, Any]) -> None:
+        """Cut off what was written after `place`: its elements will be written again."""
         self.count = place["count"]
         for name in os.listdir(os.path.join(self._path, self._run)):
             size = place["sizes"].get(name)
@@ -81,7 +82,7 @@ class RunWriter:
                 self._shards.add(int(name.removeprefix(_SHARD)))
 
     def pause(self) -> dict[str, Any]:
-        """What has been written so far is on the disk; the place, JSON-able."""
+        """Write all elements so far to disk; return the place, JSON-able."""
         self._close()
         sizes = {}
         for shard in self._shards:
@@ -94,7 +95,7 @@ class RunWriter:
         return os.path.join(self._path, self._run, f"{_SHARD}{shard:05}")
 
     def write(self, x: Any) -> None:
-        """Append an element to its file. Raises ValueError where `shard_func` gives no integer."""
+        """Append an element to its file. Raises ValueError if `shard_func` does not return an integer."""
         shard = 0
         if self._shard_func is not None:
             shard = int_scalar(self._shard_func(*x) if type(x) is tuple else self._shard_func(x), "shard_func")
@@ -110,9 +111,9 @@ class RunWriter:
             file.close()
 
     def finish(self, spec: Any) -> None:
-        """Make it the folder's newest run."""
+        """Make this the newest run of the folder."""
         self._close()
-        told = {
+        metadata = {
             "run": self._run,
             "count": self.count,
             "compression": self._compression,
@@ -121,24 +122,24 @@ class RunWriter:
         }
         new = os.path.join(self._path, f"{_METADATA}.{self._run}")
         with open(new, "w") as text:
-            json.dump(told, text)
+            json.dump(metadata, text)
         os.replace(new, os.path.join(self._path, _METADATA))
 
     def give_up(self) -> None:
-        """Delete what was written."""
+        """Delete the run."""
         for file in self._files.values():
             file.give_up()
         shutil.rmtree(os.path.join(self._path, self._run), ignore_errors=True)
 
 
-def _run_name(told: Any) -> str:
-    """The name of a run's folder, as a file says it: never a path to somewhere else, where a save that goes on would delete files.
+def _run_name(name: Any) -> str:
+    """Return `name`, which a file contains, if it is the name of a run's folder. Raises ValueError for anything else.
 
-    Raises ValueError.
+    A path to another folder must not pass: a save that is continued deletes files in the folder.
     """
-    if not isinstance(told, str) or not _RUN_NAME.fullmatch(told):
-        raise ValueError(f"no run of a saved dataset is called {told!r:.100}")
-    return told
+    if not isinstance(name, str) or not _RUN_NAME.fullmatch(name):
+        raise ValueError(f"{name!r:.100} is not the name of a run of a saved dataset")
+    return name
 
 
 def save(
@@ -148,11 +149,11 @@ def save(
     shard_func: Callable[..., Any] | None,
     checkpoints: Checkpoints | None = None,
 ) -> None:
-    """Write a run. Raises InvalidArgumentError for a dataset without an end."""
+    """Write a run. Raises InvalidArgumentError for an infinite dataset."""
     if dataset.cardinality() == INFINITE_CARDINALITY:
         raise invalid("Saving an infinite dataset is not allowed")
     if checkpoints is not None:
-        _save_with(checkpoints, dataset, path, compression, shard_func)
+        _save_with_checkpoints(checkpoints, dataset, path, compression, shard_func)
         return
     writer = RunWriter(path, compression, shard_func)
     try:
@@ -166,39 +167,39 @@ def save(
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """Where a save keeps its place, and after how many elements it does so."""
+    """Where a save keeps its checkpoint, and after how many elements it writes one."""
 
     directory: str
     interval: int
 
     @classmethod
-    def of(cls, told: Any) -> Checkpoints | None:
-        """From `checkpoint_args`. Raises ValueError for what they cannot be."""
-        if told is None:
+    def of(cls, args: Any) -> Checkpoints | None:
+        """Return the checkpoints that `checkpoint_args` describe, None for None. Raises ValueError for invalid ones."""
+        if args is None:
             return None
-        unknown = set(told) - {"directory", "checkpoint_interval", "max_to_keep", "step_counter"}
-        if unknown or "directory" not in told:
+        unknown = set(args) - {"directory", "checkpoint_interval", "max_to_keep", "step_counter"}
+        if unknown or "directory" not in args:
             raise ValueError(
-                f"checkpoint_args has a `directory`, and perhaps a `checkpoint_interval`, not {sorted(told)}"
+                f"checkpoint_args has a `directory` and optionally a `checkpoint_interval`, not {sorted(args)}"
             )
-        interval = whole(told.get("checkpoint_interval", CHECKPOINT_ELEMENTS), "checkpoint_interval")
+        interval = checked_int(args.get("checkpoint_interval", CHECKPOINT_ELEMENTS), "checkpoint_interval")
         if interval < 1:
             raise ValueError(f"`checkpoint_interval` must be > 0, not {interval}")
-        return cls(os.fspath(told["directory"]), interval)
+        return cls(os.fspath(args["directory"]), interval)
 
-    def kept(self) -> dict[str, Any] | None:
-        """The place of a save that was interrupted."""
+    def read_place(self) -> dict[str, Any] | None:
+        """Return the checkpoint of a save that was interrupted, or None."""
         with contextlib.suppress(FileNotFoundError), open_regular(self._name()) as file:
             return json.load(file)  # type: ignore[no-any-return]
         return None
 
-    def keep(self, place: dict[str, Any]) -> None:
-        """Replace the place, in one step."""
+    def write_place(self, place: dict[str, Any]) -> None:
+        """Replace the checkpoint in one step."""
         os.makedirs(self.directory, exist_ok=True)
         storage.write(self._name(), json.dumps(place).encode())
 
-    def done(self) -> None:
-        """The run is complete: there is nothing to go on with."""
+    def remove_place(self) -> None:
+        """Delete the checkpoint, because the run is complete."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._name())
 
@@ -206,27 +207,28 @@ class Checkpoints:
         return os.path.join(self.directory, "save.json")
 
 
-def _save_with(
+def _save_with_checkpoints(
     checkpoints: Checkpoints, dataset: DatasetLike, path: str, compression: str, shard_func: Callable[..., Any] | None
 ) -> None:
-    """Write a run, or the rest of one; what is there stays there when it fails.
+    """Write a run, or the rest of one; if this fails, the elements written so far stay for the next call.
 
     Raises:
-      FailedPreconditionError: the place belongs to a save of something else.
+      FailedPreconditionError: the checkpoint belongs to another save.
     """
-    told = {"fingerprint": dataset.fingerprint(), "path": os.path.abspath(path), "compression": compression}
-    kept = checkpoints.kept()
-    if kept is not None and {name: kept[name] for name in told} != told:
+    identity = {"fingerprint": dataset.fingerprint(), "path": os.path.abspath(path), "compression": compression}
+    saved = checkpoints.read_place()
+    if saved is not None and {name: saved[name] for name in identity} != identity:
         raise FailedPreconditionError(
-            f"{checkpoints.directory} keeps the place of a save of another dataset or to another folder: delete it",
+            f"{checkpoints.directory} holds the checkpoint of a save of another dataset or to another folder: delete it,"
+            " or use another directory",
         )
-    writer = RunWriter(path, compression, shard_func, kept and kept["place"])
+    writer = RunWriter(path, compression, shard_func, saved and saved["place"])
     with iter(dataset) as iterator:
-        if kept is not None:
-            iterator.load_state_dict(kept["state"])
+        if saved is not None:
+            iterator.load_state_dict(saved["state"])
         try:
             while True:
-                checkpoints.keep(told | {"place": writer.pause(), "state": iterator.state_dict()})
+                checkpoints.write_place(identity | {"place": writer.pause(), "state": iterator.state_dict()})
                 before = writer.count
                 for x in islice(iterator, checkpoints.interval):
                     writer.write(x)
@@ -235,50 +237,50 @@ def _save_with(
         finally:
             writer.pause()
     writer.finish(dataset.element_spec)
-    checkpoints.done()
+    checkpoints.remove_place()
 
 
 def load(
     path: str, element_spec: Any, compression: str | None, reader_func: Callable[..., Any] | None, wait: bool
 ) -> Any:
-    """The newest run in a folder, or the distributed snapshot there, whole or still being written.
+    """Return the newest run in a folder, or the distributed snapshot in it, complete or not.
 
     Raises:
-      NotFoundError: there is none, and nobody shall wait. ValueError: another spec; of a snapshot, another compression, or whoever
-        wrote it failed. DataLossError: another compression.
+      NotFoundError: there is neither, and `wait` is False. ValueError: it has another spec; or it is a snapshot that failed or has another
+        compression. DataLossError: a run has another compression.
     """
-    kind, told = _metadata(path, wait)
-    spec = spec_from_json(told["spec"])
+    kind, metadata = _metadata(path, wait)
+    spec = spec_from_json(metadata["spec"])
     if element_spec is not None and element_spec != spec:
         raise ValueError(f"User specified element_spec {element_spec}, but the actual element_spec is {spec}.")
-    actual = told["compression"]
+    actual = metadata["compression"]
     if kind == snapshot_layout.METADATA:
         return snapshots.load(path, spec, actual, compression, reader_func)
     if compression is not None and snapshots.checked_compression(compression) != actual:
         raise DataLossError(
             f"User specified compression {compression}, but the actual compression is {actual or None}."
         )
-    return _load_run(path, told, spec, actual, reader_func)
+    return _load_run(path, metadata, spec, actual, reader_func)
 
 
-def _load_run(path: str, told: Any, spec: Any, compression: str, reader_func: Callable[..., Any] | None) -> Any:
+def _load_run(path: str, metadata: Any, spec: Any, compression: str, reader_func: Callable[..., Any] | None) -> Any:
     try:
-        run = _run_name(told["run"])
-        if strange := [name for name in told["files"] if not _FILE_NAME.fullmatch(name)]:
-            raise ValueError(f"no file of a run is called {strange[0]!r:.100}")
+        run = _run_name(metadata["run"])
+        if strange := [name for name in metadata["files"] if not _FILE_NAME.fullmatch(name)]:
+            raise ValueError(f"{strange[0]!r:.100} is not the name of a file of a run")
     except (ValueError, TypeError, KeyError) as error:
         raise DataLossError(f"{path}/{_METADATA}: corrupted record: {error}") from None
-    names = [os.path.join(path, run, name) for name in told["files"]]
+    names = [os.path.join(path, run, name) for name in metadata["files"]]
     files: Any = make(Slices.build(names or [""]))
     if not names:
         files = files.take(0)
     if reader_func is not None:
         return reader_func(files.map(OpenFile(spec, compression)))
-    return make(SavedFiles(compression, spec, len(names), told["count"]), [files])
+    return make(SavedFiles(compression, spec, len(names), metadata["count"]), [files])
 
 
 def _metadata(path: str, wait: bool) -> tuple[str, dict[str, Any]]:
-    """The name of the file that says what is there, and what it says."""
+    """Return the name and the content of the file that describes what the folder holds."""
     delay = WAIT_S / 100
     while True:
         for name in (_METADATA, snapshot_layout.METADATA):
@@ -298,9 +300,9 @@ def _metadata(path: str, wait: bool) -> tuple[str, dict[str, Any]]:
 
 
 class _SnapshotNode(OperatorNode):
-    """Reads the run that is in `folder` when it is opened, else writes one on the way.
+    """Reads the run that is in `folder` when the node is opened; if there is none, writes one while its input is read.
 
-    Who goes on with a state of a pass that was writing writes nothing: the first part of the run is gone.
+    A node that continues from the state of a writing pass writes nothing, because the first part of that run has been deleted.
     """
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
@@ -328,7 +330,7 @@ class _SnapshotNode(OperatorNode):
                 function = self.op.shard_func
                 self.writer = RunWriter(self.folder, self.op.compression, None if function is None else function.value)
             self.writer.write(x)
-            yield read_only(x)  # its arrays wait in memory for the rest of their block
+            yield read_only(x)  # its arrays are written later, with the rest of their block
         if self.writer is not None:
             self.writer.finish(self.dataset.element_spec)
             self.writer, self.writes = None, False
@@ -360,7 +362,7 @@ class _SnapshotNode(OperatorNode):
 @operator("snapshot", _SnapshotNode)
 @dataclass(frozen=True)
 class Snapshot(Op):
-    """Elements of a complete pass, kept in a folder that belongs to this very pipeline."""
+    """Keeps the elements of a complete pass in a folder that belongs to exactly this pipeline."""
 
     folder: str
     compression: str

@@ -1,4 +1,4 @@
-"""Another order: shuffle."""
+"""shuffle: elements in random order."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from zmqdist.data.constants import UNKNOWN_CARDINALITY
 from zmqdist.data.interfaces import DatasetLike, operator
 from zmqdist.data.iterators import Context, OperatorNode, load_elements, save_elements
 from zmqdist.data.ops.base import Op
-from zmqdist.data.structure import invalid, whole
+from zmqdist.data.structure import checked_int, invalid
 
 
 class _ShuffleNode(OperatorNode):
@@ -24,7 +24,7 @@ class _ShuffleNode(OperatorNode):
 
     def run(self) -> Iterator[Any]:
         buffer, uniform = self.buffer, self.draws.uniform
-        # An infinite input of `shuffle(UNKNOWN_CARDINALITY)` fills the memory, as it says.
+        # `shuffle(UNKNOWN_CARDINALITY)` of an infinite input fills the memory, as the user has requested.
         size = sys.maxsize if self.op.size == UNKNOWN_CARDINALITY else self.op.size
         for x in self.source():
             buffer.append(x)
@@ -52,7 +52,7 @@ class _ShuffleNode(OperatorNode):
 @operator("shuffle", _ShuffleNode)
 @dataclass(frozen=True)
 class Shuffle(Op):
-    """A buffer of `size` elements; one of them, chosen at random, leaves for each that comes. -2: all elements."""
+    """Keeps a buffer of `size` elements; each element that comes in replaces one drawn at random. -2: buffers all elements."""
 
     size: int
     seed: tuple[int, int] | None
@@ -61,8 +61,8 @@ class Shuffle(Op):
 
     @classmethod
     def checked(cls, size: Any) -> int:
-        """The size of the buffer. Raises InvalidArgumentError for none, TypeError for what is no whole number."""
-        count = whole(size, "buffer_size")
+        """Return the buffer size as an int. Raises InvalidArgumentError unless it is positive or -2, TypeError if it is not an integer."""
+        count = checked_int(size, "buffer_size")
         if count < 1 and count != UNKNOWN_CARDINALITY:
             raise invalid(f"buffer_size must be greater than zero or UNKNOWN_CARDINALITY, not {size}")
         return count

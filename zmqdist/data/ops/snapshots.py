@@ -1,15 +1,15 @@
 """Elements in files: those of a saved run, and the chunks of a distributed snapshot, which may still be growing.
 
 Rules
-    The chunks of a snapshot come in the order (index, stream), and those that are there before those that are yet to be
-    written; a stream's own always in order. So the order of a snapshot that is whole is the same for everybody.
+    A snapshot's chunks are read in the order (index, stream). While it is being written, the chunks that exist are read before later ones;
+    those of one stream are always in order. So all readers of a complete snapshot read the same order.
 
-    Whoever reads one that is being written waits for the next commit, and ends when DONE is there. An ERROR that appears is
-    raised with the code of whoever wrote it.
+    A reader of a snapshot that is being written waits for the next commit, and ends when DONE exists. If ERROR appears, the reader raises
+    the writer's error, with its code.
 
-    Dealt out, one chunk is one position. Where that begins before the snapshot is whole, nobody knows their number: positions are dealt
-    without end, and whoever gets one that does not exist has come to the end. It waits until the snapshot is whole, since only
-    then everybody has the same number for the same chunk.
+    If the snapshot is split, one chunk is one position. If splitting begins before the snapshot is complete, the number of chunks is
+    unknown: positions are dealt out without end, and a process that gets a position without a chunk has reached the end. It waits until
+    the snapshot is complete, because only then do all processes number the chunks alike.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ POLL_S = (0.02, 1.0)
 """Seconds between two looks for new chunks: at first, and at most."""
 
 COMPRESSIONS = {"AUTO": "SNAPPY", "GZIP": "GZIP", "SNAPPY": "SNAPPY", "ZLIB": "ZLIB", None: "", "": ""}
-"""What a user calls them, and what the metadata says. SNAPPY is a zlib stream of level 1: quick, and read everywhere."""
+"""User names of compressions, and their names in the metadata. SNAPPY is a zlib stream of level 1, which is fast and needs no library."""
 
 
 def checked_compression(compression: Any) -> str:
-    """The name in the metadata. Raises InvalidArgumentError for an unknown one."""
+    """Return the name in the metadata. Raises InvalidArgumentError for an unknown compression."""
     if (compression is not None and not isinstance(compression, str)) or compression not in COMPRESSIONS:
         names = [name for name in COMPRESSIONS if name]
         raise invalid(f"Invalid `compression` argument: {compression}. Must be one of {names} or None.")
@@ -54,10 +54,10 @@ def checked_compression(compression: Any) -> str:
 @operator("saved", ReaderNode)
 @dataclass(frozen=True)
 class SavedFiles(FileReader):
-    """Elements of files, one file after the other.
+    """Elements of files, one file after another.
 
     Attributes:
-      files, count: so many elements are in so many files; -1 where that is not known.
+      files, count: the number of files, and of the elements in them; -1: unknown.
     """
 
     spec: Any = None
@@ -75,7 +75,7 @@ class SavedFiles(FileReader):
 
 
 class OpenFile:
-    """The dataset of one file: what `reader_func` gets datasets of."""
+    """A picklable function: the dataset of one file. `reader_func` gets a dataset of these."""
 
     def __init__(self, spec: Any, compression: str) -> None:
         self.spec, self.compression = spec, compression
@@ -85,11 +85,11 @@ class OpenFile:
 
 
 class _ChunkFilesNode(OperatorNode):
-    """`given` is how many chunks of each stream were given."""
+    """Yields the paths of a snapshot's chunks; `emitted` counts those of each stream."""
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)
-        self.given: dict[int, int] = {}
+        self.emitted: dict[int, int] = {}
         self.splits = context.next_splits()
         self._abandoned = threading.Event()
 
@@ -98,25 +98,27 @@ class _ChunkFilesNode(OperatorNode):
 
     def run(self) -> Iterator[Any]:
         if self.splits is not None:
-            yield from self._dealt()
+            yield from self._run_splits()
             return
         delay = POLL_S[0]
         while True:
-            done = self._is_done()
+            done = self._is_done()  # before the listing, so that no chunk committed in between is missed
             for chunk in snapshot_layout.committed(self.op.path):
-                expected = self.given.get(chunk.stream, 0)
+                expected = self.emitted.get(chunk.stream, 0)
                 if chunk.index == expected:
-                    self.given[chunk.stream] = expected + 1
+                    self.emitted[chunk.stream] = expected + 1
                     delay = POLL_S[0]
                     yield self._path(chunk)
                 elif chunk.index > expected and done:
-                    raise DataLossError(f"{self.op.path}: lost chunk {expected} of stream {chunk.stream}")
+                    raise DataLossError(
+                        f"{self.op.path}: lost chunk {expected} of stream {chunk.stream}: its file is missing"
+                    )
             if done:
                 return
             self._wait(delay)
             delay = min(POLL_S[1], delay * 1.5)
 
-    def _dealt(self) -> Iterator[Any]:
+    def _run_splits(self) -> Iterator[Any]:
         chunks: list[snapshot_layout.CommittedChunk] | None = None
         assert self.splits is not None
         for position in self.splits:
@@ -131,7 +133,7 @@ class _ChunkFilesNode(OperatorNode):
             yield self._path(chunks[position])
 
     def _is_done(self) -> bool:
-        """Whether all chunks are there; to be asked before looking at them."""
+        """Return whether all chunks exist. Call it before listing them, because chunks are committed in between."""
         if storage.exists(snapshot_layout.snapshot_done_path(self.op.path)):
             return True
         error = snapshot_layout.read_error(self.op.path)
@@ -141,7 +143,7 @@ class _ChunkFilesNode(OperatorNode):
 
     def _wait(self, delay: float) -> None:
         if self._abandoned.wait(delay):
-            raise CancelledError(f"nobody waits for {self.op.path} any more")
+            raise CancelledError(f"the iterator over {self.op.path} was closed")
 
     def _path(self, chunk: snapshot_layout.CommittedChunk) -> Any:
         return storage.join(snapshot_layout.chunks_path(self.op.path), chunk.name)
@@ -149,19 +151,19 @@ class _ChunkFilesNode(OperatorNode):
     def state(self) -> dict[str, Any]:
         if self.splits is not None:
             return {"dealt": self.splits.state()}
-        return {"given": sorted(self.given.items())}
+        return {"given": sorted(self.emitted.items())}
 
     def load(self, state: dict[str, Any]) -> None:
         if self.splits is not None:
             self.splits.load(state["dealt"])
         else:
-            self.given = dict(state["given"])
+            self.emitted = dict(state["given"])
 
 
 @operator("chunk_files", _ChunkFilesNode)
 @dataclass(frozen=True)
 class ChunkFiles(Op):
-    """Paths of the chunks of a snapshot."""
+    """The paths of a snapshot's chunks."""
 
     path: str
 
@@ -173,7 +175,9 @@ class ChunkFiles(Op):
 
     def per_split(self) -> Fraction | None:
         if self._count() is None:
-            text = f"{self.path} is still being written: exactly-once delivery and reading in order need to know its chunks"
+            text = (
+                f"{self.path} is still being written: exactly-once delivery and reading in order need all of its chunks"
+            )
             raise UnimplementedError(text)
         return Fraction(1)
 
@@ -188,7 +192,7 @@ class ChunkFiles(Op):
 @operator("chunks", InterleaveNode)
 @dataclass(frozen=True)
 class Chunks(Op):
-    """Elements of files, `cycle_length` of them open at once, one element of each in turn."""
+    """Elements of files, of which `cycle_length` are open and give one element each in turn."""
 
     is_reader: ClassVar[bool] = True
     instead: ClassVar[str] = ", or load with reader_func=lambda chunks: chunks.flat_map(lambda chunk: chunk)"
@@ -208,28 +212,28 @@ class Chunks(Op):
     def per_split(self) -> Fraction | None:
         return None if self.cycle_length == 1 else super().per_split()
 
-    def made(self, x: Any) -> DatasetLike:
-        """The dataset of a file."""
+    def dataset_of(self, x: Any) -> DatasetLike:
+        """Return the dataset of a file."""
         return OpenFile(self.spec, self.compression)(x)
 
 
-def load(path: str, spec: Any, compression: str, wanted: str | None, reader_func: Callable[..., Any] | None) -> Any:
-    """The elements of a distributed snapshot.
+def load(path: str, spec: Any, compression: str, requested: str | None, reader_func: Callable[..., Any] | None) -> Any:
+    """Return the elements of a distributed snapshot.
 
-    By default as many chunks are open at once as there are processors, and give an element each in turn; of one that is being
-    written, one chunk after the other, as waiting for several would hold back the elements of those that are there.
+    By default, as many chunks are open as there are processors, and give one element each in turn. If the snapshot is still being written,
+    chunks are read one after another, because waiting for one of several would delay the elements of the others.
 
     Raises:
-      InvalidArgumentError: whoever wrote it failed; it has another compression than `wanted`.
+      InvalidArgumentError: writing the snapshot failed, or its compression is not `requested`.
     """
     path = storage.absolute(path)
     error = snapshot_layout.read_error(path)
     if error is not None:
         raise invalid(f"{path}: {type(error).__name__}: {error}: The save job failed to write it.")
-    if wanted is not None and checked_compression(wanted) != compression:
-        raise invalid(f"User specified compression {wanted}, but the actual compression is {compression or None}.")
+    if requested is not None and checked_compression(requested) != compression:
+        raise invalid(f"User specified compression {requested}, but the actual compression is {compression or None}.")
     files: Any = make(ChunkFiles(path))
     if reader_func is not None:
         return reader_func(files.map(OpenFile(spec, compression)))
-    whole = storage.exists(snapshot_layout.snapshot_done_path(path))
-    return make(Chunks(compression, spec, (os.cpu_count() or 1) if whole else 1), [files])
+    complete = storage.exists(snapshot_layout.snapshot_done_path(path))
+    return make(Chunks(compression, spec, (os.cpu_count() or 1) if complete else 1), [files])

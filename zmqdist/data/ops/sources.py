@@ -1,10 +1,10 @@
-"""Where elements come from: numbers, arrays, generators, lists of files.
+"""Sources: numbers, arrays, generators, objects with items by position, and lists of files.
 
 Rules
-    A source whose elements have positions is `Indexed`: it can be asked for the element at a position, and so be dealt out, one
-    position a split. `random` is dealt out without end, by the number of the draw. A generator cannot be dealt out.
+    A source whose elements have positions is `Indexed`: it returns the element at any position, so it can be split, one position per
+    split. `random` can be split as well, without end; a position is the number of a draw. A generator cannot be split.
 
-    Arrays are not copied: `from_tensors`, `from_tensor_slices` and `from_source` give read-only views of the caller's memory. What a
+    Arrays are not copied: `from_tensors`, `from_tensor_slices` and `from_source` yield read-only views of the caller's memory. What a
     generator yields belongs to the reader.
 """
 
@@ -36,7 +36,7 @@ from zmqdist.errors import InvalidArgumentError
 from zmqdist.specs import TensorSpec
 
 _CHUNK = 1024
-"""Elements: numbers and views that a source makes at once."""
+"""Numbers or views that a source creates at once."""
 
 
 @dataclass(frozen=True)
@@ -44,15 +44,15 @@ class Indexed(Op):
     """A source with positions 0, 1, ... count - 1."""
 
     def count(self) -> int:
-        """How many there are; INFINITE_CARDINALITY without end."""
+        """Return the number of positions; INFINITE_CARDINALITY without end."""
         raise NotImplementedError
 
     def at(self, position: int) -> Any:
-        """The element there."""
+        """Return the element at a position."""
         raise NotImplementedError
 
     def chunk(self, start: int) -> Sequence[Any]:
-        """The elements from a position on, as many as are cheap to have at once; at least one, before the end."""
+        """Return elements from position `start` on, as many as are cheap to create at once; at least one unless `start` is the end."""
         return (self.at(start),)
 
     def cardinality(self, inputs: tuple[int, ...]) -> int:
@@ -66,7 +66,12 @@ class Indexed(Op):
 
 
 class _IndexedNode(OperatorNode):
-    """`position` is that of the next chunk; what was given of the present one, its iterator knows."""
+    """Reads an Indexed source in chunks.
+
+    Attributes:
+      position: the position behind the current chunk.
+      chunk: the elements of it that are not yielded yet. *Invariant*: the next element has position `position - length_hint(chunk)`.
+    """
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)
@@ -82,7 +87,7 @@ class _IndexedNode(OperatorNode):
         op, stop = self.op, self.op.count()
         yield from self.chunk
         while self.position != stop:
-            self.position += 1  # an item that cannot be had costs itself
+            self.position += 1  # before reading: if the item raises, only that item is lost
             chunk = op.chunk(self.position - 1)
             self.position += len(chunk) - 1
             self.chunk = iter(chunk)
@@ -112,23 +117,23 @@ class Range(Indexed):
 
     @classmethod
     def build(cls, start: int | float, stop: int | float, step: int | float, dtype: Any) -> Range:
-        """Raises InvalidArgumentError for a step of 0, and for numbers that the dtype does not hold."""
+        """Check the arguments. Raises InvalidArgumentError for a step of 0, and for numbers that the dtype cannot hold."""
         if step == 0:
             raise invalid("step must not be zero")
         if not all(isinstance(one, int) or math.isfinite(one) for one in (start, stop, step)):
             raise invalid(f"a range has finite bounds, not {start}, {stop}, {step}")
-        kept = np.dtype(dtype)
-        made = cls(start, stop, step, kept.str)
-        if kept.kind in "iu" and made.count():
-            bits = 8 * kept.itemsize - (kept.kind == "i")
-            low, high = (-(2**bits) if kept.kind == "i" else 0), 2**bits - 1
+        numpy_dtype = np.dtype(dtype)
+        made = cls(start, stop, step, numpy_dtype.str)
+        if numpy_dtype.kind in "iu" and made.count():
+            bits = 8 * numpy_dtype.itemsize - (numpy_dtype.kind == "i")
+            low, high = (-(2**bits) if numpy_dtype.kind == "i" else 0), 2**bits - 1
             for end in made.ends():
                 if not low <= int(end) <= high:
-                    raise invalid(f"range({start}, {stop}, {step}) holds {end}, which {kept} does not")
+                    raise invalid(f"range({start}, {stop}, {step}) holds {end}, which {numpy_dtype} cannot hold")
         return made
 
     def ends(self) -> tuple[int | float, int | float]:
-        """The first number and the last."""
+        """Return the first number and the last."""
         return self.start, self.start + (self.count() - 1) * self.step
 
     def count(self) -> int:
@@ -176,7 +181,7 @@ class Tensors(Indexed):
     value: Any
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "value", read_only(self.value))  # also where it comes of a description
+        object.__setattr__(self, "value", read_only(self.value))  # here, so that it holds after deserialization
 
     @classmethod
     def build(cls, value: Any) -> Tensors:
@@ -195,21 +200,21 @@ class Tensors(Indexed):
 @operator("from_tensor_slices", _IndexedNode)
 @dataclass(frozen=True)
 class Slices(Indexed):
-    """What lies along axis 0 of every leaf."""
+    """The slices of every leaf along axis 0."""
 
     value: Any
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "value", read_only(self.value))  # as of Tensors
+        object.__setattr__(self, "value", read_only(self.value))  # as in Tensors
 
     @classmethod
     def build(cls, value: Any) -> Slices:
-        """Raises ValueError for scalars, for leaves of different lengths, and for composites."""
-        kept = element(value)
-        if any(type(one) in COMPOSITES for one in structure.leaves_of(kept)):
-            raise ValueError("Ragged and Sparse are taken apart by from_tensors(...).unbatch()")
-        structure.length_of(kept)
-        return cls(kept)
+        """Check the argument. Raises ValueError for scalars, for leaves of different lengths, and for composites."""
+        converted = element(value)
+        if any(type(one) in COMPOSITES for one in structure.leaves_of(converted)):
+            raise ValueError("from_tensor_slices does not split Ragged and Sparse: use from_tensors(...).unbatch()")
+        structure.length_of(converted)
+        return cls(converted)
 
     def count(self) -> int:
         return len(nest.flatten(self.value)[0])
@@ -233,7 +238,7 @@ def _plain(leaf: Any) -> Any:
 @operator("elements", _IndexedNode)
 @dataclass(frozen=True)
 class Elements(Indexed):
-    """Elements that an operator has gathered: what windows hold."""
+    """Elements that an operator has collected: the content of a window."""
 
     elements: tuple[Any, ...]
     spec: Any
@@ -251,17 +256,17 @@ class Elements(Indexed):
         return self.spec
 
 
-def _fitting(item: Any, spec: Any, what: str) -> Any:
+def _fitting(item: Any, spec: Any, origin: str) -> Any:
     try:
         return as_spec(item, spec)
     except InvalidArgumentError as error:
-        raise invalid(f"{what} gave something else than its output_signature says: {error.message}") from None
+        raise invalid(f"{origin} gave something else than its output_signature says: {error.message}") from None
 
 
 @operator("from_source", _IndexedNode)
 @dataclass(frozen=True)
 class Source(Indexed):
-    """An object that knows its length and the item at a position: a torch or Hugging Face dataset, a Grain source, a list."""
+    """An object with a length and an item at each position: a torch or Hugging Face dataset, a Grain source, a list."""
 
     source: PickledFunction
     length: int
@@ -278,29 +283,31 @@ class Source(Indexed):
         return UNKNOWN_SPEC if self.output_signature is None else self.output_signature
 
 
-_PLACES = (("get_state", "set_state"), ("state_dict", "load_state_dict"))
-"""Methods of iterators that can tell their place and go on there: Grain's, and those of stateful loaders for torch."""
+_STATE_METHODS = (("get_state", "set_state"), ("state_dict", "load_state_dict"))
+"""Methods of iterators that can save their position and restore it: Grain's, and those of stateful loaders for torch."""
 
 
 class _GeneratorNode(OperatorNode):
-    """State: how many were read. A load calls the function again and skips those, or tells its iterator the place, if that can be told.
+    """Reads the iterator that a function returns.
 
-    A place of other types than the safe codec takes does not help: then items are skipped.
+    A state is the number of items read, and the iterator's own state if it has one that the safe codec accepts. A load calls the function
+    again and restores the iterator's own state; without one, it skips the items.
     """
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)
         self.read = 0
-        self.place: Any = None
+        self.iterator_state: Any = None
         self._items: Iterator[Any] | None = None
         self.ended = False
 
     def _opened(self) -> Iterator[Any]:
         if self._items is None:
+            # Read-only, because every iterator passes the same arguments.
             self._items = iter(self.op.function.value(*map(read_only, self.op.args)))
-            _, go_on = _place_methods(self._items)
-            if self.place is not None and go_on is not None:
-                go_on(structure.from_json(self.place))
+            _, set_state = _state_methods(self._items)
+            if self.iterator_state is not None and set_state is not None:
+                set_state(structure.from_json(self.iterator_state))
             else:
                 for _ in range(self.read):
                     next(self._items, None)
@@ -314,7 +321,7 @@ class _GeneratorNode(OperatorNode):
             self.read += 1
             x = element(item) if spec is UNKNOWN_SPEC or spec is None else _fitting(item, spec, "the generator")
             yield read_only(x) if self.op.kept else x
-        self.ended = True  # an iterator of the user need not stay at its end
+        self.ended = True  # the user's iterator may not stay at its end
 
     def close(self) -> None:
         super().close()
@@ -326,38 +333,39 @@ class _GeneratorNode(OperatorNode):
             close()
         except ValueError as error:
             if str(error) != "generator already executing":
-                raise  # else the thread that is in it, while another closes the iterator, drops it
+                raise
+            # Another thread is running the generator while this one closes the iterator; that thread will drop it.
 
     def state(self) -> dict[str, Any]:
-        tell, _ = _place_methods(self._items)
-        if tell is not None:
-            with contextlib.suppress(InvalidArgumentError):
-                self.place = structure.to_json(tell())
-        return {"read": self.read, "ended": self.ended, "place": self.place}
+        get_state, _ = _state_methods(self._items)
+        if get_state is not None:
+            with contextlib.suppress(InvalidArgumentError):  # the safe codec refuses its types: a load will skip items
+                self.iterator_state = structure.to_json(get_state())
+        return {"read": self.read, "ended": self.ended, "place": self.iterator_state}
 
     def load(self, state: dict[str, Any]) -> None:
         self._items = None
-        self.read, self.ended, self.place = state["read"], state["ended"], state.get("place")
+        self.read, self.ended, self.iterator_state = state["read"], state["ended"], state.get("place")
 
 
-def _place_methods(items: Any) -> tuple[Any, Any]:
-    """(tell the place, go on there) of an iterator, or two None."""
-    for tell, go_on in _PLACES:
-        if hasattr(items, tell) and hasattr(items, go_on):
-            return getattr(items, tell), getattr(items, go_on)
+def _state_methods(items: Any) -> tuple[Any, Any]:
+    """Return the methods of an iterator that save and restore its position, or (None, None)."""
+    for get_state, set_state in _STATE_METHODS:
+        if hasattr(items, get_state) and hasattr(items, set_state):
+            return getattr(items, get_state), getattr(items, set_state)
     return None, None
 
 
 @operator("from_generator", _GeneratorNode)
 @dataclass(frozen=True)
 class Generator(Op):
-    """Whatever a function yields; it is called for each iterator."""
+    """The items that a function yields; it is called for each iterator."""
 
     function: PickledFunction
     args: tuple[Any, ...]
     spec: Any = field(default=None)
     kept: bool = False
-    """Whether it yields the items of an object that keeps them: `from_source`."""
+    """Whether the items belong to an object that keeps them, as with `from_source`; they are then yielded read-only."""
 
     def cardinality(self, inputs: tuple[int, ...]) -> int:
         return UNKNOWN_CARDINALITY
@@ -409,10 +417,10 @@ class Random(Op):
 
 
 def files_matching(patterns: Any) -> list[str]:
-    """The files that match any of the patterns, sorted.
+    """Return the files that match any of the patterns, sorted.
 
     Raises:
-      InvalidArgumentError: none does.
+      InvalidArgumentError: no file matches.
     """
     many = [patterns] if isinstance(patterns, (str, bytes, os.PathLike)) else list(np.ravel(patterns))
     found = sorted({path for one in many for path in glob.glob(os.fsdecode(one))})
@@ -422,7 +430,7 @@ def files_matching(patterns: Any) -> list[str]:
 
 
 def spec_from(types: Any, shapes: Any) -> Any:
-    """The spec of the older pair of arguments: dtypes, and shapes in the same structure (None: unknown)."""
+    """Return the spec for `output_types` and `output_shapes`: dtypes, and shapes in the same structure (None: unknown)."""
     dtypes = nest.flatten(types)
     if isinstance(types, (tuple, dict)) and shapes is not None:
         parts = shapes.values() if isinstance(shapes, dict) else shapes

@@ -1,6 +1,6 @@
-"""Elements gathered by place or by key: window, group_by_window.
+"""window and group_by_window: elements grouped by position or by key.
 
-A window is a dataset of elements that were gathered already: reading it reads nothing from below.
+A window is a dataset of elements that are collected already: reading it reads nothing from the input.
 """
 
 from __future__ import annotations
@@ -18,25 +18,30 @@ from zmqdist.data.iterators import Context, OperatorNode, load_elements, save_el
 from zmqdist.data.ops.base import Op, PickledFunction, finite
 from zmqdist.data.ops.combining import returned_dataset
 from zmqdist.data.ops.sources import Elements
-from zmqdist.data.structure import UNKNOWN_SPEC, DatasetSpec, NoElements, invalid, spec_of, whole
+from zmqdist.data.structure import UNKNOWN_SPEC, DatasetSpec, NoElements, checked_int, invalid, spec_of
 
 
-def gathered(elements: list[Any], spec: Any = UNKNOWN_SPEC) -> DatasetLike:
-    """Elements as a dataset; its spec is that of the first where it is not given."""
+def dataset_of_elements(elements: list[Any], spec: Any = UNKNOWN_SPEC) -> DatasetLike:
+    """Return elements as a dataset. Its spec is `spec`, or that of the first element."""
     return make(Elements(tuple(elements), spec_of(elements[0]) if spec is UNKNOWN_SPEC else spec))
 
 
 def _columns(elements: list[Any]) -> Any:
-    """A structure of datasets, one for each leaf, as window gives them."""
+    """Return a structure of datasets, one for each leaf, as `window` yields them."""
     first = elements[0]
     if not isinstance(first, (tuple, dict)):
-        return gathered(elements)
+        return dataset_of_elements(elements)
     columns = zip(*map(nest.flatten, elements), strict=True)
-    return nest.pack_sequence_as(first, [gathered(list(column)) for column in columns])
+    return nest.pack_sequence_as(first, [dataset_of_elements(list(column)) for column in columns])
 
 
 class _WindowNode(OperatorNode):
-    """`held` are elements from position `start` of the next window on; `gap` are to be thrown away before."""
+    """Collects windows.
+
+    Attributes:
+      held: elements from the start of the next window on.
+      gap: input elements to drop before that.
+    """
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)
@@ -76,7 +81,7 @@ class _WindowNode(OperatorNode):
 @operator("window", _WindowNode)
 @dataclass(frozen=True)
 class Window(Op):
-    """Datasets of `size` elements each, every `shift` elements a new one, of each `stride`-th element."""
+    """Datasets of `size` elements, each `stride` elements apart; a new one starts every `shift` elements."""
 
     size: int
     shift: int
@@ -85,12 +90,12 @@ class Window(Op):
 
     @classmethod
     def build(cls, size: int, shift: int | None, stride: int, drop_remainder: bool) -> Window:
-        """Raises InvalidArgumentError for a number that is not positive, TypeError for one that is not whole."""
-        given = {"size": size, "shift": size if shift is None else shift, "stride": stride}
-        numbers = {what: whole(number, what) for what, number in given.items()}
-        for what, number in numbers.items():
+        """Check the arguments. Raises InvalidArgumentError for a number that is not positive, TypeError for one that is not an integer."""
+        arguments = {"size": size, "shift": size if shift is None else shift, "stride": stride}
+        numbers = {argument: checked_int(number, argument) for argument, number in arguments.items()}
+        for argument, number in numbers.items():
             if number < 1:
-                raise invalid(f"Window {what} must be greater than zero, not {number}")
+                raise invalid(f"Window {argument} must be greater than zero, not {number}")
         return cls(numbers["size"], numbers["shift"], numbers["stride"], bool(drop_remainder))
 
     def cardinality(self, inputs: tuple[int, ...]) -> int:
@@ -107,7 +112,13 @@ class Window(Op):
 
 
 class _GroupNode(OperatorNode):
-    """`groups` by key, in the order in which they began; `inner` is the dataset that is being read, made of `source` elements."""
+    """Groups elements by key.
+
+    Attributes:
+      groups: the elements of each key that has no full window, in the order in which the keys appeared.
+      inner: the node of the dataset that `reduce_func` returned and that is being read, or None.
+      made_of: key and elements of the window that `inner` was made of, for the state.
+    """
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)
@@ -177,18 +188,18 @@ class _GroupNode(OperatorNode):
             self._open(key, load_elements(elements)).load_state_dict(state["inner"])
 
 
-def int_scalar(value: Any, what: str) -> int:
-    """What a function that gives numbers gave. Raises ValueError for anything but an integer scalar."""
+def int_scalar(value: Any, argument: str) -> int:
+    """Return the result of a user function as an int. Raises ValueError for anything but an integer scalar."""
     array = np.asarray(value)
     if array.shape != () or array.dtype.kind not in "iu":
-        raise ValueError(f"`{what}` must return a single int64, not {array.dtype} of shape {array.shape}")
+        raise ValueError(f"`{argument}` must return a single int64, not {array.dtype} of shape {array.shape}")
     return int(array)
 
 
 @operator("group_by_window", _GroupNode)
 @dataclass(frozen=True)
 class GroupByWindow(Op):
-    """Elements of one key together, as a dataset that a function turns into another, whose elements come out."""
+    """Collects elements of one key in a window, has a function turn each window into a dataset, and yields the elements of that."""
 
     key_function: PickledFunction
     reduce_function: PickledFunction
@@ -206,11 +217,11 @@ class GroupByWindow(Op):
             key = self.key_function.value(*x) if type(x) is tuple else self.key_function.value(x)
             try:
                 return self.reduced(int_scalar(key, "key_func"), [x], dataset).element_spec
-            except NoElements:  # nothing comes of a window of one
+            except NoElements:  # the function makes no elements of a window of one
                 return super().infer(dataset)
         return UNKNOWN_SPEC
 
     def reduced(self, key: int, elements: list[Any], dataset: DatasetLike) -> DatasetLike:
-        """What the function makes of a window of `dataset`'s input. Raises TypeError where that is no dataset."""
-        window = gathered(elements, dataset.inputs[0].known_spec)
+        """Return the dataset that the function makes of a window of `dataset`'s input. Raises TypeError if it returns anything else."""
+        window = dataset_of_elements(elements, dataset.inputs[0].known_spec)
         return returned_dataset(self.reduce_function.value(np.int64(key), window), "reduce_func")

@@ -1,1 +1,1 @@
-"""What is wrong, and what to do: the checks behind `zmqdist doctor`."""
+"""The checks behind `zmqdist doctor`: each says what is wrong and what to do."""

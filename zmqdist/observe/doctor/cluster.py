@@ -1,4 +1,4 @@
-"""A whole cluster: every address of it, and whether its tasks reach each other."""
+"""Checks of a whole cluster: each of its addresses, and whether its tasks reach each other."""
 
 from __future__ import annotations
 
@@ -12,107 +12,108 @@ from zmqdist.cluster.sections import WorkerJob
 from zmqdist.cluster.spec import ClusterSpec
 from zmqdist.observe.doctor.findings import Finding, ok, problem
 from zmqdist.observe.doctor.host import DESCRIPTORS_MIN
-from zmqdist.observe.doctor.network import Address, client_of, expected, planned
+from zmqdist.observe.doctor.network import Address, client_of, examine_planned, examine_server
 from zmqdist.scheduling.worker.slots import OTHER_FDS, SLOT_FDS
 from zmqdist.tasks.reachability import REACH
 from zmqdist.transport.credentials import Credentials
 
 AT_A_TIME: Final = 16
 TASK: Final = "server-"
-"""How a task of a cluster calls itself, before its name."""
+"""Prefix of the kind that a task's server reports; the name of the task follows."""
 
 CHILD_FDS: Final = 5
-"""Descriptors of whoever starts workers, for each: two pipes, its end, its connection, and one to spare."""
+"""Descriptors that a launcher needs for each worker it starts: two pipes, a pidfd, a connection, and one to spare."""
 
 
 def descriptors_wanted(config: ClusterConfig) -> int:
-    """By that process of a cluster file that needs most: who starts the workers, or a worker with its slots."""
+    """Return the descriptors that the most demanding process of a cluster file needs: the launcher, or a worker with its slots."""
     workers = config.jobs.worker or WorkerJob(count=1)
     starting = len(workers.indices()) * CHILD_FDS + OTHER_FDS
     return max(DESCRIPTORS_MIN, starting, workers.slots_here() * SLOT_FDS + OTHER_FDS)
 
 
-def credentials_for(config: ClusterConfig, given: Credentials) -> Credentials:
-    """What was given, else what the file says."""
-    if given != Credentials():
-        return given
+def credentials_for(config: ClusterConfig, explicit: Credentials) -> Credentials:
+    """Return the explicit credentials if there are any, else those of the file."""
+    if explicit != Credentials():
+        return explicit
     if config.runtime is not None:
         return Credentials(config.runtime.token_file, config.runtime.keys_dir)
     return Credentials(keys_dir=config.security.keys)
 
 
-def examine_config(config: ClusterConfig, given: Credentials, timeout_s: float) -> list[Finding]:
-    """The addresses of a cluster file, running or not."""
-    credentials = credentials_for(config, given)
+def examine_config(config: ClusterConfig, explicit: Credentials, timeout_s: float) -> list[Finding]:
+    """Check the addresses of a cluster file, whether or not it is running."""
+    credentials = credentials_for(config, explicit)
     found = []
     for job, section in config.jobs.task_jobs().items():
         if section.tasks is None:
-            found.append(ok(job, f"{len(section.indices())} of them; who starts them finds the addresses"))
+            found.append(ok(job, f"{len(section.indices())} of them; the launcher chooses their addresses"))
     if config.runtime is not None:
         address = config.runtime.dispatcher.removeprefix("zmq://")
-        found += expected(address, credentials, timeout_s, subject=f"dispatcher {address}").findings
+        found += examine_server(address, credentials, timeout_s, subject=f"dispatcher {address}").findings
     return found + examine_tasks(
-        config.spec, credentials, timeout_s, but=() if config.runtime is None else ("dispatcher",)
+        config.spec, credentials, timeout_s, excluded_jobs=() if config.runtime is None else ("dispatcher",)
     )
 
 
 def examine_tasks(
-    spec: ClusterSpec, credentials: Credentials, timeout_s: float, *, but: Collection[str] = ()
+    spec: ClusterSpec, credentials: Credentials, timeout_s: float, *, excluded_jobs: Collection[str] = ()
 ) -> list[Finding]:
-    """The tasks of a cluster but for some jobs, and whether those that run reach each other."""
+    """Check the tasks of a cluster, except those of some jobs, and whether the running ones reach each other."""
     addresses = {
         f"{job}:{index}": spec.task_address(job, index)
         for job in spec.jobs
-        if job not in but
+        if job not in excluded_jobs
         for index in spec.task_indices(job)
     }
-    looked = _at_once(
-        lambda name: planned(addresses[name], credentials, timeout_s, subject=f"{name} {addresses[name]}"), addresses
+    examined = _concurrently(
+        lambda name: examine_planned(addresses[name], credentials, timeout_s, subject=f"{name} {addresses[name]}"),
+        addresses,
     )
     tasks = []
-    for name, address in looked.items():
-        kind = "" if address.about is None else address.about.kind
+    for name, address in examined.items():
+        kind = "" if address.info is None else address.info.kind
         if kind == f"{TASK}{name}":
             tasks.append(name)
         elif kind.startswith(TASK):
-            told = f"the task that listens there is {kind.removeprefix(TASK)}, of this cluster or of another"
+            message = f"the task that listens there is {kind.removeprefix(TASK)}, of this cluster or of another"
             advice = (
                 "stop it, or give each task an address of its own; all tasks must be started with the same addresses"
             )
-            address.findings.append(problem(f"{name} {addresses[name]}", told, advice))
-    reached = _at_once(lambda name: _reach(name, addresses[name], credentials, timeout_s), tasks)
-    return [finding for each in (looked, reached) for address in each.values() for finding in address.findings]
+            address.findings.append(problem(f"{name} {addresses[name]}", message, advice))
+    reachability = _concurrently(lambda name: _examine_reach(name, addresses[name], credentials, timeout_s), tasks)
+    return [finding for each in (examined, reachability) for address in each.values() for finding in address.findings]
 
 
 def examine_addresses(addresses: Iterable[str], credentials: Credentials, timeout_s: float) -> list[Finding]:
-    """Addresses at which servers should be running."""
-    looked = _at_once(lambda address: expected(address, credentials, timeout_s), addresses)
-    return [finding for address in looked.values() for finding in address.findings]
+    """Check addresses at which servers should be running."""
+    examined = _concurrently(lambda address: examine_server(address, credentials, timeout_s), addresses)
+    return [finding for address in examined.values() for finding in address.findings]
 
 
-def _at_once(fn: Callable[[str], Address], names: Iterable[str]) -> dict[str, Address]:
+def _concurrently(fn: Callable[[str], Address], names: Iterable[str]) -> dict[str, Address]:
     names = list(dict.fromkeys(names))
     with ThreadPoolExecutor(AT_A_TIME, thread_name_prefix="zmqdist-doctor") as pool:
         return dict(zip(names, pool.map(fn, names), strict=True))
 
 
-def _reach(name: str, address: str, credentials: Credentials, timeout_s: float) -> Address:
-    """What a running task says about the others."""
+def _examine_reach(name: str, address: str, credentials: Credentials, timeout_s: float) -> Address:
+    """Ask a running task which other tasks it reaches."""
     subject = f"from {name}"
     try:
         with client_of(address, credentials) as client:
-            asked = client.call(REACH, [timeout_s], timeout_in_ms=round(3000 * timeout_s))
-            told = iter(asked.get_value() or [])
+            reply = client.call(REACH, [timeout_s], timeout_in_ms=round(3000 * timeout_s))
+            entries = iter(reply.get_value() or [])
     except errors.OpError as error:
-        advice = f"ask it again when it is less busy, or see the log of {name}"
-        return Address([problem(subject, f"it could not say whom it reaches ({error.message})", advice)])
+        advice = f"try again when it is less busy, or see the log of {name}"
+        return Address([problem(subject, f"it could not say which tasks it reaches ({error.message})", advice)])
     findings, good = [], []
-    for other, theirs, trouble in zip(told, told, told, strict=False):
+    for other, other_address, trouble in zip(entries, entries, entries, strict=False):
         if not trouble:
             good.append(str(other))
             continue
-        advice = f"run zmqdist doctor {theirs} on the host of {name}; both must have one idea of that address"
-        findings.append(problem(subject, f"it cannot reach {other} at {theirs} ({trouble})", advice))
+        advice = f"run zmqdist doctor {other_address} on the host of {name}; both hosts must resolve that address alike"
+        findings.append(problem(subject, f"it cannot reach {other} at {other_address} ({trouble})", advice))
     if good:
         findings.insert(0, ok(subject, f"reaches {', '.join(good)}"))
     return Address(findings)

@@ -1,4 +1,4 @@
-"""What the doctor says: one line, with a level, what was looked at, what is there, and what to do about it."""
+"""The findings of the doctor: each is one line with a level, a subject, its state, and advice."""
 
 from __future__ import annotations
 
@@ -12,46 +12,46 @@ PROBLEM: Final = "problem"
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at.
+    """The result of one check.
 
     Attributes:
-      level: OK; WARNING where things work, but not well, or not yet; PROBLEM where something will fail.
-      subject: what was looked at: "token", "127.0.0.1:5050".
-      told: what is there.
-      advice: what to do; "" where nothing needs doing.
+      level: OK; WARNING if something works, but badly or not yet; PROBLEM if something will fail.
+      subject: what was checked: "token", "127.0.0.1:5050".
+      message: the state that was found.
+      advice: what to do; "" if nothing needs doing.
     """
 
     level: str
     subject: str
-    told: str
+    message: str
     advice: str = ""
 
     def line(self) -> str:
-        """For people. What other processes say of themselves may be in it, so nothing moves a cursor."""
-        text = f"{self.subject}: {self.told}" + (f": {self.advice}" if self.advice else "")
+        """Return one line of text. It may quote other processes, so unprintable characters are replaced."""
+        text = f"{self.subject}: {self.message}" + (f": {self.advice}" if self.advice else "")
         text = " ".join(text.split())
         return f"{self.level:<8} " + "".join(char if char.isprintable() else "?" for char in text)
 
     def record(self) -> dict[str, Any]:
-        """For programs."""
+        """Return a dictionary, for `--json`."""
         return asdict(self)
 
 
-def ok(subject: str, told: str) -> Finding:
-    """Nothing to do."""
-    return Finding(OK, subject, told)
+def ok(subject: str, message: str) -> Finding:
+    """Return a finding that needs no action."""
+    return Finding(OK, subject, message)
 
 
-def warning(subject: str, told: str, advice: str) -> Finding:
-    """It works, but not well, or not yet."""
-    return Finding(WARNING, subject, told, advice)
+def warning(subject: str, message: str, advice: str) -> Finding:
+    """Return a finding that something works, but badly or not yet."""
+    return Finding(WARNING, subject, message, advice)
 
 
-def problem(subject: str, told: str, advice: str) -> Finding:
-    """Something will fail."""
-    return Finding(PROBLEM, subject, told, advice)
+def problem(subject: str, message: str, advice: str) -> Finding:
+    """Return a finding that something will fail."""
+    return Finding(PROBLEM, subject, message, advice)
 
 
 def healthy(findings: list[Finding]) -> bool:
-    """Whether nothing is a problem."""
+    """Return whether none of the findings is a problem."""
     return all(finding.level != PROBLEM for finding in findings)

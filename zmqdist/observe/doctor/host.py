@@ -1,4 +1,4 @@
-"""This machine and this Python: what zmqdist needs of them, tried for real where that is possible."""
+"""Checks of this machine and this Python for what zmqdist needs, by trying it where possible."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from zmqdist.wire.hello import PROTOCOL
 
 LIBZMQ_MIN: Final = (4, 3, 0)
 DESCRIPTORS_MIN: Final = 1024
-"""What systems give by default: a dispatcher with some hundred workers, or a worker with a hundred slots."""
+"""The usual limit of systems: enough for a dispatcher with some hundred workers, or a worker with a hundred slots."""
 MEMORY_LOW: Final = 2**30
 PATIENCE_S: Final = 10.0
 _PAGE: Final = 4096
@@ -33,10 +33,10 @@ PROXIES: Final = ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS
 
 
 def examine(descriptors_wanted: int = DESCRIPTORS_MIN) -> list[Finding]:
-    """Everything here.
+    """Run all checks of this machine.
 
     Args:
-      descriptors_wanted: by the process of a cluster that needs most.
+      descriptors_wanted: how many descriptors the most demanding process of a cluster needs.
     """
     return [
         versions(),
@@ -51,57 +51,57 @@ def examine(descriptors_wanted: int = DESCRIPTORS_MIN) -> list[Finding]:
 
 
 def versions() -> Finding:
-    """For a bug report."""
+    """Report the versions, for a bug report."""
     python = ".".join(map(str, sys.version_info[:3]))
-    told = f"{__version__}, protocol {PROTOCOL[0]}.{PROTOCOL[1]}, Python {python}"
-    return ok("zmqdist", f"{told}, NumPy {np.__version__}, msgspec {msgspec.__version__}")
+    message = f"{__version__}, protocol {PROTOCOL[0]}.{PROTOCOL[1]}, Python {python}"
+    return ok("zmqdist", f"{message}, NumPy {np.__version__}, msgspec {msgspec.__version__}")
 
 
 def transport(build: port_probe.Build) -> Finding:
-    """pyzmq and the libzmq in it."""
+    """Check pyzmq and the libzmq in it."""
     libzmq = ".".join(map(str, build.libzmq))
-    told = f"pyzmq {build.pyzmq}, libzmq {libzmq}"
+    message = f"pyzmq {build.pyzmq}, libzmq {libzmq}"
     advice = "install pyzmq from a wheel (pip install --force-reinstall pyzmq)"
     if build.libzmq < LIBZMQ_MIN:
-        return problem("ZeroMQ", f"{told}, which is older than {'.'.join(map(str, LIBZMQ_MIN))}", advice)
+        return problem("ZeroMQ", f"{message}, which is older than {'.'.join(map(str, LIBZMQ_MIN))}", advice)
     if not build.curve:
-        return warning("ZeroMQ", f"{told}, built without CURVE: nothing but loopback can be used", advice)
-    return ok("ZeroMQ", f"{told} with CURVE")
+        return warning("ZeroMQ", f"{message}, built without CURVE: nothing but loopback can be used", advice)
+    return ok("ZeroMQ", f"{message} with CURVE")
 
 
 def descriptors(wanted: int) -> Finding:
-    """`ulimit -n` against what is needed: each connection and each slot takes some."""
+    """Check `ulimit -n`: each connection and each slot needs descriptors."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= wanted:
         return ok("descriptors", f"{soft:,} may be open, {wanted:,} are enough")
-    can = hard == resource.RLIM_INFINITY or hard >= wanted
+    raisable = hard == resource.RLIM_INFINITY or hard >= wanted
     advice = f"`ulimit -n {wanted}` in the shell that starts it"
-    if not can:
-        advice += f"; the hard limit is {hard}, so whoever runs this system has to raise that first (limits.conf)"
-    kind = problem if wanted > DESCRIPTORS_MIN else warning
-    return kind("descriptors", f"{soft:,} may be open, {wanted:,} are wanted", advice)
+    if not raisable:
+        advice += f"; the hard limit is {hard}, so an administrator has to raise that first (limits.conf)"
+    make_finding = problem if wanted > DESCRIPTORS_MIN else warning
+    return make_finding("descriptors", f"{soft:,} may be open, {wanted:,} are wanted", advice)
 
 
 def proc() -> Finding:
-    """/proc tells whose a port is, and opens shared memory."""
+    """Check that /proc can be read: it tells which user listens on a port, and opens shared memory."""
     try:
         Path("/proc/net/tcp").read_bytes()
         os.listdir("/proc/self/fd")
     except OSError as error:
-        told = f"/proc cannot be read ({error.strerror})"
+        message = f"/proc cannot be read ({error.strerror})"
         return problem(
-            "/proc", told, "mount it (mount -t proc proc /proc), or use CURVE keys and expect slow large arrays"
+            "/proc", message, "mount it (mount -t proc proc /proc), or use CURVE keys and expect slow large arrays"
         )
     return ok("/proc", "can be read")
 
 
 def shared_memory() -> Finding:
-    """A real memory file, opened by a child as another process of a cluster would."""
+    """Check shared memory with a real memory file, opened by a child as another process of a cluster would."""
     if os.environ.get(VARIABLE) == "off":
         return warning(
-            "shared memory", f"switched off by {VARIABLE}=off", f"unset {VARIABLE} to have large arrays move faster"
+            "shared memory", f"switched off by {VARIABLE}=off", f"unset {VARIABLE} to transfer large arrays faster"
         )
-    slower = "large arrays go by sockets, which is slower"
+    slower = "large arrays go through sockets, which is slower"
     try:
         fd = make_memfd(_PAGE)
     except (OSError, AttributeError) as error:
@@ -109,39 +109,39 @@ def shared_memory() -> Finding:
             "shared memory", f"there is none ({error}): {slower}", "this needs memfd_create of Linux 3.17 or newer"
         )
     try:
-        told = os.urandom(8)
-        os.pwrite(fd, told, 0)
+        pattern = os.urandom(8)
+        os.pwrite(fd, pattern, 0)
         command = [sys.executable, "-I", "-c", _READ_THROUGH_PROC, f"/proc/{os.getpid()}/fd/{fd}"]
         done = subprocess.run(command, capture_output=True, timeout=PATIENCE_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         return warning("shared memory", f"it could not be tried ({error})", "try again when the machine is less busy")
     finally:
         os.close(fd)
-    if done.stdout == told:
+    if done.stdout == pattern:
         return ok("shared memory", "a child could open memory of this process")
-    why = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+    reason = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
     advice = "run all processes as one user and group, in one container, and not as a program that has changed its user"
-    return warning("shared memory", f"a child could not open memory of this process ({why}): {slower}", advice)
+    return warning("shared memory", f"a child could not open memory of this process ({reason}): {slower}", advice)
 
 
 def memory() -> Finding:
-    """What is free, as the kernel sees it."""
+    """Check how much memory the kernel reports as available."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
         kilobytes = {line.split(":")[0]: int(line.split()[1]) for line in lines if line.endswith(" kB")}
         free, total = kilobytes["MemAvailable"] * 1024, kilobytes["MemTotal"] * 1024
     except (OSError, ValueError, KeyError):
-        return ok("memory", "this system does not tell how much is free")
-    told = f"{free / 2**30:.1f} of {total / 2**30:.1f} GiB are free"
+        return ok("memory", "this system does not report how much is free")
+    message = f"{free / 2**30:.1f} of {total / 2**30:.1f} GiB are free"
     if free < MEMORY_LOW:
         return warning(
-            "memory", told, "end something: the kernel kills processes when memory runs out (killed by SIGKILL)"
+            "memory", message, "end other programs: the kernel kills processes when memory runs out (SIGKILL)"
         )
-    return ok("memory", told)
+    return ok("memory", message)
 
 
 def loopback() -> Finding:
-    """A connection of this process to itself."""
+    """Check a connection of this process to itself."""
     try:
         with (
             socket.create_server(("127.0.0.1", 0)) as server,
@@ -158,15 +158,13 @@ def loopback() -> Finding:
             "loopback", f"127.0.0.1 cannot be used ({error})", "`ip link set lo up`, and allow it in the firewall"
         )
     if not arrived:
-        return problem("loopback", "what was sent to 127.0.0.1 was lost", "allow loopback in the firewall")
+        return problem("loopback", "data sent to 127.0.0.1 was lost", "allow loopback in the firewall")
     return ok("loopback", "127.0.0.1 works")
 
 
 def proxies() -> list[Finding]:
-    """Who comes from gRPC has learned to fear them."""
-    there = [name for name in PROXIES if os.environ.get(name)]
+    """Report proxy variables, because users of gRPC expect them to matter."""
+    variables = [name for name in PROXIES if os.environ.get(name)]
     return (
-        [ok("proxies", f"{', '.join(there)} set, which zmqdist does not look at: it connects directly")]
-        if there
-        else []
+        [ok("proxies", f"{', '.join(variables)} set, which zmqdist ignores: it connects directly")] if variables else []
     )

@@ -1,6 +1,6 @@
-"""Addresses: the name, the port, what listens there, whether it lets us in, and what it says of itself.
+"""Checks of an address, step by step: the name, the port, the server behind it, its security, and what it reports about itself.
 
-Each step is a reason of its own why nothing works, and the next is only tried when it has succeeded.
+Each step has its own cause of failure, and the next step is tried only after it has succeeded.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from zmqdist.transport.address import split
 from zmqdist.transport.credentials import Credentials
 from zmqdist.transport.port_probe import Owner, Seen
 
-LOOKS: Final = 5
-"""Questions for the round trip and the clock; the quickest counts."""
+PROBES: Final = 5
+"""How many calls measure the round trip and the clock; the fastest counts."""
 
 CLOCK_OFF_S: Final = 2.0
 
@@ -36,24 +36,24 @@ class Address:
     """What was found at one address.
 
     Attributes:
-      about: what the server there says of itself; None where none answered us.
+      info: what the server there reports about itself; None if no server replied.
     """
 
     findings: list[Finding]
-    about: About | None = None
+    info: About | None = None
 
 
-def expected(address: str, credentials: Credentials, timeout_s: float, *, subject: str = "") -> Address:
-    """An address at which a server should be running."""
+def examine_server(address: str, credentials: Credentials, timeout_s: float, *, subject: str = "") -> Address:
+    """Check an address at which a server should be running."""
     subject = subject or address
     seen = port_probe.look(address, timeout_s)
     if seen.failure is not None:
         return Address([problem(subject, *port_probe.explain(address, seen, timeout_s))])
-    return _introduced(subject, address, seen, credentials, timeout_s)
+    return _identify(subject, address, seen, credentials, timeout_s)
 
 
-def planned(address: str, credentials: Credentials, timeout_s: float, *, subject: str) -> Address:
-    """An address of a cluster file: a server may be running there already, or will be started."""
+def examine_planned(address: str, credentials: Credentials, timeout_s: float, *, subject: str) -> Address:
+    """Check an address of a cluster file: a server may already run there, or will be started."""
     address = f"localhost{address}" if address.startswith(":") else address
     try:
         host, port = split(address)
@@ -61,12 +61,12 @@ def planned(address: str, credentials: Credentials, timeout_s: float, *, subject
         return Address([problem(subject, error.message, "correct the address of this task")])
     seen = port_probe.look(address, timeout_s)
     if seen.failure is None:
-        return _introduced(subject, address, seen, credentials, timeout_s)
+        return _identify(subject, address, seen, credentials, timeout_s)
     if not seen.number or not isinstance(seen.failure, ConnectionRefusedError):
         return Address([problem(subject, *port_probe.explain(address, seen, timeout_s))])
     if not port_probe.is_own(seen.number):
         advice = f"start it on {host}; if it runs, its address is another one"
-        return Address([warning(subject, f"{host} is up, and nobody listens on port {port} yet", advice)])
+        return Address([warning(subject, f"{host} is up, and nothing listens on port {port} yet", advice)])
     try:
         with socket.socket(socket.AF_INET6 if ":" in seen.number else socket.AF_INET) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -79,15 +79,15 @@ def planned(address: str, credentials: Credentials, timeout_s: float, *, subject
     return Address([ok(subject, f"{address} is of this machine, and free")])
 
 
-def _introduced(subject: str, address: str, seen: Seen, credentials: Credentials, timeout_s: float) -> Address:
-    """A TCP connection was made: what is it, and does it let us in?"""
+def _identify(subject: str, address: str, seen: Seen, credentials: Credentials, timeout_s: float) -> Address:
+    """Check the server behind an open TCP connection: what it is, and whether it admits this side."""
     _, port = split(address)
     owner = port_probe.owner(seen.number, port) if port_probe.is_own(seen.number) else None
     if seen.mechanism is None:
         return Address([_silent(subject, owner)])
     if not seen.mechanism:
-        told = f"the port is taken by {_named(owner)}, which is no zmqdist server"
-        return Address([problem(subject, told, "stop that, or take another port (0 for a free one)")])
+        message = f"the port is taken by {_named(owner)}, which is no zmqdist server"
+        return Address([problem(subject, message, "stop that, or take another port (0 for a free one)")])
     failed: errors.OpError | None = None
     for key in (b"", *(listening_keys(credentials) if seen.mechanism == "CURVE" else [])):
         try:
@@ -98,40 +98,44 @@ def _introduced(subject: str, address: str, seen: Seen, credentials: Credentials
             )
         with client:
             try:
-                about, rtt_s, ahead_s = _ask(client, timeout_s)
+                info, rtt_s, clock_ahead_s = _probe(client, timeout_s)
             except errors.OpError as error:
                 failed = failed or error
                 if not isinstance(error, errors.UnauthenticatedError):
                     break
                 continue
-            history = _history(subject, client, timeout_s) if about.kind == "dispatcher" else []
-        return Address([*_described(subject, about, rtt_s, ahead_s, seen.mechanism), *history], about)
+            history = _history(subject, client, timeout_s) if info.kind == "dispatcher" else []
+        return Address([*_described(subject, info, rtt_s, clock_ahead_s, seen.mechanism), *history], info)
     assert failed is not None
     return Address([_refused(subject, failed, owner, timeout_s)])
 
 
 def _history(subject: str, client: ZmqClient, timeout_s: float) -> list[Finding]:
-    """What a dispatcher remembers of workers and slots that died, and of data ports that could not be reached."""
+    """Return findings from a dispatcher's record of lost workers, crashed slots and unreachable data ports."""
     try:
         record = internal_client.start(client, "status", due=time.monotonic() + timeout_s).get_value()
-    except errors.OpError:  # of another version; it has just answered who it is
+    except errors.OpError:  # it has just replied to a call, so it is of another version
         return []
     found = []
     if lost := record.get("losses_count"):
-        told = f"{plural(lost, 'worker has', 'workers have')} been lost since it was started"
-        found.append(warning(subject, told, "zmqdist status says which, when and why"))
+        message = f"{plural(lost, 'worker has', 'workers have')} been lost since it was started"
+        found.append(warning(subject, message, "zmqdist status says which, when and why"))
     if record.get("slot_deaths"):
         advice = "look for them in the log of that worker, and in the kernel's for processes that took too much memory"
         found.append(warning(subject, slot_deaths(record), advice))
     if relayed := record.get("relayed"):
-        told = f"it has passed on {plural(relayed, 'piece')} of large payloads, which should go straight from worker to reader"
+        message = f"it has passed on {plural(relayed, 'piece')} of large payloads, which should go straight from worker to reader"
         advice = "open the ports of the workers and programs to each other's hosts, or give workers a fixed port (--port) and open that"
-        found.append(warning(subject, told, advice))
+        found.append(warning(subject, message, advice))
     return found
 
 
 def client_of(address: str, credentials: Credentials, key: bytes = b"") -> ZmqClient:
-    """As the first role that this side has the key of; with the token any will do. `key`: of what listens there, if that is no server."""
+    """Return a client in the first role whose key this side has; with a token each role will do.
+
+    Args:
+      key: the public key of a server that does not have the cluster's server key (a worker).
+    """
     problems = []
     for role in ("submit", "worker", "admin", "client"):
         try:
@@ -142,7 +146,7 @@ def client_of(address: str, credentials: Credentials, key: bytes = b"") -> ZmqCl
 
 
 def listening_keys(credentials: Credentials) -> list[bytes]:
-    """The public keys that a worker of this cluster may show, as far as this side knows them."""
+    """Return the public keys that workers of this cluster may have, as far as this side knows them."""
     folder = credentials.keys_dir or os.environ.get(keys.ENVIRONMENT)
     try:
         authorized = keys.load_authorized(folder) if folder else {}
@@ -151,68 +155,74 @@ def listening_keys(credentials: Credentials) -> list[bytes]:
     return [key for key, role in authorized.items() if role == "worker"]
 
 
-def _ask(client: ZmqClient, timeout_s: float) -> tuple[About, float, float]:
-    """What it says of itself, the quickest round trip, and how far its clock is ahead, both in seconds."""
+def _probe(client: ZmqClient, timeout_s: float) -> tuple[About, float, float]:
+    """Return what the server reports about itself, the fastest round trip, and how far its clock is ahead (both in seconds)."""
     until = time.monotonic() + timeout_s
-    looks = []
-    for _ in range(LOOKS):
+    probes = []
+    for _ in range(PROBES):
         left_ms = max(1, round(1000 * (until - time.monotonic())))
         before, began = time.time(), time.monotonic()
-        about = heard(client.call(ABOUT, timeout_in_ms=left_ms).get_value(), client.address)
+        info = heard(client.call(ABOUT, timeout_in_ms=left_ms).get_value(), client.address)
         rtt_s = time.monotonic() - began
-        looks.append((rtt_s, about.time_s - (before + rtt_s / 2)))
-    return about, *min(looks)
+        probes.append((rtt_s, info.time_s - (before + rtt_s / 2)))
+    return info, *min(probes)
 
 
-def _described(subject: str, about: About, rtt_s: float, ahead_s: float, mechanism: str) -> list[Finding]:
+def _described(subject: str, info: About, rtt_s: float, clock_ahead_s: float, mechanism: str) -> list[Finding]:
     security = {"PLAIN": "token", "CURVE": "CURVE"}.get(mechanism, "no security")
-    told = (
-        f"{about.kind} pid {about.pid} (incarnation {about.incarnation & 0xFFFFFFFF:08x}), "
-        f"zmqdist {about.version}, protocol {_dotted(about.protocol)}, "
-        f"Python {_dotted(about.python)}, {security}, {1000 * rtt_s:.2g} ms there and back"
+    message = (
+        f"{info.kind} pid {info.pid} (incarnation {info.incarnation & 0xFFFFFFFF:08x}), "
+        f"zmqdist {info.version}, protocol {_dotted(info.protocol)}, "
+        f"Python {_dotted(info.python)}, {security}, {1000 * rtt_s:.2g} ms there and back"
     )
-    found = [ok(subject, told)]
-    if about.version != __version__:
-        same = about.version.split(".")[:2] == __version__.split(".")[:2]
-        so = "they understand each other" if same else "plain calls work, scheduled functions will not run"
-        told = f"zmqdist {about.version} there, {__version__} here; {so}"
-        found.append(warning(subject, told, "install the same version on both ends"))
-    if about.python != sys.version_info[:2]:
-        told = f"Python {_dotted(about.python)} there, {_dotted(sys.version_info[:2])} here: scheduled functions will not run"
-        found.append(warning(subject, told, "use the same Python on all machines; plain calls work all the same"))
-    if abs(ahead_s) > CLOCK_OFF_S:
-        told = f"its clock is {abs(ahead_s):.1f} s {'ahead of' if ahead_s > 0 else 'behind'} this machine's"
-        advice = "run NTP on both; zmqdist does not need it, whoever compares log lines does"
-        found.append(warning(subject, told, advice))
+    found = [ok(subject, message)]
+    if info.version != __version__:
+        same = info.version.split(".")[:2] == __version__.split(".")[:2]
+        consequence = "they understand each other" if same else "plain calls work, scheduled functions will not run"
+        message = f"zmqdist {info.version} there, {__version__} here; {consequence}"
+        found.append(warning(subject, message, "install the same version on both ends"))
+    if info.python != sys.version_info[:2]:
+        message = f"Python {_dotted(info.python)} there, {_dotted(sys.version_info[:2])} here: scheduled functions will not run"
+        found.append(warning(subject, message, "use the same Python on all machines; plain calls work all the same"))
+    if abs(clock_ahead_s) > CLOCK_OFF_S:
+        message = (
+            f"its clock is {abs(clock_ahead_s):.1f} s {'ahead of' if clock_ahead_s > 0 else 'behind'} this machine's"
+        )
+        advice = "run NTP on both; zmqdist does not need it, but comparing log lines does"
+        found.append(warning(subject, message, advice))
     return found
 
 
 def _refused(subject: str, error: errors.OpError, owner: Owner | None, timeout_s: float) -> Finding:
-    """A ZeroMQ server that did not answer; the client's own words are best where it was turned away."""
+    """Explain why a ZeroMQ server did not reply. If it refused this side, the client's error says it best."""
     if isinstance(error, errors.DeadlineExceededError):
-        told = f"it greets, and does not answer within {timeout_s:g} s: its Python is busy or stuck"
-        who = f" of pid {owner.pid}" if owner is not None and owner.pid else ""
-        return problem(subject, told, f"look at its log and its threads{who} (py-spy dump), or wait longer (--timeout)")
+        message = f"it greets, and does not answer within {timeout_s:g} s: its Python is busy or stuck"
+        process = f" of pid {owner.pid}" if owner is not None and owner.pid else ""
+        return problem(
+            subject, message, f"look at its log and its threads{process} (py-spy dump), or wait longer (--timeout)"
+        )
     if isinstance(error, errors.UnauthenticatedError):
         return problem(
             subject, error.message, "name this cluster's token or keys: --token-file, --keys, or the environment"
         )
     if error.error_code == errors.INVALID_ARGUMENT:
         return warning(
-            subject, f"it lets us in, and cannot say who it is ({error.message})", "install the same zmqdist there"
+            subject,
+            f"it admits this side, but cannot identify itself ({error.message})",
+            "install the same zmqdist there",
         )
     return problem(subject, error.message, "give both ends the same zmqdist and the same kind of security")
 
 
 def _silent(subject: str, owner: Owner | None) -> Finding:
     if owner is not None and owner.state in STOPPED:
-        told = f"{_named(owner)} is stopped (SIGSTOP or Ctrl-Z), so it takes connections and says nothing"
-        return problem(subject, told, f"`kill -CONT {owner.pid}`")
-    told = f"{_named(owner)} takes connections and says nothing: it is stopped, hangs, or is no zmqdist server"
+        message = f"{_named(owner)} is stopped (SIGSTOP or Ctrl-Z), so it takes connections and says nothing"
+        return problem(subject, message, f"`kill -CONT {owner.pid}`")
+    message = f"{_named(owner)} takes connections and says nothing: it is stopped, hangs, or is no zmqdist server"
     advice = (
         "look at the process that has the port (ss -ltnp; state T in ps is stopped: kill -CONT), or take another port"
     )
-    return problem(subject, told, advice)
+    return problem(subject, message, advice)
 
 
 def _named(owner: Owner | None) -> str:

@@ -1,4 +1,4 @@
-"""Tokens and keys as the next start will find them: there, private, whole, and fitting each other."""
+"""Checks of tokens and keys as the next start will find them: present, private, complete, and matching."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _KEYS_ADVICE = "copy the files of the folder that `zmqdist keygen` made once mor
 
 
 def examine(credentials: Credentials) -> list[Finding]:
-    """The token, and the keys where there are any, by the rules of transport/security.py."""
+    """Check the token, or the keys if there are any, by the rules of transport/security.py."""
     if credentials.insecure:
         return [
             warning("security", "switched off by --insecure", "make keys (zmqdist keygen DIR), or stay on 127.0.0.1")
@@ -27,7 +27,7 @@ def examine(credentials: Credentials) -> list[Finding]:
 
 
 def user_token(path: str | None) -> Finding:
-    """The one that would be used; the user's own is not made if it is missing."""
+    """Check the token that would be used. If the user's own token is missing, it is not created."""
     try:
         own = token.default_path()
         if not path and not os.environ.get(token.ENVIRONMENT) and not own.exists():
@@ -39,7 +39,7 @@ def user_token(path: str | None) -> Finding:
 
 
 def key_folder(folder: Path) -> list[Finding]:
-    """A folder made by `zmqdist keygen`, or a part of one."""
+    """Check a folder made by `zmqdist keygen`, or a part of one."""
     subject = f"keys {folder}"
     if not folder.is_dir():
         return [problem(subject, "there is no such folder", f"`zmqdist keygen {folder}`, or name the right one")]
@@ -53,21 +53,21 @@ def key_folder(folder: Path) -> list[Finding]:
         advice = "copy server.pub and the key of a role there, or server.key and authorized for a server"
         found.append(problem(subject, "it has no keys", advice))
     if not found:
-        what = ["server"] if (folder / "server.key").exists() else []
-        told = f"{', '.join(what + roles)}: private, whole, and fitting each other; they have no end of validity"
-        found.append(ok(subject, told))
+        server = ["server"] if (folder / "server.key").exists() else []
+        message = f"{', '.join(server + roles)}: private, whole, and fitting each other; they have no end of validity"
+        found.append(ok(subject, message))
     return found
 
 
 def _openness(folder: Path, subject: str) -> list[Finding]:
-    told = folder.stat()
-    if told.st_uid not in (os.geteuid(), 0):
-        text = f"the folder belongs to user {told.st_uid}, this process runs as {os.geteuid()}"
-        return [problem(subject, text, "use a folder of your own")]
-    mode = stat.S_IMODE(told.st_mode)
+    status = folder.stat()
+    if status.st_uid not in (os.geteuid(), 0):
+        message = f"the folder belongs to user {status.st_uid}, this process runs as {os.geteuid()}"
+        return [problem(subject, message, "use a folder of your own")]
+    mode = stat.S_IMODE(status.st_mode)
     if mode & 0o022:
-        text = f"others may change what is in the folder (mode {mode:04o})"
-        return [problem(subject, text, f"`chmod 700 {folder}`, and make new keys if they may have done so")]
+        message = f"others may change what is in the folder (mode {mode:04o})"
+        return [problem(subject, message, f"`chmod 700 {folder}`, and make new keys if they may have done so")]
     return []
 
 
@@ -79,11 +79,11 @@ def _serving(folder: Path, subject: str) -> list[Finding]:
     except FailedPreconditionError as error:
         return [problem(subject, error.message, _KEYS_ADVICE)]
     if public != pair.public:
-        text = "server.pub is not the public half of server.key: who connects with it is told that the key is wrong"
-        return [problem(subject, text, "copy both from the folder in which `zmqdist keygen` made them")]
+        message = "server.pub is not the public half of server.key: clients that connect with it are refused"
+        return [problem(subject, message, "copy both from the folder in which `zmqdist keygen` made them")]
     if not authorized:
         advice = "add a line `role PUBLIC-KEY` for each, from the first lines of the key files"
-        return [problem(subject, "`authorized` lets nobody in", advice)]
+        return [problem(subject, "`authorized` admits no client", advice)]
     return []
 
 
@@ -94,14 +94,14 @@ def _connecting(folder: Path, subject: str, roles: list[str]) -> list[Finding]:
         authorized = keys.load_authorized(folder) if (folder / "authorized").exists() else None
         listeners = [role for role in roles if role in ("worker", "submit")]
         if authorized is None and listeners and not (folder / "server.key").exists():
-            text = f"there is no `authorized` beside {listeners[0]}.key: with it no worker can run and no program can schedule"
-            found.append(warning(subject, text, "copy `authorized` there; it has no secrets"))
+            message = f"there is no `authorized` beside {listeners[0]}.key: with it no worker can run and no program can schedule"
+            found.append(warning(subject, message, "copy `authorized` there; it has no secrets"))
         for role in roles:
             pair = keys.load_role(folder, role)
             if authorized is not None and keys.raw(pair.public) not in authorized:
-                text = f"{role}.key is not in `authorized` beside it: a server that uses this folder refuses it"
+                message = f"{role}.key is not in `authorized` beside it: a server that uses this folder refuses it"
                 advice = f"add the line `{role} {pair.public.decode()}` to {folder / 'authorized'}, and start the servers again"
-                found.append(problem(subject, text, advice))
+                found.append(problem(subject, message, advice))
     except FailedPreconditionError as error:
         found.append(problem(subject, error.message, _KEYS_ADVICE))
     return found

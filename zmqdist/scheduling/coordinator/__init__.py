@@ -1,1 +1,1 @@
-"""The coordinator of a program: it schedules functions, keeps their values and ends their rounds."""
+"""The coordinator of a program: it schedules functions, holds their values and ends rounds."""

@@ -1,10 +1,11 @@
-"""Options of scheduled work, and the workers that it waits for: the part of closures.py that plain work never meets.
+"""Options of work items, and the workers that pinned work waits for: the part of closures.py that plain work does not use.
 
 Theory of operation
-    The dispatcher tells a coordinator that watches who has come and who is lost (Members); after each Enlisted it tells all that are
-    there. So what has changed is the difference to what was known before, whichever dispatcher tells it.
-    A worker is missed from the moment on at which it was known to be gone, or at which work was pinned to it while it was not there.
-    While there is no worker at all nobody is missed: that is another time-out (closures P6), and starts the clocks anew.
+    A coordinator that watches the members gets from the dispatcher each worker that joins or is lost (Members), and after each Enlisted a
+    complete list. Changes are computed as the difference to the members known before, so they are right whichever dispatcher reports.
+    A worker is missed from the moment it is known to be absent while work is pinned to it: when it leaves, or when work is pinned to
+    an absent worker. While there is no worker at all, none counts as missed, because another limit applies (closures P6); the clocks
+    start again with the first worker.
 
 Not here: what becomes of work whose worker is missed for too long (closures.py).
 """
@@ -19,11 +20,16 @@ from typing import Final, NamedTuple, TypeAlias
 from zmqdist.messages import Item, Members
 
 Joined: TypeAlias = "tuple[str, int, int, str]"
+"""A worker that is present: (name, incarnation, pid, host)."""
 Left: TypeAlias = "tuple[str, int, str]"
+"""A worker that has left: (name, incarnation, reason)."""
 
 
 class WorkOptions(NamedTuple):
-    """How a piece of work is to be scheduled, where not like any other; `messages.Submit` tells what they mean."""
+    """How to schedule a work item that is not plain; `messages.Submit` defines the fields.
+
+    Work that is `apart` belongs to no round: it takes no room in the queue, its error fails no round, and no round's end cancels it.
+    """
 
     worker: str = ""
     priority: int = 0
@@ -35,9 +41,11 @@ PLAIN: Final = WorkOptions()
 
 @dataclass(frozen=True, slots=True)
 class Scheduled:
-    """The user scheduled work: (work, fn, payload); work numbers grow. Values of `keep` stay with their worker.
+    """The program scheduled work items: (work, fn, payload), with growing work numbers.
 
-    `options` are those of work that has some.
+    Attributes:
+      keep: the items whose values stay with their workers.
+      options: the options of items that are not plain, by number.
     """
 
     items: list[tuple[int, int, bytes]]
@@ -47,21 +55,21 @@ class Scheduled:
 
 @dataclass(frozen=True, slots=True)
 class MembersChanged:
-    """Workers that are there now, (name, incarnation, pid, host), and workers that are no more, (name, incarnation, reason)."""
+    """Workers that have joined and workers that have left."""
 
     joined: list[Joined]
     left: list[Left]
 
 
 class Pins:
-    """What is known of unfinished work that has options.
+    """The options of unfinished work, and the workers that are present or missed.
 
     Attributes:
-      recovery_limit_s: how long a worker may be missed; None where members are not watched, and none ever is.
-      options: of unfinished work, by its number; plain work is not in it.
-      apart: the numbers of that which is apart.
-      told: whether a dispatcher has said who is there.
-      members: name -> (name, incarnation, pid, host) of the workers that are there.
+      recovery_limit_s: how long a worker may be missed; None where members are not watched, so that none is ever missed.
+      options: the options of unfinished work items that are not plain, by number.
+      apart: the unfinished work items that are apart from the rounds.
+      members_known: whether a dispatcher has reported the members.
+      members: the workers that are present, by name.
     """
 
     def __init__(self, recovery_limit_s: float | None) -> None:
@@ -70,21 +78,21 @@ class Pins:
         self.members: dict[str, Joined] = {}
         self.recovery_limit_s = recovery_limit_s
         self._pinned: dict[str, set[int]] = {}
-        self._missed: dict[str, float] = {}
-        """Workers that have work pinned to them and are not there: since when."""
-        self.told = False
-        self._all = True
-        """Whether the next Members tells all that are there."""
+        self._missing_since: dict[str, float] = {}
+        """Since when each absent worker with pinned work is missed. Invariant: its keys are keys of `_pinned`, and not of `members`."""
+        self.members_known = False
+        self._next_is_complete = True
+        """Whether the next Members lists all workers."""
 
     @property
     def deadline(self) -> float | None:
-        """When somebody will have been missed for too long; None for never."""
-        if not self._missed or self.recovery_limit_s is None:
+        """When the first worker will have been missed for too long; None for never."""
+        if not self._missing_since or self.recovery_limit_s is None:
             return None
-        return min(self._missed.values()) + self.recovery_limit_s
+        return min(self._missing_since.values()) + self.recovery_limit_s
 
     def add(self, options: Mapping[int, WorkOptions], now: float) -> None:
-        """Work with options was scheduled."""
+        """Record work items with options."""
         self.options.update(options)
         for work, (worker, _, apart) in options.items():
             if apart:
@@ -92,10 +100,10 @@ class Pins:
             if worker:
                 self._pinned.setdefault(worker, set()).add(work)
                 if worker not in self.members:
-                    self._missed.setdefault(worker, now)
+                    self._missing_since.setdefault(worker, now)
 
     def ended(self, work: int) -> bool:
-        """A piece of work has ended; whether it was apart."""
+        """Forget a work item that has ended; return whether it was apart."""
         options = self.options.pop(work, None)
         if options is None:
             return False
@@ -105,12 +113,12 @@ class Pins:
             works.discard(work)
             if not works:
                 del self._pinned[worker]
-                self._missed.pop(worker, None)
+                self._missing_since.pop(worker, None)
         self.apart.discard(work)
         return options.apart
 
     def grouped(self, items: list[Item]) -> Iterable[tuple[WorkOptions, list[Item]]]:
-        """Work by its options, each in the order in which it was."""
+        """Group work items by their options, in the order of the items."""
         if not self.options:
             return [(PLAIN, items)]
         groups: dict[WorkOptions, list[Item]] = {}
@@ -119,46 +127,46 @@ class Pins:
         return groups.items()
 
     def within(self, width: int, unfinished: int, unsent: dict[int, None]) -> dict[int, None]:
-        """What of the unsent work may be sent where no more than `width` may be with the dispatcher; what is apart is not counted."""
+        """Return the unsent work that may be sent if the dispatcher may have at most `width` items. Work that is apart is not counted."""
         first = dict.fromkeys(sorted(self.apart & unsent.keys()))
         room = width - (unfinished - len(self.apart)) + (len(unsent) - len(first))
         first.update(islice(((work, None) for work in unsent if work not in self.apart), max(0, room)))
         return first
 
-    def enlisted(self) -> None:
-        """The next Members tells all that are there."""
-        self._all = True
+    def expect_all_members(self) -> None:
+        """Take the next Members for a complete list."""
+        self._next_is_complete = True
 
-    def hear(self, news: Members, now: float) -> MembersChanged | None:
-        """What has changed, also when nothing has but is told for the first time; else None for nothing."""
+    def update_members(self, members: Members, now: float) -> MembersChanged | None:
+        """Apply a Members message and return what has changed; None for nothing, except that the first message always returns a change."""
         before = self.members
-        after = {} if self._all else dict(before)
-        gone = {name: (incarnation, reason) for name, incarnation, reason in news.left}
-        for name, (incarnation, _) in gone.items():
+        after = {} if self._next_is_complete else dict(before)
+        departures = {name: (incarnation, reason) for name, incarnation, reason in members.left}
+        for name, (incarnation, _) in departures.items():
             if name in after and after[name][1] == incarnation:
                 del after[name]
-        after.update((member[0], member) for member in news.joined)
-        told, self.told, self._all = self.told, True, False
+        after.update((member[0], member) for member in members.joined)
+        known_before, self.members_known, self._next_is_complete = self.members_known, True, False
         left = []
         for name, member in before.items():
             if name not in after or after[name][1] != member[1]:
-                _, reason = gone.get(name, (0, "the dispatcher does not know it any more"))
+                _, reason = departures.get(name, (0, "the dispatcher does not know it any more"))
                 left.append((name, member[1], reason))
         joined = [m for m in after.values() if m[0] not in before or before[m[0]][1] != m[1]]
         self.members = after
-        if len(after) and not len(before):  # there was no worker at all: all clocks start anew
-            self._missed = dict.fromkeys(self._missed, now)
+        if len(after) and not len(before):  # the first worker after none: all clocks start again
+            self._missing_since = dict.fromkeys(self._missing_since, now)
         for name in self._pinned:
             if name in after:
-                self._missed.pop(name, None)
+                self._missing_since.pop(name, None)
             else:
-                self._missed.setdefault(name, now)
-        return MembersChanged(joined, left) if joined or left or not told else None
+                self._missing_since.setdefault(name, now)
+        return MembersChanged(joined, left) if joined or left or not known_before else None
 
     def overdue(self, now: float) -> list[tuple[str, list[int]]]:
-        """Workers that were missed for too long, and what is pinned to each, oldest first; `ended` is called for that."""
+        """Return the workers missed for too long, each with its pinned work, oldest first. The caller must call `ended` for that work."""
         limit_s = self.recovery_limit_s
         if limit_s is None:
             return []
-        late = [name for name, since in self._missed.items() if since + limit_s <= now]
-        return [(name, sorted(self._pinned[name])) for name in late]
+        overdue = [name for name, since in self._missing_since.items() if since + limit_s <= now]
+        return [(name, sorted(self._pinned[name])) for name in overdue]

@@ -1,10 +1,10 @@
-"""The bounds of a coordinator: what users may ask for, and how many bytes of arguments are held for work that has not ended.
+"""The bounds of a coordinator's queue: checks of the arguments, and the count of bytes held for unfinished work.
 
 Rules
-    Counted are packed arguments, and the large arrays that lie beside them or beside a function's pickle, from `schedule` until the work
-    has ended: so long they take memory here, also while the work runs. What several pieces of work share counts once.
-    One piece of work that is larger than the whole bound fits when nothing else is counted; else it would wait for ever.
-    Not counted is what does not end with its work: per-worker resources, and what a lineage remembers.
+    The count includes packed arguments, and the large arrays held beside them or beside a function's pickle, from `schedule` until the
+    work has ended, because they take memory here even while the work runs. Data that several work items share counts once.
+    A single work item larger than the bound fits when nothing else is counted; otherwise it would wait for ever.
+    Data that outlives its work is not counted: per-worker resources, and the inputs that a lineage remembers.
 
 Everything here runs with the coordinator's lock held.
 """
@@ -20,54 +20,52 @@ from zmqdist.errors import InvalidArgumentError
 from zmqdist.transport.memory_limits import usable_bytes
 
 SMALL_BYTES_MAX: Final = 256
-"""Packed arguments that are not larger are not counted: the record of a piece of work takes as much, and `queue_max` bounds these."""
+"""Packed arguments up to this size are not counted: the record of a work item takes as much memory, and `queue_max` bounds the items."""
 
 
 log = logging.getLogger("zmqdist.coordinator")
 
 
 def checked_queue_max(queue_max: int) -> int:
-    """The bound on waiting pieces of work that a user means. Raises ValueError for what is none."""
+    """Return the bound on waiting work items. Raises ValueError for a negative one."""
     if queue_max < 0:
         raise ValueError(f"queue_max is {queue_max}, wants 1 or more, or 0 for no bound")
     if queue_max == 0:
         log.warning(
-            "queue_max is 0: schedule() waits for queue_bytes_max only, however many pieces of work are ahead of the workers"
+            "queue_max is 0: only queue_bytes_max makes schedule() wait, however many functions are queued for the workers"
         )
         return limits.QUEUE_UNBOUNDED
     return queue_max
 
 
 def check_seconds(**durations: float) -> None:
-    """Raises InvalidArgumentError for a duration that is negative or no number."""
+    """Raise InvalidArgumentError for a duration that is negative or not a number."""
     for name, seconds in durations.items():
-        if not seconds >= 0:  # so that NaN is refused, too
+        if not seconds >= 0:  # also refuses NaN
             raise InvalidArgumentError(f"{name} is {seconds}, wants 0 s or more")
 
 
 def checked_bytes_max(bytes_max: int | None) -> int:
-    """The bound that a user means; None: that of this machine or control group. Raises ValueError for what is none."""
+    """Return the bound in bytes; for None a share of the memory of this machine or control group. Raises ValueError for a negative one."""
     if bytes_max is None:
         return usable_bytes() // limits.QUEUE_MEMORY_SHARE
     if bytes_max < 0:
         raise ValueError(f"queue_bytes_max is {bytes_max}, wants 1 or more bytes, or 0 for no bound")
     if bytes_max == 0:
-        log.warning(
-            "queue_bytes_max is 0: arguments that are scheduled ahead of the workers take memory without a bound"
-        )
+        log.warning("queue_bytes_max is 0: the arguments of queued functions take memory without a bound")
     return bytes_max
 
 
 class QueueBytes:
-    """The count of one coordinator.
+    """The bytes of arguments that one coordinator holds for unfinished work.
 
     Args:
       bytes_max: the bound; 0 for none.
-      size_of: bytes of a large part, by its number in the coordinator's store.
+      size_of: returns the bytes of a large part, by its number in the coordinator's store.
 
     Attributes:
-      held: bytes that are counted now.
-      works: of each piece of work that is counted, its packed bytes and its parts.
+      held: bytes counted now. Invariant: the sum of the packed bytes in `works` and of each part's size once.
+      works: for each counted work item its packed bytes and its parts.
     """
 
     def __init__(self, bytes_max: int, size_of: Callable[[int], int]) -> None:
@@ -76,21 +74,21 @@ class QueueBytes:
         self._size_of = size_of
         self.works: dict[int, tuple[int, tuple[int, ...]]] = {}
         self._parts: dict[int, tuple[int, int]] = {}
-        """Bytes of a part, and how many pieces of work have it."""
-        self._told_idle = False
+        """For each part its size and the number of counted work items that share it."""
+        self._warned_idle = False
 
     def fits(self, nbytes: int, parts: Sequence[int]) -> bool:
-        """Whether one more may be scheduled, with packed arguments of so many bytes and these parts."""
+        """Return whether a work item with so many packed bytes and these parts may be scheduled."""
         if not self.bytes_max or not self.held or (nbytes <= SMALL_BYTES_MAX and not parts):
             return True
         return self.held + self.needed(nbytes, parts) <= self.bytes_max
 
     def needed(self, nbytes: int, parts: Sequence[int]) -> int:
-        """By how much `held` would grow."""
+        """Return by how much `held` would grow."""
         return nbytes + sum(self._size_of(part) for part in set(parts) if part not in self._parts)
 
     def begin(self, work: int, nbytes: int, parts: Sequence[int]) -> None:
-        """This was scheduled."""
+        """Count a scheduled work item."""
         if nbytes <= SMALL_BYTES_MAX and not parts:
             return
         self.held += self.needed(nbytes, parts)
@@ -100,7 +98,7 @@ class QueueBytes:
         self.works[work] = nbytes, tuple(parts)
 
     def end(self, work: int) -> None:
-        """This has ended; nothing where it is not counted."""
+        """Remove a work item that has ended from the count, if it is counted."""
         nbytes, parts = self.works.pop(work, (0, ()))
         self.held -= nbytes
         for part in parts:
@@ -111,16 +109,16 @@ class QueueBytes:
                 del self._parts[part]
                 self.held -= size
         if not self.works:
-            self.works = {}  # a dict keeps the room that it once needed
+            self.works = {}  # a new one, because a dict never shrinks
 
-    def tell_idle(self, idle: int, nbytes: int, parts: Sequence[int]) -> None:
-        """Somebody waits while so many workers have nothing to do: say once that the reason is this bound, where it is."""
-        if self._told_idle or idle <= 0 or self.fits(nbytes, parts):
+    def warn_if_workers_idle(self, idle: int, nbytes: int, parts: Sequence[int]) -> None:
+        """Log once if `schedule` waits because of this bound while `idle` workers have no work."""
+        if self._warned_idle or idle <= 0 or self.fits(nbytes, parts):
             return
-        self._told_idle = True
+        self._warned_idle = True
         log.warning(
             "schedule() waits, and %d workers are idle: the arguments of unfinished work take %d bytes, the next ones take %d more, and"
-            " queue_bytes_max is %d. Schedule smaller pieces, or give the coordinator a larger queue_bytes_max where there is memory",
+            " queue_bytes_max is %d. Schedule smaller arguments, or raise queue_bytes_max if there is enough memory",
             idle,
             self.held,
             self.needed(nbytes, parts),
@@ -128,5 +126,5 @@ class QueueBytes:
         )
 
     def clear(self) -> None:
-        """Everything has ended."""
+        """Remove all work from the count."""
         self.works, self._parts, self.held = {}, {}, 0

@@ -1,7 +1,7 @@
-"""What the Futures of an Executor end with when the fault is not the function's own: each is a BrokenProcessPool of the standard library.
+"""Errors of an Executor's Futures when the function itself is not at fault: each is a BrokenProcessPool of the standard library.
 
-A module of its own, loaded with the first such error, because the standard library's class comes with all of multiprocessing. When the
-program ends that can no longer be loaded; a program that has not loaded it by then catches nothing by that name.
+This module is loaded with the first such error, because the standard library's class imports all of multiprocessing. That import fails
+while the program ends; BrokenExecutor then stands in, because a program that has not imported BrokenProcessPool cannot catch it by name.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 else:
     try:
         from concurrent.futures.process import BrokenProcessPool
-    except RuntimeError:  # its module registers what is to be done at the program's end, which has come
+    except RuntimeError:  # its module registers an exit handler, and the program is ending
         BrokenProcessPool = BrokenExecutor
 
 
 class ExecutorWorkerLost(errors.WorkerLost, BrokenProcessPool):
-    """Every process that started this function died with it."""
+    """Each process that started this function crashed."""
 
 
 class ExecutorUnavailable(errors.UnavailableError, BrokenProcessPool):
@@ -31,4 +31,4 @@ class ExecutorUnavailable(errors.UnavailableError, BrokenProcessPool):
 
 
 class ExecutorBroken(errors.AbortedError, BrokenProcessPool):
-    """The function was not run, or its result is not here, for a reason that is not the function's: the message says which."""
+    """The function was not run, or its result cannot be delivered, for a reason outside the function; the message names it."""

@@ -1,9 +1,9 @@
-"""Users' callbacks, one after the other, in a thread of their own: they may wait, and the loop may not.
+"""The program's callbacks, run one after the other in a thread of their own, because they may wait and the loop must not.
 
 Rules
-    The thread starts where a callback is registered, in the user's thread, which gets the error where none can be started. So
-    the loop, which hands in the calls, starts none.
-    Whatever a callback raises is logged, also a SystemExit: the thread serves all values of its coordinator, and goes on.
+    The thread starts when a callback is registered, in the program's thread, which gets the error if no thread can be started. The
+    loop, which hands in the calls, therefore never has to start one.
+    Exceptions of a callback are logged, SystemExit included, because the thread serves all values of its coordinator.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Calls: TypeAlias = "list[tuple[Callable[[Any], object], Any]]"
 
 
 class Callbacks:
-    """A thread that starts with the first callback."""
+    """A thread for callbacks, started with the first one."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -28,24 +28,24 @@ class Callbacks:
         self._closed = False
 
     def start(self) -> None:
-        """Have the thread, before a callback is registered. Raises RuntimeError: the process can have no more threads."""
+        """Start the thread unless it runs. Call it before registering a callback. RuntimeError: the process cannot start more threads."""
         if self._queue is None:
             with self._lock:
                 self._started()
 
     def put(self, calls: Calls) -> None:
-        """Call each function with its value. From any thread. Raises as `start`, where that was not called before."""
+        """Have the thread call each function with its value. Any thread. Raises as `start` if the thread does not run yet."""
         if not calls:
             return
         with self._lock:
-            into = self._started()
+            calls_queue = self._started()
             for call in calls:
-                into.put(call)
+                calls_queue.put(call)
             if self._closed:
                 self._end()
 
     def close(self) -> None:
-        """End the thread when it has made the calls that it was given. What comes later gets a thread for its own time."""
+        """End the thread once it has made all calls handed in so far. Later calls get a short-lived thread."""
         with self._lock:
             self._closed = True
             self._end()
@@ -54,7 +54,7 @@ class Callbacks:
         if self._queue is None:
             calls: queue.SimpleQueue[tuple[Callable[[Any], object], Any] | None] = queue.SimpleQueue()
             threading.Thread(target=_serve, args=(calls,), name="zmqdist-callbacks", daemon=True).start()
-            self._queue = calls  # once the thread is there: what is put where none serves is never called
+            self._queue = calls  # only once the thread runs, because calls in a queue without a thread are never made
         return self._queue
 
     def _end(self) -> None:
@@ -70,4 +70,4 @@ def _serve(calls: queue.SimpleQueue[tuple[Callable[[Any], object], Any] | None])
             fn(value)
         except BaseException:
             log.exception("a done callback of %r failed", value)
-        del call, fn, value  # while it waits, nothing is kept alive
+        del call, fn, value  # so that the waiting thread keeps nothing alive

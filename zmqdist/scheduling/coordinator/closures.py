@@ -1,29 +1,30 @@
-"""The coordinator's record of what it has scheduled: submission, results, the first error, the end of a round; no I/O.
+"""The coordinator's record of scheduled work: submission, results, lost starts and the end of a round; no I/O.
 
 Theory of operation
-    The coordinator owns its work: the dispatcher's queue is only a copy. Each connection to a dispatcher starts from nothing:
-    what is unfinished is submitted again, under attempt numbers that no earlier submission has used, with the starts that it has
-    lost so far. A result is accepted while its work is unfinished, and never again.
-    When the user waits for the end of a round, its generation is ended; what remains is
-    cancelled once the dispatcher says that nothing of it can be executing. The next round has the next generation.
+    The coordinator owns its work; the dispatcher's queue is a copy. On each connection to a dispatcher it submits all unfinished work
+    from scratch, under attempt numbers that no earlier submission has used, and with the starts lost so far. It accepts one result
+    of each work item, while that is unfinished, and discards later ones.
+    When the program waits for the end of a round, the coordinator ends the round's generation. It cancels the remaining work once the
+    dispatcher reports that none of it can be executing. The next round has the next generation.
 
 Promises, checked by tests/machines/test_closures.py and tests/sim
-    P1  each scheduled piece of work is resolved exactly once
-    P2  a bulk result is resolved when it is here, not before
-    P3  after RoundEnded nothing that was scheduled before it can be executing
-    P4  after a reconnect exactly what is unfinished is submitted again, oldest first
-    P5  lost starts are counted over all dispatchers: work that kills its process fails after `attempts_max` of them
-    P6  without a dispatcher, or without any worker, for `lost_limit_s` everything unfinished is resolved as unavailable
-    P7  a function is forgotten by all once no unfinished work uses it and the cache has dropped it
-    P8  a bulk result that is to be kept is resolved by its reference, and let go of when the user has dropped it
-    P9  work goes to every dispatcher with the options that it was scheduled with
-    P10 work that is apart is not queued, ends no round by its error, and does not end with one
-    P11 work that is pinned to a worker which is not there for `recovery_limit_s`, while others are, is resolved as unavailable
-    P12 MembersChanged tells each worker that joined and each that left once, whatever dispatcher says so, in that order from none on
-    P13 with a width no more than so much work is with the dispatcher at a time, the oldest first
-    P14 work that is to be had back unless it has begun is resolved as cancelled, told in WorkBegun, or resolved as ever; as cancelled when
-        the connection to the dispatcher is lost before
-    P15 the end of a round that is over, or has not begun, is not asked for
+    P1  each scheduled work item is resolved exactly once
+    P2  a bulk result is resolved when it has arrived here, not before
+    P3  after RoundEnded no work scheduled before it can be executing
+    P4  after a reconnect exactly the unfinished work is submitted again, oldest first
+    P5  lost starts are counted over all dispatchers: work that crashes its process fails after `attempts_max` of them
+    P6  without a dispatcher, or without any worker, for `lost_limit_s` all unfinished work is resolved as unavailable
+    P7  all parties forget a function once no unfinished work uses it and the cache has dropped it
+    P8  a bulk result that is to be kept is resolved by its reference, and released when the program has dropped it
+    P9  each dispatcher gets work with the options that it was scheduled with
+    P10 work that is apart is not queued, its error does not end a round, and the end of a round does not end it
+    P11 work pinned to a worker that is absent for `recovery_limit_s`, while others are present, is resolved as unavailable
+    P12 MembersChanged reports each worker that joined and each that left once, in that order and starting from none, whichever
+        dispatcher is connected
+    P13 with a width the dispatcher has at most that many work items at a time, the oldest first
+    P14 work to be taken back unless it has begun is resolved as cancelled, reported in WorkBegun, or resolved as usual; it is resolved
+        as cancelled if the connection to the dispatcher is lost first
+    P15 the coordinator does not request the end of a round that is over or has not begun
 
 Not here: values and exceptions (payloads are opaque), plans (dependencies_and_retries.py), threads that wait (runtime.py).
 """
@@ -80,19 +81,27 @@ from zmqdist.scheduling.coordinator.effects import Effect, Fetch, Resolve, RoomM
 from zmqdist.scheduling.dispatcher.membership import SAID_GOODBYE
 
 DISPATCHER: Final = "dispatcher"
-"""The one peer of this machine."""
+"""The only peer of this machine."""
 
 WITHDRAW_MAX = 100_000
-"""Numbers in one message: far below what a header may have."""
+"""Work numbers in one message: far below the limit of a header."""
 
 SUBMISSION_SHIFT = 16
-"""Each submission of a piece of work opens a new range of 65,536 attempt numbers."""
+"""Each submission of a work item opens a new range of 65,536 attempt numbers."""
 
 
 class Closures:
-    """See the module's docstring.
+    """The state of all scheduled work; the module's docstring has the rules.
 
-    An unfinished piece of work is the tuple that travels and nothing else: a million of them have to fit, and each costs its time.
+    An unfinished work item is the tuple that is sent and nothing else, because there may be a million of them.
+
+    Args:
+      coordinator: the coordinator's number in the cluster.
+      queue_max: the bound of the dispatcher's queue for this coordinator.
+      cancel_grace_s: how long cancelled work may go on before its slot is killed.
+      lost_limit_s, recovery_limit_s: the time limits of P6 and P11; without `recovery_limit_s` members are not watched.
+      starts: whether the dispatcher reports the work that workers begin (P14).
+      width: how many work items the dispatcher may have (P13); None for no bound.
     """
 
     def __init__(
@@ -111,31 +120,31 @@ class Closures:
         self.generation = self.round = 1
         self.workers, self.ending = 0, False
         self.pins = Pins(recovery_limit_s)
-        self._watch = recovery_limit_s is not None
-        self._starts_told, self._width = starts, width
-        self._wanted_back: set[int] = set()
-        """Work of which the dispatcher was asked whether it has begun, and perhaps some that has ended."""
+        self._watch_members = recovery_limit_s is not None
+        self._report_starts, self._width = starts, width
+        self._take_backs: set[int] = set()
+        """Work that the dispatcher was requested to take back unless it has begun. May include work that has ended."""
         self._queue_max = queue_max
         self._cancel_grace_s = cancel_grace_s
         self._lost_limit_s = lost_limit_s
         self._works: dict[int, Item] = {}
         self._starts: dict[int, tuple[LostStart, ...]] = {}
-        """Of unfinished work that has lost some."""
+        """The lost starts of unfinished work items that have any."""
         self._unsent: dict[int, None] = {}
-        """Unfinished work that this dispatcher was not given yet; the rest is counted in `_submitted`."""
+        """Unfinished work that the present dispatcher has not been sent, in order; `_submitted` counts the rest."""
         self._to_keep: set[int] = set()
         """Unfinished work whose value is to stay with its worker."""
         self._kept: dict[int, int] = {}
-        """Values that are with their workers: work -> attempt. The dispatcher forgets them with the connection."""
+        """Values held by their workers: work -> attempt. The dispatcher forgets them when the connection is lost."""
         self._functions: dict[int, bytes] = {}
         self._uses: dict[int, int] = {}
         self._dropped: set[int] = set()
         self._to_forget: list[int] = []
-        """Numbers to be forgotten everywhere, which no dispatcher was told yet."""
+        """Numbers to be forgotten everywhere that have not been sent to a dispatcher."""
         self._enlisted = False
-        self._former = False
-        self._out_of_sight = False
-        """Something of this generation may be executing at a worker that was lost."""
+        self._submitted_before = False
+        self._may_run_unseen = False
+        """Whether work of this generation may be executing at a worker that was lost."""
         self._alone_since: float | None = now
         self._submitted = self._left_queue = self._finished = 0
         self._was_full = False
@@ -145,21 +154,21 @@ class Closures:
         return len(self._works)
 
     def __contains__(self, work: int) -> bool:
-        """Whether this piece of work is unfinished."""
+        """Return whether this work item is unfinished."""
         return work in self._works
 
     def lost_starts(self, work: int) -> int:
-        """How many starts this unfinished piece of work has lost."""
+        """Return how many starts this unfinished work item has lost."""
         return len(self._starts.get(work, ()))
 
     def wants(self, work: int, attempt: int) -> bool:
-        """Whether a bulk result of this attempt is what its work waits for. In any thread."""
+        """Return whether its work item still waits for the bulk result of this attempt. Any thread may call this."""
         item = self._works.get(work)
         return item is not None and item[1] == attempt
 
     @property
     def kept(self) -> int:
-        """Values that are with their workers."""
+        """How many values their workers hold."""
         return len(self._kept)
 
     @property
@@ -168,7 +177,7 @@ class Closures:
 
     @property
     def queued(self) -> int:
-        """Pieces of work that have not left the queue, as far as is known here; never too few."""
+        """An upper bound of the work items in the queue, from the dispatcher's reports so far."""
         unsent = 0 if self.ending else len(self._unsent)
         if unsent and self.pins.apart:
             unsent -= len(self._unsent.keys() & self.pins.apart)
@@ -184,14 +193,14 @@ class Closures:
 
     @property
     def alone_since(self) -> float | None:
-        """Since when unfinished work has been without a dispatcher, or without any worker; None where nothing misses either."""
+        """When unfinished work began to be without a dispatcher or any worker; None while both are present or nothing waits for them."""
         return self._alone_since if self._works or self.ending else None
 
     def handle(self, event: Event, now: float) -> list[Effect]:
-        """Apply one event and return what must be done about it, in order. `now` is monotonic seconds."""
+        """Apply one event and return the effects to carry out, in order. `now` is monotonic seconds."""
         match event:
             case Heard():
-                effects = self._hear(event.message, now)
+                effects = self._handle_message(event.message, now)
             case Scheduled():
                 self._to_keep.update(event.keep)
                 if event.options:
@@ -213,27 +222,33 @@ class Closures:
             case TakeBackAsked(works):
                 effects = self._withdraw(works, unbegun=True)
             case EndAsked(number):
-                effects = self._end() if number == self.round else []
+                effects = self._end() if number == self.round else []  # P15
             case BulkUnreachable(work, attempt, problem):
                 effects = self._unreachable(work, attempt, problem)
             case UnfinishedFailed(error):
                 sent = [work for work in self._works if work not in self._unsent] if self._enlisted else []
-                effects = self._resolve(_all(list(self._works), ERROR, error)) + self._take_back(sent)
+                effects = self._resolve(_ended_alike(list(self._works), ERROR, error)) + self._take_back(sent)
             case KeptDropped(works):
                 effects = self._let_go(works)
             case DispatcherUp():
                 enlist = Enlist(
-                    self.coordinator, self._queue_max, self.generation, self._former, self._watch, self._starts_told
+                    self.coordinator,
+                    self._queue_max,
+                    self.generation,
+                    self._submitted_before,
+                    self._watch_members,
+                    self._report_starts,
                 )
                 effects = [Send(DISPATCHER, enlist)]
             case DispatcherDown(for_good):
                 self._enlisted = False
-                lost = self._out_of_sight or len(self._works) > len(self.pins.apart)
-                self._out_of_sight = lost and not for_good
+                lost = self._may_run_unseen or len(self._works) > len(self.pins.apart)
+                self._may_run_unseen = lost and not for_good
                 self._kept.clear()
-                self._be_alone(now)
-                back, self._wanted_back = self._wanted_back, set()
-                effects = self._resolve(_all(sorted(back & self._works.keys()), CANCELLED)) if back else []
+                self._start_lost_clock(now)
+                # P14: the reply is lost with the connection, and submitting this work again would run it after all.
+                unanswered, self._take_backs = sorted(self._take_backs & self._works.keys()), set()
+                effects = self._resolve(_ended_alike(unanswered, CANCELLED)) if unanswered else []
                 effects += self._round_ended() if for_good and self.ending else []
             case Ticked():
                 effects = self._tick(now)
@@ -242,14 +257,14 @@ class Closures:
         if self._unsent and self._enlisted and not self.ending:
             effects = effects + self._submit()
         if self._was_full or self.queued >= self._queue_max:
-            effects = effects + self._say_room()
+            effects = effects + self._note_room()
         return effects
 
-    # -- from the user ------------------------------------------------------------------------------------------
+    # -- from the program ---------------------------------------------------------------------------------------
 
     def _schedule(self, items: list[tuple[int, int, bytes]], now: float) -> list[Effect]:
         if not self._works and self._alone_since is not None:
-            self._alone_since = now  # nobody missed the cluster before
+            self._alone_since = now  # P6: the time without a cluster counts only while there is work
         works, uses, unsent = self._works, self._uses, self._unsent
         for work, fn, payload in items:
             works[work] = (work, 0, 0, fn, payload)
@@ -263,10 +278,10 @@ class Closures:
             return []
         sent = [work for work in known if work not in self._unsent] if self._enlisted else []
         effects = self._resolve(
-            _all(known if not sent else [work for work in known if work in self._unsent], CANCELLED)
+            _ended_alike(known if not sent else [work for work in known if work in self._unsent], CANCELLED)
         )
         if unbegun:
-            self._wanted_back.update(sent)
+            self._take_backs.update(sent)
         return effects + self._take_back(sent, unbegun)
 
     def _take_back(self, works: list[int], unbegun: bool = False) -> list[Effect]:
@@ -283,20 +298,20 @@ class Closures:
         self.ending = True
         if self._enlisted:
             return [self._end_generation()]
-        # A worker that was given up executes until it misses the dispatcher, too: only another dispatcher knows when that is over.
-        return [] if self._out_of_sight or len(self._works) > len(self.pins.apart) else self._round_ended()
+        # P3: a lost worker executes until it has missed the dispatcher in turn, and only a dispatcher knows when that is over.
+        return [] if self._may_run_unseen or len(self._works) > len(self.pins.apart) else self._round_ended()
 
     def _end_generation(self) -> Send:
         return Send(DISPATCHER, EndGeneration(self.generation, self._cancel_grace_s))
 
     def _round_ended(self) -> list[Effect]:
         apart = self.pins.apart
-        effects = self._resolve(_all([work for work in self._works if work not in apart], CANCELLED))
+        effects = self._resolve(_ended_alike([work for work in self._works if work not in apart], CANCELLED))
         ended = self.round
         self.generation += 1
         self.round += 1
-        self.ending = self._out_of_sight = False
-        self._former = bool(self._works)  # what is apart goes on
+        self.ending = self._may_run_unseen = False
+        self._submitted_before = bool(self._works)  # P10: work that is apart goes on
         return [*effects, RoundEnded(ended)]
 
     def _define(self, functions: list[tuple[int, bytes]]) -> list[Effect]:
@@ -304,22 +319,24 @@ class Closures:
 
     # -- from the dispatcher ------------------------------------------------------------------------------------
 
-    def _hear(self, message: object, now: float) -> list[Effect]:
+    def _handle_message(self, message: object, now: float) -> list[Effect]:
         match message:
             case Results(items):
                 return self._resolve(items)
             case StartsLost():
                 return self._starts_lost(message)
             case Begun(works):
-                self._wanted_back.difference_update(works)
+                self._take_backs.difference_update(works)
                 unfinished = [work for work in works if work in self._works]
                 return [WorkBegun(unfinished)] if unfinished else []
             case Progress(left_queue):
                 self._left_queue = left_queue
                 return []
             case Members():
-                changed = self.pins.hear(message, now)
-                self._out_of_sight |= any(reason != SAID_GOODBYE for _, _, reason in (changed.left if changed else ()))
+                changed = self.pins.update_members(message, now)
+                # A worker that left without a Goodbye may still execute work, until it misses the dispatcher in turn (P3).
+                left = changed.left if changed else []
+                self._may_run_unseen |= any(reason != SAID_GOODBYE for _, _, reason in left)
                 return [changed] if changed else []
             case Enlisted(_, workers):
                 return self._welcome(workers, now)
@@ -333,33 +350,35 @@ class Closures:
 
     def _welcome(self, workers: int, now: float) -> list[Effect]:
         self._enlisted = True
-        self.pins.enlisted()
+        self.pins.expect_all_members()
         self._count_workers(workers, now)
         self._submitted = self._left_queue = self._finished = 0
         self._unsent = dict.fromkeys(self._works)
         effects: list[Effect] = []
         effects += self._define(list(self._functions.items()))
         effects += self._forget_everywhere() if self._to_forget else []
-        if self._former:
+        if self._submitted_before:
+            # New ranges of attempt numbers fence off late results of earlier submissions.
             for work, attempt, lost, fn, payload in self._works.values():
                 again = ((attempt >> SUBMISSION_SHIFT) + 1) << SUBMISSION_SHIFT
                 self._works[work] = (work, again, lost, fn, payload)
         return [*effects, self._end_generation()] if self.ending else effects
 
     def _resolve(self, items: list[Result]) -> list[Effect]:
-        """Results of what is unfinished; a second one for the same work finds nothing."""
+        """Resolve the unfinished work among these results. A second result for a work item is discarded (P1)."""
         resolved: list[tuple[int, int, bytes]] = []
         effects: list[Effect] = []
         freed: list[int] = []
         kept: list[tuple[int, int]] = []
-        aside: tuple[int, ...] = ()
+        apart_ended: tuple[int, ...] = ()
         works, uses, unsent, pins = self._works, self._uses, self._unsent, self.pins
         for work, attempt, kind, payload in items:
             if kind == BULK:
                 if work not in self._to_keep:
                     effects.append(self._bulk_reported(work, attempt, payload))
                     continue
-                if self.ending and work not in pins.apart:  # the dispatcher has let go of it: it ends with its round
+                # The dispatcher has released the value with the generation: the work is cancelled with its round.
+                if self.ending and work not in pins.apart:
                     continue
                 kind = KEPT
                 self._kept[work] = attempt
@@ -374,7 +393,7 @@ class Closures:
                 freed.append(fn)
             apart = pins.options and pins.ended(work)
             if apart:
-                aside = (*aside, work)
+                apart_ended = (*apart_ended, work)
             if unsent and work in unsent:
                 del unsent[work]
             elif not apart:
@@ -388,15 +407,15 @@ class Closures:
         if kept:
             effects.append(Send(DISPATCHER, Taken(kept, keep=True)))
         if not works:
-            self._works, self._unsent = {}, {}  # a dict keeps the room that it once needed
-            self._wanted_back.clear()
+            self._works, self._unsent = {}, {}  # new ones, because a dict never shrinks
+            self._take_backs.clear()
         if resolved:
-            effects.append(Resolve(resolved, (), aside))
+            effects.append(Resolve(resolved, (), apart_ended))
         return effects + self._forget_unused(freed) if freed else effects
 
     def _bulk_reported(self, work: int, attempt: int, reference: bytes) -> Effect:
         item = self._works.get(work)
-        if item is None:
+        if item is None:  # resolved meanwhile: the receipt lets the worker free the value
             return Send(DISPATCHER, Taken([(work, attempt)]))
         self._works[work] = (work, attempt, *item[2:])
         return Fetch(work, attempt, reference)
@@ -407,6 +426,7 @@ class Closures:
             item = self._works.get(work)
             if item is None:
                 continue
+            # P5: the work item carries its count of lost starts, so the next dispatcher goes on counting from there.
             starts = (*self._starts.get(work, ()), LostStart(worker, attempt, exit_code, log))
             self._starts[work] = starts
             _, submitted, _, fn, payload = item
@@ -422,16 +442,19 @@ class Closures:
         return effects
 
     def _bulk_arrived(self, work: int, attempt: int, payload: Any) -> list[Effect]:
-        return self._take(work, attempt, self._resolve([(work, attempt, 0, payload)]))
+        return self._with_receipt(work, attempt, self._resolve([(work, attempt, 0, payload)]))
 
     def _unreachable(self, work: int, attempt: int, problem: str) -> list[Effect]:
         item = self._works.get(work)
         if item is None or item[1] != attempt:
-            return []  # its worker was lost in the meantime, and it runs again
-        return self._take(work, attempt, self._resolve([(work, attempt, UNAVAILABLE, problem.encode())]))
+            return []  # a result of an earlier attempt: its worker was lost, and the work runs again
+        return self._with_receipt(work, attempt, self._resolve([(work, attempt, UNAVAILABLE, problem.encode())]))
 
-    def _take(self, work: int, attempt: int, resolved: list[Effect]) -> list[Effect]:
-        """Before the dispatcher is told to forget the function: else it could hand out the work anew, and not have it."""
+    def _with_receipt(self, work: int, attempt: int, resolved: list[Effect]) -> list[Effect]:
+        """Insert the receipt for a bulk result after its Resolve.
+
+        It must precede a Forget of the function: the dispatcher could otherwise assign the work again without having the function.
+        """
         taken: list[Effect] = [Send(DISPATCHER, Taken([(work, attempt)]))] if self._enlisted else []
         return resolved[:1] + taken + resolved[1:]
 
@@ -442,14 +465,14 @@ class Closures:
             return []
         if self._alone_since is None:
             return self._give_up_missed(now)
-        whom = "any worker" if self._enlisted else "a dispatcher"
-        problem = f"the cluster was without {whom} for {self._lost_limit_s:g} s".encode()
+        missing = "any worker" if self._enlisted else "a dispatcher"
+        problem = f"the cluster was without {missing} for {self._lost_limit_s:g} s".encode()
         effects: list[Effect] = []
-        if self._enlisted:
+        if self._enlisted:  # the dispatcher must not give this work to a worker that comes later
             effects.append(self._end_generation())
             effects += self._take_back([work for work in self.pins.apart if work not in self._unsent])
         was_ending = self.ending
-        effects += self._resolve(_all(self._works, UNAVAILABLE, problem))
+        effects += self._resolve(_ended_alike(self._works, UNAVAILABLE, problem))
         if was_ending:
             effects += self._round_ended()
         else:
@@ -457,15 +480,15 @@ class Closures:
         return effects
 
     def _give_up_missed(self, now: float) -> list[Effect]:
-        """What is pinned to workers that were missed for too long."""
+        """P11: resolve the work pinned to workers that were missed for too long."""
         effects: list[Effect] = []
         for worker, works in self.pins.overdue(now):
             sent = [work for work in works if work not in self._unsent]
-            problem = f"it is for {worker} alone, which was not there for {self.pins.recovery_limit_s:g} s".encode()
-            effects += self._resolve(_all(works, UNAVAILABLE, problem)) + self._take_back(sent)
+            problem = f"it is pinned to {worker}, which was absent for {self.pins.recovery_limit_s:g} s".encode()
+            effects += self._resolve(_ended_alike(works, UNAVAILABLE, problem)) + self._take_back(sent)
         return effects
 
-    def _be_alone(self, now: float) -> None:
+    def _start_lost_clock(self, now: float) -> None:
         if self._alone_since is None:
             self._alone_since = now
 
@@ -474,10 +497,10 @@ class Closures:
         if count:
             self._alone_since = None
         else:
-            self._be_alone(now)
+            self._start_lost_clock(now)
 
     def _submit(self) -> list[Effect]:
-        """Send what waits, in messages that are not too large."""
+        """Send unsent work, split into messages of limited size."""
         sending = self._unsent if self._width is None else self.pins.within(self._width, len(self._works), self._unsent)
         items = [self._works[work] for work in sending]
         if len(sending) == len(self._unsent):
@@ -485,7 +508,7 @@ class Closures:
         else:
             for work in sending:
                 del self._unsent[work]
-        self._former = True
+        self._submitted_before = True
         effects: list[Effect] = []
         for options, group in self.pins.grouped(items):
             if not options.apart:
@@ -494,22 +517,22 @@ class Closures:
         return effects
 
     def _forget_unused(self, functions: list[int]) -> list[Effect]:
-        gone = [fn for fn in functions if fn in self._dropped and not self._uses.get(fn)]
-        for fn in gone:
+        unused = [fn for fn in functions if fn in self._dropped and not self._uses.get(fn)]
+        for fn in unused:
             self._dropped.discard(fn)
             self._functions.pop(fn, None)
             self._uses.pop(fn, None)
-        return [Send(DISPATCHER, Forget(self.coordinator, gone))] if gone and self._enlisted else []
+        return [Send(DISPATCHER, Forget(self.coordinator, unused))] if unused and self._enlisted else []
 
     def _forget_everywhere(self) -> list[Effect]:
         numbers, self._to_forget = self._to_forget, []
         return [Send(DISPATCHER, Forget(self.coordinator, numbers, everywhere=True))]
 
-    def _say_room(self) -> list[Effect]:
+    def _note_room(self) -> list[Effect]:
         was_full, self._was_full = self._was_full, self.queued >= self._queue_max
         return [RoomMade()] if was_full and not self._was_full else []
 
 
-def _all(works: Iterable[int], kind: int, payload: bytes = b"") -> list[Result]:
-    """That these have all ended in the same way."""
+def _ended_alike(works: Iterable[int], kind: int, payload: bytes = b"") -> list[Result]:
+    """Return results that end all these work items in the same way."""
     return [(work, 0, kind, payload) for work in works]

@@ -1,4 +1,4 @@
-"""Numbers that any thread hands to the loop, finalizers too, and that the loop takes all at once."""
+"""A queue of numbers that any thread, or a finalizer, hands to the loop, and that the loop takes all at once."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any
 
 
 class CoalescedQueue:
-    """Takes no lock, since a finalizer runs in any thread, which may have any lock.
+    """Takes no lock, because a finalizer runs in any thread, whichever locks that thread holds.
 
     Args:
-      in_loop: has the loop call a function.
-      take: gets what was put since the last time, in the loop; it is not called with nothing.
+      call_in_loop: has the loop call a function.
+      take: called in the loop with the numbers put since its last call; never with an empty list.
     """
 
-    def __init__(self, in_loop: Callable[..., Any], take: Callable[[list[int]], object]) -> None:
-        self._in_loop = in_loop
+    def __init__(self, call_in_loop: Callable[..., Any], take: Callable[[list[int]], object]) -> None:
+        self._call_in_loop = call_in_loop
         self._take = take
         self._numbers: deque[int] = deque()
 
@@ -24,11 +24,11 @@ class CoalescedQueue:
         return len(self._numbers)
 
     def put(self, number: int) -> None:
-        """One more."""
+        """Add a number and schedule a call of `take`."""
         self._numbers.append(number)
-        self._in_loop(self._give)
+        self._call_in_loop(self._take_all)
 
-    def _give(self) -> None:
-        numbers = [self._numbers.popleft() for _ in range(len(self._numbers))]  # others append meanwhile
+    def _take_all(self) -> None:
+        numbers = [self._numbers.popleft() for _ in range(len(self._numbers))]  # safe while other threads append
         if numbers:
             self._take(numbers)

@@ -1,4 +1,4 @@
-"""Events of the coordinator's machine (machine.py)."""
+"""Events of the coordinator's machine (machine.py); those of its plans are in dependencies_and_retries.py."""
 
 from __future__ import annotations
 
@@ -12,61 +12,61 @@ from zmqdist.scheduling.coordinator.dependencies_and_retries import Planned, Val
 
 @dataclass(frozen=True, slots=True)
 class FunctionsDefined:
-    """Functions that the next work may use: (fn, pickled). `kept` says that more work may come for them."""
+    """Functions that further work may use: (fn, pickled)."""
 
     functions: list[tuple[int, bytes]]
 
 
 @dataclass(frozen=True, slots=True)
 class FunctionsDropped:
-    """No further work will name these functions."""
+    """No further work will use these functions."""
 
     functions: list[int]
 
 
 @dataclass(frozen=True, slots=True)
 class ForgetAsked:
-    """What stands under these numbers in whichever slots is of no further use (`Forget.everywhere`)."""
+    """The program no longer needs what slots hold under these numbers, on any worker (`Forget.everywhere`)."""
 
     numbers: list[int]
 
 
 @dataclass(frozen=True, slots=True)
 class DispatcherUp:
-    """The connection stands."""
+    """The connection to the dispatcher is established."""
 
 
 @dataclass(frozen=True, slots=True)
 class DispatcherDown:
-    """The connection is gone; `for_good`: there will be no other, so that no round waits for one."""
+    """The connection is lost. `for_good`: there will be no other connection, so no round waits for one."""
 
     for_good: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class WithdrawAsked:
-    """The user cancelled these."""
+    """The program cancelled this work."""
 
     works: list[int]
 
 
 @dataclass(frozen=True, slots=True)
 class TakeBackAsked:
-    """The user cancels these unless they have begun. For a machine with `starts`."""
+    """The program cancels this work unless a worker has begun it. Only for a machine with `starts`."""
 
     works: list[int]
 
 
 @dataclass(frozen=True, slots=True)
 class EndAsked:
-    """The user waits to raise the error of this round: end its generation. The end of another round is not asked for."""
+    """A thread waits to raise the error of this round: end its generation. Ignored for any other round than the present one."""
 
     round: int
 
 
 @dataclass(frozen=True, slots=True)
 class BulkArrived:
-    """A bulk result is here, or nobody wants it any more."""
+    """A bulk result is in this process, or no RemoteValue needs it any more."""
 
     work: int
     attempt: int
@@ -75,14 +75,14 @@ class BulkArrived:
 
 @dataclass(frozen=True, slots=True)
 class KeptDropped:
-    """The user has no further use for values that their workers keep."""
+    """The program no longer needs these values, which their workers keep."""
 
     works: list[int]
 
 
 @dataclass(frozen=True, slots=True)
 class BulkUnreachable:
-    """The holder of a bulk result lives but cannot be reached from here."""
+    """The holder of a bulk result is alive but cannot be reached from here."""
 
     work: int
     attempt: int
@@ -91,7 +91,7 @@ class BulkUnreachable:
 
 @dataclass(frozen=True, slots=True)
 class AttemptPacked:
-    """The answer to HandIn: what travels."""
+    """The runtime's reply to HandIn: the packed attempt."""
 
     attempt: int
     payload: bytes
@@ -99,7 +99,7 @@ class AttemptPacked:
 
 @dataclass(frozen=True, slots=True)
 class Unpackable:
-    """A plan was scheduled, and its inputs cannot be packed: it ends with this error."""
+    """A plan was scheduled whose inputs cannot be packed: it ends with this error."""
 
     work: int
     error: bytes
@@ -107,14 +107,14 @@ class Unpackable:
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorRefused:
-    """The dispatcher does not take this coordinator; `error` is packed."""
+    """The dispatcher refuses this coordinator with this packed error."""
 
     error: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class UnfinishedFailed:
-    """All that is unfinished ends with this packed error."""
+    """All unfinished work ends with this packed error."""
 
     error: bytes
 

@@ -1,24 +1,24 @@
-"""What the coordinator decides about work with inputs, retries, a time-out or a lineage, before and after the dispatcher; no I/O.
+"""Decisions about work with inputs, retries, a timeout or a lineage, before and after the dispatcher; no I/O.
 
 Theory of operation
-    Work that has one of these is a *plan*; all other work passes this by. A plan waits for its inputs, which are other pieces of
-    work, and is then handed in as an *attempt*: a piece of work of its own for closures.py, under a number that no
-    other has. What becomes of the attempt decides what becomes of the plan: it ends, or there is another attempt.
-    A plan with a lineage stays after it has ended well, for as long as its value can be used: when the value is lost, another attempt
-    makes it again, and its inputs before it where they are lost, too.
+    A work item with one of these is a *plan*; other work bypasses this module. A plan waits for its inputs, which are other work
+    items. It is then handed in as an *attempt*: a work item for closures.py, with a number of its own. The end of the attempt decides
+    about the plan: the plan ends, or another attempt begins.
+    A plan with a lineage remains after its success, as long as its value can be used. If the value is lost, another attempt
+    recomputes it, after its lost inputs have been recomputed.
 
 Promises, checked by tests/machines/test_graph.py with random events, and tests/sim
     G1  each plan ends exactly once; with its round at the latest
-    G2  an attempt is handed in only when all inputs of its plan are there
-    G3  a plan one of whose inputs has ended badly ends with that, and is not handed in any more
-    G4  there are at most 1 + retries attempts that ended with an error of the function; nothing else is tried again but what is lost
-    G5  between the question for a round's end and that end nothing is handed in
+    G2  an attempt is handed in only when all inputs of its plan are available
+    G3  a plan with a failed input fails for that reason and is not handed in any more
+    G4  at most 1 + retries attempts end with an error of the function; apart from these only lost work is tried again
+    G5  between the request for the end of a round and that end no attempt is handed in
     G6  a plan that is not done at its `until` ends then, and its attempt is withdrawn
-    G7  a lost value with a lineage is made again when somebody asks for it, at most `remakes_max` times; who waits for it goes on then
-    G8  a function is dropped when no plan can be handed in with it any more, and not before
-    G9  what a plan holds is freed exactly once, after it has ended and, with a lineage, after its value was let go of
+    G7  a lost value with a lineage is recomputed on request, at most `remakes_max` times; the requests that wait for it are then served
+    G8  a function is dropped once no plan can be handed in with it any more, and not before
+    G9  the data held for a plan is freed exactly once: after the plan has ended and, with a lineage, after its value was released
 
-Not here: payloads, and values that users hold (task_specs.py).
+Not here: payloads, and the values that the program holds (task_specs.py).
 """
 
 from __future__ import annotations
@@ -36,30 +36,30 @@ from zmqdist.scheduling.coordinator.affinity import PLAIN, Scheduled, WorkOption
 LOST: Final = 10
 """Kind of an end: every start was lost."""
 UNAVAILABLE: Final = 11
-"""Kind of an end: no dispatcher or no worker for too long, or its result cannot be reached."""
+"""Kind of an end: no dispatcher or no worker for too long, or the result cannot be reached."""
 INPUT_FAILED: Final = 12
-"""Kind of an end: an input has ended badly."""
+"""Kind of an end: an input has failed."""
 TIMED_OUT: Final = 13
-"""Kind of an end: `until` has come."""
+"""Kind of an end: `until` has passed."""
 
 FIRST_ATTEMPT: Final = 1 << 48
-"""Numbers of attempts begin here; those of users' work stay below."""
+"""The first number of an attempt; the numbers of the program's work items stay below."""
 
 DUE_SPARE: Final = 64
-"""So many times that have no meaning any more are not worth clearing away."""
+"""How many obsolete entries the heap of due times may have before it is rebuilt."""
 
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """The user scheduled work with options.
+    """The program scheduled a plan.
 
     Attributes:
-      inputs: pieces of work that it needs: those that have not ended, and those with a lineage. What is there for good is not named.
-      failed: an input that has ended badly already; 0 for none.
-      retries: so many errors of the function are tried again.
+      inputs: the work items it needs that are pending or have a lineage. Inputs whose values are available for good are left out.
+      failed: an input that has failed already; 0 for none.
+      retries: how many errors of the function are followed by another attempt.
       until: seconds on the machine's clock.
-      lineage: its value is kept by its worker, and made again when it is lost.
-      keep, options: as those of Scheduled, for each attempt.
+      lineage: whether its worker keeps the value and a lost value is recomputed.
+      keep, options: as in Scheduled, for each attempt.
     """
 
     work: int
@@ -75,7 +75,7 @@ class Planned:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """An attempt, or a piece of work that somebody waits for, has ended. `lost` is the input that its worker could not get."""
+    """An attempt, or a work item that plans wait for, has ended. `lost` is the input that its worker could not get; 0 for none."""
 
     number: int
     kind: int
@@ -84,7 +84,7 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class ValueLost:
-    """Somebody asks for the value of an attempt, and it is not where it was kept."""
+    """The program requests the value of an attempt, and the value is no longer where it was kept."""
 
     work: int
     attempt: int
@@ -92,38 +92,38 @@ class ValueLost:
 
 @dataclass(frozen=True, slots=True)
 class ValueDropped:
-    """Nobody can use the value of this attempt any more."""
+    """The value of this attempt can no longer be used by anything."""
 
     attempt: int
 
 
 @dataclass(frozen=True, slots=True)
 class CancelAsked:
-    """The user cancelled these; others than plans are ignored."""
+    """The program cancelled these work items; those that are not plans are ignored."""
 
     works: list[int]
 
 
 @dataclass(frozen=True, slots=True)
 class FunctionsUnused:
-    """The user's side names these functions no more."""
+    """The program will schedule no more work with these functions."""
 
     functions: list[int]
 
 
 @dataclass(frozen=True, slots=True)
 class RoundEnding:
-    """Somebody waits to raise the round's error."""
+    """A thread waits to raise the round's error."""
 
 
 @dataclass(frozen=True, slots=True)
 class RoundOver:
-    """Nothing of the round can be executing any more."""
+    """No work of the round can be executing any more."""
 
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """No plan goes on: those that have not ended end with an error of the asker's."""
+    """All plans stop; unfinished ones end with the error that the sender of this event has."""
 
 
 Event: TypeAlias = (
@@ -150,12 +150,12 @@ class HandIn:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """A plan has ended; one that had ended well before has lost its value for good.
+    """A plan has ended; or one that had succeeded has lost its value for good (`made`).
 
     Attributes:
       kind: CANCELLED, INPUT_FAILED, TIMED_OUT or UNAVAILABLE (lost too often); None: as the attempt that has just ended.
-      cause: for INPUT_FAILED, which input.
-      made: it had ended well before.
+      cause: the failed input, for INPUT_FAILED.
+      made: whether the plan had succeeded before.
     """
 
     work: int
@@ -166,7 +166,7 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class Remade:
-    """The value of a plan is there again: the attempt that has just ended has it, or there was a newer one than the asker's."""
+    """The value of a plan is available again: from the attempt that has just ended (`new`), or it is newer than the requested one."""
 
     work: int
     new: bool
@@ -174,21 +174,21 @@ class Remade:
 
 @dataclass(frozen=True, slots=True)
 class WithdrawAttempts:
-    """Nobody waits for these any more."""
+    """The results of these attempts are no longer needed."""
 
     attempts: list[int]
 
 
 @dataclass(frozen=True, slots=True)
 class DropFunctions:
-    """No plan needs these any more."""
+    """No plan needs these functions any more."""
 
     functions: list[int]
 
 
 @dataclass(frozen=True, slots=True)
 class Free:
-    """What a plan holds is not needed any more."""
+    """The data held for a plan is no longer needed."""
 
     work: int
 
@@ -200,12 +200,13 @@ class _Plan:
     """One plan.
 
     Attributes:
-      inputs: as planned; `missing`: those that it still waits for.
-      attempt: the one that is under way; 0 for none.
-      made: the attempt that made its value; 0 before.
-      used: which attempt of each input with a lineage the present attempt was given.
-      wanted: its value was asked for and will be made again when the round is over.
-      dropped: nobody can use its old value.
+      inputs, missing: the inputs as planned, and those of them that it waits for.
+      attempt: the attempt in progress; 0 for none.
+      made: the attempt that computed its value; 0 before the first success.
+      remakes: how often its lost value was recomputed.
+      used: for each input with a lineage, the attempt whose value the present attempt got.
+      wanted: whether its value was requested and must be recomputed when the round is over.
+      dropped: whether its old value can no longer be used by anything.
     """
 
     __slots__ = (
@@ -241,16 +242,19 @@ class _Plan:
         self.wanted = self.dropped = False
 
     @property
-    def is_there(self) -> bool:
+    def is_available(self) -> bool:
         return self.made > 0 and not self.attempt and not self.missing
 
 
 class Dependencies:
-    """See the module's docstring.
+    """All plans of a coordinator; the module's docstring has the rules.
 
     Args:
-      remakes_max: so often a lost value is made again.
+      remakes_max: how often a lost value is recomputed.
       first: the number of the first attempt.
+
+    Attributes:
+      waiting: how many plans have neither ended nor been handed in.
     """
 
     def __init__(self, *, remakes_max: int, first: int = FIRST_ATTEMPT) -> None:
@@ -259,40 +263,38 @@ class Dependencies:
         self._plans: dict[int, _Plan] = {}
         self._attempts: dict[int, _Plan] = {}
         self._made: dict[int, _Plan] = {}
-        """Plans with a lineage that have ended well, by the attempt that made their value."""
+        """Plans with a lineage that have succeeded, by the attempt that computed their value."""
         self._awaited: dict[int, dict[int, None]] = {}
-        """Who waits for an input, in order."""
+        """The plans that wait for an input, in order of arrival."""
         self._lost: set[int] = set()
-        """Plans that have ended well, whose value is known to be lost, and for which nobody asks at present."""
-        self._news: deque[tuple[int, bool | None]] = deque()
-        """What follows from an event, in order and not nested, for chains may be long: (work, whether it has ended well, None: is to
-        be made again)."""
+        """Plans that have succeeded, whose value is lost and is not being recomputed."""
+        self._followups: deque[tuple[int, bool | None]] = deque()
+        """What follows from an event: (work, whether it succeeded; None: recompute it). A queue, because recursion could be too deep."""
         self._due: list[tuple[float, int]] = []
         self._uses: dict[int, int] = {}
         self._unused: set[int] = set()
         self._ending = False
         self.waiting = 0
-        """Plans that have not ended and are not handed in."""
 
     def __len__(self) -> int:
         return len(self._plans)
 
     def awaits(self, work: int) -> bool:
-        """Whether the end of this piece of work is worth telling."""
+        """Return whether plans must learn of the end of this work item."""
         return work in self._awaited or work in self._attempts
 
     def work_of(self, attempt: int) -> int:
-        """The plan of an attempt that is under way; 0 where there is none."""
+        """Return the plan of an attempt in progress; 0 if there is none."""
         plan = self._attempts.get(attempt)
         return 0 if plan is None else plan.work
 
     def has_lineage(self, work: int) -> bool:
-        """Whether it is a plan whose value is made again when it is lost."""
+        """Return whether this is a plan whose lost value is recomputed."""
         plan = self._plans.get(work)
         return plan is not None and plan.lineage
 
     def scheduled(self, attempt: int, payload: bytes) -> Scheduled | None:
-        """This attempt as work like any other; None where it is not under way any more."""
+        """Return this attempt as an ordinary work item; None if it is no longer in progress."""
         plan = self._attempts.get(attempt)
         if plan is None:
             return None
@@ -300,12 +302,12 @@ class Dependencies:
         return Scheduled([(attempt, plan.fn, payload)], (attempt,) if plan.keep else (), options)
 
     def waiting_for(self, work: int) -> Sequence[int]:
-        """The plans that wait for this piece of work."""
+        """Return the plans that wait for this work item."""
         return tuple(self._awaited.get(work, ()))
 
     @property
     def attempts(self) -> list[int]:
-        """Those that are under way."""
+        """The attempts in progress."""
         return list(self._attempts)
 
     @property
@@ -320,7 +322,7 @@ class Dependencies:
         return None
 
     def handle(self, event: Event, now: float) -> list[Effect]:
-        """Apply one event and return what must be done about it, in order. `now` is monotonic seconds."""
+        """Apply one event and return the effects to carry out, in order. `now` is monotonic seconds."""
         effects: list[Effect] = []
         match event:
             case Planned():
@@ -344,8 +346,8 @@ class Dependencies:
                 self._give_up(effects)
             case Ticked():
                 self._tick(now, effects)
-        while self._news:
-            work, well = self._news.popleft()
+        while self._followups:
+            work, well = self._followups.popleft()
             if well is not None:
                 self._tell(work, well, effects)
             elif work in self._lost and not self._ending:
@@ -364,29 +366,32 @@ class Dependencies:
             self._end(plan, INPUT_FAILED, effects, planned.failed)
             return
         for work in plan.inputs:
-            if not self._is_there(work):
+            if not self._is_available(work):
                 self._await(plan, work)
         self._go_on(plan, effects)
 
     def _begin_again(self, plan: _Plan, effects: list[Effect]) -> None:
-        """All that it needs was there once; what has a lineage may be lost since."""
+        """Hand in another attempt once the inputs are available. All were available before; those with a lineage may be lost by now."""
+        if plan.dropped and plan.work not in self._awaited:  # no program can get its value
+            self._remove(plan, effects)
+            return
         for work in plan.inputs:
             if work not in self._plans:
                 self._end(plan, INPUT_FAILED, effects, work)
                 return
-            if not self._is_there(work):
+            if not self._is_available(work):
                 self._await(plan, work)
         self._go_on(plan, effects)
 
-    def _is_there(self, work: int) -> bool:
+    def _is_available(self, work: int) -> bool:
         plan = self._plans.get(work)
-        return plan is not None and plan.is_there and work not in self._lost
+        return plan is not None and plan.is_available and work not in self._lost
 
     def _await(self, plan: _Plan, work: int) -> None:
         plan.missing.add(work)
         self._awaited.setdefault(work, {})[plan.work] = None
         if work in self._lost:
-            self._news.append((work, None))
+            self._followups.append((work, None))
 
     def _go_on(self, plan: _Plan, effects: list[Effect]) -> None:
         if plan.missing or self._ending:
@@ -405,7 +410,7 @@ class Dependencies:
         plan = self._attempts.pop(number, None)
         if plan is None:
             if number < FIRST_ATTEMPT:
-                self._news.append((number, kind in (VALUE, KEPT)))
+                self._followups.append((number, kind in (VALUE, KEPT)))
             return
         plan.attempt = 0
         if not plan.made:
@@ -414,7 +419,7 @@ class Dependencies:
             self._succeed(plan, number, kind, effects)
         elif lost and self.has_lineage(lost):
             self._input_lost(plan, lost, effects)
-        elif kind == ERROR and not lost and plan.retries and not self._ending:
+        elif kind == ERROR and not lost and plan.retries and not self._ending:  # G4, G5
             plan.retries -= 1
             self._begin_again(plan, effects)
         elif kind == CANCELLED and plan.made and self._ending:
@@ -435,12 +440,12 @@ class Dependencies:
             self._made[number] = plan
         else:
             self._remove(plan, effects)
-        self._news.append((plan.work, True))
+        self._followups.append((plan.work, True))
 
     def _tell(self, work: int, well: bool, effects: list[Effect]) -> None:
-        """Those who wait for this piece of work learn that it has ended."""
+        """Continue the plans that wait for this work item, which has ended."""
         if not well and self._ending:
-            return  # who waits ends with the round
+            return  # the waiting plans end with the round
         for waiting in self._awaited.pop(work, ()):
             plan = self._plans.get(waiting)
             if plan is None or work not in plan.missing:
@@ -449,14 +454,13 @@ class Dependencies:
                 self._end(plan, INPUT_FAILED, effects, work)
                 continue
             plan.missing.discard(work)
-            if work not in self._plans:  # it is there for good
+            if work not in self._plans:  # its value is available for good
                 plan.inputs = tuple(other for other in plan.inputs if other != work)
             if plan.missing:
                 continue
             if self._ending:
-                self._rest(
-                    plan
-                )  # its value is lost still: without inputs that it waits for it would pass for one that is there
+                # Its value is still lost, but with no missing inputs it would count as available.
+                self._rest(plan)
             else:
                 self._begin_again(plan, effects)
 
@@ -465,7 +469,7 @@ class Dependencies:
             self.waiting -= 1
         effects.append(End(plan.work, kind, cause, plan.made > 0))
         self._remove(plan, effects)
-        self._news.append((plan.work, False))
+        self._followups.append((plan.work, False))
 
     def _remove(self, plan: _Plan, effects: list[Effect]) -> None:
         del self._plans[plan.work]
@@ -480,7 +484,8 @@ class Dependencies:
                 waiting.pop(plan.work, None)
                 if not waiting:
                     del self._awaited[work]
-        if len(self._due) > 2 * len(self._plans) + DUE_SPARE:  # of work that ended long before its time
+        # Plans that ended before their time leave their entries behind.
+        if len(self._due) > 2 * len(self._plans) + DUE_SPARE:
             self._due = [(each.until, each.work) for each in self._plans.values() if each.until is not None]
             heapq.heapify(self._due)
         self._uses[plan.fn] -= 1
@@ -488,19 +493,19 @@ class Dependencies:
         effects.append(Free(plan.work))
 
     def _drop(self, functions: Iterable[int], effects: list[Effect]) -> None:
-        gone = [fn for fn in functions if fn in self._unused and not self._uses.get(fn)]
-        self._unused.difference_update(gone)
+        unused = [fn for fn in functions if fn in self._unused and not self._uses.get(fn)]
+        self._unused.difference_update(unused)
         for fn in functions:
             if not self._uses.get(fn):
                 self._uses.pop(fn, None)
-        if gone:
-            effects.append(DropFunctions(gone))
+        if unused:
+            effects.append(DropFunctions(unused))
 
     # -- values that are lost -----------------------------------------------------------------------------------
 
     def _input_lost(self, plan: _Plan, lost: int, effects: list[Effect]) -> None:
-        other = self._plans[lost]
-        if other.is_there and other.made == plan.used.get(lost):
+        maker = self._plans[lost]
+        if maker.is_available and maker.made == plan.used.get(lost):
             self._lost.add(lost)
         if self._ending:
             self._rest(plan)
@@ -508,7 +513,7 @@ class Dependencies:
             self._begin_again(plan, effects)
 
     def _make_again(self, plan: _Plan, effects: list[Effect]) -> None:
-        """`plan` has been made and is lost."""
+        """Recompute the lost value of `plan`, at most `remakes_max` times (G7)."""
         self._lost.discard(plan.work)
         if plan.remakes == self.remakes_max:
             self._end(plan, UNAVAILABLE, effects)
@@ -517,7 +522,7 @@ class Dependencies:
         self._begin_again(plan, effects)
 
     def _rest(self, plan: _Plan) -> None:
-        """The round ends, and what it was making with it. A value that is asked for is made again after that."""
+        """Stop recomputing a value because the round ends. A requested value is recomputed after the round."""
         if plan.made:
             plan.missing = set()
             plan.remakes -= 1
@@ -525,21 +530,21 @@ class Dependencies:
 
     def _value_lost(self, work: int, attempt: int, effects: list[Effect]) -> None:
         plan = self._plans.get(work)
-        if plan is None or (plan.is_there and plan.made != attempt):
+        if plan is None or (plan.is_available and plan.made != attempt):
             effects.append(Remade(work, new=False))
-        elif plan.is_there:
+        elif plan.is_available:
             self._lost.add(work)
             plan.wanted = True
             if not self._ending:
-                self._news.append((work, None))
+                self._followups.append((work, None))
         else:
-            plan.wanted = True  # should it be given up with the round
+            plan.wanted = True  # in case the end of the round stops the computation in progress
 
     def _value_dropped(self, attempt: int, effects: list[Effect]) -> None:
         plan = self._made.get(attempt)
         if plan is None:
             return
-        if plan.is_there:
+        if plan.is_available or not (plan.attempt or plan.work in self._awaited):
             self._remove(plan, effects)
         else:
             plan.dropped = True
@@ -561,21 +566,21 @@ class Dependencies:
         for plan in list(self._plans.values()):
             if not plan.made:
                 self._end(plan, CANCELLED, effects)
-            elif not plan.is_there:
+            elif not plan.is_available:
                 if plan.attempt:
                     effects.append(WithdrawAttempts([plan.attempt]))
                     del self._attempts[plan.attempt]
                     plan.attempt = 0
                 self._rest(plan)
         self._awaited.clear()
-        self._news.clear()
+        self._followups.clear()
         self._ending = False
         for work in sorted(self._lost):
             plan = self._plans[work]
             if plan.dropped:
                 self._remove(plan, effects)
             elif plan.wanted:
-                self._news.append((work, None))
+                self._followups.append((work, None))
 
     def _give_up(self, effects: list[Effect]) -> None:
         for plan in list(self._plans.values()):
@@ -585,7 +590,7 @@ class Dependencies:
             else:
                 self._end(plan, None, effects)
         self._awaited.clear()
-        self._news.clear()
+        self._followups.clear()
 
     def _tick(self, now: float, effects: list[Effect]) -> None:
         while (deadline := self.deadline) is not None and deadline <= now:

@@ -1,4 +1,4 @@
-"""What the machine of machine.py wants done: its effects."""
+"""Effects of the coordinator's machine (machine.py), which the runtime carries out."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from zmqdist.scheduling.coordinator.dependencies_and_retries import Free, HandIn
 
 
 class KeptAt(NamedTuple):
-    """The value of an attempt that stays with its worker; with `lineage` it is made again when it is lost."""
+    """The value of an attempt that stays with its worker; with `lineage` it is recomputed when it is lost."""
 
     attempt: int
     reference: bytes
@@ -21,14 +21,14 @@ class KeptAt(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Resolve:
-    """These have ended: (work, kind, payload).
+    """These work items have ended: (work, kind, payload).
 
-    The payload is, by kind: for KEPT the reference to a value that stays with its worker, KeptAt for a plan; for LOST the starts, each
-    a LostStart; for INPUT_FAILED the number of the input; else what came with the outcome.
+    The payload depends on the kind. KEPT: the reference to the value, for a plan a KeptAt. LOST: the lost starts, each a LostStart.
+    INPUT_FAILED: the number of the input. Other kinds: the payload of the result.
 
     Attributes:
-      failures: those of them that fail their round.
-      apart: those of them that are apart from the rounds.
+      failures: the items that fail their round.
+      apart: the items that are apart from the rounds.
     """
 
     items: list[tuple[int, int, Any]]
@@ -38,7 +38,7 @@ class Resolve:
 
 @dataclass(frozen=True, slots=True)
 class Replace:
-    """A plan that had ended well has another value, or none any more. As an item of Resolve."""
+    """A plan that had succeeded has another value, or has lost its value for good; kind and payload as in Resolve."""
 
     work: int
     kind: int
@@ -47,7 +47,7 @@ class Replace:
 
 @dataclass(frozen=True, slots=True)
 class KeepInput:
-    """This result is here, an input of these plans, which wait for it: its payload, or the reference to a kept one."""
+    """The result of a work item that these plans wait for has arrived: its payload, or the reference to a kept value."""
 
     work: int
     payload: Any
@@ -56,7 +56,7 @@ class KeepInput:
 
 @dataclass(frozen=True, slots=True)
 class RoundRefused:
-    """The dispatcher does not take this coordinator: the round has failed by that. `for_good`: it will not be asked again."""
+    """The dispatcher refuses this coordinator, which fails the round. `for_good`: the coordinator does not try again."""
 
     error: bytes
     for_good: bool
@@ -64,7 +64,7 @@ class RoundRefused:
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """Fetch a bulk result; answered by BulkArrived or BulkUnreachable."""
+    """Fetch a bulk result; the runtime replies with BulkArrived or BulkUnreachable."""
 
     work: int
     attempt: int
@@ -73,19 +73,19 @@ class Fetch:
 
 @dataclass(frozen=True, slots=True)
 class RoundEnded:
-    """Nothing of this round or of an earlier one can be executing; all of it is resolved."""
+    """No work of this round or an earlier one can be executing; all of it is resolved."""
 
     round: int
 
 
 @dataclass(frozen=True, slots=True)
 class RoomMade:
-    """The queue has room again, or its length has changed after it was full."""
+    """The queue was full and has room again."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkBegun:
-    """A worker has begun these: they are not to be had back."""
+    """Workers have begun this work: it can no longer be taken back."""
 
     works: list[int]
 

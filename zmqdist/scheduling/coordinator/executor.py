@@ -1,12 +1,13 @@
 """`zmqdist.Executor`: a `concurrent.futures.Executor` whose workers are a cluster.
 
-It behaves as the standard library's ProcessPoolExecutor, whose tests it passes (tests/coordinator/full/test_standard_library.py). One rule
-differs: a function that kills its processes fails alone, and the others go on.
+It behaves as the standard library's ProcessPoolExecutor, whose tests it passes (tests/coordinator/full/test_standard_library.py), with
+one exception: a function that crashes its processes fails alone, and the other functions go on.
 
 Rules
-    A Future is settled once: by the coordinator's thread for callbacks, by the thread that cancels, or by the one that breaks the executor.
-    `cancel` never ends what a worker has begun. It asks the dispatcher, which asks the worker, and waits for the answer; the loop's
-    thread gives it, so a callback may cancel, too.
+    A Future is settled once: by the coordinator's callback thread, by the thread that cancels it, or by the thread that breaks the
+    executor.
+    `cancel` never ends a function that a worker has begun. It sends a request through the dispatcher to the worker and waits for the
+    reply. The loop's thread delivers that reply, so a callback of a Future may cancel others without a deadlock.
 
 Not here: what happens to submitted work at the end of the program (program_end.py).
 """
@@ -41,19 +42,19 @@ log = logging.getLogger("zmqdist.coordinator")
 
 
 class Executor(futures.Executor):
-    """Submits to a dispatcher.
+    """Runs submitted functions on the workers of a dispatcher.
 
     Args:
-      target, and other keyword arguments: as of ClusterCoordinator.
-      max_workers: so many functions are with the cluster at a time, at most. None: as many as its slots take.
-      initializer, initargs: `initializer(*initargs)` is called in each process that runs a function of this executor, before the first. The
-        first `submit` waits for a worker then. What it raises breaks the executor.
+      target, and other keyword arguments: as for ClusterCoordinator.
+      max_workers: how many functions the cluster has at a time, at most. None: as many as its slots take.
+      initializer, initargs: each process that runs functions of this executor calls `initializer(*initargs)` before its first one. With an
+        initializer, the first `submit` waits for a worker. If the initializer raises, the executor is broken.
 
-    What was submitted is carried out before the program ends, also after `shutdown(wait=False)`, `sys.exit` or an uncaught error; not
-    after a Ctrl-C. A program that has lost its cluster by then ends after `cluster_lost_limit_s`, with exit code 1.
+    Submitted functions are carried out before the program ends, even after `shutdown(wait=False)`, `sys.exit` or an uncaught error, but not
+    after Ctrl-C. A program that has lost its cluster by then ends after `cluster_lost_limit_s`, with exit code 1.
 
     Raises:
-      ValueError: `max_workers` is below 1; or as of ClusterCoordinator.
+      ValueError: `max_workers` is below 1; or as for ClusterCoordinator.
       TypeError: `initializer` is not callable.
     """
 
@@ -73,26 +74,28 @@ class Executor(futures.Executor):
         self._initializer, self._initargs = initializer, tuple(initargs)
         self._idle = threading.Condition(threading.Lock())
         self._futures: dict[int, _Future[Any]] = {}
-        """Those that have not been settled, by the number of their work."""
+        """Unsettled Futures by the number of their work item."""
         self._begun_early: set[int] = set()
-        """Work that had begun before it was in `_futures`."""
+        """Work items that a worker began before `_futures` had them."""
         self._submitting = 0
         self._shut = False
         self._broken: Callable[[], BaseException] | None = None
-        this = weakref.ref(self)
+        executor_ref = weakref.ref(self)
         self._coordinator = _Coordinator(target, width=max_workers, **options)
-        self._coordinator.call_on_begun(lambda works: None if (found := this()) is None else found._begin(works))
+        self._coordinator.call_on_begun(
+            lambda works: None if (executor := executor_ref()) is None else executor._mark_begun(works)
+        )
         program_end.watch(self)
-        if (closing := getattr(target, "_closing", None)) is not None:
-            closing.add(self)
+        if (executors := getattr(target, "_executors", None)) is not None:
+            executors.add(self)
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> futures.Future[T]:
-        """Schedule `fn(*args, **kwargs)`. What cannot be pickled is the error of the Future, a `pickle.PicklingError`.
+        """Schedule `fn(*args, **kwargs)`. A `pickle.PicklingError` is the error of the Future, not of this call.
 
         Raises:
-          RuntimeError: after `shutdown`, or when the program ends; or no thread can be started that settles the Futures.
-          BrokenProcessPool: the executor is broken: its cluster was closed, or its initializer failed. A RuntimeError, too.
-          TypeError, ValueError: as of `ClusterCoordinator.schedule`.
+          RuntimeError: `shutdown` was called or the program is ending; or no thread can be started to settle the Futures.
+          BrokenProcessPool (a RuntimeError): the executor is broken, because its cluster was closed or its initializer failed.
+          TypeError, ValueError: as for `ClusterCoordinator.schedule`.
         """
         with self._idle:
             self._check_open()
@@ -105,7 +108,7 @@ class Executor(futures.Executor):
             future.end(None, error)
             return future
         else:
-            self._enter(future, value)
+            self._register(future, value)
             return future
         finally:
             with self._idle:
@@ -120,11 +123,12 @@ class Executor(futures.Executor):
         chunksize: int = 1,
         buffersize: int | None = None,
     ) -> Iterator[T]:
-        """As of the standard library. What the function captures is for all items as it is when this is called. `chunksize` is checked and
-        has no effect: the cluster itself hands out quick functions in batches.
+        """As in the standard library. The function is pickled once, when this is called, so that all items see the same captured values.
 
-        With a `buffersize`, which the standard library has since Python 3.14, so many items at most have been submitted whose results
-        were not taken: there are neither more arguments nor more results, and `iterables` may be endless. None: all are submitted at once.
+        Args:
+          chunksize: checked, without effect, because the cluster itself sends quick functions in batches.
+          buffersize: how many items may be submitted whose results the caller has not taken. This bounds both arguments and results, so
+            `iterables` may be endless. None: all are submitted at once. (The standard library has it since Python 3.14.)
         """
         if chunksize < 1:
             raise ValueError("chunksize must be >= 1.")
@@ -135,26 +139,26 @@ class Executor(futures.Executor):
         until = None if timeout is None else time.monotonic() + timeout
         with self._idle:
             self._check_open()
-        taken: Callable[..., T] = fn
-        with contextlib.suppress(trusted.NotPicklableError):  # which is the error of each Future
-            taken = self._coordinator._taken(fn)
+        snapshot: Callable[..., T] = fn
+        with contextlib.suppress(trusted.NotPicklableError):  # `submit` makes it the error of each Future
+            snapshot = self._coordinator.pickled_now(fn)
         items = zip(*iterables, strict=False)
-        submitted = [self.submit(taken, *args) for args in itertools.islice(items, buffersize)]
-        this = weakref.ref(self)  # who has only the iterator does not keep the executor
+        submitted = [self.submit(snapshot, *args) for args in itertools.islice(items, buffersize)]
+        executor_ref = weakref.ref(self)  # the iterator must not keep the executor alive
 
         def submit_next() -> futures.Future[T] | None:
-            executor = this()
-            found = None if executor is None else next(items, None)
-            return None if executor is None or found is None else executor.submit(taken, *found)
+            executor = executor_ref()
+            arguments = None if executor is None else next(items, None)
+            return None if executor is None or arguments is None else executor.submit(snapshot, *arguments)
 
         return _results(deque(submitted), None if buffersize is None else submit_next, until)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Take nothing more; idempotent. Does nothing in a child that was forked.
+        """Accept no more work. Idempotent. Does nothing in a forked child.
 
         Args:
-          wait: return when everything has ended; else it ends in the background.
-          cancel_futures: cancel what no worker has begun.
+          wait: return once all submitted work has ended; else it ends in the background.
+          cancel_futures: cancel the Futures whose functions no worker has begun.
         """
         if self._coordinator.forked:
             return
@@ -169,15 +173,18 @@ class Executor(futures.Executor):
             threading.Thread(target=logged, args=(self._close_when_idle,), name=name, daemon=True).start()
 
     def terminate_workers(self) -> None:
-        """End everything: what waits is cancelled, what runs is told to end (`zmqdist.cancelled`), and cut off after `cancel_grace_s`. Does
-        not wait. The Futures of what ran have an error, a BrokenProcessPool. The workers go on with the work of others."""
+        """Cancel all work: drop what waits, ask running functions to stop, and kill them after `cancel_grace_s`. Does not wait.
+
+        A running function sees the request in `zmqdist.cancelled`; its Future ends with a BrokenProcessPool. The workers themselves go on
+        with the work of other programs.
+        """
         self.shutdown(wait=False)
         for future in list(self._futures.values()):
             if (value := future.value) is not None:
                 value.cancel()
 
     def kill_workers(self) -> None:
-        """As `terminate_workers`, at once: what runs is cut off without having been told."""
+        """As `terminate_workers`, but kill running functions at once, without asking them to stop."""
         with self._idle:
             self._shut = True
         self._coordinator.close()
@@ -185,8 +192,10 @@ class Executor(futures.Executor):
     # -- for the end of the program, and of the cluster ---------------------------------------------------------------
 
     def finish(self) -> list[BaseException]:
-        """Wait until all that was submitted has ended; the errors of what has failed meanwhile for want of a cluster. Does nothing in a
-        child that was forked."""
+        """Wait until all submitted work has ended; return the errors of functions that failed meanwhile for lack of a cluster.
+
+        Does nothing in a forked child.
+        """
         if self._coordinator.forked:
             return []
         unfinished = list(self._futures.values())
@@ -195,7 +204,7 @@ class Executor(futures.Executor):
         return [error for error in failed if error is not None and getattr(error, "of_the_cluster", False)]
 
     def give_up(self) -> int:
-        """End everything at once; how much had not ended. Does nothing in a child that was forked."""
+        """End all work at once; return how many functions had not ended. Does nothing in a forked child."""
         if self._coordinator.forked:
             return 0
         count = len(self._futures)
@@ -203,7 +212,7 @@ class Executor(futures.Executor):
         return count
 
     def cluster_closed(self) -> None:
-        """Its local_cluster is about to end: what has not ended never will."""
+        """Break the executor, because its local_cluster is about to close and unfinished work can never end."""
         self._break(lambda: _unavailable("the local_cluster of this executor has been closed"))
 
     def _close_when_idle(self) -> None:
@@ -212,7 +221,7 @@ class Executor(futures.Executor):
         self._coordinator.close()
 
     def _break(self, make: Callable[[], BaseException]) -> None:
-        """All that has not ended fails, and so does whatever is submitted from now on."""
+        """Fail all unfinished work and everything submitted from now on with the error of `make`."""
         with self._idle:
             if self._broken is not None or (self._shut and not self._futures and not self._submitting):
                 return
@@ -233,7 +242,7 @@ class Executor(futures.Executor):
             raise RuntimeError("cannot schedule new futures after shutdown")
 
     def _prepare(self) -> None:
-        """Have the initializer's call with the coordinator."""
+        """Schedule the initializer's call before the first function."""
         coordinator = self._coordinator
         if self._initializer is None or coordinator.ready is not None:
             return
@@ -241,34 +250,34 @@ class Executor(futures.Executor):
             if coordinator.ready is None:
                 coordinator.ready = coordinator.create_per_worker_resource(self._initializer, self._initargs)
 
-    def _enter(self, future: _Future[Any], value: RemoteValue) -> None:
+    def _register(self, future: _Future[Any], value: RemoteValue) -> None:
         work = value.work
         future.value = value
         self._futures[work] = future
         try:
             value.add_done_callback(lambda value: self._settle(work, future, value))
-        except BaseException:  # no thread for it: it would never be settled
+        except BaseException:  # no callback thread could be started, so the Future would never be settled
             value.cancel()
             self._forget(work)
             raise
         if work in self._begun_early:
             self._begun_early.discard(work)
             future.begin()
-        if self._broken is not None:  # meanwhile
+        if self._broken is not None:  # `_break` ran meanwhile and did not see this Future
             future.end(None, self._broken())
             self._forget(work)
 
-    def _begin(self, works: list[int]) -> None:
-        """Workers have begun these. In the loop, which must not wait."""
+    def _mark_begun(self, works: list[int]) -> None:
+        """Note that workers have begun these functions. Called by the loop, so it must not wait."""
         for work in works:
-            self._begun_early.add(work)  # first: the submitting thread looks after it has put the Future there
+            self._begun_early.add(work)  # before the look-up: `_register` checks this set after it has added the Future
             future = self._futures.get(work)
             if future is not None:
                 self._begun_early.discard(work)
                 future.begin()
 
     def _settle(self, work: int, future: _Future[Any], value: RemoteValue) -> None:
-        """In the coordinator's thread for callbacks."""
+        """Give the Future the result of its function. Called in the coordinator's callback thread."""
         try:
             if outcome_of(value)[0] == CANCELLED:
                 self._end_cancelled(future, value)
@@ -276,14 +285,14 @@ class Executor(futures.Executor):
             try:
                 error = value.exception()
                 result = None if error is not None else value.get()
-            except BaseException as failed:  # the result came, and could not be unpickled here
+            except BaseException as failed:  # the result has arrived, and cannot be unpickled in this process
                 error, result = _broken(f"the result of {value.name} cannot be unpickled here", failed), None
             else:
                 error = None if error is None else _translated(value, error)
             if isinstance(error, errors.ClosureInputError):
                 error = self._initializer_failed(error)
             future.end(result, error)
-        finally:  # a callback of the Future may raise a SystemExit: `shutdown` waits for those that are not settled
+        finally:  # even if a callback of the Future raises SystemExit: `shutdown` waits for each Future in `_futures`
             future.value = None
             self._begun_early.discard(work)
             self._forget(work)
@@ -309,11 +318,12 @@ class Executor(futures.Executor):
 
 
 class _Coordinator(ClusterCoordinator):
-    """One failure does not end the others' round: there are no rounds.
+    """A coordinator without rounds, so that the failure of one function leaves the others alone.
 
     Attributes:
-      ready: what the initializer's call is with workers; each function gets it, and so it was called where the function runs.
-      preparing: held while it is made.
+      ready: the initializer as a per-worker resource. Each function has it among its arguments, so a process calls the initializer
+        before its first function.
+      preparing: held while `ready` is created.
     """
 
     _rounds = False
@@ -326,25 +336,29 @@ class _Coordinator(ClusterCoordinator):
 
     @property
     def forked(self) -> bool:
-        """Whether it is that of the process from which this one was forked."""
+        """Whether this process was forked from the one that made the coordinator."""
         return self._runtime.pid != os.getpid()
 
     def call_on_begun(self, fn: Callable[[list[int]], object]) -> None:
-        """Call `fn(works)` in the loop when workers have begun these."""
+        """Call `fn(works)` in the loop whenever workers have begun these work items."""
         self._runtime.on_begun = fn
+
+    def pickled_now(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        """Pickle a function once, for any number of `schedule` calls. Raises as `schedule` does for the function."""
+        return self._taken(fn)
 
     def _pack(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> trusted.Packed:
         if self.ready is None:
             return super()._pack(args, kwargs)
         try:
-            return trusted.pack(_AfterInitializer(self.ready, args, kwargs))
+            return trusted.pack(_ArgumentsAfterInitializer(self.ready, args, kwargs))
         except errors.InvalidArgumentError:
-            super()._pack(args, kwargs)  # which says where in them
+            super()._pack(args, kwargs)  # raises an error that names the argument
             raise
 
 
-class _AfterInitializer:
-    """The arguments of a function, and what has to be there before it begins."""
+class _ArgumentsAfterInitializer:
+    """The arguments of a function, with the per-worker resource that must exist before the function begins."""
 
     def __init__(self, *parts: Any) -> None:
         self._parts = parts
@@ -358,37 +372,37 @@ def _arguments(_ready: object, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 
 class _Future(futures.Future[T]):
-    """A Future of work of the cluster.
+    """The Future of a function on the cluster.
 
     Attributes:
-      value: the work's, until it is settled; None before it was scheduled, too.
+      value: the RemoteValue of the function; None before it is scheduled and after it is settled.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.value: RemoteValue | None = None
-        self._answers: list[_Answer] = []
+        self._replies: list[_CancelReply] = []
 
     def cancel(self) -> bool:
-        """Cancel it unless a worker has begun it; waits for the worker to say so: two trips through the dispatcher.
+        """Cancel the function unless a worker has begun it. Waits for the worker's reply: two round trips through the dispatcher.
 
         Returns:
-          Whether it is cancelled now, or was before.
+          Whether the Future is cancelled, by this call or an earlier one.
         """
-        self._cancelled(self._ask())
+        self._finish_cancel(self._request_cancel())
         return self.cancelled()
 
     def begin(self) -> None:
-        """A worker has begun it."""
+        """Note that a worker has begun the function; waiting `cancel` calls return."""
         with self._condition:
             if self._state == "PENDING":
                 self._state = "RUNNING"
-            answers, self._answers = self._answers, []
-        for answer in answers:
-            answer.release()
+            replies, self._replies = self._replies, []
+        for reply in replies:
+            reply.release()
 
     def end(self, result: T | None, error: BaseException | None) -> None:
-        """Settle it, unless that has been done."""
+        """Settle the Future unless it is settled already."""
         try:
             if error is not None:
                 self.set_exception(error)
@@ -398,70 +412,70 @@ class _Future(futures.Future[T]):
             pass
 
     def end_as_cancelled(self) -> bool:
-        """Whether it could be: it had neither begun nor ended. It may have been cancelled before."""
+        """Mark the Future cancelled unless its function has begun or ended. Return whether it is cancelled."""
         cancelled = super().cancel()
         with self._condition:
             if self._state == "CANCELLED":
-                self.set_running_or_notify_cancel()  # for those that wait
+                self.set_running_or_notify_cancel()  # wakes `wait` and `as_completed`
         return cancelled
 
-    def _ask(self) -> _Answer | None:
-        """Take it back unless it has begun. None where there is nothing to ask."""
+    def _request_cancel(self) -> _CancelReply | None:
+        """Send the request to cancel; return the pending reply, None if there is nothing to cancel."""
         value = self.value
         if value is None or value.forked:
             return None
-        answer = _Answer()
+        reply = _CancelReply()
         with self._condition:
             if self._state != "PENDING":
                 return None
-            self._answers.append(answer)
-        value.release_at_end(answer)
+            self._replies.append(reply)
+        value.release_at_end(reply)
         value.take_back()
-        answer.value = value
-        return answer
+        reply.value = value
+        return reply
 
-    def _cancelled(self, answer: _Answer | None) -> None:
-        """Wait for the answer, and act on it."""
-        if answer is None:
+    def _finish_cancel(self, reply: _CancelReply | None) -> None:
+        """Wait for the reply and mark the Future cancelled if the worker had not begun it."""
+        if reply is None:
             return
-        answer.wait()
-        if answer.value is not None and outcome_of(answer.value)[0] == CANCELLED:
+        reply.wait()
+        if reply.value is not None and outcome_of(reply.value)[0] == CANCELLED:
             self.end_as_cancelled()
 
 
-class _Answer(threading.Event):
-    """To the question whether work was taken back: it has ended, or begun."""
+class _CancelReply(threading.Event):
+    """The pending reply to a request to cancel: set once the function has begun or ended."""
 
     value: RemoteValue | None = None
     release = threading.Event.set
 
 
-def _cancel_all(wanted: Iterable[Any]) -> None:
-    """Cancel these Futures: one question for all of them."""
-    for future, answer in [(future, future._ask()) for future in wanted if isinstance(future, _Future)]:
-        future._cancelled(answer)
+def _cancel_all(pending: Iterable[Any]) -> None:
+    """Cancel these Futures. All requests are sent before the first reply is awaited, so they travel in one message."""
+    for future, reply in [(future, future._request_cancel()) for future in pending if isinstance(future, _Future)]:
+        future._finish_cancel(reply)
 
 
 def _results(
     submitted: deque[futures.Future[T]], submit_next: Callable[[], futures.Future[T] | None] | None, until: float | None
 ) -> Iterator[T]:
-    """Their results in order; what is left is cancelled when the caller gives up, or one of them fails.
+    """Yield the results in order. Cancel the rest when the caller gives up or a function fails.
 
     Args:
-      submit_next: submits one more for each result that is taken; gives None when there is none.
+      submit_next: submits one more item for each result taken; returns None when there are no more.
     """
     try:
         while submitted:
-            taken = [_taken(submitted, until)]
+            result_cell = [_pop_result(submitted, until)]
             if submit_next is not None and (future := submit_next()) is not None:
                 submitted.append(future)
-            yield taken.pop()
+            yield result_cell.pop()
     finally:
         _cancel_all(submitted)
 
 
-def _taken(submitted: deque[futures.Future[T]], until: float | None) -> T:
-    """Of the first one, which nothing refers to afterwards."""
+def _pop_result(submitted: deque[futures.Future[T]], until: float | None) -> T:
+    """Return the result of the first Future and drop it from the queue, so that nothing else refers to the result."""
     result = submitted[0].result(None if until is None else until - time.monotonic())
     del submitted[0]
     return result
@@ -471,7 +485,10 @@ def _taken(submitted: deque[futures.Future[T]], until: float | None) -> T:
 
 
 def _translated(value: RemoteValue, error: BaseException) -> BaseException:
-    """As the standard library would have it: broken where the function is not to blame, and a SystemExit of the function as it is."""
+    """Return the error as the standard library would report it.
+
+    A fault that is not the function's is a BrokenProcessPool; a SystemExit of the function is passed through.
+    """
     from zmqdist.scheduling.coordinator import broken_pool
 
     kind, _ = outcome_of(value)
@@ -500,7 +517,7 @@ def _unavailable(text: str) -> BaseException:
 def _broken(text: str, cause: BaseException | None = None) -> BaseException:
     from zmqdist.scheduling.coordinator.broken_pool import ExecutorBroken
 
-    said = "" if cause is None else f": {type(cause).__name__}: {cause}"
-    error = ExecutorBroken(text + said)
+    reason = "" if cause is None else f": {type(cause).__name__}: {cause}"
+    error = ExecutorBroken(text + reason)
     error.__cause__ = cause
     return error

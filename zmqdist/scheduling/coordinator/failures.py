@@ -1,10 +1,10 @@
 """The errors of the functions of a round, and which of them the program has seen.
 
 Rules
-    `join` and `done` raise the error of a round, as TensorFlow's do, whatever became of it before. `schedule` raises it only
-    while there is one that the program has not seen: what `get`, `fetch` or `exception` of a RemoteValue has given to the
-    program is its own to handle, and no reason not to schedule more.
-    What the program has never seen is logged when the coordinator is closed, or the program ends: else it would vanish.
+    `join` and `done` raise the error of a round whether or not the program has seen it, as in TensorFlow. `schedule` raises it only
+    while there is an error that the program has not seen: an error that `get`, `fetch` or `exception` of a RemoteValue has given
+    to the program is the program's to handle, and does not stop it from scheduling more.
+    Errors that the program has never seen are logged when the coordinator is closed or the program ends, so that none is lost.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from zmqdist.wire import trusted
 
 log = logging.getLogger("zmqdist.coordinator")
 
-Makes: TypeAlias = "Callable[[], BaseException]"
-"""An error, a fresh one each time, so that no traceback grows."""
+ErrorFactory: TypeAlias = "Callable[[], BaseException]"
+"""Makes an error: a fresh one each time, so that tracebacks do not accumulate."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """How a piece of work has ended, as an error."""
+    """How a work item has failed, as a factory of its error."""
 
     kind: int | None
     payload: Any
     name: str
 
     def __call__(self) -> BaseException:
-        """The exception; a fresh one each time, so that no traceback grows."""
+        """Return a new exception."""
         payload, name = self.payload, self.name
         match self.kind:
             case messages.ERROR:
@@ -50,55 +50,55 @@ class Failure:
             case ends.TIMED_OUT:
                 return errors.DeadlineExceededError(f"{name} has not ended {payload:g} s after it was scheduled")
         assert self.kind == messages.CANCELLED, self.kind
-        told = f"{name} was cancelled, by cancel() or because its round ended with another function's error"
-        return errors.CancelledError(told + ": schedule it again")
+        text = f"{name} was cancelled, by cancel() or because its round ended with another function's error"
+        return errors.CancelledError(text + ": schedule it again")
 
 
 class Failures:
-    """Of one coordinator. Behind its lock, but for `saw`.
+    """The errors of one coordinator. Guarded by its lock, except `mark_seen`.
 
     Args:
-      reported: whether what was not seen is logged at the end; an Executor's Futures tell for themselves.
+      reported: whether unseen errors are logged at the end. False for an Executor, whose Futures have them.
 
     Attributes:
-      unseen: the numbers of the work of this round whose errors the program has not seen.
+      unseen: the work items of this round whose errors the program has not seen.
     """
 
     def __init__(self, reported: bool) -> None:
         self.unseen: set[int] = set()
         self._reported = reported
-        self._errors: list[tuple[int, Makes]] = []
+        self._errors: list[tuple[int, ErrorFactory]] = []
         self._pid = os.getpid()
-        _all.add(self)
+        _instances.add(self)
 
     def __bool__(self) -> bool:
-        """Whether the round has failed."""
+        """Return whether the round has failed."""
         return bool(self._errors)
 
     @property
     def round(self) -> object:
-        """The same object as long as the round's errors have not been taken; None where there are none."""
+        """An object that stays the same until the round's errors are taken; None while there are none."""
         return self._errors[0] if self._errors else None
 
-    def add(self, work: int, make: Makes) -> None:
-        """One more; of the first FAILURES_TOLD of a round the error is kept."""
+    def add(self, work: int, make: ErrorFactory) -> None:
+        """Add the error of a work item; the first FAILURES_TOLD errors of a round are kept."""
         self.unseen.add(work)
         if len(self._errors) < limits.FAILURES_TOLD:
             self._errors.append((work, make))
 
-    def saw(self, work: int) -> None:
-        """The program has the error of this one. From any thread."""
+    def mark_seen(self, work: int) -> None:
+        """Note that the program has the error of this work item. Any thread."""
         self.unseen.discard(work)
 
-    def take(self) -> tuple[Makes, list[Makes]]:
-        """The error to raise, which is the first that the program has not seen, and all of them: it sees them now. There has to be one."""
+    def take(self) -> tuple[ErrorFactory, list[ErrorFactory]]:
+        """Return the error to raise (the first unseen one, else the first) and all errors; mark all seen. The round must have failed."""
         kept, self._errors = self._errors, []
         first = next((make for work, make in kept if work in self.unseen), kept[0][1])
         self.unseen = set()
         return first, [make for _, make in kept]
 
     def report(self) -> None:
-        """Log what the program has not seen, once."""
+        """Log how many errors the program has not seen, once."""
         unseen, self.unseen = self.unseen, set()
         if not unseen or not self._reported or self._pid != os.getpid():
             return
@@ -106,15 +106,17 @@ class Failures:
         log.error(
             "the program has not looked at %d error%s of scheduled functions: call join() before the end, or get() of each "
             "value. The first: %s",
-            *(len(unseen), "s" if len(unseen) > 1 else "", f"{type(error).__name__}: {error}"),
+            len(unseen),
+            "s" if len(unseen) > 1 else "",
+            f"{type(error).__name__}: {error}",
         )
 
 
-_all: WeakSet[Failures] = WeakSet()
+_instances: WeakSet[Failures] = WeakSet()
 
 
 @atexit.register
 def _report_all() -> None:
-    """Of coordinators that were not closed."""
-    for failures in list(_all):
+    """Report for coordinators that the program did not close."""
+    for failures in list(_instances):
         failures.report()

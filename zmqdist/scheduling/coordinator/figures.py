@@ -1,6 +1,6 @@
-"""What a coordinator is at: the record behind `ClusterCoordinator.snapshot`, and the gauges of metrics.py.
+"""The present state of a coordinator in figures: the record behind `ClusterCoordinator.snapshot`, and the gauges of metrics.py.
 
-Any thread reads here while the loop goes on. Each figure is true at its moment; of one that the lock does not guard, two may be of
+Any thread reads here while the loop runs. Each figure is exact at one moment, but figures that the lock does not guard may be of
 different moments.
 """
 
@@ -15,35 +15,35 @@ from zmqdist.scheduling.worker.store import Holdings
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorSnapshot:
-    """What a coordinator has, waits for and holds.
+    """The work, waiting threads and held data of a coordinator.
 
     Attributes:
-      connected: a dispatcher has taken this coordinator, and the connection to it stands.
-      workers: how many the dispatcher has told of.
-      scheduled: pieces of work since the coordinator was made; without what it schedules for resources.
-      unfinished: of these, the ones that have not ended.
-      queued: of these, the ones that have not left the queue for a worker, as far as the dispatcher has told; never too few.
-      queue_bytes: of the arguments of unfinished work, shared ones once: what `queue_bytes_max` bounds.
-      busy: a thread is in `schedule` or `join`; another one that calls these waits for it.
+      connected: whether a dispatcher has registered this coordinator and the connection is up.
+      workers: how many workers the dispatcher has reported.
+      scheduled: work items since the coordinator was made, without the builds of resources.
+      unfinished: those of them that have not ended.
+      queued: an upper bound of the unfinished ones in the dispatcher's queue, from its reports so far.
+      queue_bytes: bytes of the arguments of unfinished work, shared data once; `queue_bytes_max` bounds it.
+      busy: whether a thread is in `schedule` or `join`, for which other callers have to wait.
       waiting_for_room: threads in `schedule` that wait for room in the queue.
-      waiting_for_end: threads in `join` or `done` that wait for work to end, or for the end of a round.
-      failed: a piece of work has failed, and no call has raised its error yet.
-      ending: the coordinator has asked for the end of a round, and something of it may still be executing.
-      rounds_ended: how many rounds have ended with an error.
-      planned: pieces of work with inputs, retries, a time-out or a lineage that are remembered: until their end; with a lineage for as
-        long as their value is used.
-      waiting_for_inputs: of these, the ones that are not handed in because an input has not ended.
-      attempts: of these, the ones that are handed in and have not ended.
-      held: large arguments, functions and inputs that are held for unfinished work.
-      owners: pieces of work for which something is held.
-      values: RemoteValues that have not been settled.
-      called_back: of these, the ones with callbacks.
-      kept: values that stay with their workers for this coordinator.
-      functions: functions that the cluster knows from this coordinator.
+      waiting_for_end: threads in `join` or `done` that wait for the end of work or of a round.
+      failed: whether a function has failed whose error no call has raised yet.
+      ending: whether the coordinator has requested the end of a round that may still have executing functions.
+      rounds_ended: rounds that have ended with an error.
+      planned: remembered work items with inputs, retries, a timeout or a lineage: until they end; with a lineage, while their value
+        can be used.
+      waiting_for_inputs: those of them that are not handed in because an input is pending.
+      attempts: those of them that are handed in and have not ended.
+      held: large arguments, functions and inputs held for unfinished work.
+      owners: work items for which data is held.
+      values: unsettled RemoteValues.
+      called_back: those of them with callbacks.
+      kept: values that workers keep for this coordinator.
+      functions: functions of this coordinator that the cluster knows.
       functions_pickled: how often a function was pickled.
       resources: per-worker resources, iterators and datasets included.
-      memories: processes whose shared memory is open for results.
-      connections: connections to workers for results, beside the one to the dispatcher.
+      memories: processes whose shared memory is mapped for results.
+      connections: connections to workers for results, not counting the one to the dispatcher.
     """
 
     connected: bool
@@ -74,7 +74,7 @@ class CoordinatorSnapshot:
 
 
 def snapshot_of(runtime: CoordinatorRuntime, resources: int) -> CoordinatorSnapshot:
-    """An immutable record of now. In any thread, also after the coordinator was closed."""
+    """Return an immutable record of the present state. Any thread, also after the coordinator was closed."""
     machine, plans = runtime.machine.closures, runtime.plans
     with runtime.lock:
         return CoordinatorSnapshot(
@@ -84,9 +84,9 @@ def snapshot_of(runtime: CoordinatorRuntime, resources: int) -> CoordinatorSnaps
             unfinished=runtime.scheduled - runtime.resolved,
             queued=_queued(runtime),
             queue_bytes=runtime.queue_bytes.held,
-            busy=runtime.turn.locked(),
-            waiting_for_room=runtime.crowded,
-            waiting_for_end=runtime.waiting - runtime.crowded,
+            busy=runtime.schedule_lock.locked(),
+            waiting_for_room=runtime.waiting_for_room,
+            waiting_for_end=runtime.waiting - runtime.waiting_for_room,
             failed=bool(runtime.failures),
             ending=machine.ending,
             rounds_ended=runtime.rounds_ended,
@@ -96,7 +96,7 @@ def snapshot_of(runtime: CoordinatorRuntime, resources: int) -> CoordinatorSnaps
             held=runtime.store.holdings,
             owners=len(runtime.held_by_work),
             values=len(runtime.values),
-            called_back=len(runtime.callees),
+            called_back=len(runtime.with_callbacks),
             kept=machine.kept,
             functions=len(runtime.functions),
             functions_pickled=runtime.functions.pickles,

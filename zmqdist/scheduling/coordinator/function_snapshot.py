@@ -1,4 +1,4 @@
-"""A function as it was when `map` or an Executor took it: pickled once for all of its work."""
+"""A function as it was when `map` or an Executor took it, pickled once for all its work items."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from zmqdist.scheduling.coordinator.runtime import CoordinatorRuntime
 
 
 class FunctionSnapshot:
-    """A function as it was at one time: `schedule` takes it in the function's place, any number of times, and pickles and compares nothing.
+    """A pickled function. `schedule` takes it in place of the function, any number of times, without pickling or comparing again.
 
     Args:
-      blob: what travels.
-      bulks: what is held for it; this object owns them.
-      given, inputs: what it captures of the coordinator's, as the runtime's attributes of these names.
+      blob: the pickle, or the reference to it, as messages carry it.
+      bulks: the data held for it; this object owns them.
+      given, inputs: what the function captures, as the runtime's attributes of these names.
     """
 
     __slots__ = ("blob", "bulks", "fn", "given", "inputs", "runtime")
@@ -41,8 +41,8 @@ class FunctionSnapshot:
 
     @classmethod
     def take(cls, runtime: CoordinatorRuntime, fn: Callable[..., Any]) -> FunctionSnapshot:
-        """Of now. Raises as `ClusterCoordinator.schedule` for the function."""
-        with runtime.turn:
+        """Pickle a function now. Raises as `ClusterCoordinator.schedule` does for the function."""
+        with runtime.schedule_lock:
             runtime.packing = get_ident()
             try:
                 packed = runtime.functions.pickled(fn)
@@ -58,13 +58,13 @@ class FunctionSnapshot:
         return self.fn(*args, **kwargs)
 
     def use(self) -> tuple[bytes, list[int]]:
-        """For one more piece of work, which is being packed: what travels, and what is held for that work from now on."""
+        """Return the blob and the numbers of held data for one more work item, which is being packed and owns these numbers."""
         self.runtime.given += self.given
         self.runtime.inputs.update(self.inputs)
         self.runtime.store.hold_again(self.bulks)
         return self.blob, list(self.bulks)
 
     def __del__(self) -> None:
-        """In a finalizer: takes no lock of the coordinator's."""
+        """Release the held data. In a finalizer, so it takes no lock of the coordinator."""
         if self.bulks and self.runtime.pid == os.getpid():
-            self.runtime.in_loop(self.runtime.drop, self.bulks)
+            self.runtime.call_in_loop(self.runtime.drop, self.bulks)

@@ -1,11 +1,12 @@
-"""Numbers for functions: each goes to the cluster once, and is forgotten there when it has not been used for long.
+"""Numbers for functions: the cluster gets each function once, and forgets it when it has not been used for long.
 
-A function is recognised by its pickle: one that captures nothing mutable is pickled once (wire/functions.py), one that does is pickled
-each time, and has its old number as long as the bytes are the same. Its pickle is marked, so that slots, too, have it anew for each run.
+A function is identified by its pickle. A function that captures nothing mutable is pickled once (wire/functions.py). Any other function
+is pickled for each call and keeps its number as long as the bytes are the same; its pickle is marked, so that slots unpickle it for each
+run.
 
-What is large in it lies beside the pickle, in the coordinator's store, as large arguments do (scheduling/worker/store.py), and what
-travels is a reference: it is the same as long as the store holds those bytes, and with it the number. Such a number is dropped once the
-store has let go of the bytes, since no reference will name them again.
+A large pickle lies in the coordinator's store, as large arguments do (scheduling/worker/store.py), and messages carry a
+reference to it. The reference, and with it the number, stays the same as long as the store holds those bytes. Once the store
+has released them the number is dropped, because no reference will name them again.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ log = logging.getLogger("zmqdist.coordinator")
 
 
 class FunctionNumbers:
-    """Not thread-safe: one thread at a time calls `pickled`; the others are called under the coordinator's lock.
+    """Not thread-safe: only one thread at a time may call `pickled`, and the other methods need the coordinator's lock.
 
     Args:
       is_held: whether the coordinator's store holds a part.
@@ -41,14 +42,14 @@ class FunctionNumbers:
         self._numbers = itertools.count(1)
         self._kept: OrderedDict[bytes, tuple[int, str]] = OrderedDict()
         self._held: OrderedDict[bytes, tuple[int, str, int]] = OrderedDict()
-        """Those with large parts, and one of these."""
+        """Functions with large parts, each with the number of one such part."""
         self._defined: list[tuple[int, bytes]] = []
         self._dropped: list[int] = []
         self._specs: dict[str, Any] = {}
-        """Of the modules of functions: `importlib.reload` gives a module a new one."""
+        """The specs of the functions' modules: `importlib.reload` gives a module a new one."""
 
     def __len__(self) -> int:
-        """Functions that the cluster knows by a number."""
+        """Return how many functions the cluster knows by a number."""
         return len(self._kept) + len(self._held)
 
     @property
@@ -57,7 +58,7 @@ class FunctionNumbers:
         return self._cache.pickles
 
     def pickled(self, fn: Callable[..., Any]) -> Packed:
-        """The function as it is now; a list is to be held. Raises InvalidArgumentError where it cannot be pickled."""
+        """Pickle a function as it is now; a result that is a list must be held. Raises InvalidArgumentError if it cannot be pickled."""
         began, pickles = time.perf_counter() if metrics.enable_metrics else 0.0, self._cache.pickles
         packed: Packed | None = self._cache.constant(fn)
         if packed is None:
@@ -67,13 +68,13 @@ class FunctionNumbers:
         elif len(packed) > INLINE_BYTES_MAX:
             packed = [packed]
         if self._cache.pickles != pickles:
-            self._look_at_module(fn)
+            self._warn_if_reloaded(fn)
         if metrics.enable_metrics:
             self._took_s = time.perf_counter() - began
         return packed
 
-    def _look_at_module(self, fn: Callable[..., Any]) -> None:
-        """A function of a module travels by its name, and a worker process imports a module once."""
+    def _warn_if_reloaded(self, fn: Callable[..., Any]) -> None:
+        """Warn if a function's module was reloaded: it is sent by name, and a worker process imports a module only once."""
         name = getattr(fn, "__module__", None)
         spec = getattr(sys.modules.get(name or ""), "__spec__", None)
         if name and spec is not None and self._specs.setdefault(name, spec) is not spec:
@@ -85,10 +86,10 @@ class FunctionNumbers:
             )
 
     def number(self, fn: Callable[..., Any], blob: bytes, bulks: list[int]) -> tuple[int, str]:
-        """The number and the name of a function for a piece of work that is about to be handed in.
+        """Return the number and the name of a function for a work item that is about to be handed in.
 
         Args:
-          bulks: what is held for it, until that work has ended at least.
+          bulks: the data held for the function, at least until the work item has ended.
         """
         if bulks:
             return self._number_of_large(fn, blob, bulks[0])
@@ -124,11 +125,11 @@ class FunctionNumbers:
         return number, describe(fn)
 
     def fresh(self) -> int:
-        """A number that is no function's: for something else that slots know under a number of this coordinator."""
+        """Return a number that no function has, for another object that slots know by a number of this coordinator."""
         return next(self._numbers)
 
     def take(self) -> tuple[list[tuple[int, bytes]], list[int]]:
-        """What was defined and what was dropped since the last call."""
+        """Return the functions defined and the numbers dropped since the last call."""
         taken = self._defined, self._dropped
         self._defined, self._dropped = [], []
         return taken

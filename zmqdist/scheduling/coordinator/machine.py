@@ -1,19 +1,19 @@
-"""The coordinator's machine: what becomes of all that it has scheduled; no I/O.
+"""The coordinator's machine: what becomes of all scheduled work; no I/O.
 
 Theory of operation
-    The machine is composed of two parts, which never call each other:
-      closures.py                   what is with the dispatcher or on its way there, and its pins (affinity.py)
-      dependencies_and_retries.py   plans: work with inputs, retries, a time-out or a lineage
-    A plan becomes attempts, which are work for the first part under numbers from FIRST_ATTEMPT on. This module alone passes the end of an
-    attempt to its plan, and what a plan wants to the first part, one after the other and not nested.
-    What has to be packed is a HandIn, answered by AttemptPacked; the runtime answers before it hands in another event.
+    The machine consists of two parts, which never call each other:
+      closures.py                   work that the dispatcher has or will get, and the workers that pinned work waits for (affinity.py)
+      dependencies_and_retries.py   plans: work with inputs, retries, a timeout or a lineage
+    A plan becomes attempts, which are work items for the first part under numbers from FIRST_ATTEMPT on. Only this module passes the
+    end of an attempt to its plan, and the effects of plans to the first part, one after the other and not nested.
+    A HandIn requests that the runtime pack an attempt. The runtime replies with AttemptPacked before it hands in another event.
 
-Promises, beside those of the parts, checked by tests/machines/test_coordinator_machine.py and tests/sim
-    C1  the user's work is resolved exactly once, whether it is a plan or not; the number of an attempt is never resolved
-    C2  work fails its round when the user's work ends badly, after all its retries, and only then: an error of the function, all starts
-        lost, a failed input, its time-out, or nothing to run it on; not what is apart from the rounds, and not where there are none
-    C3  Resolve comes before what it makes possible: KeepInput, then HandIn
-    C4  after the dispatcher has refused the coordinator for good, everything ends with that error, at once
+Promises, in addition to those of the parts, checked by tests/machines/test_coordinator_machine.py and tests/sim
+    C1  the program's work is resolved exactly once, plan or not; the number of an attempt is never resolved
+    C2  a round fails when work of the program fails after all its retries, and only then: by an error of the function, the loss of all
+        starts, a failed input, its timeout, or a lack of workers; not by work that is apart, and never where there are no rounds
+    C3  Resolve precedes the effects that it makes possible: KeepInput, then HandIn
+    C4  after the dispatcher has refused the coordinator for good, all work ends with that error, at once
 
 Not here: payloads and exceptions, which are opaque, and threads that wait (runtime.py).
 """
@@ -57,19 +57,19 @@ FAILURES: Final = frozenset({ERROR, LOST, UNAVAILABLE, INPUT_FAILED, TIMED_OUT})
 """The kinds of ends that fail a round."""
 
 ROUND: Final = 0
-"""The number of no work: an error of the whole round."""
+"""Stands for the whole round in place of a work number: no work item has it."""
 
 
 class CoordinatorMachine:
-    """See the module's docstring.
+    """The two parts as one machine; the module's docstring has the rules.
 
     Args:
-      closures, plans: the parts; they are this object's from now on, and others only read them.
-      decode_loss: the input that was lost, and the packed error, of the payload of an INPUT_LOST.
-      rounds: whether work that ends badly fails a round.
+      closures, plans: the parts. This object owns them; others may only read them.
+      decode_loss: decodes the payload of an INPUT_LOST into the lost input and the packed error.
+      rounds: whether failing work fails a round.
 
     Attributes:
-      failed: the work by whose end the present round has failed first; ROUND for a refusal, None while nothing has.
+      failed: the work that failed the present round first; ROUND for a refusal, None if nothing has failed.
     """
 
     def __init__(
@@ -86,12 +86,14 @@ class CoordinatorMachine:
         self._rounds = rounds
         self._refusal: bytes | None = None
         self._planned = False
-        """Whether there was a plan ever: the closures may still have an attempt of it."""
+        """Whether there was ever a plan: if so, the closures may have attempts."""
         self._events: deque[Event] = deque()
-        """For the closures, in order."""
+        """Events for the closures, in order."""
         self._ended: list[tuple[int, int, Any]] = []
-        self._after: list[Effect] = []
-        """What the plans want done after `_ended` has been resolved."""
+        self._replaced: list[Effect] = []
+        """Replace effects: they precede the Resolve of `_ended`, because an end may name a lost value as its cause."""
+        self._after_resolve: list[Effect] = []
+        """Effects of the plans that must follow the Resolve of `_ended` (C3)."""
 
     @property
     def deadline(self) -> float | None:
@@ -103,29 +105,29 @@ class CoordinatorMachine:
         return other if first is None or (other is not None and other < first) else first
 
     def user_of(self, number: int) -> int:
-        """The number of the user's work for that of an attempt, or of work that is no plan; 0 where nobody waits for the attempt."""
+        """Return the program's work item behind the number of an attempt or an ordinary work item; 0 if the attempt is no longer needed."""
         return number if number < FIRST_ATTEMPT else self.plans.work_of(number)
 
     def handle(self, event: Event, now: float) -> list[Effect]:
-        """Apply one event and return what must be done about it, in order. `now` is monotonic seconds."""
+        """Apply one event and return the effects to carry out, in order. `now` is monotonic seconds."""
         effects: list[Effect] = []
-        if type(event) is Heard or type(event) is Scheduled:  # nearly all events: the plans have no part in these
-            self._follow(self.closures.handle(event, now), now, effects)
+        if type(event) is Heard or type(event) is Scheduled:  # nearly all events, and of no concern to the plans
+            self._apply(self.closures.handle(event, now), now, effects)
         else:
             self._route(event, now, effects)
-            if self._after or self._ended:
+            if self._after_resolve or self._ended or self._replaced:
                 self._flush(effects)
         while self._events:
-            self._follow(self.closures.handle(self._events.popleft(), now), now, effects)
+            self._apply(self.closures.handle(self._events.popleft(), now), now, effects)
         if self._refusal is not None and (self.closures.unfinished or self.plans):
             self._fail_all(self._refusal, now)
             self._flush(effects)
             while self._events:
-                self._follow(self.closures.handle(self._events.popleft(), now), now, effects)
+                self._apply(self.closures.handle(self._events.popleft(), now), now, effects)
         return effects
 
     def _route(self, event: Event, now: float, effects: list[Effect]) -> None:
-        """Tell the plans what they have to know of it, and queue what the closures have to."""
+        """Pass the event to the plans if it concerns them, and queue it for the closures if it concerns those."""
         match event:
             case Planned():
                 self._planned = True
@@ -165,9 +167,9 @@ class CoordinatorMachine:
                 pass
         self._events.append(event)
 
-    def _follow(self, happened: list[Effect], now: float, effects: list[Effect]) -> None:
-        """What the closures want done, with what follows from it for the plans."""
-        for effect in happened:
+    def _apply(self, closure_effects: list[Effect], now: float, effects: list[Effect]) -> None:
+        """Pass on the effects of the closures, together with what follows from them for the plans."""
+        for effect in closure_effects:
             match effect:
                 case Resolve(items, _, apart):
                     if self._planned:
@@ -177,7 +179,7 @@ class CoordinatorMachine:
                     self._flush(effects, apart)
                 case RoundEnded():
                     self._decide(dependencies.RoundOver(), now)
-                    after, self._after = self._after, [effect]
+                    after, self._after_resolve = self._after_resolve, [effect]
                     self._flush(effects)
                     self.failed = None
                     effects += after
@@ -185,7 +187,10 @@ class CoordinatorMachine:
                     effects.append(effect)
 
     def _flush(self, effects: list[Effect], apart: Collection[int] = ()) -> None:
-        """Resolve what has ended for the user: here is decided which of it fails the round."""
+        """Resolve the program's work that has ended. C2: decides which of it fails the round."""
+        if self._replaced:  # before the ends that name a lost value as their cause
+            effects += self._replaced
+            self._replaced = []
         if self._ended:
             ended, self._ended = self._ended, []
             failures = [
@@ -194,15 +199,15 @@ class CoordinatorMachine:
             if failures and self.failed is None:
                 self.failed = failures[0]
             effects.append(Resolve(ended, frozenset(failures) if failures else (), apart))
-        if self._after:
-            effects += self._after
-            self._after = []
+        if self._after_resolve:
+            effects += self._after_resolve
+            self._after_resolve = []
 
     # -- refusal ------------------------------------------------------------------------------------------------
 
     def _refused(self, error: bytes, now: float, effects: list[Effect]) -> None:
-        """A complaint that comes over a connection that stands ends what is unfinished; any other is for good."""
-        for_good = not self.closures.enlisted
+        """Fail unfinished work. A refusal over a registered connection ends only that work; any other refusal is for good (C4)."""
+        for_good = not self.closures.enlisted  # the registration was refused or taken over: another try would not help
         if self.failed is None:
             self.failed = ROUND
         effects.append(RoundRefused(error, for_good))
@@ -218,50 +223,52 @@ class CoordinatorMachine:
     # -- plans --------------------------------------------------------------------------------------------------
 
     def _end_all(self, items: list[tuple[int, int, Any]], now: float) -> None:
-        """What these ends of work and of attempts mean for the user's work."""
+        """Translate the ends of ordinary work and of attempts into ends of the program's work."""
         for number, kind, payload in items:
             if number < FIRST_ATTEMPT:
                 self._ended.append((number, kind, payload))
                 if not self.plans.awaits(number):
                     continue
-            elif not self.plans.awaits(number):
+            elif not self.plans.awaits(number):  # an attempt whose plan has ended: C1
                 if kind == KEPT:
-                    self._events.append(KeptDropped([number]))  # nobody wants it
+                    self._events.append(KeptDropped([number]))  # its plan has ended, so no RemoteValue will release it
                 continue
             self._end_of(number, kind, payload, now)
 
     def _end_of(self, number: int, kind: int, payload: Any, now: float) -> None:
-        lost, present = 0, payload
+        lost, outcome_payload = 0, payload
         work = self.user_of(number)
         lineage = self.plans.has_lineage(work)
         if kind == INPUT_LOST:
-            lost, present = self._decode_loss(payload)
+            lost, outcome_payload = self._decode_loss(payload)
         elif kind == KEPT:
-            present = KeptAt(number, payload, lineage)
+            outcome_payload = KeptAt(number, payload, lineage)
         if kind in (VALUE, KEPT) and not lineage:
             waiting = self.plans.waiting_for(work)
             if waiting:
-                self._after.append(KeepInput(work, payload, waiting))
-        self._decide(dependencies.Ended(number, kind, lost), now, (ERROR if kind == INPUT_LOST else kind, present))
+                self._after_resolve.append(KeepInput(work, payload, waiting))
+        self._decide(
+            dependencies.Ended(number, kind, lost), now, (ERROR if kind == INPUT_LOST else kind, outcome_payload)
+        )
 
-    def _decide(self, event: dependencies.Event, now: float, present: tuple[int, Any] = (VALUE, b"")) -> None:
-        """Have the plans decide. `present`: how the attempt has ended by which they do, (kind, payload)."""
+    def _decide(self, event: dependencies.Event, now: float, outcome: tuple[int, Any] = (VALUE, b"")) -> None:
+        """Pass an event to the plans and translate their effects. `outcome`: (kind, payload) of the attempt whose end this is."""
         for effect in self.plans.handle(event, now):
             match effect:
                 case dependencies.End(work, kind, cause, made):
-                    ending = present if kind is None else (kind, self._reason(kind, cause))
+                    ending = outcome if kind is None else (kind, self._reason(kind, cause))
                     if made:
-                        self._after.append(Replace(work, *ending))
+                        self._replaced.append(Replace(work, *ending))
                     else:
                         self._ended.append((work, *ending))
                 case dependencies.Remade(work, True):
-                    self._after.append(Replace(work, *present))
+                    self._replaced.append(Replace(work, *outcome))
                 case dependencies.WithdrawAttempts(attempts):
                     self._events.append(WithdrawAsked(attempts))
                 case dependencies.DropFunctions(functions):
                     self._events.append(FunctionsDropped(functions))
                 case dependencies.HandIn() | dependencies.Free() | dependencies.Remade():
-                    self._after.append(effect)
+                    self._after_resolve.append(effect)
 
     def _reason(self, kind: int, cause: int) -> Any:
         if kind == INPUT_FAILED:
@@ -269,4 +276,4 @@ class CoordinatorMachine:
         if kind != UNAVAILABLE:
             return b""
         times = self.plans.remakes_max
-        return f"its value was lost with its worker, made again {times} times, and lost again".encode()
+        return f"its value was lost with its worker, recomputed {times} times, and lost again".encode()

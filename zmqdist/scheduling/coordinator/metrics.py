@@ -1,16 +1,16 @@
-"""What coordinators of this process have done, in figures: off until `enable_metrics` is set.
+"""Figures about the work of all coordinators in this process: recorded while `enable_metrics` is set.
 
-    histogram  function_tracing     pickling a function that was not known, seconds
-               closure_execution    a piece of work, from its scheduling to its end, seconds
-               remote_value_fetch   bringing a result from the worker's host, or its memory, and unpacking it, seconds
-               server_def_update    telling a worker for whom it works, until it does (strategies that invite), seconds
-    gauge      queued_closures      pieces of work that have not left the queue
-               inflight_closures    pieces of work that have left the queue and not ended
+    histogram  function_tracing     seconds to pickle a function that was not known
+               closure_execution    seconds from the scheduling of a work item to its end
+               remote_value_fetch   seconds to bring a result from the worker's host, or its memory, and unpack it
+               server_def_update    seconds until a worker has accepted the program it works for (strategies that invite workers)
+    gauge      queued_closures      work items in the queue
+               inflight_closures    work items that have left the queue and not ended
     counter    worker_failures      workers that were lost
 
-The names are those of TensorFlow. Off, a hook costs one look at a module's variable.
+The names are TensorFlow's. While recording is off, each hook costs the test of one module variable.
 
-Not here: figures of single workers, which are the dispatcher's (`ClusterCoordinator.metrics`).
+Not here: figures of single workers, which the dispatcher has (`ClusterCoordinator.metrics`).
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 enable_metrics = False
-"""Whether anything is recorded: set it before the work whose figures are wanted."""
+"""Whether anything is recorded. Set it before the work to be measured."""
 
 
 class Histogram:
-    """Counts of values by exponential buckets. Any thread may add.
+    """Counts of values in exponential buckets. Any thread may add.
 
     Args:
       first: upper bound of the first bucket.
-      factor: of each bound to the one before.
-      count: of bounds; what is above the last has a bucket, too.
+      factor: ratio of each bound to the one before.
+      count: number of bounds. One more bucket counts the values above the last bound.
 
     Attributes:
       bounds: the upper bound of each bucket but the last.
@@ -45,7 +45,7 @@ class Histogram:
         self.clear()
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Remove all values."""
         with self._lock:
             self._counts = [0] * (len(self.bounds) + 1)
             self._min, self._max, self._sum = float("inf"), float("-inf"), 0.0
@@ -58,7 +58,7 @@ class Histogram:
             self._sum += value
 
     def summary(self) -> dict[str, Any]:
-        """{"min", "max", "num", "sum", "histogram": {(low, high): count}}; min and max are 0 where there was no value."""
+        """Return {"min", "max", "num", "sum", "histogram": {(low, high): count}}; min and max are 0 without values."""
         with self._lock:
             number = sum(self._counts)
             edges = [0.0, *self.bounds, float("inf")]
@@ -80,18 +80,18 @@ HISTOGRAMS = {
     "server_def_update": Histogram(1, 10, 5),
 }
 GAUGES: dict[str, Callable[[], int]] = {}
-"""What counts over the coordinators that are open, when somebody asks (runtime.py): nobody keeps these figures up to date."""
+"""Computed on each read from the open coordinators (figures.py), so that no code has to keep these figures up to date."""
 _counters = {"worker_failures": 0}
 _lock = threading.Lock()
 
 
 def names() -> list[str]:
-    """Of all metrics."""
+    """Return the names of all metrics."""
     return [*HISTOGRAMS, *GAUGES, *_counters]
 
 
 def get_metric_summary(name: str) -> Any:
-    """A histogram's summary (see `Histogram.summary`); of the others the number.
+    """Return the summary of a histogram (`Histogram.summary`), or the number of a gauge or counter.
 
     Raises:
       ValueError: there is no metric of this name.
@@ -106,7 +106,7 @@ def get_metric_summary(name: str) -> Any:
 
 
 def reset() -> None:
-    """Set histograms and counters to nothing."""
+    """Clear all histograms and counters."""
     for histogram in HISTOGRAMS.values():
         histogram.clear()
     with _lock:
@@ -114,31 +114,31 @@ def reset() -> None:
 
 
 def count(name: str, more: int) -> None:
-    """So many more of a counter."""
+    """Add to a counter."""
     if enable_metrics:
         with _lock:
             _counters[name] += more
 
 
 def record(name: str, seconds: float) -> None:
-    """Add to a histogram."""
+    """Add a value to a histogram."""
     if enable_metrics:
         HISTOGRAMS[name].add(seconds)
 
 
 class Executions:
-    """When the pieces of work of one coordinator began, and how long they took. Its owner locks, or has one thread for each method."""
+    """When the unfinished work items of one coordinator were scheduled. Not thread-safe: its owner locks."""
 
     def __init__(self) -> None:
         self._began: dict[int, float] = {}
 
     def begin(self, work: int) -> None:
-        """It was scheduled."""
+        """Note that a work item was scheduled."""
         if enable_metrics:
             self._began[work] = time.perf_counter()
 
     def end(self, items: Iterable[tuple[int, int, Any]]) -> None:
-        """These have ended: (work, how, with what)."""
+        """Record the durations of work items that have ended, (work, kind, payload)."""
         if self._began:
             now = time.perf_counter()
             for work, _, _ in items:
@@ -148,7 +148,10 @@ class Executions:
 
 
 def monitored_timer(name: str, state_tracker: Callable[[], Any] | None = None) -> AbstractContextManager[None]:
-    """Record the seconds that a with-block takes in a histogram; with a `state_tracker` only if what that gives has changed by its end."""
+    """Return a context manager that records the seconds of its block in a histogram.
+
+    With a `state_tracker` it records only if the tracker's result differs before and after the block.
+    """
     return _timed(name, state_tracker) if enable_metrics else _OFF
 
 

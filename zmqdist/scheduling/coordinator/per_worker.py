@@ -1,12 +1,12 @@
-"""What a program holds of things of which each worker has its own: PerWorkerValues, and per-worker datasets.
+"""What the program holds of a per-worker resource: PerWorkerValues, and per-worker datasets.
 
 Rules
-    As an argument of a scheduled function, at any depth, or captured by it, PerWorkerValues are the value of the worker that runs it. Here
-    each of the values is a RemoteValue: what it says of itself is how its latest build went, and `get` asks the worker each time,
-    because functions may have changed it.
-    A dataset goes to the workers as it is when `create_per_worker_dataset` is called; each `iter` begins anew on all of them.
+    A scheduled function that gets PerWorkerValues (as an argument at any depth, or captured) sees the value of the worker that runs it.
+    In the program each of these values is a RemoteValue. Its status is that of its latest build, and `get` reads the value from
+    the worker each time, because functions may have changed it.
+    A dataset is pickled when `create_per_worker_dataset` is called; each `iter` starts again on all workers.
 
-Not here: when workers build (resources.py, scheduling/worker/resources.py).
+Not here: when workers build a resource (resources.py, scheduling/worker/resources.py).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from typing import Any
 
 from zmqdist import errors, task_context
-from zmqdist.scheduling.coordinator.remote_value import RemoteValue, RemoteValueGiven, RemoteValueStatus
+from zmqdist.scheduling.coordinator.remote_value import RemoteValue, RemoteValueNotAllowed, RemoteValueStatus
 from zmqdist.scheduling.coordinator.resources import Definition, Resource, Resources
 from zmqdist.scheduling.worker import datasets
 from zmqdist.scheduling.worker import resources as at_worker
@@ -27,9 +27,9 @@ from zmqdist.wire import trusted
 
 
 class ResourceValue(RemoteValue):
-    """A resource at one worker. It is ABORTED while its worker is lost, and READY again when that has come back and built it anew.
+    """A per-worker resource at one worker: ABORTED while its worker is lost, READY again once the worker is back and has rebuilt it.
 
-    Who holds one holds the resource, at all workers.
+    Holding one of these keeps the resource at all workers.
     """
 
     __slots__ = ("_index", "_resource")
@@ -43,56 +43,56 @@ class ResourceValue(RemoteValue):
         return f"<RemoteValue: {self.name}: {self.status.value}>"
 
     def __reduce__(self) -> Any:
-        raise RemoteValueGiven(f"{self.name} is nowhere else: give the function the PerWorkerValues, which choose")
+        raise RemoteValueNotAllowed(f"{self.name} exists only at its worker: give the function the PerWorkerValues")
 
     @property
     def status(self) -> RemoteValueStatus:
-        """NOT_READY while it is being built, READY when that has ended in whatever way, ABORTED while its worker is lost."""
+        """NOT_READY while it is being built, READY once the build has ended (even with an error), ABORTED while its worker is lost."""
         building, lost = self._state()
         if lost is not None:
             return RemoteValueStatus.ABORTED
         return RemoteValueStatus.READY if building is not None and building.done() else RemoteValueStatus.NOT_READY
 
     def done(self) -> bool:
-        """Whether it is not being built at present. Does not wait."""
+        """Return whether no build is in progress. Does not wait."""
         return self.status is not RemoteValueStatus.NOT_READY
 
     def get(self, timeout: float | None = None) -> Any:
-        """Wait until it is built, and ask its worker for it as it is now: another copy each time.
+        """Wait until the resource is built and return a copy of its present state, read from the worker by each call.
 
         Raises:
-          CancelledError: its worker is lost. It is there again when the worker is.
-          DeadlineExceededError: not there within `timeout` seconds.
+          CancelledError: its worker is lost. The resource is available again when the worker is back.
+          DeadlineExceededError: not available within `timeout` seconds.
           InvalidArgumentError: it cannot be pickled, as an iterator cannot.
           Exception: what its function raised.
         """
-        return self._asked(at_worker.read, timeout)
+        return self._read(at_worker.read, timeout)
 
     def fetch(self, timeout: float | None = None) -> Any:
-        """As `get`, with each leaf that has a `numpy()` replaced by what that gives."""
-        return self._asked(at_worker.read_numpy, timeout)
+        """As `get`, with each leaf that has a method `numpy()` replaced by the result of that method."""
+        return self._read(at_worker.read_numpy, timeout)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Wait until it is built; the error that `get` would raise, None for none. DeadlineExceededError as in `get`."""
+        """Wait until the resource is built; return the error that `get` would raise, None for none. DeadlineExceededError as in `get`."""
         until = None if timeout is None else time.monotonic() + float(timeout)
         while True:
             building, lost = self._state()
             if lost is not None:
                 error = errors.ClosureAbortedError(errors.UnavailableError(lost))
-                told = errors.CancelledError(f"{self.name} is aborted until the worker is back: {lost}")
-                told.__cause__ = error
-                return told
+                cancelled = errors.CancelledError(f"{self.name} is aborted until the worker is back: {lost}")
+                cancelled.__cause__ = error
+                return cancelled
             assert building is not None, "a worker that is there builds it"
             failed = building.exception(_left(until))
             if self._state() == (building, None):
                 return failed.original_exception if isinstance(failed, errors.ClosureInputError) else failed
 
     def cancel(self) -> bool:
-        """It cannot be cancelled: drop it. False."""
+        """Return False: a resource cannot be cancelled, only dropped."""
         return False
 
     def add_done_callback(self, fn: Callable[[RemoteValue], object]) -> None:
-        """Call `fn(self)` when its present build has ended, in whatever way."""
+        """Call `fn(self)` when the present build has ended, even with an error."""
         building, lost = self._state()
         if lost is not None or building is None:
             self._owner.callbacks.put([(fn, self)])
@@ -103,7 +103,7 @@ class ResourceValue(RemoteValue):
         self.add_done_callback(lambda _: waiter.release())
 
     def __await__(self) -> Generator[Any, None, Any]:
-        import asyncio  # only for those who use it
+        import asyncio  # slow to import, and most programs do not await values
 
         return (yield from asyncio.get_running_loop().run_in_executor(None, self.get))
 
@@ -112,7 +112,7 @@ class ResourceValue(RemoteValue):
             state = self._resource.states[self._index]
             return state.building, state.lost
 
-    def _asked(self, fn: Callable[[Any], Any], timeout: float | None) -> Any:
+    def _read(self, fn: Callable[[Any], Any], timeout: float | None) -> Any:
         until = None if timeout is None else time.monotonic() + float(timeout)
         while True:
             error = self.exception(_left(until))
@@ -120,10 +120,10 @@ class ResourceValue(RemoteValue):
                 raise error
             building = self._state()[0]
             try:
-                return self._resource.owner.ask(self._resource, self._index, fn).get(_left(until))
+                return self._resource.owner.run_at(self._resource, self._index, fn).get(_left(until))
             except errors.CancelledError:
                 if self._state() == (building, None):
-                    raise  # else its worker was lost meanwhile
+                    raise  # the build is unchanged, so this is a real cancellation; else the worker was lost: try again
 
 
 def _left(until: float | None) -> float | None:
@@ -131,42 +131,42 @@ def _left(until: float | None) -> float | None:
 
 
 class PerWorkerValues:
-    """One RemoteValue for each worker, in the order of their indices.
+    """One RemoteValue for each worker, in the order of the workers' indices.
 
-    As an argument of a scheduled function, or captured by it, it is the value of the worker that runs the function. Workers that come
-    later have values, too, where these are resources.
+    A scheduled function that gets this as an argument, or captures it, sees the value of the worker that runs it. If these are the values
+    of a resource, workers that join later get one as well.
 
     Args:
       values: RemoteValues of one coordinator, one for each worker.
 
     Raises:
-      AssertionError: something else is among them.
+      AssertionError: an element of `values` is not a RemoteValue.
     """
 
     def __init__(self, values: Iterable[RemoteValue]) -> None:
-        self._given = tuple(values)
+        self._fixed_values = tuple(values)
         self._resource: Resource | None = None
-        for value in self._given:
+        for value in self._fixed_values:
             if not isinstance(value, RemoteValue):
                 raise AssertionError(
                     f"`PerWorkerValues` should only take `RemoteValue`s, one for each worker, not {type(value).__name__}"
                 )
-        resources = {value._resource if isinstance(value, ResourceValue) else None for value in self._given}
+        resources = {value._resource if isinstance(value, ResourceValue) else None for value in self._fixed_values}
         if len(resources) == 1:
             (self._resource,) = resources
 
     @classmethod
     def of(cls, resource: Resource) -> Any:
-        """Those of a resource."""
-        made = cls(())
-        made._resource = resource
-        return made
+        """Return the values of a resource."""
+        values = cls(())
+        values._resource = resource
+        return values
 
     @property
     def _values(self) -> tuple[RemoteValue, ...]:
         resource = self._resource
         if resource is None:
-            return self._given
+            return self._fixed_values
         with resource.owner.runtime.lock:
             indices = sorted(resource.states)
         return tuple(ResourceValue(resource, index) for index in indices)
@@ -181,9 +181,9 @@ class PerWorkerValues:
         return iter(self._values)
 
     def fetch(self, timeout: float | None = None) -> list[Any]:
-        """The values of all workers, fetched.
+        """Return the fetched values of all workers.
 
-        Raises: what `RemoteValue.fetch` raises for the first that has no value. DeadlineExceededError after `timeout` seconds for all.
+        Raises: what `RemoteValue.fetch` raises for the first value that fails; DeadlineExceededError after `timeout` seconds in total.
         """
         until = None if timeout is None else time.monotonic() + float(timeout)
         return [value.fetch(_left(until)) for value in self._values]
@@ -194,18 +194,18 @@ class PerWorkerValues:
     def __reduce__(self) -> Any:
         resource = self._resource
         if resource is None:
-            return at_worker.slice_of, (self._given,)
+            return at_worker.slice_of, (self._fixed_values,)
         runtime = resource.owner.runtime
         if runtime.packing != get_ident():
-            raise RemoteValueGiven(f"{resource.name} is for functions that are scheduled by its own coordinator")
+            raise RemoteValueNotAllowed(f"{resource.name} is for functions that are scheduled by its own coordinator")
         runtime.given.append(resource)
         return resource.call
 
 
 class PerWorkerIterator(PerWorkerValues):
-    """Iterators over a per-worker dataset, one for each worker: what a function gets of it is an iterator.
+    """Iterators over a per-worker dataset, one for each worker. A scheduled function that gets this sees its worker's iterator.
 
-    In a function `next(iterator)` at the end fails it with OutOfRangeError, and a for-loop just ends.
+    At the end, `next(iterator)` in a function fails it with OutOfRangeError; a for-loop ends as usual.
     """
 
     def __iter__(self) -> Any:
@@ -213,17 +213,18 @@ class PerWorkerIterator(PerWorkerValues):
 
     def __next__(self) -> Any:
         raise NotImplementedError(
-            "a per-worker iterator is there for scheduled functions: give it to one as an argument, and call next() there"
+            "a per-worker iterator is for scheduled functions: give it to one as an argument, and call next() there"
         )
 
     get_next = __next__
 
 
 class PerWorkerDataset:
-    """A dataset of which each worker has its own; made by `ClusterCoordinator.create_per_worker_dataset`.
+    """A dataset that each worker has for itself; made by `ClusterCoordinator.create_per_worker_dataset`.
 
     Args:
-      spec: gives its element_spec where that is known here; raises NotImplementedError where it is not.
+      spec: returns the dataset's element_spec if the program knows it, and raises NotImplementedError if the dataset has none. None: a
+        function makes the dataset, so a worker has to report the spec.
     """
 
     def __init__(
@@ -235,22 +236,22 @@ class PerWorkerDataset:
         self._spec = spec
 
     def __iter__(self) -> PerWorkerIterator:
-        """New iterators at all workers, from the beginning. Does not wait until they are built.
+        """Create iterators on all workers, each at the beginning. Does not wait until they are built.
 
         Raises:
-          RuntimeError: on a worker.
+          RuntimeError: called by a scheduled function.
           UnavailableError: no worker came.
         """
         if task_context.scheduled():
             raise RuntimeError("a per-worker dataset is iterated by the program, not by a scheduled function")
         sharers = self._resources.workers() if self._shard else []
-        dense = range(len(sharers))  # which is as short in a message for a thousand as for two
+        dense = range(len(sharers))  # a range stays short in a message, however many workers there are
         resource = self._resources.create(ITERATOR, self._definition, dense if sharers == [*dense] else tuple(sharers))
         iterator: PerWorkerIterator = PerWorkerIterator.of(resource)
         return iterator
 
     def build(self) -> PerWorkerValues:
-        """The datasets themselves, one for each worker: a function that gets them iterates as often as it likes.
+        """Create the datasets themselves, one for each worker. A function that gets one may iterate it any number of times.
 
         Raises: as `iter`.
         """
@@ -259,16 +260,16 @@ class PerWorkerDataset:
 
     @property
     def element_spec(self) -> Any:
-        """The form of the elements. Where a function makes the dataset a worker is asked, once.
+        """The spec of the elements. If a function makes the dataset, the first access reads it from a worker and waits for that.
 
         Raises:
-          NotImplementedError: it is no Dataset, and has none.
+          NotImplementedError: the source is not a Dataset and has no spec.
           Exception: what the dataset function raised.
         """
         if self._spec is None:
             resource = self._resources.create(DATASET, self._definition)
             value = PerWorkerValues.of(resource)[0]
-            spec = value._asked(at_worker.read_spec, None)
+            spec = value._read(at_worker.read_spec, None)
             self._spec = lambda: spec
         return self._spec()
 
@@ -279,7 +280,7 @@ class PerWorkerDataset:
 def per_worker_resource(
     resources: Resources, fn: Any, args: Iterable[Any] | None, kwargs: Mapping[str, Any] | None
 ) -> PerWorkerValues:
-    """See ClusterCoordinator.create_per_worker_resource."""
+    """Implement `ClusterCoordinator.create_per_worker_resource`."""
     if not callable(fn):
         raise TypeError(f"create_per_worker_resource() takes a callable, not {type(fn).__name__}")
     definition = resources.define(trusted.describe(fn), fn, () if args is None else args, kwargs)
@@ -288,7 +289,7 @@ def per_worker_resource(
 
 
 def per_worker_dataset(resources: Resources, source: Any, shard: bool) -> PerWorkerDataset:
-    """See ClusterCoordinator.create_per_worker_dataset."""
+    """Implement `ClusterCoordinator.create_per_worker_dataset`."""
     if callable(source):
         _check_needs_nothing(source)
         return PerWorkerDataset(resources, resources.define(trusted.describe(source), source), shard, None)
@@ -304,7 +305,7 @@ def per_worker_dataset(resources: Resources, source: Any, shard: bool) -> PerWor
 def _check_needs_nothing(fn: Callable[..., Any]) -> None:
     try:
         inspect.signature(fn).bind()
-    except ValueError:  # a builtin that does not tell
+    except ValueError:  # a builtin without a signature
         return
     except TypeError as error:
         raise TypeError(

@@ -1,11 +1,11 @@
-"""What becomes of submitted work when the program ends: it is carried out, as that of the standard library's executors.
+"""Carry out submitted work when the program ends, as the executors of the standard library do.
 
 Rules
-    The interpreter calls us before it waits for threads and before `atexit` closes clusters; so it does after `sys.exit` and after an
-    uncaught error. We wait for each Executor that has unfinished work.
-    A Ctrl-C while we wait, or one that has ended the program, gives all of it up.
-    Python has no way to change the exit code that late but to leave at once. So a program that has lost its cluster leaves as soon as all
-    that is registered with `atexit` has been called.
+    The interpreter calls `_finish` before it waits for threads and before `atexit` closes clusters, even after `sys.exit` or an uncaught
+    error. `_finish` waits for each Executor that has unfinished work.
+    If Ctrl-C arrives while `_finish` waits, or has ended the program, all of that work is given up.
+    At this stage Python can change the exit code only by leaving at once. A program that has lost its cluster therefore leaves with
+    LOST_CODE as soon as all `atexit` handlers have run.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LOST_CODE = 1
 
 
 class SubmittedWork(Protocol):
-    """What an Executor has to do at the end of the program."""
+    """What this module needs of an Executor."""
 
     def finish(self) -> list[BaseException]: ...
 
@@ -38,12 +38,12 @@ _come: list[bool] = []
 
 
 def watch(executor: SubmittedWork) -> None:
-    """Wait for it at the end of the program. It is not kept alive."""
+    """Wait for this executor at the end of the program. Keeps only a weak reference."""
     _executors.add(executor)
 
 
 def has_come() -> bool:
-    """Whether the program ends: nothing may be submitted any more."""
+    """Return whether the program is ending, so that no more work may be submitted."""
     return bool(_come)
 
 
@@ -72,13 +72,16 @@ def _give_up(executors: list[SubmittedWork]) -> None:
 
 
 def _leave(code: int) -> None:
-    """End the process with this exit code, negative for a signal, when all else is done. Registered last, it is called first."""
+    """End the process with this exit code (negative: by a signal) after all other exit handlers.
+
+    It is registered last and so called first; it runs the remaining handlers itself.
+    """
     atexit.unregister(_leave)
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
-        except (OSError, ValueError, AttributeError):  # closed, or there is none
+        except (OSError, ValueError, AttributeError):  # the stream is closed, or None
             pass
     if code < 0:
         signal.signal(-code, signal.SIG_DFL)

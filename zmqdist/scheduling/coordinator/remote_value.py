@@ -1,7 +1,7 @@
-"""RemoteValue: what a scheduled function will return.
+"""`RemoteValue`: the result that a scheduled function will have.
 
-The coordinator's loop settles it; whoever asks first unpacks it, in the asker's thread. Nothing here waits on the loop's thread for
-anything but the end of the work.
+The coordinator's loop settles a value; the first thread that calls `get` unpacks it. Nothing here waits for the loop, except for the
+end of the work.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _NOTHING: Any = object()
 
 
 class RemoteValueStatus(enum.Enum):
-    """How far a RemoteValue is."""
+    """Whether a RemoteValue has its result."""
 
     NOT_READY = "NOT_READY"
     ABORTED = "ABORTED"
@@ -41,7 +41,7 @@ class RemoteValueStatus(enum.Enum):
 
 
 class ValueOwner(Protocol):
-    """The connection that settles values; its runtime says what each of these is (runtime.py)."""
+    """What a RemoteValue uses of its coordinator's runtime, which documents these members (runtime.py)."""
 
     pid: int
     closed: bool
@@ -64,25 +64,25 @@ class ValueOwner(Protocol):
 
     def let_go(self, work: int) -> None: ...
 
-    def tell(self, event: Event) -> None: ...
+    def post_event(self, event: Event) -> None: ...
 
 
 class RemoteValue:
-    """The result of one `schedule`; made by a ClusterCoordinator only.
+    """The result of one `schedule`; only a ClusterCoordinator makes these.
 
-    Ready means for good: the result is on this machine, and no worker's death can take it away. All methods may be called from
-    any thread. Dropping a RemoteValue does not cancel its function, but its result is not kept.
+    A ready value is ready for good, because the result is on this machine (except for kept values, below). Any thread may call any method.
+    Dropping a RemoteValue does not cancel its function; the result is then discarded.
 
-    It may be an argument of other functions of the same coordinator, at any depth, or captured by them, also before it has ended: the
-    function waits for it, and gets a value that is private to that run.
+    A RemoteValue may be an argument of other functions of the same coordinator, at any depth, or captured by them, even before it has
+    ended. Such a function waits for it and gets a value private to its run.
 
-    One of `schedule(..., keep=True)` is ready when its value is with the worker, which holds it until the RemoteValue has been collected.
-    Only `get` brings it here; functions get it straight from that worker. Until then it is lost with its worker, with the dispatcher,
-    and with the coordinator's connection to that; one of `schedule(..., lineage=True)` is then made again.
+    A value of `schedule(..., keep=True)` is ready once its worker has it. The worker holds it until the RemoteValue is collected. Other
+    functions fetch it from that worker; only `get` brings it to the program. Until `get` has done so, the value is lost if the worker or
+    the dispatcher is lost, or the connection to the dispatcher breaks. With `schedule(..., lineage=True)` it is then recomputed.
 
     Attributes:
-      name: of its function.
-      work: its number among what its coordinator has scheduled.
+      name: the name of its function.
+      work: its number among the work items of its coordinator.
     """
 
     __slots__ = (
@@ -100,7 +100,7 @@ class RemoteValue:
 
     def __init__(self, owner: ValueOwner, work: int, name: str, alive: object = None) -> None:
         self._owner = owner
-        self._alive = alive  # the coordinator is not given up while somebody waits
+        self._alive = alive  # keeps the coordinator open while this value is pending
         self.work = work
         self.name = name
         self._kind: int | None = None
@@ -114,16 +114,16 @@ class RemoteValue:
         return f"<RemoteValue of {self.name}: {state}>"
 
     def __reduce__(self) -> Any:
-        """As an argument of a scheduled function, or captured by one: its value is put there where that is unpickled."""
+        """Pickle a placeholder for the value, which the worker that unpickles it fills in (as an argument or captured by a function)."""
         if self._owner.packing != get_ident():
-            raise RemoteValueGiven(
+            raise RemoteValueNotAllowed(
                 "a RemoteValue can only be given to functions of its own coordinator: fetch() it first"
             )
         if not self._owner.by_reference:
             self._owner.inputs[self.work] = self
             return remote_results.taken, (self.work, self.name)
         if self._kind != KEPT:
-            raise RemoteValueGiven(
+            raise RemoteValueNotAllowed(
                 "only a RemoteValue of keep=True that has ended can be given to all workers: fetch() it first"
             )
         self._owner.given.append(self._payload)
@@ -131,33 +131,33 @@ class RemoteValue:
 
     @property
     def status(self) -> RemoteValueStatus:
-        """READY as soon as it has ended, also with an error. ABORTED is only for what belongs to a worker that was lost."""
+        """READY once the function has ended, even with an error. Only values of per-worker resources are ever ABORTED."""
         return RemoteValueStatus.NOT_READY if self._kind is None else RemoteValueStatus.READY
 
     @property
     def forked(self) -> bool:
-        """Whether another process has scheduled it, from which this one was forked: its result comes to that one."""
+        """Whether the function was scheduled by the process that this one was forked from: only that process gets the result."""
         return self._owner.pid != os.getpid()
 
-    # -- asking ---------------------------------------------------------------------------------------------------
+    # -- getting the result -----------------------------------------------------------------------------------------
 
     def get(self, timeout: float | None = None) -> Any:
-        """Wait for the function to end and give what it returned: the same object each time, private to this process.
+        """Wait for the function to end and return its result: the same object each time, private to this process.
 
         Args:
-          timeout: seconds; None waits as long as there is a cluster. A kept value is brought here by the first call, which takes its
-            own time: a worker on this host whose process has ended, or that refuses connections, is known at once, one that does not
-            answer any more after some 20 s.
+          timeout: seconds; None waits as long as there is a cluster. The first call for a kept value also fetches it, which may take
+            longer. That fetch fails at once if the worker refuses connections, or is on this host and has ended; if the worker does not
+            reply, it fails after about 20 s.
 
         Raises:
-          DeadlineExceededError (a TimeoutError): not ended within `timeout`. It goes on, ask again. Or the `timeout` of its `schedule` has
-            passed: then `done` is true.
-          CancelledError: it was cancelled, or its round ended by another function's error; schedule it again.
-          WorkerLost: every process that started it died.
+          DeadlineExceededError (a TimeoutError): not ended within `timeout`; the function goes on, call again. If `done` is true, the
+            `timeout` of its `schedule` has passed.
+          CancelledError: it was cancelled, or its round ended with another function's error; schedule it again.
+          WorkerLost: each process that started it crashed.
           ClosureInputError: one of its inputs has no value; `original_exception` says why.
-          UnavailableError: there was no dispatcher, or no worker, for `cluster_lost_limit_s`; or it was kept by its worker and is lost.
-          Exception: what the function raised, of its own class where that can be pickled, with the remote traceback as
-            its cause; a fresh copy each time. It is never WorkerLost only because a worker died once: then it ran again.
+          UnavailableError: there was no dispatcher, or no worker, for `cluster_lost_limit_s`; or its worker kept the value and it is lost.
+          Exception: what the function raised, of its own class if that can be pickled, with the remote traceback as its cause; a fresh
+            copy each time. A single crash of a worker is not an error, because the function then runs again.
         """
         if self._kind is None:
             self._wait(timeout)
@@ -186,16 +186,16 @@ class RemoteValue:
                 with metrics.monitored_timer("remote_value_fetch"):
                     value = self._owner.fetching.kept(held.encoded, self.name)
             except errors.UnavailableError:
-                if not held.lineage or not self._remade(held, until, timeout):
+                if not held.lineage or not self._wait_for_remake(held, until, timeout):
                     raise
                 continue
             with self._owner.unpacking:
-                if self._value is _NOTHING:  # else another thread was faster
+                if self._value is _NOTHING:  # unless another thread was faster
                     self._value = value
         return self._value
 
-    def _remade(self, lost: Kept, until: float | None, timeout: float | None) -> bool:
-        """Wait until a lost value was made again, or has failed; False where the coordinator has been closed."""
+    def _wait_for_remake(self, lost: Kept, until: float | None, timeout: float | None) -> bool:
+        """Wait until a lost value has been recomputed or has failed. Return False if the coordinator has been closed."""
         waiter = allocate_lock()
         waiter.acquire()
         with self._owner.lock:
@@ -205,35 +205,40 @@ class RemoteValue:
                 return True
             self._waiters = [*(self._waiters or ()), waiter]
             self._owner.lost_values[self.work] = self
-        self._owner.tell(ValueLost(self.work, lost.work))
+        self._owner.post_event(ValueLost(self.work, lost.work))
         if not waiter.acquire(True, -1 if until is None else max(0.0, until - time.monotonic())):
-            self._give_up(waiter)
-            problem = f"{self.name}, whose value was lost, has not been made again after {timeout:g} s"
+            self._remove_waiter(waiter)
+            problem = f"{self.name}, whose value was lost, has not been recomputed after {timeout:g} s"
             raise errors.DeadlineExceededError(problem)
         return self._payload is not lost
 
     def fetch(self, timeout: float | None = None) -> Any:
-        """As `get`, with what has a method `numpy()`, as the tensors of other libraries, turned into arrays, in lists, tuples, dicts."""
+        """As `get`, but convert each object in it that has a method `numpy()` (tensors of other libraries) to an array.
+
+        Looks into lists, tuples and dicts.
+        """
         return _as_numpy(self.get(timeout))
 
     def done(self) -> bool:
-        """Whether it has ended, in whatever way. Does not wait."""
+        """Return whether the function has ended, with a result or an error. Does not wait."""
         return self._kind is not None
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Wait for the end; the error that `get` would raise, None after success. DeadlineExceededError as in `get`.
+        """Wait for the end and return the error that `get` would raise, None after success. Raises DeadlineExceededError as `get` does.
 
-        Of a kept value it is how its function ended: whether the value is still there only `get` finds out.
+        For a kept value this is the error of its function. Only `get` finds out whether the value itself is still present.
         """
         self._wait(timeout)
         return None if self._kind in (VALUE, KEPT) else self.error()
 
     def cancel(self) -> bool:
-        """Take it back: dropped where it waits, told to end where it runs, and cut off `cancel_grace_s` later.
+        """Request the cancellation of the function. Does not wait.
+
+        A waiting function is dropped; a running one is asked to stop and killed `cancel_grace_s` later.
 
         Returns:
-          False when it has ended already. True means that it was asked for: `get` tells how it ended, which may be a value
-          that was on its way.
+          False if it has ended already. True means that cancellation was requested: `get` tells how the function ended, which may be with a
+          result that was already on its way.
         """
         if self._kind is not None:
             return False
@@ -241,11 +246,13 @@ class RemoteValue:
         return True
 
     def add_done_callback(self, fn: Callable[[RemoteValue], object]) -> None:
-        """Call `fn(self)` when it has ended, in a thread of the coordinator that runs callbacks one after the other; at once
-        when it has ended already. What `fn` raises is logged. It must not wait for another RemoteValue of a callback.
+        """Call `fn(self)` when the function has ended; at once if it has.
+
+        Callbacks run one after the other in a thread of the coordinator. Exceptions of `fn` are logged. `fn` must not wait for a
+        RemoteValue that is settled by another callback.
 
         Raises:
-          RuntimeError: no thread can be started for it.
+          RuntimeError: the process cannot start a thread for callbacks.
         """
         self._owner.callbacks.start()
         with self._owner.lock:
@@ -258,29 +265,32 @@ class RemoteValue:
         self._owner.callbacks.put([(fn, self)])
 
     def __await__(self) -> Generator[Any, None, Any]:
-        import asyncio  # only for those who use it
+        import asyncio  # slow to import, and most programs do not await values
 
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
 
-        def tell() -> None:
+        def set_done() -> None:
             if not future.done():
                 future.set_result(None)
 
         def ended(_: RemoteValue) -> None:
             try:
-                loop.call_soon_threadsafe(tell)
-            except RuntimeError:  # the event loop has been closed: nobody waits
+                loop.call_soon_threadsafe(set_done)
+            except RuntimeError:  # the event loop has been closed, and its tasks with it
                 pass
 
         self.add_done_callback(ended)
         yield from future
-        if self._kind == KEPT and self._value is _NOTHING:  # to bring it here takes time that is not the event loop's
+        if self._kind == KEPT and self._value is _NOTHING:  # fetching it blocks, which the event loop must not
             return (yield from loop.run_in_executor(None, self.get))
         return self.get()
 
     def release_at_end(self, waiter: Any) -> None:
-        """Have `waiter` released, which keeps nobody from collecting this value but itself; at once when it has ended."""
+        """Call `waiter.release()` when the value has ended; at once if it has.
+
+        Unlike a callback, a waiter does not keep the value alive; the waiter has to refer to it.
+        """
         with self._owner.lock:
             if self._kind is None:
                 self._waiters = [*(self._waiters or ()), waiter]
@@ -290,7 +300,7 @@ class RemoteValue:
     # -- settling, by the coordinator's loop with the coordinator's lock held ------------------------------------------
 
     def settle(self, kind: int, payload: Any) -> list[Callable[[RemoteValue], object]] | None:
-        """It has ended so; gives its callbacks, which are to be called."""
+        """Set how it has ended; return its callbacks, which the caller must call."""
         self._payload = payload
         self._kind = kind
         if kind != KEPT:
@@ -300,7 +310,7 @@ class RemoteValue:
         return self._callbacks
 
     def wake(self) -> None:
-        """Let the threads that wait have another look."""
+        """Release all waiting threads, which then check the value's state again."""
         waiters, self._waiters = self._waiters, None
         for waiter in waiters or ():
             waiter.release()
@@ -308,16 +318,16 @@ class RemoteValue:
     # -- for other parts of the coordinator ----------------------------------------------------------------------------
 
     def copied(self, take: Callable[[Any], object]) -> None:
-        """Give `take` the value as it is now, packed, where it is here; no thread changes it meanwhile that has yet to ask for it.
+        """Call `take` with the packed value as it is now, if the value is in this process. The lock `unpacking` is held meanwhile.
 
-        Raises InvalidArgumentError where it was changed and cannot be packed.
+        Raises InvalidArgumentError: the program has changed the value into one that cannot be packed.
         """
         if self._kind == VALUE:
             with self._owner.unpacking:
                 take(self._payload if self._value is _NOTHING else trusted.pack(self._value))
 
     def take_back(self) -> None:
-        """As `cancel`, unless a worker has begun it: for an Executor."""
+        """As `cancel`, unless a worker has begun the function. For an Executor."""
         self._owner.take_back(self.work)
 
     def _wait(self, timeout: float | None) -> None:
@@ -337,33 +347,33 @@ class RemoteValue:
         if timeout is None:
             waiter.acquire()
         elif not waiter.acquire(True, min(max(0.0, timeout), threading.TIMEOUT_MAX)):
-            self._give_up(waiter)
+            self._remove_waiter(waiter)
             if not self.done():
                 raise errors.DeadlineExceededError(f"{self.name} has not ended after {timeout:g} s")
 
-    def _give_up(self, waiter: Any) -> None:
+    def _remove_waiter(self, waiter: Any) -> None:
         with self._owner.lock:
             if self._waiters is not None and waiter in self._waiters:
                 self._waiters.remove(waiter)
 
     def error(self) -> BaseException:
-        """How it has failed, for the program, which has seen it then."""
-        self._owner.failures.saw(self.work)
+        """Return the error of the function, and note that the program has seen it."""
+        self._owner.failures.mark_seen(self.work)
         return Failure(self._kind, self._payload, self.name)()
 
 
 def outcome_of(value: RemoteValue) -> tuple[int | None, Any]:
-    """How it has ended, (kind, payload); the kind is None before."""
+    """Return how the work has ended, as (kind, payload); the kind is None before."""
     return value._kind, value._payload
 
 
 class Kept:
-    """A value that its worker keeps until this object has been collected.
+    """A value that its worker keeps until this object is collected.
 
     Attributes:
-      work: the number of the work, or of the attempt, that made it.
+      work: the number of the work item, or of the attempt, that computed it.
       encoded: the reference to it.
-      lineage: it is made again when it is lost.
+      lineage: whether it is recomputed when it is lost.
     """
 
     __slots__ = ("_owner", "encoded", "lineage", "work")
@@ -378,22 +388,22 @@ class Kept:
         self._owner.let_go(self.work)
 
 
-class RemoteValueGiven(ValueError):
-    """A RemoteValue that cannot be an argument was met while arguments were packed."""
+class RemoteValueNotAllowed(ValueError):
+    """Arguments that are being packed contain a RemoteValue that cannot be an argument there."""
 
 
 def unwrapped(error: errors.InvalidArgumentError) -> Exception:
-    """The ValueError about a RemoteValue, where that was the reason; it may be wrapped more than once."""
+    """Return the ValueError about a RemoteValue if that is the cause of `error`, at any depth; else `error`."""
     cause: BaseException | None = error
     while cause is not None:
-        if isinstance(cause, RemoteValueGiven):
+        if isinstance(cause, RemoteValueNotAllowed):
             return ValueError(str(cause))
         cause = cause.__cause__ or cause.__context__
     return error
 
 
 def _as_numpy(value: Any) -> Any:
-    """The same object where there is nothing to turn."""
+    """Convert leaves with a method `numpy()`. Returns the same object if there are none."""
     cls = type(value)
     if cls in trusted.ATOMS or cls is np.ndarray or isinstance(value, type):
         return value
@@ -416,12 +426,12 @@ def _unpack(payload: Any) -> Any:
 
 
 def in_order_of_completion(values: Iterable[RemoteValue], timeout: float | None) -> Iterator[RemoteValue]:
-    """Each value once, as it ends. DeadlineExceededError when not all have ended `timeout` seconds after the first `next`."""
+    """Yield each value once, as it ends. DeadlineExceededError if not all have ended `timeout` seconds after the first `next`."""
     until = None if timeout is None else time.monotonic() + float(timeout)
     ended: queue.SimpleQueue[RemoteValue] = queue.SimpleQueue()
     wanted = list(dict.fromkeys(values))
     for value in wanted:
-        value.release_at_end(_Put(ended, value))
+        value.release_at_end(_CompletionWaiter(ended, value))
     for count in range(len(wanted)):
         try:
             yield ended.get(timeout=None if until is None else max(0.0, until - time.monotonic()))
@@ -430,13 +440,13 @@ def in_order_of_completion(values: Iterable[RemoteValue], timeout: float | None)
             raise errors.DeadlineExceededError(problem) from None
 
 
-class _Put:
-    """A waiter that says which value has ended."""
+class _CompletionWaiter:
+    """A waiter that puts its value into a queue when the value has ended."""
 
     __slots__ = ("_queue", "_value")
 
-    def __init__(self, into: queue.SimpleQueue[RemoteValue], value: RemoteValue) -> None:
-        self._queue = into
+    def __init__(self, completed: queue.SimpleQueue[RemoteValue], value: RemoteValue) -> None:
+        self._queue = completed
         self._value = value
 
     def release(self) -> None:

@@ -1,14 +1,15 @@
-"""Per-worker resources at the coordinator: which there are, where they are built, and what became of them.
+"""Per-worker resources at the coordinator: which resources exist, where they are built, and their states.
 
 Theory of operation
-    A resource is a definition (a packed call, held here while somebody may build it) under a number that it shares with no function. What
-    travels is the number and the definition, so a worker can build it whenever it has to (scheduling/worker/resources.py); what is done
-    here in addition is to have it built as soon as a worker is there, so that a failure is known, and no function waits for it. Such a
-    build is a piece of work for that worker alone, apart from the rounds.
-    A worker that is lost takes its value along: ABORTED, until it has come back and built it again.
-    A resource lives as long as somebody holds a value of it, or unfinished work uses it; then all workers are told to drop it.
+    A resource is a definition (a packed call, which the coordinator holds while a worker may need it) under a number of its own, which no
+    function has. Messages carry the number and the definition, so that a worker can build the resource whenever it has to
+    (scheduling/worker/resources.py). In addition the coordinator has the resource built as soon as a worker joins, so that
+    a failure becomes known early and functions need not wait. Such a build is a work item pinned to that worker and apart from the rounds.
+    The value at a lost worker is lost: it is ABORTED until the worker is back and has rebuilt it.
+    A resource exists as long as the program holds one of its values or unfinished work uses it. After that the coordinator has
+    all workers drop it.
 
-Not here: what users hold (per_worker.py).
+Not here: the values that the program holds (per_worker.py).
 """
 
 from __future__ import annotations
@@ -36,12 +37,12 @@ log = logging.getLogger("zmqdist.coordinator")
 
 
 class Definition:
-    """A packed call that makes something, as it was when it was packed. Held until this object has been collected.
+    """A packed call that builds something, as its function and arguments were when it was packed. Held until this object is collected.
 
     Attributes:
-      encoded: what stands for it in a message.
-      name: of what it makes, for messages.
-      uses: what has to stay while it may be called: other resources, kept values.
+      encoded: what stands for it in a message: the pickle, or a reference to it.
+      name: the name of what it builds, for messages.
+      uses: objects that must stay alive while a worker may call it: other resources, kept values.
     """
 
     def __init__(self, owner: Resources, name: str, packed: trusted.Packed, uses: list[Any]) -> None:
@@ -59,60 +60,62 @@ class Definition:
 
     def __del__(self) -> None:
         if bulks := self.__dict__.get("_bulks"):
-            self._owner.gone(0, bulks)
+            self._owner.release(0, bulks)
 
 
 class _State:
-    """Of a resource at one worker.
+    """The state of a resource at one worker.
 
     Attributes:
       building: its latest build there.
-      asked: questions for its value that may not have ended.
-      lost: why its worker is not there; None when it is.
+      reads: pending requests for its value, and perhaps some that have ended.
+      lost: why its worker is absent; None while it is present.
     """
 
-    __slots__ = ("asked", "building", "lost")
+    __slots__ = ("building", "lost", "reads")
 
     def __init__(self, lost: str | None) -> None:
         self.building: RemoteValue | None = None
-        self.asked: list[RemoteValue] = []
+        self.reads: list[RemoteValue] = []
         self.lost = lost
 
 
 class Resource:
-    """One resource. Its states are behind the coordinator's lock.
+    """One resource.
 
     Attributes:
-      states: by index of a worker: all that were there since it was made.
+      kind: RESOURCE, DATASET or ITERATOR of scheduling/worker/resources.py.
+      sharers: the workers that share the elements of an iterator; empty if each has all of them.
+      states: its state by index of the worker, for each worker seen since it was created. Guarded by the coordinator's lock.
     """
 
     def __init__(
-        self, owner: Resources, number: int, what: str, definition: Definition, sharers: Sequence[int]
+        self, owner: Resources, number: int, kind: str, definition: Definition, sharers: Sequence[int]
     ) -> None:
         self.owner = owner
         self.number = number
-        self.what = what
+        self.kind = kind
         self.definition = definition
         self.sharers = sharers
         self.states: dict[int, _State] = {}
 
     @property
     def name(self) -> str:
-        """For messages."""
-        return f"the {self.what} of {self.definition.name}"
+        """Its name for messages."""
+        return f"the {self.kind} of {self.definition.name}"
 
     @property
     def call(self) -> tuple[Any, ...]:
-        """What it is in a pickle."""
-        about = self.owner.runtime.number, self.number, self.what, self.definition.encoded, self.sharers
-        return at_worker.resource, about
+        """The call that stands for this resource in a pickle."""
+        arguments = self.owner.runtime.number, self.number, self.kind, self.definition.encoded, self.sharers
+        return at_worker.resource, arguments
 
     def __del__(self) -> None:
-        self.owner.gone(self.number, [])
+        self.owner.release(self.number, [])
 
 
-class _Call:
-    """Stands for a resource in the arguments of work of our own."""
+class _ResourceCall:
+    """Stands for a resource in the arguments of a work item of the coordinator's own (a build or a read)."""
 
     def __init__(self, resource: Resource) -> None:
         self._call = resource.call
@@ -125,7 +128,7 @@ class Resources:
     """The resources of one coordinator. Any thread may use it.
 
     Args:
-      works: numbers for pieces of work; taken with the runtime's lock held.
+      works: yields numbers for work items; used with the runtime's lock held.
       patience_s: how long `create` waits for the first worker.
     """
 
@@ -134,24 +137,24 @@ class Resources:
         self._works = works
         self._patience_s = patience_s
         self._live: dict[int, ref[Resource]] = {}
-        self._gone: deque[tuple[int, list[int]]] = deque()
+        self._released: deque[tuple[int, list[int]]] = deque()
         self._present: set[int] = set()
         self._lost: dict[int, str] = {}
-        """Workers that are missing: why."""
+        """Why a worker is missing, by its index."""
         self._watching = False
 
     def __len__(self) -> int:
         return len(self._live)
 
     def workers(self, *, missing: bool = False) -> list[int]:
-        """The indices of the workers that are there, sorted; waits for a first one.
+        """Return the sorted indices of the workers that are present. Waits for the first worker.
 
         Args:
-          missing: one that was there and is lost will do, too.
+          missing: return even if the only known workers are lost ones.
 
         Raises:
-          UnavailableError: there was none for `patience_s`.
-          OpError: the dispatcher does not take this coordinator; with its reason.
+          UnavailableError: there was no worker for `patience_s`.
+          OpError: the dispatcher refuses this coordinator; the message has its reason.
         """
         runtime = self.runtime
         with runtime.lock:
@@ -168,20 +171,22 @@ class Resources:
                 return sorted(self._present)
         if runtime.refusal is not None:
             raise runtime.refusal()
-        problem = f"no worker was there for {self._patience_s:g} s: waited for {runtime.missing.whom or 'a worker'}"
+        problem = (
+            f"no worker was there for {self._patience_s:g} s: waited for {runtime.missing.description or 'a worker'}"
+        )
         raise errors.UnavailableError(problem)
 
     def define(
         self, name: str, fn: Any, args: Iterable[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Definition:
-        """A call as it is now.
+        """Pack a call as its function and arguments are now.
 
         Raises:
-          InvalidArgumentError: something in it cannot be pickled; the message says what.
-          ValueError: values that cannot be given away are among its arguments.
+          InvalidArgumentError: a part of it cannot be pickled; the message says which.
+          ValueError: a RemoteValue is among the arguments that was not scheduled with `keep=True`, or has not ended.
         """
         runtime = self.runtime
-        with runtime.turn:
+        with runtime.schedule_lock:
             runtime.packing, runtime.by_reference = get_ident(), True
             try:
                 packed = trusted.pack_call((fn, *args), dict(kwargs or {}))
@@ -192,8 +197,8 @@ class Resources:
                 uses, runtime.given = runtime.given, []
         return Definition(self, name, packed, uses)
 
-    def create(self, what: str, definition: Definition, sharers: Sequence[int] = ()) -> Resource:
-        """A new resource, which all workers are asked to build. Raises as `workers`.
+    def create(self, kind: str, definition: Definition, sharers: Sequence[int] = ()) -> Resource:
+        """Create a resource and schedule its build on all workers. Raises as `workers`.
 
         Args:
           sharers: see scheduling/worker/resources.py.
@@ -201,7 +206,7 @@ class Resources:
         self.workers(missing=True)
         with self.runtime.lock:
             self._check_open()
-            resource = Resource(self, self.runtime.functions.fresh(), what, definition, sharers)
+            resource = Resource(self, self.runtime.functions.fresh(), kind, definition, sharers)
             self._live[resource.number] = ref(resource)
             for index in sorted(self._present):
                 self._build(resource, index)
@@ -209,48 +214,48 @@ class Resources:
                 resource.states[index] = _State(reason)
         return resource
 
-    def ask(self, resource: Resource, index: int, fn: Callable[[Any], Any]) -> RemoteValue:
-        """What `fn` gives for a resource at that worker, which waits until it is there."""
+    def run_at(self, resource: Resource, index: int, fn: Callable[[Any], Any]) -> RemoteValue:
+        """Schedule `fn(resource value)` on that worker, which builds the resource first if necessary."""
         with self.runtime.lock:
             self._check_open()
             state = resource.states[index]
-            asked = self._enqueue(resource, index, fn)
-            state.asked = [*(each for each in state.asked if not each.done()), asked]
-            return asked
+            read = self._enqueue(resource, index, fn)
+            state.reads = [*(each for each in state.reads if not each.done()), read]
+            return read
 
-    def gone(self, number: int, bulks: list[int]) -> None:
-        """Nobody uses a resource, or what was held for a definition. In finalizers: takes no lock."""
+    def release(self, number: int, bulks: list[int]) -> None:
+        """Drop a resource, or the data held for a definition, that nothing uses any more. Called by finalizers, so it takes no lock."""
         if self.runtime.pid != os.getpid():
             return
-        self._gone.append((number, bulks))
-        self.runtime.in_loop(self._drop)
+        self._released.append((number, bulks))
+        self.runtime.call_in_loop(self._drop)
 
     # -- in the loop --------------------------------------------------------------------------------------------------
 
     def _drop(self) -> None:
-        while self._gone:
-            number, bulks = self._gone.popleft()
+        while self._released:
+            number, bulks = self._released.popleft()
             self.runtime.drop(bulks)
             if number:
                 self._live.pop(number, None)
                 self.runtime.forget_everywhere(number)
 
     def _members(self, joined: list[Joined], left: list[Left]) -> None:
-        """Who has come builds what there is, oldest first; who has gone has lost it."""
+        """Have each worker that joined build all resources, oldest first; mark the values of each worker that left as lost."""
         cancelled: list[RemoteValue] = []
         with self.runtime.lock:
             live = [resource for each in list(self._live.values()) if (resource := each()) is not None]
             for name, _, reason in left:
                 index = _index(name)
                 self._present.discard(index)
-                told = f"{name} is lost: {reason}"
+                reason_lost = f"{name} is lost: {reason}"
                 if reason != SAID_GOODBYE:
-                    self._lost[index] = told
+                    self._lost[index] = reason_lost
                 for resource in live:
                     state = resource.states.get(index)
                     if state is not None:
-                        state.lost = told
-                        cancelled += state.asked
+                        state.lost = reason_lost
+                        cancelled += state.reads
                         if state.building is not None:
                             cancelled.append(state.building)
             for name, *_ in joined:
@@ -268,7 +273,9 @@ class Resources:
         if self.runtime.closed:
             raise errors.FailedPreconditionError("this ClusterCoordinator has been closed")
         if self.runtime.pid != os.getpid():
-            raise errors.FailedPreconditionError("this ClusterCoordinator was made before a fork")
+            raise errors.FailedPreconditionError(
+                "this ClusterCoordinator was made before a fork: make a new one in the child process"
+            )
 
     def _build(self, resource: Resource, index: int) -> None:
         state = resource.states.setdefault(index, _State(None))
@@ -276,7 +283,7 @@ class Resources:
         state.lost = None
 
     def _enqueue(self, resource: Resource, index: int, fn: Callable[[Any], Any]) -> RemoteValue:
-        payload = trusted.pack_call((_Call(resource),), {})
+        payload = trusted.pack_call((_ResourceCall(resource),), {})
         assert isinstance(payload, bytes), "what is large in a definition is held beside it"
         work = next(self._works)
         number, _ = self.runtime.functions.number(fn, trusted.pack_function(fn), [])

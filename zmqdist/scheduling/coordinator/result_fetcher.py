@@ -1,12 +1,12 @@
-"""Fetching large results from the workers that hold them: at once where they are in shared memory, else in threads of their own.
+"""Fetching large results from the workers that hold them: at once from shared memory, else in threads of its own.
 
 Rules
-    A holder that does not answer may be dead: then the dispatcher finds out and the work runs again. So a fetch that failed is tried
-    again for a while, and only then called unreachable. Meanwhile its thread fetches others.
-    A fetch is given up as soon as its work has ended, or was submitted again: what a dispatcher has let go of since (this process was
-    stopped for longer than a lease, say) is not waited for.
-    The patience of a fetch is reckoned in the time that it was tried, not by the clock, which goes on while this process is stopped.
-    Whatever a fetch raises is the end of its work, and of nothing else.
+    A holder that does not reply may have crashed; the dispatcher then notices, and the work runs again. So a failed fetch is tried
+    again for a while, during which its thread fetches other results, and only then reported as unreachable.
+    A fetch ends early when its work has ended or was submitted again, because the holder may have released the result since (for
+    example after this process was stopped for longer than a lease).
+    The patience of a fetch counts the time spent on tries, not clock time, which continues while this process is stopped.
+    An exception of a fetch ends its work item and nothing else.
 """
 
 from __future__ import annotations
@@ -30,10 +30,13 @@ from zmqdist.transport.credentials import Credentials
 log = logging.getLogger("zmqdist.coordinator")
 
 THREADS = 2
+"""How many threads fetch."""
 AGAIN_S = 0.5
+"""Pause before a failed fetch is tried again."""
 PATIENCE_S = 3 * limits.LEASE_S
+"""Patience of a fetch: longer than the dispatcher needs to notice that a holder is lost."""
 TRY_S = STALLED_S
-"""More than this one try does not take of the patience: the rest of it something came, or this process was stopped."""
+"""How much patience one try may use up. In the rest of its time data arrived, or this process was stopped."""
 
 
 @dataclass(eq=False)
@@ -41,7 +44,7 @@ class _Job:
     """One result to be fetched.
 
     Attributes:
-      spent_s: of the patience.
+      spent_s: how much of its patience is used up.
     """
 
     work: int
@@ -51,12 +54,12 @@ class _Job:
 
 
 class Fetching:
-    """Threads that fetch; started with the first large result from another host.
+    """Threads that fetch results; they start with the first large result that is not in shared memory of this host.
 
     Args:
-      wanted: whether (work, attempt) is still what its work waits for; called in a fetching thread.
-      fetched: gets (work, attempt, parts), in a fetching thread.
-      failed: gets (work, attempt, problem).
+      wanted: whether the work item still waits for the result of (work, attempt); called in a fetching thread.
+      fetched: called with (work, attempt, parts), in a fetching thread.
+      failed: called with (work, attempt, problem).
     """
 
     def __init__(
@@ -79,36 +82,39 @@ class Fetching:
         self._closed = False
 
     def ask(self, work: int, attempt: int, encoded: bytes) -> list[Any] | None:
-        """The parts of a result, when they are all to be had at once; else they are fetched. From one thread."""
+        """Return the parts of a result if all are in shared memory. Else have a thread fetch them, and return None.
+
+        Call it from one thread only.
+        """
         reference = decode_reference(encoded)
         parts = self._fetcher.near.attach(reference)
         if not any(isinstance(part, Held) for part in parts):
             return parts
         job = _Job(work, attempt, reference)
         try:
-            self._have_threads()
-        except RuntimeError as error:  # the process can have no more
+            self._ensure_threads()
+        except RuntimeError as error:  # the process cannot start more threads
             self._fail(job, error)
         else:
             self._put(job, 0.0)
         return None
 
     def kept(self, encoded: bytes, name: str) -> Any:
-        """A value that its worker keeps, in the caller's thread. It is not tried again. Raises as `dispatch.kept.fetch`."""
+        """Fetch a value that its worker keeps, in the caller's thread, with a single try. Raises as `remote_results.fetch`."""
         return remote_results.fetch(self._fetcher, encoded, name)
 
     @property
     def memories(self) -> int:
-        """Processes whose shared memory is open here."""
+        """How many processes' shared memory is mapped here."""
         return len(self._fetcher.near)
 
     @property
     def connections(self) -> int:
-        """Connections to holders of results."""
+        """How many connections to holders of results are open."""
         return len(self._fetcher.clients)
 
     def close(self) -> None:
-        """End the threads; what is under way fails."""
+        """End the threads. Fetches in progress fail."""
         with self._changed:
             self._closed = True
             self._jobs.clear()
@@ -117,13 +123,13 @@ class Fetching:
         for thread in self._threads:
             thread.join(5.0)
 
-    def _have_threads(self) -> None:
+    def _ensure_threads(self) -> None:
         while len(self._threads) < THREADS:
             thread = threading.Thread(target=self._serve, name="zmqdist-fetch", daemon=True)
             try:
                 thread.start()
             except RuntimeError:
-                if self._threads:  # one does; the next result tries again to have another
+                if self._threads:  # one thread is enough; the next result tries to start another
                     return
                 raise
             self._threads.append(thread)
@@ -135,7 +141,7 @@ class Fetching:
                 self._changed.notify()
 
     def _next(self) -> _Job | None:
-        """The one that is due first, when it is; None at the end."""
+        """Wait until a job is due and return the one that was due first; None once closed."""
         with self._changed:
             while not self._closed:
                 now = time.monotonic()
@@ -151,7 +157,7 @@ class Fetching:
                 if not self._wanted(job.work, job.attempt):
                     continue
                 parts = self._fetcher.fetch(job.reference, partial(self._wanted, job.work, job.attempt))
-            except errors.CancelledError:  # nobody waits for it any more
+            except errors.CancelledError:  # `_wanted` became false during the fetch
                 pass
             except (errors.UnavailableError, errors.NotFoundError, errors.DeadlineExceededError) as error:
                 job.spent_s += AGAIN_S + min(TRY_S, time.monotonic() - began)
@@ -162,15 +168,15 @@ class Fetching:
             except BaseException as error:  # a MemoryError, say
                 self._fail(job, error)
             else:
-                self._hand_on(job, parts)
+                self._deliver(job, parts)
                 del parts
             del job
 
-    def _hand_on(self, job: _Job, parts: list[Any]) -> None:
+    def _deliver(self, job: _Job, parts: list[Any]) -> None:
         try:
             self._fetched(job.work, job.attempt, parts)
-        except BaseException:  # this thread is ours, and others wait for what it fetches next
-            log.exception("the result of work %d could not be handed on", job.work)
+        except BaseException:  # the thread must go on, because other results wait for it
+            log.exception("the fetched result of work item %d could not be delivered", job.work)
 
     def _fail(self, job: _Job, error: BaseException) -> None:
         if not self._closed:

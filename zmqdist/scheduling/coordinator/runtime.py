@@ -1,6 +1,6 @@
-"""The coordinator's loop: it talks to the dispatcher, fetches large results and settles RemoteValues. The runtime of machine.py.
+"""The coordinator's loop, the runtime of machine.py: it talks to the dispatcher, fetches large results and settles RemoteValues.
 
-Users' threads append to an outbox under the lock; the loop drains it. What users' threads read of the state here is behind the same lock.
+The program's threads append to an outbox under the lock, and the loop drains it. They read the state of this module under the same lock.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ from zmqdist.scheduling.coordinator.remote_value import Kept, RemoteValue
 from zmqdist.scheduling.coordinator.result_fetcher import Fetching
 from zmqdist.scheduling.coordinator.target import Target
 from zmqdist.scheduling.coordinator.task_specs import Plans
-from zmqdist.scheduling.coordinator.unreachable_log import Missing
+from zmqdist.scheduling.coordinator.unreachable_log import UnreachableLog
 from zmqdist.scheduling.coordinator.watchdog import WatchDog
 from zmqdist.scheduling.dispatcher.heap_trimming import MemoryKeeper
 from zmqdist.scheduling.dispatcher.membership import SAID_GOODBYE
@@ -79,22 +79,23 @@ from zmqdist.wire.hello import Hello, our_hello
 log = logging.getLogger("zmqdist.coordinator")
 
 Watcher: TypeAlias = "Callable[[list[Joined], list[Left]], None]"
-"""Gets who has come, (name, incarnation, pid, host), and who has gone, (name, incarnation, reason)."""
+"""Called with the workers that joined, (name, incarnation, pid, host), and those that left, (name, incarnation, reason)."""
 
 WORKERS = frozenset({"worker"})
 
 opened: WeakSet[CoordinatorRuntime] = WeakSet()
-"""The connections of this process; closed ones too, until they are collected."""
+"""The runtimes of this process; closed ones as well, until they are collected."""
 
 
 def _forked() -> None:
-    """In a child the loop's thread is not there: whoever schedules has to look first (cheaper than to ask for the pid each time).
+    """Prepare a forked child: no `schedule` or `join` may use the parent's coordinator or block on its locks.
 
-    Neither is any other thread, and nobody would let go of what it held.
+    The child has none of the parent's threads, so a lock that one of them held would never be released: hence the new locks. `room` = 0
+    sends the next `schedule` to a check of the pid, which is too slow to be made in each call.
     """
     for runtime in opened:
         runtime.room = 0
-        runtime.turn, runtime.lock, runtime.unpacking = threading.Lock(), threading.Lock(), threading.RLock()
+        runtime.schedule_lock, runtime.lock, runtime.unpacking = threading.Lock(), threading.Lock(), threading.RLock()
         runtime.changed = threading.Condition(runtime.lock)
 
 
@@ -102,30 +103,32 @@ os.register_at_fork(after_in_child=_forked)
 
 
 class CoordinatorRuntime:
-    """One connection of one process to a dispatcher.
+    """One connection of this process to a dispatcher.
 
     Args:
-      rounds: whether the first failure is kept for `join`; without, it is told what workers have begun (`on_begun`).
-      width: so much work is with the dispatcher at most; None for no bound.
+      rounds: whether failures are kept for `join`. False: the runtime reports instead which work has begun (`on_begun`).
+      width: how many work items the dispatcher may have at a time; None for no bound.
 
-    Attributes (under `lock`, but for those that only grow):
-      number: ours, by which all of the cluster knows us.
-      lock, changed: held for microseconds; `changed` is notified when somebody may go on: all is resolved, something has failed, a
-        round has ended, or the queue may have room while somebody is `crowded`.
-      turn: one `schedule` or `join` passes at a time.
-      unpacking: a result is unpacked once.
-      refusal: makes the error with which the dispatcher has refused us for good: it will not be asked again. None: it has not.
-      scheduled, resolved, rounds_ended: how many pieces of work there were, how many have ended, how often a round has been ended.
-      failures, callbacks: the errors of the round; the thread of the users' callbacks.
-      room: so much can be handed in before `has_room` must be asked again, which counts.
-      queue_bytes: what the arguments of unfinished work take.
-      packing: the thread that packs the arguments of a `schedule`; None for none.
-      given: what it has met there that must stay until the work has ended: resources, kept values.
-      inputs: results that it has met there, by the number of their work.
-      by_reference: what is packed is used at any time, and not with inputs of its own.
-      values, callees: those that have not been settled, by their work's number; of them, those with callbacks, which must not be dropped.
-      lost_values: those that were kept and are lost, and that some thread waits for, by their work's number.
-      machine, store, fetching, missing: what decides, holds large arguments, brings large results, says who is missing. Any thread looks.
+    Attributes (guarded by `lock`, except those that only grow):
+      number: this coordinator's number in the cluster.
+      lock, changed: held for microseconds. `changed` is notified when a waiting thread may go on: all work is resolved, work has failed, a
+        round has ended, or the queue may have room while `waiting_for_room` > 0.
+      schedule_lock: admits one `schedule` or `join` at a time.
+      unpacking: held while a result is unpacked, so that this happens once.
+      refusal: makes the error with which the dispatcher has refused this coordinator for good; None if it has not.
+      scheduled, resolved, rounds_ended: counts of scheduled work items, of ended ones, and of ended rounds.
+      waiting, waiting_for_room: how many threads wait on `changed`, and how many of these for room in the queue.
+      failures, callbacks: the errors of the round; the thread for the program's callbacks.
+      room: how many work items may be handed in before `has_room` must count again.
+      queue_bytes: counts the bytes of the arguments of unfinished work.
+      packing: the thread that is packing arguments; None for none.
+      given: objects found while packing that must stay alive until the work has ended: resources, kept values.
+      inputs: RemoteValues found while packing, by the number of their work.
+      by_reference: whether the packed call may run at any time, so that it cannot wait for inputs.
+      values, with_callbacks: unsettled RemoteValues by work number, weakly; those of them with callbacks, which must stay alive.
+      lost_values: lost kept values that a thread waits for, by work number.
+      machine, store, fetching, missing: the decisions, the large arguments held, the fetcher of large results, the log of absences. Any
+        thread may read them.
     """
 
     def __init__(
@@ -143,9 +146,9 @@ class CoordinatorRuntime:
         self.address = target.address
         self.credentials = target.credentials
         self.queue_max = queue_max
-        self.turn, self.lock, self.unpacking = threading.Lock(), threading.Lock(), threading.RLock()
+        self.schedule_lock, self.lock, self.unpacking = threading.Lock(), threading.Lock(), threading.RLock()
         self.changed = threading.Condition(self.lock)
-        self.scheduled = self.resolved = self.rounds_ended = self.waiting = self.crowded = self.room = 0
+        self.scheduled = self.resolved = self.rounds_ended = self.waiting = self.waiting_for_room = self.room = 0
         self.packing: int | None = None
         self.given: list[Any] = []
         self.inputs: dict[int, RemoteValue] = {}
@@ -158,22 +161,22 @@ class CoordinatorRuntime:
         self.on_begun: Callable[[list[int]], object] = lambda works: None
         self.refusal: Failure | None = None
         self.values: dict[int, ref[RemoteValue]] = {}
-        self.callees: set[RemoteValue] = set()
+        self.with_callbacks: set[RemoteValue] = set()
         self.lost_values: dict[int, RemoteValue] = {}
         self.outbox: list[tuple[int, int, bytes]] = []
         self._staying: list[int] = []
         self._options: dict[int, WorkOptions] = {}
-        """Of what is in the outbox."""
+        """Options of the work in the outboxes."""
         self._apart: set[int] = set()
-        """What is apart from the rounds: not in `scheduled` and `resolved`."""
+        """Unfinished work that is apart from the rounds: not counted in `scheduled` and `resolved`."""
         self._apart_outbox: list[tuple[int, int, bytes]] = []
-        self._cancels = CoalescedQueue(self.in_loop, self._cancel)
-        self._take_backs = CoalescedQueue(self.in_loop, self._take_back)
-        self._dropped = CoalescedQueue(self.in_loop, self._let_go)
-        self._forgotten = CoalescedQueue(self.in_loop, lambda numbers: self._handle(ForgetAsked(numbers)))
+        self._cancels = CoalescedQueue(self.call_in_loop, self._cancel)
+        self._take_backs = CoalescedQueue(self.call_in_loop, self._take_back)
+        self._dropped = CoalescedQueue(self.call_in_loop, self._let_go)
+        self._forgotten = CoalescedQueue(self.call_in_loop, lambda numbers: self._handle(ForgetAsked(numbers)))
         self._watchers: list[Watcher] = []
         self.held_by_work: dict[int, list[int]] = {}
-        self._given: dict[int, list[Any]] = {}
+        self._uses_by_work: dict[int, list[Any]] = {}
         self.plans = Plans(self)
         self.queue_bytes = QueueBytes(queue_bytes_max, lambda bulk: self.store.size_of(bulk))
         self._draining = False
@@ -191,15 +194,15 @@ class CoordinatorRuntime:
         self._watchdog = WatchDog(progress=lambda: (self.resolved, self.scheduled - self.resolved))
         opened.add(self)
 
-    # -- for users' threads ---------------------------------------------------------------------------------------
+    # -- for the program's threads ----------------------------------------------------------------------------------
 
     def held(self, parts: list[Any], inline_max: int = INLINE_BYTES_MAX) -> tuple[bytes, list[int]]:
-        """Keep what is too large for a message, as it is now: what travels instead, and the numbers for `enqueue` or `drop`."""
+        """Hold a copy of data that is too large for a message. Return the reference to send, and the numbers for `enqueue` or `drop`."""
         reference = self.store.hold(parts, shared=True, inline_max=inline_max)
         return encode_reference(reference), reference.bulks
 
     def drop(self, bulks: list[int]) -> None:
-        """What was held is not enqueued."""
+        """Release data that was held for work that is not enqueued."""
         self.store.free(bulks)
 
     def enqueue(
@@ -210,28 +213,28 @@ class CoordinatorRuntime:
         payload: bytes,
         bulks: list[int],
         keep: bool,
-        given: list[Any],
+        uses: list[Any],
         options: WorkOptions = PLAIN,
         alive: object = None,
     ) -> RemoteValue:
-        """Hand in work, which owns what was held for it. With the lock held.
+        """Hand in a work item, which takes over the data held for it. With the lock held.
 
         Args:
-          keep: its value stays with its worker.
-          given: what it uses, which stays until it has ended.
-          options: for one worker, before other work, apart from the rounds. What is apart takes no room, `join` does not wait for it, its
-            error is only its RemoteValue's, and the end of a round leaves it alone.
-          alive: lives until somebody gives up this connection.
+          keep: whether its value stays with its worker.
+          uses: objects that must stay alive until it has ended.
+          options: pinning, priority, and whether it is apart from the rounds. Work that is apart takes no room in the queue; `join` does
+            not wait for it, its error goes only to its RemoteValue, and the end of a round does not end it.
+          alive: a token that the RemoteValue holds, so that this runtime stays open while the value is pending.
         """
         if options is PLAIN or not options.apart:
             self.queue_bytes.begin(work, len(payload), bulks)
         if bulks:
             self.held_by_work[work] = list(bulks)
-            bulks.clear()  # they are not the caller's to drop any more
+            bulks.clear()  # the work item owns them now, so the caller must not drop them
         if keep:
             self._staying.append(work)
-        if given:
-            self._given[work] = given
+        if uses:
+            self._uses_by_work[work] = uses
         value = RemoteValue(self, work, name, alive)
         self.values[work] = ref(value)
         if options is not PLAIN:
@@ -248,7 +251,7 @@ class CoordinatorRuntime:
         return value
 
     def expect(self, work: int, value: RemoteValue) -> None:
-        """The plans have taken it: it is to be settled. With the lock held."""
+        """Count a plan, and settle its value when it ends. With the lock held."""
         self.values[work] = ref(value)
         self.scheduled += 1
         self.room -= 1
@@ -257,58 +260,61 @@ class CoordinatorRuntime:
     def _announce(self, work: int) -> None:
         self._executions.begin(work)
         if not self._draining:
-            self._loop.call_soon(self._drain)  # first: a Ctrl-C in between costs one drain too many, not one too few
+            self._loop.call_soon(self._drain)  # before the flag: a Ctrl-C in between must not suppress all drains
             self._draining = True
 
     def let_go(self, work: int) -> None:
-        """Nobody has a use for the value that a worker keeps. In a finalizer: takes no lock of ours."""
+        """Release a value that a worker keeps. Called by finalizers, so it takes no lock of the coordinator."""
         if self.pid == os.getpid():
             self._dropped.put(work)
 
     def forget_everywhere(self, number: int) -> None:
-        """What slots have under this number of ours is of no further use. In a finalizer: takes no lock of ours."""
+        """Have all slots drop what they hold under this number. Called by finalizers, so it takes no lock of the coordinator."""
         if self.pid == os.getpid():
             self._forgotten.put(number)
 
     def watch(self, watcher: Watcher) -> None:
-        """Call `watcher(joined, left)` in the loop with all workers that are there, and at each change; it must not wait, nor raise."""
+        """Call `watcher(joined, left)` in the loop: now with all workers, then at each change. It must neither wait nor raise."""
 
         def begin() -> None:
             self._watchers.append(watcher)
             watcher(list(self.machine.closures.pins.members.values()), [])
 
-        self.in_loop(begin)
+        self.call_in_loop(begin)
 
     @property
     def members(self) -> dict[str, Joined] | None:
-        """The workers that are there, by name; None before a dispatcher has told. The loop puts another dict in its place at a change."""
+        """The present workers by name; None before the dispatcher has reported them. The loop replaces the dict at each change."""
         pins = self.machine.closures.pins
-        return pins.members if pins.told else None
+        return pins.members if pins.members_known else None
 
     def has_room(self, nbytes: int, bulks: list[int]) -> bool:
-        """Whether the queue takes one more; what waits for its inputs has another of the same length. With the lock held."""
+        """Return whether the queue takes one more item. With the lock held.
+
+        Plans that wait for inputs are not with the dispatcher; they have a bound of their own, equally large.
+        """
         queued = self.machine.closures.queued + len(self.outbox)
         self.room = self.queue_max - len(self.plans.planned) - max(queued, self.machine.plans.waiting)
         return self.room > 0 and self.queue_bytes.fits(nbytes, bulks)
 
     def end_round(self) -> None:
-        """Ask for the end of the round; `rounds_ended` grows when it has come. With the lock held."""
+        """Request the end of the round; `rounds_ended` grows when it has ended. With the lock held."""
         self._loop.call_soon(self._handle, EndAsked(self.rounds_ended + 1))
 
     def cancel(self, work: int) -> None:
-        """Ask for the end of a piece of work. Many at once become one message: each costs a look at the whole queue."""
+        """Request the cancellation of a work item. Requests are collected, because the dispatcher scans its queue for each message."""
         self._cancels.put(work)
 
     def take_back(self, work: int) -> None:
-        """The same unless it has begun: it ends as cancelled, or `on_begun` gets it. For work without options."""
+        """As `cancel`, unless the work has begun: it is then reported to `on_begun`. Only for work without options."""
         self._take_backs.put(work)
 
     def keep(self, value: RemoteValue) -> None:
-        """Somebody wants to be called back: it must not be dropped. With the lock held."""
-        self.callees.add(value)
+        """Keep a value alive because it has callbacks. With the lock held."""
+        self.with_callbacks.add(value)
 
     def give_up(self) -> None:
-        """Leave the dispatcher; everything that has not ended is cancelled. The first call does it. In any thread, the loop's included."""
+        """Leave the dispatcher and cancel all unfinished work. Later calls do nothing. Any thread may call this, the loop's included."""
         with self.lock:
             if self.closed:
                 return
@@ -336,8 +342,8 @@ class CoordinatorRuntime:
             self.changed.notify_all()
         self.failures.report()
         self.callbacks.put(calls)
-        self.callees.clear()
-        self._given.clear()
+        self.with_callbacks.clear()
+        self._uses_by_work.clear()
         self.callbacks.close()
 
     # -- in the loop ----------------------------------------------------------------------------------------------
@@ -356,8 +362,8 @@ class CoordinatorRuntime:
             credentials,
             self.address,
             lambda work, attempt: self.machine.closures.wants(work, attempt),
-            lambda work, attempt, parts: self.tell(BulkArrived(work, attempt, parts)),
-            lambda work, attempt, problem: self.tell(BulkUnreachable(work, attempt, problem)),
+            lambda work, attempt, parts: self.post_event(BulkArrived(work, attempt, parts)),
+            lambda work, attempt, problem: self.post_event(BulkUnreachable(work, attempt, problem)),
         )
         closures = Closures(
             coordinator=incarnation,
@@ -376,25 +382,24 @@ class CoordinatorRuntime:
             self.address,
             credentials.client(self.address, "submit"),
             our_hello("coordinator", incarnation, name),
-            on_up=self._up,
-            on_message=self._hear,
+            on_up=self._connected,
+            on_message=self._handle_message,
             on_down=lambda: self._handle(DispatcherDown()),
             on_refused=self._refused,
         )
-        self.missing = Missing(loop, self.machine.closures, self._dealer)
+        self.missing = UnreachableLog(loop, self.machine.closures, self._dealer)
 
-    def _up(self, _hello: Hello) -> None:
+    def _connected(self, _hello: Hello) -> None:
         with self.lock:
-            self.room = 0  # what had left the old queue waits in the new one again
+            self.room = 0  # all unfinished work waits in the new dispatcher's queue again
         self._handle(DispatcherUp())
 
-    def _hear(self, message: Message, _frames: list[memoryview]) -> None:
+    def _handle_message(self, message: Message, _frames: list[memoryview]) -> None:
         if isinstance(message, Read):
             self._dealer.send(*self.store.answer(message))
         elif isinstance(message, Refused):
-            if (
-                message.final and self.machine.closures.enlisted
-            ):  # the session is another's: nothing that we say there counts
+            # The session belongs to another connection now: the dispatcher ignores what this one sends.
+            if message.final and self.machine.closures.enlisted:
                 self._dealer.close()
                 self._handle(DispatcherDown())
             self._refused(errors.from_code(message.code, message.message))
@@ -402,7 +407,7 @@ class CoordinatorRuntime:
             self._handle(Heard(DISPATCHER, message))
 
     def _refused(self, error: errors.OpError) -> None:
-        """The dispatcher does not take us: everything fails with its reason."""
+        """Fail everything with the dispatcher's reason, because it refuses this coordinator."""
         log.error("dispatcher at %s: %s", self.address, error)
         text = f"dispatcher at {self.address}: {error.message}"
         self._drain()
@@ -419,16 +424,16 @@ class CoordinatorRuntime:
             self._draining = False
         if defined:
             self._handle(FunctionsDefined(defined))
-        if apart:  # first: per-worker values are built before functions begin that were scheduled after them
+        if apart:  # first, so that workers build a per-worker resource before functions that use it begin
             self._handle(Scheduled(apart, (), options))
         if planned:
-            begin = 0
+            position = 0
             for plan in planned:
-                if plan.position > begin:
-                    self._handle(Scheduled(outbox[begin : plan.position], staying, options))
-                    begin = plan.position
+                if plan.position > position:
+                    self._handle(Scheduled(outbox[position : plan.position], staying, options))
+                    position = plan.position
                 self._handle(self.plans.begin(plan))
-            outbox = outbox[begin:]
+            outbox = outbox[position:]
         if outbox:
             self._handle(Scheduled(outbox, staying, options))
         if dropped:
@@ -439,14 +444,14 @@ class CoordinatorRuntime:
         self._handle(WithdrawAsked(works))
 
     def _take_back(self, works: list[int]) -> None:
-        self._drain()  # some may have been handed in just now
+        self._drain()  # the work may still be in the outbox
         self._handle(TakeBackAsked(works))
 
     def _let_go(self, works: list[int]) -> None:
         self._handle(KeptDropped(works))
 
     def _handle(self, event: Event) -> None:
-        """Hand an event to the machine, carry out what it wants, and answer what it asks, until it asks for nothing."""
+        """Pass an event to the machine and carry out its effects. Feed back the events that these produce, until there are none."""
         events: deque[Event] = deque((event,))
         waiting = self.machine.plans.waiting
         while events:
@@ -456,7 +461,7 @@ class CoordinatorRuntime:
             self._due = due
             self._loop.set_timer(self, due, self._tick)
         self.missing.watch()
-        if self.crowded and self.machine.plans.waiting != waiting:
+        if self.waiting_for_room and self.machine.plans.waiting != waiting:
             with self.lock:
                 self.changed.notify_all()
 
@@ -464,15 +469,15 @@ class CoordinatorRuntime:
         self._due = None
         self._handle(Ticked())
 
-    def _perform(self, effects: list[Effect], answers: deque[Event]) -> None:
+    def _perform(self, effects: list[Effect], replies: deque[Event]) -> None:
         for effect in effects:
             match effect:
                 case Send(_, message):
-                    self._dealer.send(message)  # while down: everything is submitted again when it is up
+                    self._dealer.send(message)  # discarded while disconnected: P4 submits everything again
                 case Resolve(items, failures):
                     self.settle(self.plans.ended(items) if self.plans else items, failures)
                 case HandIn(work, attempt):
-                    answers.append(AttemptPacked(attempt, self.plans.pack(work)))
+                    replies.append(AttemptPacked(attempt, self.plans.pack(work)))
                 case KeepInput(work, payload, plans):
                     self.plans.put(work, payload, plans)
                 case Replace(work, kind, payload):
@@ -497,7 +502,7 @@ class CoordinatorRuntime:
                 case MembersChanged(joined, left):
                     metrics.count("worker_failures", sum(reason != SAID_GOODBYE for _, _, reason in left))
                     with self.lock:
-                        self.changed.notify_all()  # whoever waits to hear of them for the first time
+                        self.changed.notify_all()  # wakes `workers()`, which waits for the first report
                     for watcher in self._watchers:
                         watcher(joined, left)
 
@@ -509,12 +514,12 @@ class CoordinatorRuntime:
             self.changed.notify_all()
 
     def settle(self, items: list[Any], failures: Collection[int]) -> None:
-        """The user's work has ended: (work, kind, payload); by `failures` among it the round has failed."""
+        """Settle the RemoteValues of work that has ended: (work, kind, payload). The items in `failures` have failed the round."""
         calls: list[tuple[Callable[[RemoteValue], object], RemoteValue]] = []
-        given: list[list[Any]] = []
+        released: list[list[Any]] = []
         with self.lock:
             values, before = self.values, len(self.values)
-            apart, aside, counted = self._apart, 0, self.queue_bytes.works
+            apart, apart_count, counted = self._apart, 0, self.queue_bytes.works
             for work, kind, payload in items:
                 if kind and kind == KEPT and type(payload) is bytes:
                     payload = Kept(self, work, payload)
@@ -525,12 +530,12 @@ class CoordinatorRuntime:
                     self.queue_bytes.end(work)
                 if self.held_by_work and work in self.held_by_work:
                     self.store.free(self.held_by_work.pop(work))
-                if self._given and work in self._given:
-                    given.append(self._given.pop(work))
+                if self._uses_by_work and work in self._uses_by_work:
+                    released.append(self._uses_by_work.pop(work))
                 value = reference()
                 if apart and work in apart:
                     apart.discard(work)
-                    aside += 1
+                    apart_count += 1
                 elif failures and work in failures:
                     name = "a scheduled function" if value is None else value.name
                     self.failures.add(work, Failure(kind, payload, name))
@@ -538,11 +543,11 @@ class CoordinatorRuntime:
                     continue
                 if callbacks := value.settle(kind, payload):
                     calls += [(fn, value) for fn in callbacks]
-                    self.callees.discard(value)
-            self.resolved += before - len(values) - aside
+                    self.with_callbacks.discard(value)
+            self.resolved += before - len(values) - apart_count
             if not values:
-                self.values = {}  # a dict keeps the room that it once needed
-            if self.waiting and (self.resolved == self.scheduled or self.failures or self.crowded):
+                self.values = {}  # a new one, because a dict never shrinks
+            if self.waiting and (self.resolved == self.scheduled or self.failures or self.waiting_for_room):
                 self.changed.notify_all()
         self._executions.end(items)
         self._memory.look(len(self.values), lambda: True)
@@ -553,18 +558,18 @@ class CoordinatorRuntime:
 
     def _fetch(self, work: int, attempt: int, reference: bytes) -> None:
         held = self.values.get(self.machine.user_of(work))
-        # One that nobody wants any more is as good as here.
+        # A dropped value needs no fetch: report it as arrived.
         wanted = held is not None and held() is not None
         parts = self.fetching.ask(work, attempt, reference) if wanted else []
         if parts is not None:
             self._loop.call_soon(self._handle, BulkArrived(work, attempt, parts))
 
-    def tell(self, event: Event) -> None:
-        """Have the loop hand this event to the machine. In any thread; takes no lock of ours."""
-        self.in_loop(self._handle, event)
+    def post_event(self, event: Event) -> None:
+        """Have the loop pass this event to the machine. Any thread; takes no lock of the coordinator."""
+        self.call_in_loop(self._handle, event)
 
-    def in_loop(self, fn: Callable[..., object], *args: Any) -> None:
-        """Have the loop call it; dropped when it has ended. Takes no lock of ours."""
+    def call_in_loop(self, fn: Callable[..., object], *args: Any) -> None:
+        """Have the loop call `fn(*args)`; discarded once the loop has ended. Takes no lock of the coordinator."""
         try:
             self._loop.call_soon(fn, *args)
         except errors.FailedPreconditionError:  # closed

@@ -1,4 +1,4 @@
-"""Which dispatcher is meant, and with which secret."""
+"""Which dispatcher a program means, and where its secret is."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ACCEPTED = (
 
 @dataclass(frozen=True)
 class Target:
-    """A dispatcher, and what its cluster's file says about coordinators."""
+    """A dispatcher, and what its cluster file says about coordinators."""
 
     address: str
     credentials: Credentials
@@ -29,10 +29,10 @@ class Target:
 
 
 def resolve(target: Any) -> Target:
-    """The dispatcher that a user means.
+    """Return the dispatcher that `target` names.
 
     Raises:
-      ValueError: it is none of what is accepted; the text says what is.
+      ValueError: `target` is not accepted; the message lists what is.
     """
     if target is None:
         return _of_environment()

@@ -1,14 +1,13 @@
-"""Work with inputs, retries, a time-out or a lineage, between the user and the record of what is scheduled.
+"""Plans (work with inputs, retries, a timeout or a lineage) between the program and the machine: their payloads and RemoteValues.
 
-What is decided about them stands in dependencies_and_retries.py.
-
-A plan is what the user scheduled; its attempts are what closures.py sees. All runs in the coordinator's loop but
-what says otherwise.
+dependencies_and_retries.py has the decisions. A plan is what the program scheduled; its attempts are the work items that closures.py
+sees. Unless a docstring says otherwise, everything here runs in the coordinator's loop.
 
 Where an input comes from
-    A result that is here goes along in the payload, as it is packed; a large one is held by the coordinator's store for whoever has it
-    as an input. One that the user has already taken with `get` is packed again, as it is then: it may have been changed.
-    A kept one goes along as its reference, so that it travels from worker to worker.
+    A result that is in this process is sent inside the payload, as it is packed; a large one is held by the coordinator's store, for the
+    processes that run a plan with this input. A result that the program has already unpacked with `get` is packed again in its
+    present state, because the program may have changed it.
+    A kept result is sent as its reference, so that the value travels from worker to worker.
 """
 
 from __future__ import annotations
@@ -35,8 +34,8 @@ Outcome: TypeAlias = "tuple[int, int, Any]"
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
-    """What makes a plan of work that has no inputs. `until` is on the clock of time.monotonic."""
+class PlanOptions:
+    """The options that make a plan of work without inputs. `until` is on the clock of time.monotonic."""
 
     retries: int = 0
     timeout: float | None = None
@@ -44,43 +43,43 @@ class Wishes:
     lineage: bool = False
 
     @classmethod
-    def checked(cls, retries: int, timeout: float | None, lineage: bool) -> Wishes:
-        """Raises ValueError for what cannot be wished, TypeError for retries that are no whole number."""
+    def checked(cls, retries: int, timeout: float | None, lineage: bool) -> PlanOptions:
+        """Return checked options. Raises ValueError for a value out of range, TypeError if `retries` is not a whole number."""
         if index(retries) < 0:
             raise ValueError(f"retries is {retries}, wants 0 or more")
-        if timeout is not None and not timeout > 0:  # so that NaN is refused, too
+        if timeout is not None and not timeout > 0:  # also refuses NaN
             raise ValueError(f"timeout is {timeout}, wants more than 0 s, or None")
         return cls(retries, timeout, None if timeout is None else time.monotonic() + float(timeout), lineage)
 
 
-NONE = Wishes()
+NO_OPTIONS = PlanOptions()
 
 
 class Plan:
-    """One piece of work with options.
+    """One plan and the data held for it.
 
     Attributes:
-      packed: the packed arguments; `fn` the number of the function.
-      given: results that it needs, by the number of their work; they live as long as this does, and so does what is in `uses`.
-      inputs: how those travel that are there for good.
-      bulks: what is held for it.
-      position: how much was scheduled without options before it.
+      packed, fn: the packed arguments; the number of the function.
+      input_values: the RemoteValues it needs, by work number. They and the objects in `uses` stay alive as long as the plan.
+      inputs: how each input that is available for good is sent, by work number.
+      bulks: the numbers of the data held for it in the store.
+      position: how many ordinary work items were scheduled before it since the last drain.
       made_at: with a lineage: the reference to its value.
     """
 
     __slots__ = (
         "bulks",
         "fn",
-        "given",
+        "input_values",
         "inputs",
         "keep",
         "made_at",
         "options",
         "packed",
+        "plan_options",
         "position",
         "uses",
         "value",
-        "wishes",
         "work",
     )
 
@@ -88,18 +87,18 @@ class Plan:
         self,
         packed: bytes,
         bulks: list[int],
-        given: dict[int, RemoteValue],
+        input_values: dict[int, RemoteValue],
         uses: list[Any],
         keep: bool,
-        wishes: Wishes,
+        plan_options: PlanOptions,
         options: WorkOptions,
     ) -> None:
         self.packed = packed
         self.bulks = bulks
-        self.given = dict(given)
+        self.input_values = dict(input_values)
         self.uses = list(uses)
         self.keep = keep
-        self.wishes = wishes
+        self.plan_options = plan_options
         self.options = options
         self.inputs: dict[int, bytes] = {}
         self.work = self.fn = self.position = 0
@@ -107,13 +106,13 @@ class Plan:
         self.value: Callable[[], RemoteValue | None] = lambda: None
 
     def take(self, held: Callable[[list[Any]], tuple[bytes, list[int]]]) -> None:
-        """Take the results that are here, as they are now. Raises InvalidArgumentError where one was changed into what cannot be packed."""
-        for work, value in self.given.items():
+        """Pack the inputs whose results are in this process, as they are now. InvalidArgumentError: the program made one unpicklable."""
+        for work, value in self.input_values.items():
             if work not in self.inputs:
                 value.copied(lambda packed, work=work: self.put(work, packed, held))  # type: ignore[misc]
 
     def put(self, work: int, packed: Any, held: Callable[[list[Any]], tuple[bytes, list[int]]]) -> None:
-        """An input is here."""
+        """Store the packed value of an input."""
         if isinstance(packed, list):
             packed, bulks = held(packed)
             self.bulks += bulks
@@ -121,7 +120,7 @@ class Plan:
 
 
 class PlanOwner(ValueOwner, Protocol):
-    """The connection that carries out plans (runtime.py)."""
+    """What Plans uses of the coordinator's runtime (runtime.py)."""
 
     outbox: list[tuple[int, int, bytes]]
     queue_bytes: QueueBytes
@@ -137,7 +136,7 @@ class Plans:
     """The payloads of the plans of one coordinator, and their RemoteValues.
 
     Attributes:
-      planned: what the loop has not seen yet. Behind the coordinator's lock.
+      planned: plans that the loop has not seen yet. Guarded by the coordinator's lock.
     """
 
     def __init__(self, runtime: PlanOwner) -> None:
@@ -149,7 +148,7 @@ class Plans:
         return len(self._plans)
 
     def enqueue(self, plan: Plan, work: int, number: int, name: str, alive: object) -> RemoteValue:
-        """As `CoordinatorRuntime.enqueue`, for a plan. With the coordinator's lock held, in any thread."""
+        """As `CoordinatorRuntime.enqueue`, for a plan. Any thread, with the coordinator's lock held."""
         value = RemoteValue(self._runtime, work, name, alive)
         plan.work, plan.fn, plan.position, plan.value = work, number, len(self._runtime.outbox), ref(value)
         self._runtime.queue_bytes.begin(work, len(plan.packed), plan.bulks)
@@ -158,16 +157,16 @@ class Plans:
         return value
 
     def begin(self, plan: Plan) -> Planned | Unpackable:
-        """It was scheduled: what the machine has to know."""
+        """Take over a scheduled plan; return the event for the machine."""
         inputs: list[int] = []
         failed = 0
         try:
             plan.take(self._runtime.held)
-        except Exception as error:  # its user changes it in another thread
+        except Exception as error:  # another thread of the program has changed an input since `schedule` packed it
             self._free(plan)
             return Unpackable(plan.work, trusted.pack_error(error))
         self._plans[plan.work] = plan
-        for work, value in plan.given.items():
+        for work, value in plan.input_values.items():
             if work in plan.inputs:
                 continue
             kind, payload = outcome_of(value)
@@ -177,32 +176,32 @@ class Plans:
                 plan.inputs[work] = payload.encoded
             else:
                 failed = failed or work
-        wishes = plan.wishes
+        plan_options = plan.plan_options
         return Planned(
             plan.work,
             plan.fn,
             tuple(inputs),
             failed,
-            wishes.retries,
-            wishes.until,
-            wishes.lineage,
+            plan_options.retries,
+            plan_options.until,
+            plan_options.lineage,
             plan.keep,
             plan.options,
         )
 
     def ended(self, items: list[Outcome]) -> list[Outcome]:
-        """The same ends, with what the user gets of those that are plans."""
+        """Return the outcomes with the payloads of plans replaced by those that RemoteValues expect."""
         roots: dict[int, RemoteValue] = {}
         return [self._end(item, roots) if item[0] in self._plans else item for item in items]
 
     def pack(self, work: int) -> bytes:
-        """What travels of an attempt of this plan."""
+        """Return the payload of an attempt of this plan."""
         plan = self._plans[work]
         payload = plan.packed
-        if plan.given:
+        if plan.input_values:
             inputs = {
                 work: self._plans[work].made_at if encoded is None else encoded
-                for work in plan.given
+                for work in plan.input_values
                 for encoded in (plan.inputs.get(work),)
             }
             payload = encode_inputs(inputs, payload)
@@ -213,12 +212,12 @@ class Plans:
         return KEEP + payload if plan.keep else payload
 
     def put(self, work: int, payload: Any, plans: Sequence[int]) -> None:
-        """An input of these is here."""
+        """Store an input of these plans."""
         for waiting in plans:
             self._plans[waiting].put(work, payload, self._runtime.held)
 
     def replace(self, work: int, kind: int, payload: Any) -> None:
-        """One that had ended well has another value, or none any more."""
+        """Give the RemoteValue of a plan that had succeeded another outcome: a recomputed value, or the error of its final loss."""
         plan = self._plans[work]
         _, kind, payload = self._end((work, kind, payload), {})
         value = plan.value()
@@ -228,37 +227,37 @@ class Plans:
                 value.settle(kind, payload)
 
     def wake(self, work: int) -> None:
-        """Who asks for a lost value has another look."""
+        """Wake the threads that wait for a lost value, so that they try again."""
         with self._runtime.lock:
             if (value := self._runtime.lost_values.pop(work, None)) is not None:
                 value.wake()
 
     def free(self, work: int) -> None:
-        """What this one holds is not needed any more."""
+        """Release the data held for this plan."""
         self._free(self._plans.pop(work))
 
     def close(self) -> None:
-        """Nothing of all this will end any more. With the coordinator's lock held; in any thread, after the loop."""
+        """Drop all plans, because none will end any more. With the coordinator's lock held; any thread, after the loop has ended."""
         plans, self._plans = self._plans, {}
         for plan in plans.values():
-            plan.given.clear()
+            plan.input_values.clear()
 
     def _end(self, item: Outcome, roots: dict[int, RemoteValue]) -> Outcome:
-        """`roots`: for the plans whose input failed, which work is to blame: those that are not settled yet."""
+        """Convert the outcome of a plan. `roots`: by plan, the input at the root of its failure, for failures that are not settled yet."""
         work, kind, payload = item
         plan = self._plans[work]
         if kind == KEPT:
             plan.made_at = payload.reference
             payload = Kept(self._runtime, *payload)
         elif kind == INPUT_FAILED:
-            given = plan.given[payload]
-            its_kind, root = outcome_of(given)
-            payload = roots[work] = root if its_kind == INPUT_FAILED else roots.get(payload, given)
+            failed_input = plan.input_values[payload]
+            input_kind, root = outcome_of(failed_input)
+            payload = roots[work] = root if input_kind == INPUT_FAILED else roots.get(payload, failed_input)
         elif kind == TIMED_OUT:
-            payload = plan.wishes.timeout
+            payload = plan.plan_options.timeout
         return work, kind, payload
 
     def _free(self, plan: Plan) -> None:
         self._runtime.drop(plan.bulks)
-        plan.given.clear()
+        plan.input_values.clear()
         plan.uses = []

@@ -1,6 +1,6 @@
-"""Whom a coordinator misses, a dispatcher or a worker, and the line in the log that says so as long as something waits for it.
+"""The log line that says whether a coordinator misses its dispatcher or its workers, while unfinished work waits for them.
 
-One line for all that wait, in whatever way: `join`, `get`, `as_completed`, an Executor's future, or a program that has not asked yet.
+There is one line for all waiting threads, whether in `join`, `get`, `as_completed` or an Executor's Future, and even if none waits.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from zmqdist.transport.loop import Loop
 log = logging.getLogger("zmqdist.coordinator")
 
 
-class Missing:
-    """What the machine says of it, for people. `watch` is the loop's; `whom` may be asked by any thread."""
+class UnreachableLog:
+    """Describes what the machine is missing. The loop calls `watch`; any thread may read `description`."""
 
     def __init__(self, loop: Loop, machine: Closures, dealer: DealerConnection) -> None:
         self._loop = loop
@@ -25,25 +25,27 @@ class Missing:
         self._since: float | None = None
 
     @property
-    def whom(self) -> str | None:
-        """Who is missing, and why; None when the cluster is there."""
+    def description(self) -> str | None:
+        """What is missing, and why; None if the cluster is complete."""
         address = self._dealer.address
         if not self._machine.enlisted:
             return f"the dispatcher at {address}: {self._dealer.trouble or 'no answer'}"
         return None if self._machine.workers else f"a worker to register with the dispatcher at {address}"
 
     def watch(self) -> None:
-        """After each event: see to it that there is a line every WAIT_LOG_S while unfinished work misses the cluster."""
+        """Start or stop the timer that logs every WAIT_LOG_S while unfinished work misses the cluster. Called after each event."""
         since = self._machine.alone_since
         if since != self._since:
             self._since = since
-            self._loop.set_timer(self, None if since is None else since + limits.WAIT_LOG_S, self._say)
+            self._loop.set_timer(self, None if since is None else since + limits.WAIT_LOG_S, self._warn)
 
-    def _say(self) -> None:
+    def _warn(self) -> None:
         if self._since is None:
             return
         now = self._loop.now()
-        self._loop.set_timer(self, now + limits.WAIT_LOG_S, self._say)
+        self._loop.set_timer(self, now + limits.WAIT_LOG_S, self._warn)
         count = self._machine.unfinished
         functions = f"{count} scheduled function{'' if count == 1 else 's'}"
-        log.warning("%s: waiting for %s (%.0f s so far)", functions, self.whom or "the cluster", now - self._since)
+        log.warning(
+            "%s: waiting for %s (%.0f s so far)", functions, self.description or "the cluster", now - self._since
+        )

@@ -1,6 +1,6 @@
-"""WatchDog: says what a program is at when nothing that was scheduled ends any more.
+"""WatchDog: logs the stacks of all threads when no scheduled work ends for a while.
 
-It has a thread of its own that looks now and then, so that scheduled work pays nothing for it.
+It checks now and then in a thread of its own, so that scheduled work pays nothing for it.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from typing import Any, TextIO
 log = logging.getLogger("zmqdist.coordinator")
 
 TIMEOUT_ENV = "ZMQDIST_COORDINATOR_WATCH_DOG_TIMEOUT"
-"""Whole seconds: wins over what the program says."""
+"""Whole seconds; overrides the program's setting."""
 
-LOOKS = 10
-"""So often in one time-out it looks."""
+CHECKS = 10
+"""How many checks there are in one timeout."""
 
 
 class RepeatedTimer:
-    """Calls `function(*args)` every `interval` seconds, for the first time after one, in a thread; from its construction on.
+    """Calls `function(*args)` in a thread every `interval` seconds, from construction on; first after one interval.
 
-    What the function raises is logged.
+    Exceptions of the function are logged.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class RepeatedTimer:
         self._thread.start()
 
     def stop(self) -> int:
-        """Call it no more, and wait for a call that is under way. Whole seconds since the construction. Idempotent."""
+        """End the calls and wait for a call in progress. Return whole seconds since the construction. Idempotent."""
         self._stopped.set()
         if self._thread is not threading.current_thread():
             self._thread.join()
@@ -52,17 +52,17 @@ def _repeat(stopped: threading.Event, interval: float, function: Callable[..., o
         try:
             function(*args)
         except BaseException:
-            log.exception("a repeated call failed")
+            log.exception("a repeated call of %r failed", function)
 
 
 class WatchDog:
-    """Warns when nothing has ended for `timeout` seconds: logs it, calls `on_triggered`, and writes where each thread is.
+    """Warns when no work has ended for `timeout` seconds: writes a log line, calls `on_triggered`, and writes the stacks of all threads.
 
     Args:
-      timeout: seconds; 0 or less is off. The environment's ZMQDIST_COORDINATOR_WATCH_DOG_TIMEOUT wins.
-      traceback_file: where the threads' stacks go.
+      timeout: seconds; 0 or less is off. The environment variable ZMQDIST_COORDINATOR_WATCH_DOG_TIMEOUT overrides it.
+      traceback_file: the file for the stacks.
       on_triggered: called without arguments, in the watchdog's thread.
-      progress: gives (ended, in flight). With it nobody has to call `report_closure_done`, and nothing is told while nothing is
+      progress: returns (ended, in flight). With it `report_closure_done` need not be called, and there is no warning while no work is
         in flight.
     """
 
@@ -74,8 +74,8 @@ class WatchDog:
         *,
         progress: Callable[[], tuple[int, int]] | None = None,
     ) -> None:
-        told = os.environ.get(TIMEOUT_ENV, "")
-        self.timeout = int(told) if told.isdigit() else timeout
+        setting = os.environ.get(TIMEOUT_ENV, "")
+        self.timeout = int(setting) if setting.isdigit() else timeout
         self._file = traceback_file
         self._on_triggered = on_triggered
         self._progress = progress
@@ -83,18 +83,18 @@ class WatchDog:
         self._since = time.monotonic()
         self._timer: RepeatedTimer | None = None
         if self.timeout > 0:
-            self._timer = RepeatedTimer(self.timeout / LOOKS, self._look, name="WatchDog")
+            self._timer = RepeatedTimer(self.timeout / CHECKS, self._check, name="WatchDog")
 
     def report_closure_done(self) -> None:
-        """Something has ended: the clock starts anew."""
+        """Restart the clock, because work has ended."""
         self._since = time.monotonic()
 
     def stop(self) -> None:
-        """Watch no more. Idempotent."""
+        """End the checks. Idempotent."""
         if self._timer is not None:
             self._timer.stop()
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         if self._progress is not None:
             ended, in_flight = self._progress()
             if ended != self._ended or not in_flight:
@@ -102,7 +102,7 @@ class WatchDog:
                 self.report_closure_done()
         if time.monotonic() - self._since < self.timeout:
             return
-        log.warning("nothing that was scheduled has ended for %g s; the stacks of all threads follow", self.timeout)
+        log.warning("no scheduled function has ended for %g s; the stacks of all threads follow", self.timeout)
         try:
             if self._on_triggered is not None:
                 self._on_triggered()
@@ -113,11 +113,8 @@ class WatchDog:
     def _write_stacks(self) -> None:
         try:
             faulthandler.dump_traceback(self._file)
-        except (
-            AttributeError,
-            OSError,
-            ValueError,
-        ):  # no file of the system: of io.StringIO, or replaced by a notebook
+        # faulthandler needs a file descriptor, which io.StringIO and the streams of a notebook do not have.
+        except (AttributeError, OSError, ValueError):
             for ident, frame in sys._current_frames().items():
                 self._file.write(f"Thread 0x{ident:x}:\n{''.join(traceback.format_stack(frame))}")
         self._file.write("==== end of the stacks ====\n")

@@ -6,7 +6,7 @@ process_pool.py  what both share: the processes, their lines, their output, thei
 barrier.py       get_barrier: tasks wait for each other; the parent counts them
 task_pipe.py     messages between the parent and one process
 child.py         a process: `python -m zmqdist.testing.runner.child`
-ports.py         create_cluster_spec: addresses that stay free until somebody listens there
+ports.py         create_cluster_spec: addresses whose ports stay free until a task listens there
 in_process.py    create_in_process_cluster: the servers of a cluster in this process
 shared.py        manager: objects that parent and tasks share
 """

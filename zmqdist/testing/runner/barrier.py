@@ -1,7 +1,7 @@
 """`get_barrier`: the tasks of a run wait for each other.
 
-The parent counts (`BarrierGate`), because it alone knows who has ended and can never come: then those who wait are told at once, instead of
-waiting for ever. A task that was terminated, or that is started again after a failure, may still come.
+The parent counts the arrivals (`BarrierGate`), because only the parent knows which tasks have ended and can never arrive: then the waiting
+tasks get an error at once instead of waiting for ever. A task that was terminated, or that is restarted after a failure, may still arrive.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ def named(task: Task) -> str:
 
 
 class BarrierGate:
-    """The parent's side: who has come to the barrier. From any thread.
+    """The parent's side: it counts which tasks have arrived. Any thread may call it.
 
     Args:
-      members: all who have to come.
+      members: all tasks that have to arrive.
     """
 
     def __init__(self, members: Iterable[Task]) -> None:
@@ -43,25 +43,25 @@ class BarrierGate:
         self._lock = threading.Lock()
 
     def heard(self, task: Task, word: str, answer: Answer) -> None:
-        """A task says that it has come ("arrive"), asks for whom it waits ("who"), or can wait no longer ("give up")."""
+        """Handle a message of a task: it has arrived ("arrive"), asks which tasks are missing ("who"), or its time is over ("give up")."""
         with self._lock:
             if word == "arrive":
                 self._arrive(task, answer)
             elif task in self._waiting and word == "who":
-                answer("waiting", self._told())
+                answer("waiting", self._missing())
             elif task in self._waiting:
-                text = f"the barrier was not complete when the time of {named(task)} was over: {self._told()}"
+                text = f"the barrier was not complete when the time of {named(task)} was over: {self._missing()}"
                 self._broken = (errors.DEADLINE_EXCEEDED, text)
                 self._fail(*self._broken)
 
     def started(self, task: Task) -> None:
-        """It begins (again): it may come, and what was broken is whole again."""
+        """A task has started, perhaps again: it may arrive, so a broken barrier can be used again."""
         with self._lock:
             self._ended.pop(task, None)
             self._broken = None
 
     def gone(self, task: Task, why: str | None) -> None:
-        """It waits no longer. With `why`, it cannot come any more: nobody needs to wait for it."""
+        """A task waits no longer. With `why` it cannot arrive any more, so the tasks that wait for it get an error."""
         with self._lock:
             self._waiting.pop(task, None)
             if why is not None and task in self._members:
@@ -89,7 +89,7 @@ class BarrierGate:
             answer("fail", [code, text])
         self._waiting.clear()
 
-    def _told(self) -> str:
+    def _missing(self) -> str:
         missing = ", ".join(named(task) for task in self._members if task not in self._waiting)
         return f"{len(self._waiting)}/{len(self._members)} tasks have come; missing: {missing}"
 
@@ -100,13 +100,13 @@ class BarrierGate:
 
 
 class Barrier:
-    """What `get_barrier` gives to a task. `wait` is for one thread of it at a time.
+    """The barrier that `get_barrier` returns in a task. One thread of the task may call `wait` at a time.
 
-    Where it is unpickled it is the barrier of the task there: a task may return it, and another may be given it. In the parent, which is no
-    task, nothing can wait for it.
+    Unpickled in a task it becomes the barrier of that task, so a task may return it or get it as an argument. The parent is no
+    task and cannot wait.
 
     Attributes:
-      parties: how many tasks have to come.
+      parties: the number of tasks that have to arrive.
     """
 
     def __init__(self, pipe: TaskPipe | None, parties: int) -> None:
@@ -115,23 +115,23 @@ class Barrier:
         self._lock = threading.Lock()
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait until all tasks of the run have called this; it can be used again at once.
+        """Wait until all tasks of the run have called `wait`. The barrier can be used again at once.
 
         Args:
-          timeout: seconds; None waits for ever and logs every 10 s for whom.
+          timeout: seconds; None waits without a limit and logs every 10 s which tasks are missing.
 
         Returns:
-          How many had come before.
+          The number of tasks that had arrived before this one.
 
         Raises:
-          DeadlineExceededError: somebody's time was over, yours or another's: it fails for all who wait, and for who comes later.
-          AbortedError: a task has ended that had not come.
-          InvalidArgumentError: this task was added to the run, and is not counted; or `timeout` is negative or NaN.
-          ValueError: this is the parent, which got the barrier from a task.
+          DeadlineExceededError: the time of this or another task was over. All waiting tasks get it, and all that arrive later.
+          AbortedError: a task has ended before it arrived.
+          InvalidArgumentError: this task was added to the run and is not counted; or `timeout` is negative or NaN.
+          ValueError: the caller is the parent.
         """
         if timeout is not None and not timeout >= 0:
-            told = f"a time-out is a number of seconds, 0 or more, or None, not {timeout!r}"
-            raise errors.from_code(errors.INVALID_ARGUMENT, told)
+            message = f"a time-out is a number of seconds, 0 or more, or None, not {timeout!r}"
+            raise errors.from_code(errors.INVALID_ARGUMENT, message)
         if self._pipe is None:
             raise ValueError(_NO_TASK)
         with self._lock:

@@ -33,7 +33,7 @@ def main() -> int:
     pipe = BlockingPipe(int(sys.argv[2]), TASK_CODEC)
     faulthandler.enable()
     faulthandler.register(signal.SIGTERM, all_threads=True, chain=True)
-    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # it is a text file: nobody has replaced it yet
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # a text file: no user code has run that could have replaced it
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     (_, facts), _ = pipe.receive()
     sys.path[:] = facts["path"]
@@ -55,7 +55,7 @@ def _end_with_parent(lifeline: int) -> None:
     fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgrp())
     fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)
     fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
-    if select.select([lifeline], [], [], 0)[0]:  # it broke before anybody was to be told
+    if select.select([lifeline], [], [], 0)[0]:  # the parent ended before this process watched the lifeline
         os.killpg(os.getpgrp(), signal.SIGKILL)
 
 

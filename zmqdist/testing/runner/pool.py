@@ -1,6 +1,6 @@
 """MultiProcessPoolRunner: one process for each task, which stays for the next function.
 
-Starting Python and importing NumPy takes longer than most tests; so a module of tests has one pool and calls `run` in each.
+Use one pool for a module of tests and call `run` in each test, because starting Python and importing NumPy takes longer than most tests.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ TERM_GRACE_S = 3.0
 
 
 class MultiProcessPoolRunner:
-    """Processes for the tasks of a cluster, used again by each `run`. They are started by the first one.
+    """Processes for the tasks of a cluster. The first `run` starts them, and each later one uses them again.
 
     Args:
       cluster_spec: a dict of jobs to addresses, as `create_cluster_spec` gives it.
       initializer: called without arguments in each process, before anything else.
-      share_gpu: False: the devices of this machine are dealt out, by CUDA_VISIBLE_DEVICES.
-      task_timeout_s: how long one `run` may take.
+      share_gpu: False gives each process its share of the devices of this machine, by CUDA_VISIBLE_DEVICES.
+      task_timeout_s: longest time of one `run`, in seconds.
 
     Attributes:
-      task_timeout_s: how long one `run` may take; a change holds from the next one on.
+      task_timeout_s: longest time of one `run`, in seconds; a change holds from the next `run` on.
 
-    What the processes write goes to standard output, with the task in front. They end by `shutdown`, with the with-statement, when
-    the pool is dropped, and with this process.
+    The output of the processes goes to standard output, each line with its task in front. The processes end with `shutdown`, with the
+    with-statement, when the pool is garbage-collected, and with this process.
 
     Raises:
       ValueError: more than one chief, no task, or an initializer that cannot be called.
@@ -64,7 +64,7 @@ class MultiProcessPoolRunner:
         self._share_gpu = share_gpu
         self.task_timeout_s = task_timeout_s
         self._lock = threading.RLock()
-        self._told: SimpleQueue[tuple[TaskProcess, PoolOutcome | None]] = SimpleQueue()
+        self._outcomes: SimpleQueue[tuple[TaskProcess, PoolOutcome | None]] = SimpleQueue()
         self._processes: dict[Task, TaskProcess] = {}
         self._crew = self._new_crew()
         self._dropped: weakref.finalize[..., Any] | None = None
@@ -72,16 +72,16 @@ class MultiProcessPoolRunner:
     def run(
         self, fn: Callable[..., Any], args: Sequence[Any] | None = None, kwargs: Mapping[str, Any] | None = None
     ) -> list[Any]:
-        """Run `fn` in all tasks, and wait for all.
+        """Run `fn` in all tasks, and wait until all have finished.
 
         Returns:
-          What they returned, in the order of the tasks, the chief first; without None.
+          The results in the order of the tasks, the chief first, without those that are None.
 
         Raises:
-          Exception: what the first of them raised, when all have finished; the pool can be used again.
-          UnexpectedSubprocessExitError: a process ended. The others are ended, too; the next `run` starts new ones.
-          SubprocessTimeoutError: it took longer than `task_timeout_s`. The same happens.
-          InvalidArgumentError: the function or its arguments cannot be pickled; the text says what.
+          Exception: the error of the first task that raised, after all have finished; the pool can be used again.
+          UnexpectedSubprocessExitError: a process has ended. The pool ends the other processes; the next `run` starts new ones.
+          SubprocessTimeoutError: the run took longer than `task_timeout_s`. The pool ends all processes; the next `run` starts new ones.
+          InvalidArgumentError: the function or its arguments cannot be pickled; the text names the part.
         """
         work = PoolWork.of(fn, args or (), kwargs or {})
         with self._lock:
@@ -90,7 +90,7 @@ class MultiProcessPoolRunner:
             for task in self._processes:
                 self._crew.gate.started(task)  # before any of them can come to the barrier
             for process in self._processes.values():
-                with contextlib.suppress(OSError):  # it has ended: that is told
+                with contextlib.suppress(OSError):  # the process has ended: `on_exit` reports it
                     work.send(process.pipe, last=False)
             outcomes = self._collect()
         for task in self._crew.tasks:
@@ -116,15 +116,15 @@ class MultiProcessPoolRunner:
         self.shutdown()
 
     def _new_crew(self) -> ProcessCrew:
-        """It knows a queue and not this pool, so that a pool that nobody has any more goes."""
-        told = self._told = SimpleQueue()
+        """Return the processes' manager. It refers to a queue and not to this pool, so that an unused pool is garbage-collected."""
+        outcomes = self._outcomes = SimpleQueue()
         return ProcessCrew(
             self._cluster_spec,
             rpc_layer=None,
             share_gpu=self._share_gpu,
             on_line=_stream,
-            on_outcome=lambda process, outcome: told.put((process, outcome)),
-            on_exit=lambda process: told.put((process, None)),
+            on_outcome=lambda process, outcome: outcomes.put((process, outcome)),
+            on_exit=lambda process: outcomes.put((process, None)),
         )
 
     def _start(self) -> None:
@@ -147,14 +147,14 @@ class MultiProcessPoolRunner:
         due = time.monotonic() + self.task_timeout_s
         try:
             while len(outcomes) < len(self._processes):
-                process, outcome = self._told.get(timeout=max(0.0, due - time.monotonic()))
+                process, outcome = self._outcomes.get(timeout=max(0.0, due - time.monotonic()))
                 if outcome is None:
                     self._lost(process, outcomes)
                 outcomes[process.task] = outcome
-                self._crew.gate.gone(process.task, outcome.told)
+                self._crew.gate.gone(process.task, outcome.why)
         except Empty:
             self._late(outcomes)
-        except BaseException:  # Ctrl-C: what they are at nobody waits for
+        except BaseException:  # Ctrl-C: no caller waits for the functions any more
             self.shutdown()
             raise
         return outcomes
@@ -189,6 +189,6 @@ def _close_in_background(crew: ProcessCrew) -> None:
 
 
 def _stream(line: str) -> None:
-    with contextlib.suppress(ValueError, OSError):  # somebody has closed it
+    with contextlib.suppress(ValueError, OSError):  # standard output is closed
         sys.stdout.write(line)
         sys.stdout.flush()

@@ -1,11 +1,11 @@
 """Addresses for the tasks of a test: ports that stay free until their tasks listen there.
 
-A port that was found free and let go is anybody's: another test takes it before its server listens (B-7 of the complaints about
-TensorFlow's tests). So each port stays bound, by a socket that never listens: the kernel gives it to nobody who asks for a free
-port, as a server or as a client, and a listener that says SO_REUSEADDR, as ZeroMQ, asyncio and http.server do, may still bind it.
-It is let go when the dict that names it, and whatever was made with that dict, is no longer used.
+A port that was found free and released may be taken by another test before the server of this one listens. So each port stays bound by a
+socket that never listens: the kernel gives it to no process that requests any free port, and a listener with SO_REUSEADDR, as ZeroMQ,
+asyncio and http.server have it, may still bind it. The port is released when the dict that names it, and each runner made with that dict,
+is garbage-collected.
 
-What that does not prevent: a program that binds exactly this port, by number and with SO_REUSEADDR.
+Not prevented: a program that binds exactly this port, by number and with SO_REUSEADDR.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import weakref
 
 
 class ReservedCluster(dict[str, list[str]]):
-    """A dict of jobs to addresses that keeps their ports reserved as long as it lives. Equal to a plain dict, and a copy is one."""
+    """A dict of jobs to addresses that keeps their ports reserved while it is referenced. It equals a plain dict; a copy is plain."""
 
     __slots__ = ("__weakref__",)
 
 
 def reserved(tasks: dict[str, int]) -> ReservedCluster:
-    """A cluster with so many tasks for each job; jobs without tasks are left out.
+    """Return a cluster with this number of tasks for each job. Jobs with 0 tasks are left out.
 
     Raises:
       ValueError: a number of tasks below 0.
@@ -46,7 +46,7 @@ def reserved(tasks: dict[str, int]) -> ReservedCluster:
 def create_cluster_spec(
     has_chief: bool = False, num_workers: int = 1, num_ps: int = 0, has_eval: bool = False
 ) -> dict[str, list[str]]:
-    """A cluster on this machine, with ports that nobody else is given while the dict, or a runner made with it, is used.
+    """Return a cluster on this machine. Its ports stay reserved while the dict, or a runner made with it, is referenced.
 
     Raises:
       ValueError: a number of tasks below 0.

@@ -63,7 +63,7 @@ class PoolOutcome:
     error: BaseException | None = None
 
     @property
-    def told(self) -> str:
+    def why(self) -> str:
         """For who waits at the barrier."""
         return "has returned" if self.error is None else f"has raised {type(self.error).__name__}: {self.error}"
 
@@ -90,7 +90,7 @@ class ProcessCrew:
       cluster: as users give it; whatever keeps its ports reserved lives as long as this.
       on_line: gets each line that a process writes, with its prefix and a newline.
       on_outcome: gets a process and what its function gave, in a thread of that process.
-      on_exit: gets a process that has ended, when all that it said was told.
+      on_exit: called with a process that has ended, after all its messages were handled.
 
     Raises:
       ValueError: more than one chief, or no tasks.
@@ -151,7 +151,7 @@ class ProcessCrew:
                 os.close(theirs)
             process = self._processes[child] = TaskProcess(task, ours, child)
             with contextlib.suppress(OSError):  # it has gone already: its exit code says why
-                # here, not in its thread: whoever has the process may send it work at once
+                # here, not in its thread, because the caller may send work to the process at once
                 ours.send(("task", self.facts()))
             process.thread = threading.Thread(
                 target=self._listen, args=(process, works, last), name=f"zmqdist-line-{named(task)}", daemon=True
@@ -161,16 +161,16 @@ class ProcessCrew:
 
     def tf_config(self, task: Task, cluster: ClusterSpec | None = None) -> str:
         """The text of TF_CONFIG for a task."""
-        told: dict[str, Any] = {
+        tf_config: dict[str, Any] = {
             "cluster": (cluster or self._spec).as_dict(),
             "task": {"type": task[0], "index": task[1]},
         }
         if self._rpc_layer is not None:
-            told["rpc_layer"] = self._rpc_layer
-        return json.dumps(told)
+            tf_config["rpc_layer"] = self._rpc_layer
+        return json.dumps(tf_config)
 
     def facts(self) -> dict[str, Any]:
-        """What a process is told first."""
+        """Return the first message to a process."""
         return {
             "path": sys.path,
             "authkey": bytes(multiprocessing.current_process().authkey).hex(),
@@ -190,8 +190,8 @@ class ProcessCrew:
                 self.signal(list(self._processes.values()), signal.SIGKILL)
             children.close(0.0)
 
-    def listen(self, task: Task, pipe: TaskPipe, told: Callable[[str, Parts], object]) -> None:
-        """Serve one task's pipe until its other end is closed: the barrier's questions here, the rest to `told`."""
+    def listen(self, task: Task, pipe: TaskPipe, on_message: Callable[[str, Parts], object]) -> None:
+        """Serve the pipe of one task until its other end is closed: barrier messages here, all others by `on_message`."""
 
         def answer(word: str, facts: Any) -> None:
             with contextlib.suppress(OSError):  # it has just gone
@@ -201,7 +201,7 @@ class ProcessCrew:
             while True:
                 (word, _), payloads = pipe.receive()
                 if word in ("returned", "raised"):
-                    told(word, payloads)
+                    on_message(word, payloads)
                 else:
                     self.gate.heard(task, word, answer)
 
@@ -254,9 +254,9 @@ def tasks_of(spec: ClusterSpec) -> list[Task]:
 
 def physical_gpus() -> list[str]:
     """The devices that this process may use: those of CUDA_VISIBLE_DEVICES, else those that the driver tells."""
-    told = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if told is not None:
-        return [name.strip() for name in told.split(",") if name.strip()]
+    devices = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if devices is not None:
+        return [name.strip() for name in devices.split(",") if name.strip()]
     return [str(number) for number, _ in enumerate(NVIDIA.iterdir())] if NVIDIA.is_dir() else []
 
 

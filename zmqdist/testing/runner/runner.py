@@ -147,10 +147,10 @@ class MultiProcessRunner:
             with self._being(me):
                 self._fn(*self._args, **self._kwargs)
         except BaseException as error:
-            self._crew.gate.gone(me, PoolOutcome(error=error).told)
+            self._crew.gate.gone(me, PoolOutcome(error=error).why)
             self.terminate_all()
             raise
-        self._crew.gate.gone(me, PoolOutcome().told)
+        self._crew.gate.gone(me, PoolOutcome().why)
 
     def start_single_process(
         self,
@@ -317,7 +317,7 @@ class MultiProcessRunner:
         with self._changed:
             self._auto_restart = False
         self._crew.close()
-        for timer in self._timers:  # no more are made: nobody is left whose end could be told
+        for timer in self._timers:  # no more are made, because no task is left
             timer.cancel()
             timer.join()
 
@@ -335,8 +335,8 @@ class MultiProcessRunner:
                 result,
             )
         if self._overran:
-            told = ", ".join(map(named, self._overran))
-            raise UnexpectedSubprocessExitError(f"ended after max_run_time, {self._max_run_time} s: {told}", result)
+            overran = ", ".join(map(named, self._overran))
+            raise UnexpectedSubprocessExitError(f"ended after max_run_time, {self._max_run_time} s: {overran}", result)
         for task, process in self._processes.items():
             code = process.child.exit_code or 0
             if process not in self._terminated and (code > 0 or -code in CRASHES):
@@ -372,7 +372,7 @@ class MultiProcessRunner:
         if self._return_output:
             self._lines.append(line)
         if self._stream_output:
-            with contextlib.suppress(ValueError, OSError):  # somebody has closed it
+            with contextlib.suppress(ValueError, OSError):  # standard output is closed
                 sys.stdout.write(line)
                 sys.stdout.flush()
 
@@ -381,7 +381,7 @@ class MultiProcessRunner:
             self._outcomes.pop(process.task, None)
             self._outcomes[process.task] = outcome
             if outcome.error is None or not self._auto_restart:
-                self._crew.gate.gone(process.task, outcome.told)
+                self._crew.gate.gone(process.task, outcome.why)
 
     def _exited(self, process: TaskProcess) -> None:
         task, code = process.task, process.child.exit_code

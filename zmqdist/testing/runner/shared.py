@@ -1,7 +1,7 @@
 """`manager`: objects that the parent and the tasks of a run share, those of the standard library's `multiprocessing.Manager`.
 
-They live in a process of their own, started with the first, which ends with this one: its standard input is its
-lifeline. Each look at one of the objects is a question to that process; for tests that is quick enough.
+The objects are in a process of their own, which the first call starts and which ends with this process: its standard input is its
+lifeline. Each access to an object is a request to that process, which is quick enough for tests.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _process: subprocess.Popen[str] | None = None
 
 
 def manager() -> SyncManager:
-    """The one manager of this process: `.Value`, `.list`, `.dict`, `.Queue`, `.Event`, ... Its objects can be arguments of tasks."""
+    """Return the manager of this process: `.Value`, `.list`, `.dict`, `.Queue`, `.Event`, ... Its objects may be arguments of tasks."""
     global _manager, _process
     with _lock:
         if _manager is None:
@@ -46,7 +46,7 @@ def manager() -> SyncManager:
 
 
 def end_manager() -> None:
-    """End its process; the objects are gone. Idempotent; the next `manager()` starts a new one."""
+    """End the process of the manager, and with it the objects. Calling it again does nothing; the next `manager()` starts a new process."""
     global _manager, _process
     with _lock:
         process, _process, _manager = _process, None, None
@@ -61,7 +61,7 @@ def _end_with_parent() -> None:
 
 
 def main() -> None:
-    """Serve until standard input ends."""
+    """Serve the objects until standard input is closed."""
     add_working_directory()
     authkey = bytes.fromhex(sys.stdin.readline())
     multiprocessing.current_process().authkey = authkey

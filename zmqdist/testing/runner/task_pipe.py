@@ -1,6 +1,6 @@
-"""What the parent and the process of one task say to each other: a word and facts that JSON can hold; what is pickled goes as parts.
+"""The pipe between the parent and the process of one task. A message is a word and facts as JSON; pickled values go beside it as parts.
 
-Only these two have the pipe: what is unpickled from it was sent by a process of this run.
+Only these two processes have the pipe, so a pickle that arrives by it comes from a process of this run.
 """
 
 from __future__ import annotations

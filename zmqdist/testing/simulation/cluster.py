@@ -4,7 +4,7 @@ First a phase with faults, in which only safety is checked; then calm: what come
 end within CALM_LIMIT_S of virtual time, with nothing left over.
 
 A function that runs in a process that was frozen as a whole, and thaws after its connection has ended, executes until the worker
-has registered again: nobody can prevent that, and what it returns is refused. The same holds for a thread, which nobody can end, in a
+has registered again: no party can prevent that, and its results are refused. The same holds for a thread, which cannot be ended, in a
 worker that has lost its connection. These are the two exceptions to "nothing executes".
 """
 
@@ -253,7 +253,7 @@ class SimCluster:
             self._fault_of(kind, worker)
 
     def _take_back(self, coordinator: SimCoordinator, times: int) -> None:
-        """Again and again: most is over before anybody could want it back, and an answer is lost only in a short time."""
+        """Repeat it: most work is over before the user could take it back, and the reply can be lost only in a short time."""
         coordinator.take_back()
         if times > 1:
             self.clock.after(self.random.expovariate(2.0), lambda: self._take_back(coordinator, times - 1))
@@ -346,7 +346,9 @@ class SimCluster:
             work = int(payload.split(b"|")[2])
             worker, priority, apart = coordinator.options.get(work, PLAIN)
             assert worker in ("", member.name), f"dispatch P12: work {work} is for {worker}, and goes to {member.name}"
-            assert assign.first == bool(worker), f"dispatch P12: {member.name} is not told for whom work {work} is"
+            assert assign.first == bool(worker), (
+                f"dispatch P12: {member.name} does not know which worker work {work} names"
+            )
             line = (number, worker, apart)
             if line not in waiting:
                 waiting[line] = self._waiting(coordinator, worker, apart)
@@ -405,7 +407,7 @@ class SimCluster:
                 worker.own.update(leases if message.first else ())
 
     def _check_release(self, connection: SimConnection, message: Message) -> None:
-        """Nobody lets go of what a coordinator keeps, while its connection stands."""
+        """Check that no worker drops a value that a coordinator keeps while its connection stands."""
         if not isinstance(message, Release):
             return
         for worker in self.workers:
@@ -431,7 +433,7 @@ class SimCluster:
         for session in snapshot.coordinators:
             assert session.out == 0, "dispatch P1: something is out at the end"
             assert session.held == 0, "dispatch P9: a bulk result is held at the end"
-            assert session.functions <= 3, "closures P7: functions that nobody uses are remembered"
+            assert session.functions <= 3, "closures P7: unused functions are remembered"
         members = {member.name: member.incarnation for member in self.broker.membership.members.values()}
         for coordinator in self.coordinators:
             coordinator.plans.check_end()

@@ -89,7 +89,7 @@ class SimCoordinator:
       resolved: how often each piece of work was resolved.
       kinds: what each piece of work does.
       options: of work that has some: for one worker, before other work, apart from the rounds.
-      members: incarnations of the workers that are there, by name, as it was told.
+      members: the incarnations of the present workers by name, from the last report.
       rounds: for each generation that has ended, the last work of it.
       kept: results that the user has, and that are with their workers: number of the run -> our connection when it came.
     """
@@ -107,9 +107,9 @@ class SimCoordinator:
         self._withdrawn: set[int] = set()
         self._wanted_back: set[int] = set()
         self._asked_back: dict[int, SimConnection | None] = {}
-        """Work that is to be had back unless it has begun -> our connection when that was asked; it is not answered yet."""
+        """Work that the user takes back unless it has begun -> the connection at that time; the reply has not arrived."""
         self._goes_on: set[int] = set()
-        """What has begun, as the user was told who wanted it back."""
+        """Work that has begun, by the replies to attempts to take it back."""
         self._with_dispatcher: set[int] = set()
         """What was submitted over this connection, and is counted by the width."""
         self.rounds_ended = 0
@@ -265,12 +265,12 @@ class SimCoordinator:
         self.cluster.clock.after(ANSWER_S, lambda: self._check_answered(works, since))
 
     def wanted_back(self, work: int) -> bool:
-        """The user has asked for it, at some time."""
+        """Whether the user has ever requested it."""
         return work in self._wanted_back
 
     def _check_answered(self, works: list[int], since: float) -> None:
         """Unless something went wrong since then: then that is what the answer may have been lost with. What is cut off ends as cancelled
-        when it ends, which nobody can hasten in a thread; so does all of a round that ends."""
+        when it ends, which cannot be hastened in a thread; so does all work of a round that ends."""
         left = [work for work in works if work in self._asked_back and work not in self._withdrawn]
         quiet_since = self.cluster.quiet_since
         if left and self.ending:
@@ -278,7 +278,7 @@ class SimCoordinator:
         elif left and quiet_since > since:
             self.cluster.clock.at(quiet_since + ANSWER_S, lambda: self._check_answered(left, quiet_since))
         else:
-            assert not left, f"dispatch P17: nobody says of {left} whether they have begun"
+            assert not left, f"dispatch P17: it is not reported whether {left} have begun"
 
     def raise_error(self) -> None:
         """The user calls `join`, which raises."""
@@ -359,7 +359,7 @@ class SimCoordinator:
 
     def _note_begun(self, works: list[int]) -> None:
         for work in works:
-            assert self._starts_told, "closures P14: nobody asked what has begun"
+            assert self._starts_told, "closures P14: a report of begun work that was not requested"
             assert not self.resolved[work], f"closures P14: work {work} has begun after its end"
             if self._asked_back.pop(work, None) is not None:
                 self._goes_on.add(work)
@@ -381,7 +381,7 @@ class SimCoordinator:
         self._with_dispatcher.discard(work)
         self._asked_back.pop(work, None)
         assert kind != CANCELLED or self.ending or work not in self._goes_on - self._withdrawn, (
-            f"closures P14: work {work} has begun, as was told who wanted it back, and is cancelled"
+            f"closures P14: work {work} has begun, as was reported to the user, and is cancelled"
         )
         self.outcomes[work] = kind
         assert kind != LOST or len(payload) == self.cluster.rules.attempts_max, (

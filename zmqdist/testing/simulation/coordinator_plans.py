@@ -45,7 +45,7 @@ class SimPlan:
       value: where its value is, after it has ended well.
       users: plans that hold its value, and 0 for the program.
       replaced: how often its value was made again.
-      asked: the program waits for its lost value.
+      wanted: the program waits for its lost value.
     """
 
     work: int
@@ -61,7 +61,7 @@ class SimPlan:
     value: KeptAt | None = None
     users: set[int] = field(default_factory=lambda: {0})
     replaced: int = 0
-    asked: bool = False
+    wanted: bool = False
     lost: bool = False
     freed: bool = False
 
@@ -120,8 +120,8 @@ class SimPlans:
 
     @property
     def finished(self) -> bool:
-        """No value is held, and nobody waits for one."""
-        return not any(plan.asked or (plan.value is not None and plan.users) for plan in self.plans.values())
+        """Whether no value is held and the program waits for none."""
+        return not any(plan.wanted or (plan.value is not None and plan.users) for plan in self.plans.values())
 
     # -- the user -------------------------------------------------------------------------------------------------
 
@@ -158,7 +158,7 @@ class SimPlans:
         return Planned(work, fn, tuple(named), failed, plan.retries, until, lineage, lineage, owner.options_of(work))
 
     def _usable(self, work: int) -> bool:
-        """The program has its RemoteValue, and it is none that only its worker has and nobody makes again."""
+        """Whether the program has its RemoteValue, and the value is not one that its worker alone has and that has no lineage."""
         plan = self.plans.get(work)
         if plan is not None:
             return 0 in plan.users
@@ -171,10 +171,10 @@ class SimPlans:
         """The program asks for a value that is kept: where it is lost it waits until it was made again."""
         for plan in self.plans.values():
             value = plan.value
-            if value is None or 0 not in plan.users or plan.asked:
+            if value is None or 0 not in plan.users or plan.wanted:
                 continue
             if self._owner.cluster.holder(value.reference) is None:
-                plan.asked = True
+                plan.wanted = True
                 self._owner.handle(ValueLost(plan.work, value.attempt))
 
     def drop(self, work: int, user: int = 0) -> None:
@@ -182,7 +182,7 @@ class SimPlans:
         plan = self.plans.get(work)
         if plan is None or user not in plan.users:
             return
-        if plan.asked and user == 0:
+        if plan.wanted and user == 0:
             self._owner.cluster.clock.after(0.5, lambda: self.drop(work))
             return
         plan.users.discard(user)
@@ -213,7 +213,7 @@ class SimPlans:
         plan = self.plans[effect.work]
         owner = self._owner
         assert not owner.ending, f"dependencies G5: work {plan.work} is handed in while its round ends"
-        assert not owner.resolved[plan.work] or plan.value is not None or plan.asked or plan.users, (
+        assert not owner.resolved[plan.work] or plan.value is not None or plan.wanted or plan.users, (
             f"dependencies G1: work {plan.work} is handed in after its end"
         )
         assert plan.errors <= plan.retries or plan.lost, f"dependencies G4: work {plan.work} is tried too often"
@@ -240,7 +240,7 @@ class SimPlans:
 
     def keep_input(self, effect: KeepInput) -> None:
         assert self._owner.outcomes.get(effect.work) == VALUE, (
-            "coordinator C3: an input is here before its end was told"
+            "coordinator C3: an input is here before its end was reported"
         )
         for work in effect.plans:
             plan = self.plans[work]
@@ -270,7 +270,7 @@ class SimPlans:
         plan = self.plans[effect.work]
         assert plan.lineage, "dependencies G7: only what has a lineage is made again"
         assert self._owner.resolved[plan.work], "dependencies G7: it has no value yet"
-        plan.asked = False
+        plan.wanted = False
         if plan.value is not None:
             self._forget(plan)
         if effect.kind == KEPT:
@@ -290,7 +290,7 @@ class SimPlans:
             self._owner.cluster.clock.after(after, lambda: self.drop(plan.work))
 
     def remade(self, effect: Remade) -> None:
-        self.plans[effect.work].asked = False
+        self.plans[effect.work].wanted = False
 
     def free(self, work: int) -> None:
         plan = self.plans[work]

@@ -84,11 +84,11 @@ class PartSurroundings(Protocol):
     def joined(self, life: int) -> None:
         """The dispatcher has taken a life of a worker, perhaps once more."""
 
-    def gave(self, asked: q.SplitsRequest, given: dict[int, tuple[int, int, int, int]]) -> None:
-        """A task has asked for positions, and these are what it was given last; the answer may not arrive."""
+    def gave(self, request: q.SplitsRequest, given: dict[int, tuple[int, int, int, int]]) -> None:
+        """Note the positions in the last reply to a task; the reply may be lost."""
 
     def task(self, worker: SimDataWorker, task: WorkerTask, state: int) -> SimTask:
-        """The task that a worker is told to begin."""
+        """Return the task that a worker shall begin."""
 
 
 class SimDispatcher:
@@ -264,7 +264,7 @@ class SimDispatcher:
 
 
 class SimTask:
-    """One task of a worker: the real machine of its buffer, and a thread that makes elements, one at a time, for whoever asks."""
+    """One task of a worker: the real machine of its buffer, and a thread that makes one element at a time for the waiting requests."""
 
     def __init__(self, worker: SimDataWorker, task: WorkerTask, state: int) -> None:
         self.worker = worker
@@ -473,8 +473,8 @@ class SimDataWorker:
     def _ask(self, asking: int, has: tuple[int, ...], done: tuple[int, ...]) -> None:
         places, state = dict.fromkeys(has, self.address), self._work.state
 
-        def told(value: Any, code: int) -> None:
+        def answered(value: Any, code: int) -> None:
             if self.alive:
                 self._perform(self._work.refused(asking) if code else self._work.told(asking, value))
 
-        self.dispatcher.ask(self.link, lambda ticket: q.WorkRequest(ticket, state, self.life, places, done), told)
+        self.dispatcher.ask(self.link, lambda ticket: q.WorkRequest(ticket, state, self.life, places, done), answered)

@@ -110,7 +110,7 @@ class SimReader:
         self.queue: deque[Any] = deque()
         self.delivery: Delivery
         self._link: SimLink | None = None
-        self._links: dict[int, SimTaskLink] = {}
+        self._links: dict[tuple[int, int], SimTaskLink] = {}
         self._version = 0
         self._finished = self._over = False
         self._consuming = False
@@ -174,9 +174,8 @@ class SimReader:
                 self._end(UNAVAILABLE)
                 return
             for task, _, where, life, *_ in tasks:
-                known = self._links.get(task)
-                if where and (known is None or known.life != life):
-                    self._links[task] = SimTaskLink(life)
+                if where and (task, life) not in self._links:
+                    self._links[task, life] = SimTaskLink(life)
             places = [TaskPlace(task, where, where, life, start) for task, _, where, life, _, start in tasks]
             self.handle(News(places, False, self._finished, hold, ended))
         if not self._finished:
@@ -192,7 +191,7 @@ class SimReader:
         for effect in self.delivery.handle(event, clock.now):
             match effect:
                 case Ask(source, wanted):
-                    self._ask(source, wanted, self._links[source.task])
+                    self._ask(source, wanted, self._links[source.task, source.incarnation])
                 case Deliver(items):
                     self.queue += items
                     self.consume()
@@ -323,13 +322,14 @@ class SimPortionReader(SimReader):
     """One that acknowledges what its consumer has had.
 
     Attributes:
-      confirmed, told: elements whose acknowledgment was answered, and which were told.
+      acknowledged: elements that the reader has acknowledged.
+      confirmed: those of them whose acknowledgment the dispatcher has replied to.
     """
 
     def __init__(self, sim: ReaderSurroundings, job: str | None, ordered: bool) -> None:
         self.ordered = ordered
         self.confirmed: list[int] = []
-        self.told: list[int] = []
+        self.acknowledged: list[int] = []
         self._consumption = Consumption(nullcontext(), 1, Consumed())
         self._given: dict[int, list[int]] = {}
         """Of each portion what the consumer was given."""
@@ -429,7 +429,7 @@ class SimPortionReader(SimReader):
             found += given[: elements - skipped]
         known = {*self.confirmed}
         fresh = [element for element in found if element not in known]
-        self.told += [element for element in fresh if element not in self.told]
+        self.acknowledged += [element for element in fresh if element not in self.acknowledged]
         return fresh
 
 

@@ -151,11 +151,11 @@ class DataSim:
         """The dispatcher has taken a life of a worker, perhaps once more."""
         self._away.discard(life)
 
-    def gave(self, asked: q.SplitsRequest, given: dict[int, tuple[int, int, int, int]]) -> None:
-        """A task has asked for positions, and these are what it was given last; the answer may not arrive."""
-        request, _, start, length = given.get(asked.source, (0, 0, 0, 0))
-        if request == asked.request:
-            self._given[asked.state, asked.task][asked.life].update(range(start, start + length))
+    def gave(self, request: q.SplitsRequest, given: dict[int, tuple[int, int, int, int]]) -> None:
+        """Note the positions in the last reply to a task; the reply may be lost."""
+        number, _, start, length = given.get(request.source, (0, 0, 0, 0))
+        if number == request.request:
+            self._given[request.state, request.task][request.life].update(range(start, start + length))
 
     def lose_answer(self, reader: SimReader, elements: list[Any]) -> None:
         """A reader does not get these."""
@@ -180,7 +180,7 @@ class DataSim:
         self.workers.append(SimDataWorker(self, f"worker {self._names}", f"host:{self._names}", index))
 
     def task(self, worker: SimDataWorker, task: WorkerTask, state: int) -> SimTask:
-        """The task that a worker is told to begin."""
+        """Return the task that a worker shall begin."""
         self._begun[state, task.iteration].append((task.id, worker.address))
         return (SimPortionTask if task.terms.portioned else SimTask)(worker, task, state)
 
@@ -259,7 +259,7 @@ class DataSim:
         self._check_rows()
 
     def _check_rows(self) -> None:
-        """What operators see: iterations that have ended have no tasks, and no number that anybody has is given out again."""
+        """Check the snapshot for operators: iterations that have ended have no tasks, and no number in use is given out again."""
         state = self.dispatcher.splits.state
         rows = {row.id: row for row in iteration_rows(state)}
         for row in rows.values():
@@ -311,9 +311,9 @@ class DataSim:
         assert least >= shares, f"OFF: an element came {least} times, and {shares} workers had a share"
 
     def _check_portions(self, readers: list[Any], kept: bool) -> None:
-        """Each element was handed over and acknowledged once. What a killed reader has told, but was not answered, may count or not."""
+        """Check that each element was delivered and acknowledged once. An unanswered acknowledgment of a killed reader may count or not."""
         sure = Counter(element for each in readers for element in (each.got if each.alive else each.confirmed))
-        maybe = Counter(element for each in readers if not each.alive for element in each.told)
+        maybe = Counter(element for each in readers if not each.alive for element in each.acknowledged)
         twice = [element for element, times in sure.items() if times > 1]
         assert not twice, f"exactly once: elements {twice[:5]} were acknowledged more than once"
         for each in readers:

@@ -57,14 +57,14 @@ PIPE_S = 0.0001
 
 @dataclass
 class Truth:
-    """What really happened, as nobody in the cluster can know it."""
+    """What really happened, which no part of the cluster can know."""
 
     runs: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Number of a run -> (coordinator, work)."""
     reported: dict[tuple[int, int], set[int]] = field(default_factory=dict)
     """(coordinator, work) -> leases of it whose start some worker has reported."""
     kept: set[tuple[int, int]] = field(default_factory=set)
-    """(coordinator, work) whose result some dispatcher was told to keep, in time."""
+    """(coordinator, work) whose result the coordinator has told some dispatcher to keep, in time."""
 
 
 @dataclass(eq=False)
@@ -226,7 +226,7 @@ class SimWorker:
         ]
 
     def kill_slot(self) -> None:
-        """Somebody kills one of its slot processes."""
+        """Kill one of its slot processes."""
         live = [slot for slot in self._slots if slot is not None and slot.alive]
         if live and self.machine.can_kill and self.process.alive:
             self._kill(self._random.choice(live), -9)

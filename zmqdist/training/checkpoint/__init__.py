@@ -1,1 +1,1 @@
-"""Checkpoints on the disk; `zmqdist.checkpoint` has what users call."""
+"""Checkpoints of variables on disk. Users import from `zmqdist.checkpoint`."""

@@ -1,7 +1,7 @@
-"""The checkpoints of a directory: which are there, and waiting for the next one.
+"""The checkpoints of a directory: listing them, and waiting for the next one.
 
-A directory holds folders `ckpt-<number>`, and a file FINISHED when no more will come. The latest one is the one that was saved last,
-whatever its number: after a return to an earlier step the numbers go on from there.
+A directory holds folders `ckpt-<number>`, and a file FINISHED when no further checkpoint will follow. The latest checkpoint is the one
+that was saved last, whatever its number: after a return to an earlier step the numbers continue from there.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ FINISHED = "FINISHED"
 
 
 def path_of(directory: str, number: int) -> str:
-    """The folder of a checkpoint."""
+    """Return the path of the folder of a checkpoint."""
     return storage.join(directory, f"ckpt-{number}")
 
 
 def number_of(path: str) -> int | None:
-    """The number in a folder's name; None for another folder."""
+    """Return the number in a folder's name; None for a folder that is not a checkpoint's."""
     found = re.fullmatch(r"(?:.*/)?ckpt-(\d+)", path, re.ASCII | re.DOTALL)
     return None if found is None else int(found[1])
 
 
 def checkpoints(directory: str | os.PathLike[str]) -> list[tuple[str, Manifest]]:
-    """Path and manifest of each complete checkpoint, the one that was saved last at the end. A damaged one is left out, and logged."""
+    """Return (path, manifest) of each complete checkpoint, the one saved last at the end. A damaged one is skipped, and logged."""
     found = []
     directory = storage.absolute(directory)
     for name in storage.names(directory):
@@ -43,15 +43,15 @@ def checkpoints(directory: str | os.PathLike[str]) -> list[tuple[str, Manifest]]
             continue
         try:
             found.append((path, Manifest.read(path)))
-        except NotFoundError:  # not finished, or just deleted
+        except NotFoundError:  # unfinished, or deleted since the folder was listed
             continue
         except OpError as error:
-            log.warning("left out: %s", error)
+            log.warning("a checkpoint is skipped: %s", error)
     return sorted(found, key=lambda each: (each[1].serial, number_of(each[0])))
 
 
 def latest_checkpoint(directory: str | os.PathLike[str]) -> str | None:
-    """The complete checkpoint that was saved last; None where there is none."""
+    """Return the path of the complete checkpoint that was saved last; None if there is none."""
     found = checkpoints(directory)
     return found[-1][0] if found else None
 
@@ -62,30 +62,33 @@ def checkpoints_iterator(
     timeout: float | None = None,
     timeout_fn: Callable[[], bool] | None = None,
 ) -> Iterator[str]:
-    """Each new checkpoint of a directory, as it comes; those that came while one was worked on are passed over, but for the latest.
+    """Yield the path of each new checkpoint of a directory. If several appear while the caller works on one, only the latest is yielded.
+    Blocks between checkpoints, and polls the directory.
 
-    It ends when the training has said that it is over (`CheckpointManager.finish`) and the last checkpoint was given.
+    The iterator ends when training has finished (`CheckpointManager.finish`) and the last checkpoint was yielded.
 
-    A checkpoint may be deleted before it is read: `restore` then raises NotFoundError, and the next one is to be taken.
+    A checkpoint may be deleted before the caller reads it: `restore` then raises NotFoundError, and the caller should go on to the next
+    one.
 
     Args:
-      directory: need not be there yet.
-      min_interval_secs: seconds between one and the next, at least.
-      timeout: seconds to wait for a new one; None for ever.
-      timeout_fn: called when that time is over: whether to end. None: it ends.
+      directory: need not exist yet.
+      min_interval_secs: minimum time between two checkpoints, in seconds.
+      timeout: how long to wait for a new checkpoint, in seconds; None: for ever.
+      timeout_fn: called after a timeout; the iterator ends if it returns True. None: the iterator ends.
     """
     directory = storage.absolute(directory)
     last: tuple[str, int] | None = None
     waiting_since = time.monotonic()
     while True:
-        finished = storage.exists(storage.join(directory, FINISHED))  # before looking: what is seen then is the last
+        # Look for the mark before listing: if it is there, the list holds the last checkpoint.
+        finished = storage.exists(storage.join(directory, FINISHED))
         found = checkpoints(directory)
         latest = (found[-1][0], found[-1][1].serial) if found else None
         now = time.monotonic()
         if latest is not None and latest != last:
-            last, given_at = latest, now
+            last, yielded_at = latest, now
             yield latest[0]
-            time.sleep(max(0.0, given_at + min_interval_secs - time.monotonic()))
+            time.sleep(max(0.0, yielded_at + min_interval_secs - time.monotonic()))
             waiting_since = time.monotonic()
         elif finished:
             return

@@ -1,11 +1,13 @@
-"""`CheckpointManager`: the last few checkpoints of a directory, saved when asked, by the step, or by the clock.
+"""`CheckpointManager`: keeps the last few checkpoints of a directory, saved on demand, every some steps, or periodically.
 
 Promises
-    1. A crash at any moment leaves the last complete checkpoint: an older one goes only when a newer one is whole and on the disk.
-    2. An error of periodic saving is logged at once and raised by the next call, once. Saving goes on at its time.
-    3. Nothing is saved after `close` has returned, or while something is being restored.
+    1. A crash at any moment leaves the last complete checkpoint: an older one is deleted only after a newer one is complete and on disk.
+    2. An error of periodic saving is logged at once, and raised once, by the next call. Periodic saving continues at its interval.
+    3. Nothing is saved after `close` has returned, or during a restore.
 
-One manager at a time writes to a directory: it removes what a killed one has left unfinished there. Any number of programs may read.
+One manager at a time may write to a directory, because it removes unfinished checkpoints there. Any number of programs may read.
+
+Not here: how one checkpoint is written (writer.py) and restored (save_restore.py).
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ _UNFINISHED = re.compile(r"ckpt-\d+\.[0-9a-f]{8}" + re.escape(storage.TMP), re.A
 
 
 class CheckpointManager:
-    """See the module's docstring. Threads may share it; `with` closes it."""
+    """Saves, restores and deletes the checkpoints of one directory. Threads may share it; a with-statement closes it."""
 
     def __init__(
         self,
@@ -41,21 +43,21 @@ class CheckpointManager:
         every_s: float | None = None,
         every_steps: int | None = None,
     ) -> None:
-        """Begin; nothing is saved or restored yet.
+        """Start periodic saving, if `every_s` is given. Saves and restores nothing yet.
 
         Args:
           checkpoint: a Checkpoint, or what `zmqdist.checkpoint.save` takes.
-          directory: is made when the first one is saved.
-          max_to_keep: None for all.
-          every_s: save in the background, with so many seconds between one and the next.
-          every_steps: how many steps lie between what `maybe_save` saves.
+          directory: made when the first checkpoint is saved.
+          max_to_keep: number of checkpoints to keep; None: all.
+          every_s: save in a background thread, this many seconds after the last save; None: no periodic saving.
+          every_steps: `maybe_save` saves when at least this many steps have passed since the last save; None: it never saves.
 
         Raises:
           ValueError: a number is not positive.
         """
-        for name, given in (("max_to_keep", max_to_keep), ("every_s", every_s), ("every_steps", every_steps)):
-            if given is not None and not given > 0:
-                raise ValueError(f"{name} is {given!r}, wants a positive number or None")
+        for name, value in (("max_to_keep", max_to_keep), ("every_s", every_s), ("every_steps", every_steps)):
+            if value is not None and not value > 0:
+                raise ValueError(f"{name} is {value!r}, wants a positive number or None")
         self._checkpoint = checkpoint
         self._directory = storage.absolute(directory)
         self._max_to_keep = max_to_keep
@@ -79,37 +81,38 @@ class CheckpointManager:
 
     @property
     def checkpoint(self) -> Any:
-        """What is saved and restored, as it was given."""
+        """The `checkpoint` argument."""
         return self._checkpoint
 
     @property
     def checkpoints(self) -> list[str]:
-        """Paths of the complete ones, the oldest first."""
+        """Paths of the complete checkpoints, the oldest first."""
         return [path for path, _ in checkpoints(self._directory)]
 
     @property
     def latest_checkpoint(self) -> str | None:
-        """The one that was saved last; None where there is none."""
+        """Path of the checkpoint that was saved last; None if there is none."""
         return next(reversed(self.checkpoints), None)
 
     def save(self, step: SupportsIndex | None = None) -> str:
-        """Save as `ckpt-<step>`, and delete the oldest when there are too many.
+        """Save as `ckpt-<step>`, and delete the oldest checkpoints beyond `max_to_keep`. Blocks until the checkpoint is on disk.
 
         Args:
-          step: a whole number of Python or NumPy, or a variable that is one; None: the number after the last one. One that is there is
-            replaced.
+          step: an integer of Python or NumPy, or a variable that holds one; None: the highest number in the directory + 1. An existing
+            checkpoint of that number is replaced.
 
         Returns:
           The path.
 
         Raises:
-          As `zmqdist.checkpoint.save`, and the error of a periodic one before.
+          As `zmqdist.checkpoint.save`; also the error of an earlier periodic save.
         """
         self._raise()
         return self._save(None if step is None else whole(step))
 
     def maybe_save(self, step: SupportsIndex) -> str | None:
-        """Tell the step, and save when `every_steps` have passed since the last one was saved; the path then.
+        """Note the current step, and save if at least `every_steps` have passed since the last save, or if the steps went back. Return the
+        path; None if nothing was saved.
 
         Raises:
           As `save`.
@@ -126,7 +129,7 @@ class CheckpointManager:
             return self._save(number)
 
     def restore_or_initialize(self) -> str | None:
-        """Restore the latest checkpoint; its path, or None where there is none and everything stays as it is.
+        """Restore the latest checkpoint and return its path. If there is none, change nothing and return None.
 
         Raises:
           As `zmqdist.checkpoint.restore`.
@@ -143,17 +146,17 @@ class CheckpointManager:
             return path
 
     def finish(self) -> None:
-        """Say that no more will come, so that evaluators that wait for a new one end; then `close`."""
+        """Close, and mark the directory as finished, so that evaluators that wait for a new checkpoint end (`checkpoints_iterator`)."""
         self.close()
         storage.make_folder(self._directory)
         storage.write(storage.join(self._directory, FINISHED), b"")
-        self._tidied = False  # whoever saves after all takes the mark away
+        self._tidied = False  # a later save removes the mark
 
     def close(self) -> None:
-        """End periodic saving, after one that is under way. May be called again.
+        """Stop periodic saving; blocks until a save in progress has ended. May be called again.
 
         Raises:
-          The error of a periodic one that was not raised yet.
+          The error of a periodic save, if no call has raised it yet.
         """
         self._closing.set()
         if self._thread is not None:
@@ -170,26 +173,27 @@ class CheckpointManager:
         if error is None:
             self.close()
         else:
-            with contextlib.suppress(Exception):  # was logged; the error that is under way is the one to be seen
+            # An error of a periodic save has been logged. It must not hide the error that leaves the with-statement.
+            with contextlib.suppress(Exception):
                 self.close()
 
     def _save(self, step: int | None) -> str:
-        with self._lock:
+        with self._lock:  # promise 3: a restore holds the lock as well
             self._tidy()
-            there = checkpoints(self._directory)
+            existing = checkpoints(self._directory)
             if step is None:
-                step = 1 + max([number_of(path) or 0 for path, _ in there], default=0)
-            serial = 1 + max([manifest.serial for _, manifest in there], default=0)
+                step = 1 + max([number_of(path) or 0 for path, _ in existing], default=0)
+            serial = 1 + max([manifest.serial for _, manifest in existing], default=0)
             path = save_numbered(path_of(self._directory, step), self._checkpoint, step, serial)
             self._step = self._saved_step = step
             if self._max_to_keep is not None:
-                older = [each for each, _ in there if each != path]
+                older = [each for each, _ in existing if each != path]
                 for each in older[: max(0, len(older) + 1 - self._max_to_keep)]:
                     _delete(each)
             return path
 
     def _tidy(self) -> None:
-        """Once: what a killed manager has left unfinished goes, and so does the word that no more will come."""
+        """Prepare the directory before the first save: remove unfinished checkpoints of a killed manager, and the FINISHED mark."""
         if self._tidied:
             return
         try:
@@ -220,12 +224,17 @@ class CheckpointManager:
                 with self._lock:
                     self._save(self._step if self._step != self._saved_step else None)
             except BaseException as error:
-                log.error("periodic checkpoint in %s failed: %s", self._directory, error)
+                log.error(
+                    "a periodic checkpoint in %s failed; the next one follows in %s s: %s",
+                    self._directory,
+                    self._every_s,
+                    error,
+                )
                 self._error = error
 
 
 def _delete(path: str) -> None:
-    """Delete a checkpoint: without its manifest it is none any more, whatever happens next."""
+    """Delete a checkpoint. The manifest goes first, so that a crash in between leaves no damaged checkpoint."""
     with contextlib.suppress(FileNotFoundError):
         storage.remove(storage.join(path, MANIFEST))
     storage.remove_tree(path)

@@ -1,20 +1,20 @@
-"""What is where in the folder of a checkpoint: its manifest, and how it is read back.
+"""The layout of a checkpoint's folder, and its manifest.
 
 <path>/
-  manifest.json           written last: a folder without one is no checkpoint. {"format", "crc32", "checkpoint": {...}}
+  manifest.json           written last: a folder without one is not a checkpoint. {"format", "crc32", "checkpoint": {...}}
   00003-emb-00001-of-00004.5f0c9a21.npz
                           the rows of one shard: "value", and "slot:<name>" for each slot of an optimizer beside it
 
 Rules
-    An entry has one logical name, its full shape and dtype, and pieces: runs of rows that lie in a file each and together are all
-    rows, in order. How many pieces there are says how the variable was cut when it was saved, and nothing about how it must be
-    cut when it is restored.
+    An entry has one logical name, its full shape and dtype, and pieces. Each piece is a run of rows in a file of its own; in order they
+    make up all rows. The number of pieces says how the variable was cut when it was saved. It may be cut in another way when it is
+    restored.
 
-    A slot is cut as its variable is when in every piece it has as many rows as the piece; else it is a whole (a count of steps,
-    say), and each piece has one of its own.
+    A slot is cut like its variable if in every piece it has as many rows as the piece. Otherwise it is a whole (a count of steps, say),
+    and each piece has one of its own.
 
-    Plain data only: JSON and npz, nothing is ever unpickled. What a manifest says is checked before it is believed, and a file
-    is checked by size and checksum before anything of a checkpoint is used.
+    Files hold plain data only, JSON and npz; nothing is unpickled. A manifest is validated before it is used, and the size and checksum of
+    each file are checked before anything of a checkpoint is used.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ from zmqdist.wire.arrays import BadArray, read_dtype, tell_dtype
 
 MANIFEST = "manifest.json"
 FORMAT = 1
-"""Of what is described here. A reader refuses a higher one."""
+"""Number of this format. A reader refuses higher ones."""
 
 Plain: TypeAlias = "bool | int | float | str | None"
-"""A value of Python's own that the manifest holds itself."""
+"""A value of Python's own types, which the manifest itself holds."""
 
 
 @dataclass(frozen=True)
 class StoredPiece:
-    """Some rows of an entry, and the file that has them.
+    """Some rows of an entry, and the file that holds them.
 
     Attributes:
       start, stop: rows of the whole. A scalar is one row.
-      file: its name; `size` and `crc32` are of its bytes.
-      version: of the variable when it was read; `source` says which one that was, as in parts.py.
-      slots: shape and dtype of each slot that lies beside the value.
+      file: name of the file; `size` and `crc32` are of its bytes.
+      version: of the variable when it was read; `source` identifies the variable, as in parts.py.
+      slots: shape and dtype of each slot beside the value.
     """
 
     start: int
@@ -62,7 +62,7 @@ class StoredPiece:
 
 @dataclass(frozen=True)
 class Entry:
-    """An array under one logical name, of a variable or of the program."""
+    """An array under one logical name: a variable, or an array of the program."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -70,13 +70,13 @@ class Entry:
     variable: bool = True
 
     def cut_by_rows(self, slot: str) -> bool:
-        """Whether a slot has a row for each row of the value, wherever it is."""
+        """Whether a slot has a row for each row of the value, in every piece that has the slot."""
         shapes = [(piece, piece.slots[slot][0]) for piece in self.pieces if slot in piece.slots]
         return bool(self.shape) and all(shape[:1] == (piece.stop - piece.start,) for piece, shape in shapes)
 
     @property
     def slots(self) -> list[str]:
-        """Names of the slots that any piece has."""
+        """Names of the slots of all pieces."""
         return sorted({name for piece in self.pieces for name in piece.slots})
 
     def __str__(self) -> str:
@@ -89,9 +89,9 @@ class Manifest:
 
     Attributes:
       entries, values: by logical name.
-      step: the number that its owner gave it; None where it was given none.
-      serial: grows from one checkpoint of a folder to the next.
-      saved_at: seconds since 1970, by the clock of whoever saved it.
+      step: the step given to `save`, or None.
+      serial: grows with each checkpoint of a directory.
+      saved_at: seconds since 1970, on the clock of the program that saved it.
     """
 
     entries: dict[str, Entry]
@@ -102,21 +102,21 @@ class Manifest:
 
     @property
     def names(self) -> list[str]:
-        """All logical names."""
+        """All logical names, sorted."""
         return sorted([*self.entries, *self.values])
 
     @property
     def files(self) -> set[str]:
-        """Of all pieces."""
+        """Names of the files of all pieces."""
         return {piece.file for entry in self.entries.values() for piece in entry.pieces}
 
     def write(self, path: str) -> None:
-        """Make or replace the manifest of a folder, in one step."""
+        """Write or replace the manifest of a folder, atomically."""
         body = {
             "step": self.step,
             "serial": self.serial,
             "saved_at": self.saved_at,
-            "entries": {name: _told(entry) for name, entry in self.entries.items()},
+            "entries": {name: _entry_to_json(entry) for name, entry in self.entries.items()},
             "values": self.values,
         }
         whole = {"format": FORMAT, "crc32": zlib.crc32(_canonical(body)), "checkpoint": body}
@@ -124,7 +124,7 @@ class Manifest:
 
     @classmethod
     def read(cls, path: str) -> Manifest:
-        """The manifest of a checkpoint's folder.
+        """Return the manifest of a checkpoint's folder.
 
         Raises:
           NotFoundError: there is no checkpoint, or an unfinished one.
@@ -135,12 +135,12 @@ class Manifest:
         try:
             data = storage.read(file)
         except (FileNotFoundError, NotADirectoryError):
-            told = (
+            text = (
                 f"there is no {MANIFEST} in it: writing it was never finished" if storage.exists(path) else "not found"
             )
             if within := _checkpoints_in(path):
-                told = f"it is a folder of checkpoints, of which one is wanted, as {within[-1]}"
-            raise NotFoundError(f"checkpoint {path}: {told}") from None
+                text = f"it is a folder of checkpoints, of which one is wanted, as {within[-1]}"
+            raise NotFoundError(f"checkpoint {path}: {text}") from None
         except OSError as error:
             raise storage.error_of(error, file) from error
         try:
@@ -153,7 +153,7 @@ class Manifest:
             if whole["format"] != FORMAT or zlib.crc32(_canonical(body)) != whole["crc32"]:
                 raise ValueError("its checksum is not that of what it says")
             return cls(
-                {name: _read_entry(told) for name, told in body["entries"].items()},
+                {name: _read_entry(fields) for name, fields in body["entries"].items()},
                 {name: _read_plain(value) for name, value in body["values"].items()},
                 body["step"],
                 int(body["serial"]),
@@ -167,7 +167,7 @@ def _canonical(body: Any) -> bytes:
     return json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
 
 
-def _told(entry: Entry) -> dict[str, Any]:
+def _entry_to_json(entry: Entry) -> dict[str, Any]:
     return {
         "kind": "variable" if entry.variable else "array",
         "shape": list(entry.shape),
@@ -190,9 +190,9 @@ def _told(entry: Entry) -> dict[str, Any]:
     }
 
 
-def _read_entry(told: dict[str, Any]) -> Entry:
-    shape = _read_shape(told["shape"])
-    pieces = tuple(map(_read_piece, told["pieces"]))
+def _read_entry(fields: dict[str, Any]) -> Entry:
+    shape = _read_shape(fields["shape"])
+    pieces = tuple(map(_read_piece, fields["pieces"]))
     reached = 0
     for piece in pieces:
         if piece.start != reached or piece.stop < piece.start:
@@ -200,32 +200,32 @@ def _read_entry(told: dict[str, Any]) -> Entry:
         reached = piece.stop
     if not pieces or reached != (shape[0] if shape else 1):
         raise ValueError(f"{reached} rows for an array of shape {shape}")
-    return Entry(shape, _read_dtype(told["dtype"]), pieces, told["kind"] == "variable")
+    return Entry(shape, _read_dtype(fields["dtype"]), pieces, fields["kind"] == "variable")
 
 
-def _read_piece(told: dict[str, Any]) -> StoredPiece:
-    start, stop = map(int, told["rows"])
-    file = told["file"]
-    if not re.fullmatch(r"\w[\w.-]*\.npz", file, re.ASCII):  # never a path to somewhere else
+def _read_piece(fields: dict[str, Any]) -> StoredPiece:
+    start, stop = map(int, fields["rows"])
+    file = fields["file"]
+    if not re.fullmatch(r"\w[\w.-]*\.npz", file, re.ASCII):  # a name, never a path that leads out of the folder
         raise ValueError(f"no file of a checkpoint is called {file[:100]!r}")
     slots = {
-        str(name): (_read_shape(slot["shape"]), _read_dtype(slot["dtype"])) for name, slot in told["slots"].items()
+        str(name): (_read_shape(slot["shape"]), _read_dtype(slot["dtype"])) for name, slot in fields["slots"].items()
     }
-    session, number = map(int, told.get("source", (0, 0)))  # which the first checkpoints did not say
-    size, crc32, version = (int(told[name]) for name in ("size", "crc32", "version"))
+    session, number = map(int, fields.get("source", (0, 0)))  # early checkpoints have no "source"
+    size, crc32, version = (int(fields[name]) for name in ("size", "crc32", "version"))
     return StoredPiece(start, stop, file, size, crc32, version, (session, number), slots)
 
 
-def _read_shape(told: Any) -> tuple[int, ...]:
-    shape = tuple(map(int, told))
+def _read_shape(sizes: Any) -> tuple[int, ...]:
+    shape = tuple(map(int, sizes))
     if any(size < 0 for size in shape):
         raise ValueError(f"no array has the shape {shape}")
     return shape
 
 
-def _read_dtype(told: Any) -> np.dtype[Any]:
+def _read_dtype(description: Any) -> np.dtype[Any]:
     try:
-        return read_dtype(told)
+        return read_dtype(description)
     except BadArray as error:
         raise ValueError(str(error)) from None
 
@@ -237,7 +237,7 @@ def _read_plain(value: Any) -> Plain:
 
 
 def _checkpoints_in(path: str) -> list[str]:
-    """Names of folders in this one that have a manifest."""
+    """Return the names of the folders in `path` that have a manifest."""
     try:
         return [name for name in storage.names(path) if storage.exists(storage.join(path, name, MANIFEST))]
     except OSError:

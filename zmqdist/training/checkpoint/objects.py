@@ -1,4 +1,4 @@
-"""`Checkpoint`: what belongs together, as attributes, and restored also when it is only made later."""
+"""`Checkpoint`: an object whose attributes are saved and restored together. Attributes that are set after the restore are restored then."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from zmqdist.training.checkpoint.structure import Container, containers, leaves
 
 @dataclass(frozen=True)
 class _Source:
-    """What an object is restored from.
+    """The checkpoint from which an object is restored.
 
     Attributes:
-      prefix: of the names of its parts in the checkpoint.
-      used: names that were restored already; shared by all objects of one `restore`.
+      prefix: of the names of the object's parts in the checkpoint.
+      used: names that have been restored; all objects of one `restore` share the set.
     """
 
     reader: CheckpointReader
@@ -26,12 +26,12 @@ class _Source:
 
 
 class Checkpoint(Container):
-    """Variables and whatever else is saved, as attributes: `Checkpoint(model={"w": w}, epoch=0)`.
+    """Variables and other values that are saved together, as attributes: `Checkpoint(model={"w": w}, epoch=0)`.
 
-    An attribute may be all that `save` takes, and another Checkpoint. Names that begin with an underscore are not saved. A class
-    of models may be a subclass, whose attributes then are its variables.
+    An attribute may be anything that `save` takes, including another Checkpoint. Names with a leading underscore are not saved. A class of
+    models may be a subclass; its attributes then are what is saved.
 
-    After `restore`, what is set as an attribute for the first time is restored at that moment, if the checkpoint holds it.
+    After `restore`, an attribute that is set for the first time is restored at that moment, if the checkpoint holds it.
     """
 
     _source: _Source | None = None
@@ -41,14 +41,15 @@ class Checkpoint(Container):
             setattr(self, name, value)
 
     def save(self, path: str | os.PathLike[str], *, step: SupportsIndex | None = None) -> str:
-        """Write a checkpoint of all attributes. As `zmqdist.checkpoint.save`."""
+        """Write a checkpoint of all attributes; see `zmqdist.checkpoint.save`."""
         return save(path, self, step=step)
 
     def restore(self, path: str | os.PathLike[str] | None) -> Checkpoint:
-        """Put back what the checkpoint holds of the attributes, now and later; the rest of them stays as it is.
+        """Restore the attributes that the checkpoint holds: existing ones now, others when they are set. Attributes that it does not hold
+        stay as they are.
 
-        With None there is nothing to restore, as with `latest_checkpoint` of an empty directory. Errors are those of
-        `zmqdist.checkpoint.restore`, and here what is refused has changed nothing, either.
+        None, such as the `latest_checkpoint` of an empty directory, restores nothing. Raises as `zmqdist.checkpoint.restore`; after a
+        refusal nothing has changed.
 
         Returns:
           Itself, for `restore(...).assert_consumed()`.
@@ -60,7 +61,7 @@ class Checkpoint(Container):
         return self
 
     def assert_existing_objects_matched(self) -> Checkpoint:
-        """Raises AssertionError: something that is here now was not restored; it is not in the checkpoint, or came too late."""
+        """Raise AssertionError if an attribute was not restored, because the checkpoint does not hold it. Return this object."""
         source = self._restored_from()
         missing = [name for name in leaves(self) if source.prefix + name not in source.used]
         if missing:
@@ -68,12 +69,14 @@ class Checkpoint(Container):
         return self
 
     def assert_consumed(self) -> Checkpoint:
-        """As `assert_existing_objects_matched`; AssertionError also if the checkpoint holds what nothing here took."""
+        """Raise AssertionError if an attribute was not restored, or the checkpoint holds an entry that no attribute has taken. Return this
+        object.
+        """
         source = self.assert_existing_objects_matched()._restored_from()
         names = [name for name in source.reader.manifest.names if name.startswith(source.prefix)]
         left = [name for name in names if name not in source.used]
         if left:
-            raise AssertionError(f"in {source.reader.path}, and nothing here took it: {', '.join(left)}")
+            raise AssertionError(f"in {source.reader.path}, but no attribute here has taken it: {', '.join(left)}")
         return self
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -92,10 +95,12 @@ class Checkpoint(Container):
         return self._source
 
     def _take(self, source: _Source, structure: Any) -> None:
-        """Restore what the source has for a structure and has not been taken yet; objects in it go on from there."""
-        there = set(source.reader.manifest.names) - source.used
+        """Restore what the source holds for a structure and has not restored yet. Checkpoints in the structure continue from there by
+        themselves.
+        """
+        available = set(source.reader.manifest.names) - source.used
         found = {
-            source.prefix + name: leaf for name, leaf in leaves(structure).items() if source.prefix + name in there
+            source.prefix + name: leaf for name, leaf in leaves(structure).items() if source.prefix + name in available
         }
         fill(source.reader, found)
         source.used.update(found)

@@ -1,4 +1,4 @@
-"""What travels between a variable and a checkpoint."""
+"""The data that a variable and a checkpoint exchange."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True)
 class Part:
-    """Rows of a variable, with what lies beside them. The arrays belong to whoever has it, and are not changed.
+    """Rows of a variable, with the slots beside them. The holder owns the arrays, and nothing else changes them.
 
     Attributes:
       slots: of optimizers, by name.
-      version: of the variable at the moment when this was read.
-      source: of which variable: the number of its session, and its own there; (0, 0) for no variable, or more than one.
-      once: which updates that one has, for itself alone (variables/update_keys.py).
+      version: of the variable at the moment when it was read.
+      source: identifies the variable: (number of its session, its number there); (0, 0) for no variable, or several.
+      once: encoded keys of the updates that the value contains (variables/update_keys.py); they mean something for `source` only.
     """
 
     value: NDArray[Any]

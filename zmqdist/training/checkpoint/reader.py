@@ -1,11 +1,12 @@
-"""Reading a checkpoint: any rows of it, however it was cut.
+"""Reads a checkpoint: any rows of it, however it was cut.
 
 Rules
-    `verify` reads every file that will be used once, and compares size and checksum. It is called before anything is assigned, so that a
+    `verify` reads every file that will be used, and compares its size and checksum. Callers call it before they assign anything, so that a
     damaged checkpoint changes nothing.
 
-    A checkpoint whose manifest has gone or names other files when one of its files is missing was deleted or replaced meanwhile
-    (NotFoundError: skip it); one whose manifest is as it was is damaged (DataLossError: get it from elsewhere).
+    When a file is missing or wrong, the manifest is read again. If it is gone, or names other files, the checkpoint was deleted or
+    replaced meanwhile (NotFoundError: take the next one). If it is unchanged, the checkpoint is damaged (DataLossError: get it from
+    elsewhere).
 """
 
 from __future__ import annotations
@@ -28,22 +29,22 @@ from zmqdist.training.checkpoint.manifest import Entry, Manifest, StoredPiece
 from zmqdist.training.checkpoint.parts import Part
 
 _BLOCK = 2**20
-"""Bytes that are checked at a time: they stay in the cache."""
+"""Bytes that are read and checked at a time; small enough for the CPU's cache."""
 
 
 class CheckpointReader:
-    """A checkpoint that is there and can be read. Threads may share it."""
+    """Reads one checkpoint. Threads may share it."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        """Raises NotFoundError, DataLossError, FailedPreconditionError: as Manifest.read."""
+        """Read the manifest. Raises NotFoundError, DataLossError, FailedPreconditionError as Manifest.read does."""
         self.path = storage.absolute(path)
         self.manifest = Manifest.read(self.path)
 
     def verify(self, names: Iterable[str]) -> None:
-        """Compare each file of these entries with what the manifest says of it.
+        """Compare each file of these entries with the size and checksum in the manifest.
 
         Raises:
-          DataLossError: one is missing, cut off or changed; names file, variable and rows.
+          DataLossError: a file is missing, cut off or changed; the text names file, variable and rows.
           NotFoundError: the checkpoint was deleted meanwhile.
         """
         entries = self.manifest.entries
@@ -56,7 +57,7 @@ class CheckpointReader:
                 raise
 
     def rows(self, name: str, start: int, stop: int, kept: dict[str, Part] | None = None) -> Part:
-        """Rows of an entry, with the slots beside them. `kept` holds the file that was read last, for whoever goes on from there.
+        """Return rows of an entry, with the slots beside them. `kept` caches the last file; pass the same dict when reading ascending rows.
 
         Raises:
           DataLossError, NotFoundError: as `verify`.
@@ -64,7 +65,7 @@ class CheckpointReader:
         entry = self.manifest.entries[name]
         kept = {} if kept is None else kept
         touched = [piece for piece in entry.pieces if max(piece.start, start) < min(piece.stop, stop)]
-        touched = touched or [entry.pieces[0]]  # no rows at all: of any piece none is taken
+        touched = touched or [entry.pieces[0]]  # no rows are requested: take none of the first piece
         if len(touched) == 1 and (touched[0].start, touched[0].stop) == (start, stop):
             return self._load(name, touched[0])
         value = np.empty((stop - start, *entry.shape[1:]), entry.dtype)
@@ -75,19 +76,19 @@ class CheckpointReader:
                 kept[piece.file] = self._load(name, piece)
             part = kept[piece.file]
             first, last = max(piece.start, start), max(piece.start, start, min(piece.stop, stop))
-            here, there = slice(first - piece.start, last - piece.start), slice(first - start, last - start)
-            value[there] = part.value[here]
+            from_piece, to_rows = slice(first - piece.start, last - piece.start), slice(first - start, last - start)
+            value[to_rows] = part.value[from_piece]
             for slot, array in part.slots.items():
                 if entry.cut_by_rows(slot):
-                    if slot not in slots:  # the rows of pieces that lack it are as they begin
+                    if slot not in slots:  # rows of pieces without the slot get its initial value
                         slots[slot] = np.full((stop - start, *array.shape[1:]), initial_of(slot), array.dtype)
-                    slots[slot][there] = array[here]
+                    slots[slot][to_rows] = array[from_piece]
                 else:
                     slots[slot] = np.maximum(slots[slot], array) if slot in slots and _is_count(array) else array
         return Part(value, slots, max(piece.version for piece in touched))
 
     def whole(self, name: str) -> NDArray[Any]:
-        """All of an entry's value."""
+        """Return all of an entry's value."""
         entry = self.manifest.entries[name]
         return self.rows(name, 0, entry.shape[0] if entry.shape else 1).value
 
@@ -114,8 +115,11 @@ class CheckpointReader:
                 storage.open_read(storage.join(self.path, piece.file)) as file,
                 np.load(file, allow_pickle=False) as arrays,
             ):
-                value = _as_told(arrays["value"], shape, entry.dtype)
-                slots = {slot: _as_told(arrays[f"slot:{slot}"], *told) for slot, told in piece.slots.items()}
+                value = _as_described(arrays["value"], shape, entry.dtype)
+                slots = {
+                    slot: _as_described(arrays[f"slot:{slot}"], *description)
+                    for slot, description in piece.slots.items()
+                }
                 once = arrays["once"].tobytes() if "once" in arrays.files else b""
         except (OSError, EOFError, ValueError, KeyError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
             raise self._lost(name, piece, str(error)) from error
@@ -135,7 +139,7 @@ class CheckpointReader:
 
 
 def initial_of(slot: str) -> float:
-    """What an optimizer of ours fills a slot with at the beginning, by its name, as "Adagrad/accumulator"; else 0."""
+    """Return the initial value of a slot such as "Adagrad/accumulator"; 0 for a slot that no optimizer of this package has."""
     kind, _, name = slot.rpartition("/")
     return KINDS[kind]().slot_values.get(name, 0.0) if kind in KINDS else 0.0
 
@@ -144,7 +148,7 @@ def _is_count(array: NDArray[Any]) -> bool:
     return array.shape == () and array.dtype.kind in "iu"
 
 
-def _as_told(array: NDArray[Any], shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+def _as_described(array: NDArray[Any], shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
     if dtype.isbuiltin == 2 and array.dtype.kind == "V" and array.dtype.itemsize == dtype.itemsize:
         array = np.ascontiguousarray(array).view(dtype).reshape(array.shape)
     if array.shape != shape or array.dtype != dtype:

@@ -1,20 +1,20 @@
-"""`Recovery`: a parameter server that died and came back gets its variables again, and the program goes on.
+"""`Recovery`: restores the variables of a parameter server that has crashed and was restarted, while the program goes on.
 
 Rules
-    Threads ask the parameter servers of a strategy, over and over, whether they still have the strategy's session. One that has not was
-    started again: its variables are made anew there, each in one step with its slots and its version, from the newest checkpoint that
-    can be read; or with their first values, where that was allowed and no checkpoint holds them.
+    One thread for each parameter server of a strategy checks, several times a second, whether the server still has the strategy's session.
+    If it has not, it was restarted, and the thread recreates its variables, each in one step with its slots and its version, from the
+    newest readable checkpoint. Variables that no checkpoint holds get their first values, if `from_initial` allows it.
 
-    Whoever uses one of these variables waits meanwhile, on workers too, if the strategy was made with `recovery_s`; else it gets
-    PSUnavailableError until the variable is there again. Other parameter servers go on with what they have: after a recovery some
-    shards are older than others.
+    Meanwhile accesses to these variables wait, on workers as well, if the strategy was made with `recovery_s`. Otherwise they raise
+    PSUnavailableError until the variable is back. Other parameter servers keep their values, so that after a recovery some shards are
+    older than others.
 
-    What is lost is told: in the log and in `strategy.recoveries`. A version never comes again, also where the server had counted on after
-    the last look at it: above its changes it has the number of the variable's life, which is another one after each recovery.
-    The checkpoint has with a variable which updates with a key its value has (`schedule(once=True)`), and the number of its last
-    synchronous step: what a function does again that was run again is passed over as it was before.
+    What is lost is reported in the log and in `strategy.recoveries`. No version occurs twice, even if the server counted on after the last
+    check: the high bits of a version hold the incarnation of the variable, and each recovery begins a new one.
+    A checkpoint holds, with each variable, the keys of the updates that its value contains (`schedule(once=True)`), and the number of its
+    last synchronous step. A function that runs again after a recovery is therefore recognized as before it.
 
-Not here: starting the process again (`zmqdist launch` does, with `restarts`), saving (manager.py).
+Not here: restarting the process (`zmqdist launch` does, with `restarts`), saving (manager.py).
 """
 
 from __future__ import annotations
@@ -35,24 +35,24 @@ from zmqdist.training.checkpoint.save_restore import check
 from zmqdist.training.checkpoint.shard_handles import shards_of
 from zmqdist.training.checkpoint.structure import Leaf, leaves
 from zmqdist.training.strategy import ParameterServerStrategy
-from zmqdist.training.variable_storage import RemoteHome
+from zmqdist.training.variable_storage import RemoteStorage
 
 log = logging.getLogger("zmqdist.checkpoint")
 
 
 @dataclass(frozen=True)
 class Recovered:
-    """What became of the variables of a parameter server that was started again.
+    """What happened to the variables of a parameter server that was restarted.
 
     Attributes:
-      task: "ps:1".
-      restored: names of the variables and shards that are there again, from the checkpoint at `path`.
-      began_anew: those that have their first values.
-      lost: those that are not there: no checkpoint holds them.
-      path: None where nothing was restored.
-      age_s: seconds since that checkpoint was saved.
-      updates_lost: that are in no checkpoint, as far as they were seen here: at least so many. What workers did after the last look at the
-        server, and before its end, was not.
+      task: such as "ps:1".
+      restored: names of the variables and shards that were restored from the checkpoint at `path`.
+      began_anew: names of those that have their first values again.
+      lost: names of those that were not recreated, because no checkpoint holds them.
+      path: None if nothing was restored.
+      age_s: seconds from the save of that checkpoint to the recovery.
+      updates_lost: lower bound of the number of updates that no checkpoint holds. Updates between the last check and the crash are not
+        counted.
     """
 
     task: str
@@ -64,28 +64,28 @@ class Recovered:
     updates_lost: int
 
     def __str__(self) -> str:
-        told = []
+        clauses = []
         if self.restored:
-            told.append(f"restored {_variables(self.restored)} from {self.path}, {self.age_s:.0f} s old")
+            clauses.append(f"restored {_variables(self.restored)} from {self.path}, {self.age_s:.0f} s old")
         if self.began_anew:
-            told.append(f"{_variables(self.began_anew)} began anew with the first value")
+            clauses.append(f"{_variables(self.began_anew)} began anew with the first value")
         if self.lost:
-            told.append(f"no checkpoint holds {', '.join(self.lost)}: lost")
+            clauses.append(f"no checkpoint holds {', '.join(self.lost)}: lost")
         if self.updates_lost:
             plural = "update since is" if self.updates_lost == 1 else "updates since are"
-            told.append(f"at least {self.updates_lost:,} {plural} lost")
+            clauses.append(f"at least {self.updates_lost:,} {plural} lost")
         else:
-            told.append("updates of the last moments may be lost")
-        return f"{self.task} came back; " + "; ".join(told)
+            clauses.append("updates of the last moments may be lost")
+        return f"{self.task} came back; " + "; ".join(clauses)
 
 
 @dataclass(frozen=True)
 class RecoverySnapshot:
-    """What a `Recovery` knows at a moment.
+    """The state of a `Recovery` at one moment.
 
     Attributes:
-      watching: the parameter servers that are watched, such as "ps:1"; none after the end.
-      versions: the last version seen of each variable and shard that the program still has, by its name.
+      watching: the parameter servers that are watched, such as "ps:1"; empty after the end.
+      versions: by name, the last version seen of each variable and shard that still has a handle in the program.
     """
 
     watching: tuple[str, ...]
@@ -93,17 +93,17 @@ class RecoverySnapshot:
 
 
 class Recovery:
-    """See the module's docstring. `with` closes it."""
+    """Watches the parameter servers of a strategy, and restores lost variables. A with-statement closes it."""
 
     def __init__(
         self, strategy: ParameterServerStrategy, manager: CheckpointManager, *, from_initial: bool = False
     ) -> None:
-        """Begin to watch.
+        """Start the threads that watch.
 
         Args:
-          strategy: made with `recovery_s`, so that who uses a lost variable waits so long.
-          manager: its directory has the checkpoints, and what it saves has the variables.
-          from_initial: whether a variable that no checkpoint holds may begin with its first value again.
+          strategy: make it with `recovery_s`, so that accesses to lost variables wait for the recovery.
+          manager: its directory holds the checkpoints, and its `checkpoint` names the variables.
+          from_initial: whether a variable that no checkpoint holds gets its first value again.
         """
         self._session = strategy.ps_session
         self._manager = manager
@@ -119,20 +119,20 @@ class Recovery:
         try:
             for thread in self._threads:
                 thread.start()
-        except BaseException:  # of those that run nobody could end one
+        except BaseException:  # the caller gets no object to close, so the threads that run have to end here
             self._closing.set()
             raise
 
     def close(self) -> None:
-        """Watch no more, after a recovery that is under way. May be called again."""
+        """Stop watching; blocks until a recovery in progress has ended. May be called again."""
         self._closing.set()
         for thread in self._threads:
             thread.join()
 
     def snapshot(self) -> RecoverySnapshot:
-        """Return what is known now. From any thread; asks no server."""
+        """Return what is known now. May be called from any thread; sends no message."""
         seen = {number: version for versions in list(self._versions) for number, version in versions.copy().items()}
-        names = {home.ref.number: home.ref.name for home in self._session.homes()}
+        names = {storage.ref.number: storage.ref.name for storage in self._session.storages()}
         return RecoverySnapshot(
             watching=tuple(f"ps:{ps}" for ps, thread in enumerate(self._threads) if thread.is_alive()),
             versions={name: seen[number] for number, name in names.items() if number in seen},
@@ -147,67 +147,66 @@ class Recovery:
         self.close()
 
     def _watch(self, ps: int) -> None:
-        gone, told = False, ""
+        away, logged = False, ""
         while not self._closing.wait(RECOVERY_LOOK_S):
             try:
                 self._look(ps)
-                gone, told = False, ""
+                away, logged = False, ""
             except UnavailableError as error:
-                if not gone:
-                    log.warning("ps:%d is gone; its variables come back with it: %s", ps, error)
-                gone = True
+                if not away:
+                    log.warning("ps:%d is lost; its variables are restored when it has been restarted: %s", ps, error)
+                away = True
             except FailedPreconditionError:  # the strategy was closed
                 return
             except BaseException as error:
-                if told != str(error):  # it is tried again, several times a second
-                    log.exception("ps:%d could not be given its variables again; it is tried again", ps)
-                told = str(error)
+                if logged != str(error):  # logged once: the next attempt follows in a fraction of a second
+                    log.exception("the variables of ps:%d could not be restored; the attempts go on", ps)
+                logged = str(error)
 
     def _look(self, ps: int) -> None:
-        """Ask one parameter server for its session, and for the versions there. Raises UnavailableError: it is gone."""
+        """Check one parameter server: recover its variables if it has lost the session, and note their versions. Raises UnavailableError if
+        it is lost.
+        """
         self._due[ps] |= not self._session.open_at(ps)
         if self._due[ps]:
             self._recover(ps)
             self._due[ps] = False
-        told = self._session.clients[ps].about().get_value()["variables"]
+        variables = self._session.clients[ps].about().get_value()["variables"]
         self._versions[ps].update(
-            {each["number"]: each["version"] for each in told if each["session"] == self._session.number}
+            {each["number"]: each["version"] for each in variables if each["session"] == self._session.number}
         )
 
     def _recover(self, ps: int) -> None:
         found = {name: leaf for name, leaf in leaves(self._manager.checkpoint).items() if leaf.is_handle}
         places = self._places(found)
-        homes = [home for home in self._session.homes() if home.ref.task == f"ps:{ps}"]
-        names = {places[home.ref.number][0] for home in homes if home.ref.number in places}
+        storages = [storage for storage in self._session.storages() if storage.ref.task == f"ps:{ps}"]
+        names = {places[storage.ref.number][0] for storage in storages if storage.ref.number in places}
         reader = self._reader({name: found[name] for name in names})
         restored, anew, lost = [], [], []
         updates_lost = 0
-        life, versions = self._session.next_life(), {}
-        for home in homes:
-            ref, changes = home.ref, 1
+        incarnation, versions = self._session.next_incarnation(), {}
+        for storage in storages:
+            ref, changes = storage.ref, 1
             name, start, stop = places.get(ref.number, ("", 0, 0))
             entry = None if reader is None else reader.manifest.entries.get(name)
             if reader is not None and entry is not None:
                 part: Part = reader.rows(name, start, stop)
-                own = part.source == (
-                    ref.session,
-                    ref.number,
-                )  # else it was saved by another program, whose versions say nothing
+                # A checkpoint of another program has other update keys, and versions that are not comparable.
+                own = part.source == (ref.session, ref.number)
                 changes = _changes(part.version) if own else 1
-                earlier = _version(life, changes), part.slots, part.once if own else b""
+                earlier = _version(incarnation, changes), part.slots, part.once if own else b""
                 self._session.clients[ps].create(ref, ref.fit(part.value), earlier).get_value()
                 restored.append(ref.name)
             elif self._from_initial:
-                self._session.make_again(home, _version(life, changes))
+                self._session.recreate(storage, _version(incarnation, changes))
                 anew.append(ref.name)
             else:
                 lost.append(ref.name)
-            seen = max(self._versions[ps].get(ref.number, 1), home.seen)
+            seen = max(self._versions[ps].get(ref.number, 1), storage.version_seen)
             updates_lost += max(0, _changes(seen) - changes)
-            versions[ref.number] = _version(life, changes)
-        self._versions[ps].update(
-            versions
-        )  # now: where the recovery fails in the middle, the next one counts all of it
+            versions[ref.number] = _version(incarnation, changes)
+        # Only here: after a recovery that fails halfway, the next one has to count all lost updates.
+        self._versions[ps].update(versions)
         age_s = 0.0 if reader is None else max(0.0, time.time() - reader.manifest.saved_at)
         path = reader.path if reader is not None and restored else None
         self._report(Recovered(f"ps:{ps}", tuple(restored), tuple(anew), tuple(lost), path, age_s, updates_lost))
@@ -217,17 +216,17 @@ class Recovery:
         log.log(logging.ERROR if recovered.lost else logging.WARNING, "%s", recovered)
 
     def _places(self, found: dict[str, Leaf]) -> dict[int, tuple[str, int, int]]:
-        """Where in a checkpoint the rows of each variable are, by its number: name, first row, row after the last."""
+        """Return, by a variable's number, where its rows are in a checkpoint: (name, first row, row after the last)."""
         places = {}
         for name, leaf in found.items():
             for shard in shards_of(leaf.value):
-                home = shard.variable.home
-                if isinstance(home, RemoteHome) and home.session == self._session.number:
-                    places[home.ref.number] = (name, shard.start, shard.stop)
+                storage = shard.variable.storage
+                if isinstance(storage, RemoteStorage) and storage.session == self._session.number:
+                    places[storage.ref.number] = (name, shard.start, shard.stop)
         return places
 
     def _reader(self, needed: dict[str, Leaf]) -> CheckpointReader | None:
-        """The newest checkpoint in which all that is needed and that it holds is of the right shape and dtype, and can be read."""
+        """Open the newest readable checkpoint whose entries have the shapes and dtypes of `needed`; None if there is none."""
         for path, _ in reversed(checkpoints(self._manager.directory)):
             try:
                 reader = CheckpointReader(path)
@@ -236,16 +235,16 @@ class Recovery:
                 reader.verify(needed)
                 return reader
             except (OpError, ValueError) as error:
-                log.error("an older checkpoint is taken: %s", error)
+                log.error("a checkpoint cannot be used for the recovery, and an older one is tried: %s", error)
         return None
 
 
-def _version(life: int, changes: int) -> int:
-    return life << PS_VERSION_LIFE_BITS | changes
+def _version(incarnation: int, changes: int) -> int:
+    return incarnation << PS_VERSION_LIFE_BITS | changes
 
 
 def _changes(version: int) -> int:
-    """How many changes the value has, and 1."""
+    """Return 1 + the number of updates that the value of this version contains."""
     return version & (1 << PS_VERSION_LIFE_BITS) - 1
 
 

@@ -1,9 +1,10 @@
-"""`save`, `restore` and `load`: a program's variables to a folder and back.
+"""`save`, `restore` and `load`: write a program's variables to a folder and read them back.
 
 Promises
-    1. What `save` returned from is on the disk, whole, with the slots of the optimizers beside each variable.
-    2. Each shard is a state that its variable had; training goes on meanwhile, so shards and variables may be updates apart.
-    3. `restore` checks names, shapes, dtypes and every file before it assigns anything: what is refused has changed nothing.
+    1. When `save` returns, the checkpoint is on disk, complete, with the slots of the optimizers beside each variable.
+    2. Each shard is saved in a state that it had at one moment. Training goes on meanwhile, so that shards and variables may differ by
+    some updates.
+    3. `restore` checks names, shapes, dtypes and every file before it assigns anything: a refused restore has changed nothing.
     4. A variable can be restored into any number of shards, and so can its slots.
 """
 
@@ -29,19 +30,19 @@ from zmqdist.training.checkpoint.writer import ToWrite, write
 
 
 def save(path: str | os.PathLike[str], variables: Any, *, step: SupportsIndex | None = None) -> str:
-    """Write a checkpoint, in place of one that may be there.
+    """Write a checkpoint; an existing one at `path` is replaced. Blocks until it is on disk.
 
     Args:
-      path: a folder that will be made, or a URL that fsspec knows.
-      variables: a variable, a list of variables (they go by their names), or any structure of dicts, lists and `Checkpoint`s with
+      path: a folder, which is made if necessary, or a URL that fsspec knows.
+      variables: a variable, a list of variables (saved under their names), or any structure of dicts, lists and `Checkpoint`s with
         variables, arrays, numbers and strings.
-      step: is kept with it: a whole number of Python or NumPy, or a variable that is one.
+      step: kept in the checkpoint: an integer of Python or NumPy, or a variable that holds one.
 
     Returns:
       The absolute path.
 
     Raises:
-      TypeError, ValueError: something cannot be saved, two things have one name, or `step` is no whole number from 0 on.
+      TypeError, ValueError: something cannot be saved, two items have one name, or `step` is not an integer from 0 on.
       ResourceExhaustedError, UnknownError: the disk is full, or has another fault; what was at `path` before is still there.
       PSUnavailableError: a variable cannot be read.
     """
@@ -49,7 +50,7 @@ def save(path: str | os.PathLike[str], variables: Any, *, step: SupportsIndex | 
 
 
 def whole(step: SupportsIndex) -> int:
-    """A step as Python's number. Raises TypeError, ValueError: it is no whole number from 0 on."""
+    """Return a step as an int. Raises TypeError, ValueError unless it is an integer from 0 on."""
     number = index(step)
     if number < 0:
         raise ValueError(f"step is {number}, wants 0 or more")
@@ -57,7 +58,7 @@ def whole(step: SupportsIndex) -> int:
 
 
 def save_numbered(path: str, variables: Any, step: int | None, serial: int) -> str:
-    """`save`; `serial` orders the checkpoints of one directory."""
+    """Save as `save` does. `serial` orders the checkpoints of one directory."""
     arrays: list[ToWrite] = []
     values: dict[str, Plain] = {}
     for name, leaf in leaves(variables).items():
@@ -65,7 +66,7 @@ def save_numbered(path: str, variables: Any, step: int | None, serial: int) -> s
             shards = [(shard.start, shard.stop, shard.read) for shard in shards_of(leaf.value)]
             arrays.append(ToWrite(name, tuple(leaf.value.shape), np.dtype(leaf.value.dtype), shards, True))
         elif leaf.is_array:
-            array = np.array(leaf.value)  # as it is now: the program may go on with it
+            array = np.array(leaf.value)  # a copy, because the program may change the array meanwhile
             rows = array.shape[0] if array.shape else 1
             arrays.append(ToWrite(name, array.shape, array.dtype, [(0, rows, _known(array))], False))
         else:
@@ -75,47 +76,48 @@ def save_numbered(path: str, variables: Any, step: int | None, serial: int) -> s
 
 
 def restore(path: str | os.PathLike[str], variables: Any, strict: bool = True) -> None:
-    """Put back what `save` wrote: variables are assigned, with their slots; arrays, numbers and strings change in their place.
+    """Restore what `save` wrote: variables are assigned, with their slots; arrays, numbers and strings are changed in place. Blocks until
+    all are assigned.
 
     Args:
       path: of a checkpoint.
-      variables: as for `save`; how a variable is sharded does not matter.
-      strict: whether all that is given must be in the checkpoint, and the other way round. Else what is in both is restored.
+      variables: as for `save`; a variable may be sharded differently.
+      strict: True: the names in `variables` and in the checkpoint must be the same. False: the names in both are restored.
 
     Raises:
-      ValueError: it is a checkpoint of something else: names, a shape or a dtype differ, or nothing is in both.
+      ValueError: the checkpoint does not fit: names, a shape or a dtype differ, or no name is in both.
       TypeError: a number stands alone or in a tuple, where it cannot be replaced.
       NotFoundError: there is no such checkpoint, or it was deleted meanwhile.
-      DataLossError: it is damaged; names file, variable and shard.
+      DataLossError: it is damaged; the text names file, variable and shard.
       FailedPreconditionError: a newer zmqdist wrote it.
-      PSUnavailableError: a variable cannot be assigned; others may have been. All others have changed nothing.
+      PSUnavailableError: a variable could not be assigned; other variables may have been. After every other error nothing has changed.
     """
     reader = CheckpointReader(path)
     found = leaves(variables)
-    there = set(reader.manifest.names)
-    missing, extra = sorted(found.keys() - there), sorted(there - found.keys())
+    saved_names = set(reader.manifest.names)
+    missing, extra = sorted(found.keys() - saved_names), sorted(saved_names - found.keys())
     if strict and (missing or extra):
-        told = [f"it lacks {_listed(missing)}"] if missing else []
-        told += [f"it also holds {_listed(extra)}"] if extra else []
+        differences = [f"it lacks {_listed(missing)}"] if missing else []
+        differences += [f"it also holds {_listed(extra)}"] if extra else []
         raise ValueError(
-            f"checkpoint {reader.path} is of something else: {', and '.join(told)} (strict=False takes what is in both)"
+            f"checkpoint {reader.path} is of something else: {', and '.join(differences)} (strict=False takes what is in both)"
         )
-    if there and found and not there & found.keys():
+    if saved_names and found and not saved_names & found.keys():
         raise ValueError(
-            f"checkpoint {reader.path} holds {_listed(sorted(there))}, and nothing of {_listed(sorted(found))}"
+            f"checkpoint {reader.path} holds {_listed(sorted(saved_names))}, and nothing of {_listed(sorted(found))}"
         )
-    fill(reader, {name: leaf for name, leaf in found.items() if name in there})
+    fill(reader, {name: leaf for name, leaf in found.items() if name in saved_names})
 
 
 def load(path: str | os.PathLike[str], names: Collection[str] | None = None) -> dict[str, Any]:
-    """What a checkpoint holds, by name, without any cluster: arrays, numbers and strings.
+    """Return what a checkpoint holds, by name: arrays, numbers and strings. Needs no cluster.
 
     Args:
-      names: only these.
+      names: return only these; None: all.
 
     Raises:
       NotFoundError, DataLossError, FailedPreconditionError: as `restore`.
-      KeyError: it does not hold one of `names`.
+      KeyError: the checkpoint does not hold one of `names`.
     """
     reader = CheckpointReader(path)
     manifest = reader.manifest
@@ -128,7 +130,7 @@ def load(path: str | os.PathLike[str], names: Collection[str] | None = None) -> 
 
 
 def fill(reader: CheckpointReader, found: dict[str, Leaf]) -> None:
-    """Restore leaves that the checkpoint holds: check all of them, then put all of them in place."""
+    """Restore leaves that the checkpoint holds. All of them are checked before the first is assigned."""
     for name, leaf in found.items():
         check(reader, name, leaf)
     reader.verify(found)
@@ -146,7 +148,7 @@ def _known(array: NDArray[Any]) -> Callable[[], Part]:
 
 
 def check(reader: CheckpointReader, name: str, leaf: Leaf) -> None:
-    """Whether a leaf can have what a checkpoint holds under its name. Raises ValueError, TypeError: it cannot; the text says why."""
+    """Raise ValueError or TypeError if a leaf cannot take what the checkpoint holds under its name."""
     manifest, value = reader.manifest, leaf.value
     entry = manifest.entries.get(name)
     if leaf.is_handle or leaf.is_array:
@@ -165,7 +167,7 @@ def check(reader: CheckpointReader, name: str, leaf: Leaf) -> None:
 
 
 def _alike(one: Plain, other: Plain) -> bool:
-    """Whether one value may take the place of the other: both numbers, both strings, or one is None."""
+    """Whether one value may replace the other: both are numbers, both are strings, or one is None."""
     kinds = [bool if isinstance(value, bool) else str if isinstance(value, str) else float for value in (one, other)]
     return one is None or other is None or kinds[0] is kinds[1]
 
@@ -178,7 +180,7 @@ def _put(reader: CheckpointReader, name: str, leaf: Leaf) -> None:
             part = reader.rows(name, shard.start, shard.stop, kept)
             if under_way is not None:
                 under_way.get_value()
-            under_way = shard.start_writing(part)  # while it travels the next one is read
+            under_way = shard.start_writing(part)  # the next shard is read from disk while this one is sent
         if under_way is not None:
             under_way.get_value()
     elif isinstance(leaf.value, np.ndarray):

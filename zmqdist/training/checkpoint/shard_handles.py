@@ -1,4 +1,4 @@
-"""The shards of a variable, as a checkpoint sees them: rows that can be read and put back, with the slots beside them."""
+"""The shards of a variable as a checkpoint handles them: rows that can be read and written, with the slots beside them."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from zmqdist.variables.client import restore
 
 
 def is_handle(value: Any) -> bool:
-    """Whether it is a variable, of one shard or several."""
+    """Whether `value` is a variable, sharded or not."""
     return isinstance(value, Variable | ShardedVariable)
 
 
 @dataclass(frozen=True)
 class Shard:
-    """One shard of a variable, wherever it lives.
+    """One shard of a variable.
 
     Attributes:
       start, stop: its rows of the whole. A scalar is one row.
@@ -30,19 +30,19 @@ class Shard:
     stop: int
 
     def read(self) -> Part:
-        """Value, slots and version of one moment. Raises PSUnavailableError."""
-        home = self.variable.home
-        version, value, slots, once = home.saved().get_value()
-        return Part(value, slots, version, (home.ref.session, home.ref.number), once)
+        """Return value, slots and version of one moment. Raises PSUnavailableError."""
+        storage = self.variable.storage
+        version, value, slots, once = storage.saved().get_value()
+        return Part(value, slots, version, (storage.ref.session, storage.ref.number), once)
 
     def start_writing(self, part: Part) -> Future:
-        """Put a value and slots there; done when `get_value()` of what this gives returns. Raises PSUnavailableError."""
-        home = self.variable.home
-        return home.change(restore(home.ref, part.value, part.slots))
+        """Start to replace value and slots; the future's `get_value()` returns when they are replaced. It raises PSUnavailableError."""
+        storage = self.variable.storage
+        return storage.change(restore(storage.ref, part.value, part.slots))
 
 
 def shards_of(variable: Variable | ShardedVariable) -> list[Shard]:
-    """The shards, in the order of their rows."""
+    """Return the shards, in the order of their rows."""
     shards = []
     start = 0
     for each in variable.variables if isinstance(variable, ShardedVariable) else [variable]:

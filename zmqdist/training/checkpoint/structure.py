@@ -1,12 +1,12 @@
-"""What a program gives to be saved, as leaves with names.
+"""Flattens the structure that a program saves into named leaves.
 
 Rules
-    A leaf is a variable, a numpy array, or a number, bool, str or None of Python's. Containers are dicts, lists, tuples and
-    `Checkpoint`s, one in another. A name is the way to the leaf: `model/w` for {"model": {"w": ...}}. In a list or tuple
-    variables go by their own names, anything else by its position.
+    A leaf is a variable, a NumPy array, or a number, bool, str or None. Containers are dicts, lists, tuples and `Checkpoint`s, nested in
+    any way. A name is the path to the leaf: `model/w` for {"model": {"w": ...}}. In a list or tuple a variable has its own name, and any
+    other item its position.
 
-    What is restored goes back to where it was: variables are assigned, arrays are written into, numbers are replaced in the
-    dict, list or Checkpoint that holds them.
+    A restored leaf goes back to its place: variables are assigned, arrays are written into, and numbers are replaced in the dict, list or
+    Checkpoint that holds them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Leaf:
     """A variable, an array or a plain value.
 
     Attributes:
-      put: replaces it in its container; None where it stands in a tuple or alone.
+      put: replaces the leaf in its container; None where it stands in a tuple or alone.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Leaf:
 
 
 class Container:
-    """What has parts that are saved: the base of `Checkpoint`."""
+    """Base of `Checkpoint`: an object with parts that are saved."""
 
     _source: Any
 
@@ -51,24 +51,24 @@ class Container:
 
 
 def leaves(structure: Any) -> dict[str, Leaf]:
-    """The leaves by name.
+    """Return the leaves by name.
 
     Raises:
-      TypeError: something in it cannot be saved; says where it stands.
+      TypeError: something in the structure cannot be saved; the text says where it is.
       ValueError: two leaves have one name.
     """
     found: dict[str, Leaf] = {}
     for leaf in _walk(structure, "", None):
         if leaf.name in found:
             raise ValueError(
-                f"two things to be saved are called {leaf.name!r}: give them in a dict, each with a name of its own"
+                f"two items to be saved are called {leaf.name!r}: pass them in a dict, each under a key of its own"
             )
         found[leaf.name] = leaf
     return found
 
 
 def containers(structure: Any, name: str = "") -> Iterator[tuple[str, Container]]:
-    """The Containers in a structure, with their names; its own is ""."""
+    """Yield (name, container) for each Container in a structure; the outermost one has the name ""."""
     children: Iterable[tuple[Any, Any]] = ()
     if isinstance(structure, Container):
         yield name, structure
@@ -86,7 +86,7 @@ def _walk(value: Any, name: str, put: Callable[[Any], None] | None) -> Iterator[
         for key, child in list(value._parts().items()):
             yield from _walk(child, _join(name, key), _setter(setattr, value, key))
     elif isinstance(value, dict):
-        for key, child in list(value.items()):  # another thread may add to it
+        for key, child in list(value.items()):  # a copy, because another thread may add to the dict
             if not isinstance(key, str | int):
                 raise TypeError(f"{name or '(top)'}: keys of what is saved are strings or whole numbers, not {key!r}")
             yield from _walk(child, _join(name, key), _setter(_set_item, value, key))

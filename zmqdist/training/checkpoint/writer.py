@@ -1,11 +1,11 @@
-"""Writing a checkpoint: one file a shard, several at once, the manifest last.
+"""Writes a checkpoint: one file for each shard, several at once, the manifest last.
 
 Rules
-    Nothing of the checkpoint is seen under its name before all of it is on the disk: files are written into a folder beside it,
-    which then gets the name. Where that name is taken by a checkpoint already, the new files are laid beside the old ones and the
-    manifest is replaced in one step; then the old files go. A crash leaves what was there before. Files of others in such a folder stay.
+    A checkpoint appears under its name only when all of it is on disk: files are written into a folder beside it, which is then renamed.
+    If the name belongs to a checkpoint already, the new files are written beside the old ones, the manifest is replaced atomically, and
+    then the old files are deleted. A crash leaves the earlier checkpoint. Other files in such a folder stay.
 
-    What fails takes its unfinished files away and leaves what was there before. Errors of the disk name the file.
+    After an error the unfinished files are deleted, and the earlier checkpoint stays. Errors of the disk name the file.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from zmqdist.training.checkpoint.parts import Part
 from zmqdist.wire.arrays import tell_dtype
 
 _OWN = re.compile(r"\d{5,}-[A-Za-z0-9_.-]{0,80}-\d{5,}-of-\d{5,}\.[0-9a-f]{8}\.npz", re.ASCII)
-"""What `_write_all` calls its files."""
+"""Names of files that `_write_all` makes."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class ToWrite:
     """An array to be saved.
 
     Attributes:
-      shards: for each the first row, the row after its last, and what reads it; called in another thread.
+      shards: for each shard (first row, row after the last, function that reads it). The function is called in another thread.
     """
 
     name: str
@@ -52,20 +52,23 @@ class ToWrite:
 def write(
     path: str, arrays: Iterable[ToWrite], values: dict[str, Plain], *, step: int | None = None, serial: int = 0
 ) -> Manifest:
-    """Write a checkpoint to `path`, in place of one that may be there.
+    """Write a checkpoint to `path`; an existing one is replaced.
 
     Raises:
-      ResourceExhaustedError: the disk is full. UnknownError: another fault of the disk.
+      ResourceExhaustedError: the disk is full.
+      UnknownError: another fault of the disk.
     """
     path = storage.absolute(path)
-    life = uuid.uuid4().hex[:8]
-    # The files of a URL are laid where they stay: to rename a folder there may be to copy it.
+    suffix = uuid.uuid4().hex[
+        :8
+    ]  # new names, so that files of the checkpoint that is replaced stay readable until the end
+    # At a URL files are written where they stay, because renaming a folder may copy it.
     in_place = "://" in path or storage.exists(path)
-    folder = path if in_place else f"{path}.{life}{storage.TMP}"
+    folder = path if in_place else f"{path}.{suffix}{storage.TMP}"
     written: list[str] = []
     try:
         storage.make_folder(folder)
-        manifest = Manifest(_write_all(folder, list(arrays), life, written), values, step, serial, time.time())
+        manifest = Manifest(_write_all(folder, list(arrays), suffix, written), values, step, serial, time.time())
         manifest.write(folder)
         if not in_place:
             storage.rename(folder, path)
@@ -88,7 +91,7 @@ def _remove(folder: str, files: list[str]) -> None:
             storage.remove(storage.join(folder, name))
 
 
-def _write_all(folder: str, arrays: list[ToWrite], life: str, written: list[str]) -> dict[str, Entry]:
+def _write_all(folder: str, arrays: list[ToWrite], suffix: str, written: list[str]) -> dict[str, Entry]:
     with ThreadPoolExecutor(CHECKPOINT_SHARDS_AT_ONCE, "zmqdist-checkpoint") as threads:
         jobs: list[list[Future[StoredPiece]]] = []
         for number, array in enumerate(arrays):
@@ -96,7 +99,7 @@ def _write_all(folder: str, arrays: list[ToWrite], life: str, written: list[str]
             count = len(array.shards)
             of_array = []
             for index, (start, stop, read) in enumerate(array.shards):
-                file = f"{number:05d}-{label}-{index:05d}-of-{count:05d}.{life}.npz"
+                file = f"{number:05d}-{label}-{index:05d}-of-{count:05d}.{suffix}.npz"
                 written.append(file)
                 of_array.append(threads.submit(_write_shard, folder, file, array, start, stop, read))
             jobs.append(of_array)
@@ -127,8 +130,8 @@ def _write_shard(
             arrays = {"value": part.value} | {f"slot:{name}": slot for name, slot in part.slots.items()}
             if part.once:
                 arrays["once"] = np.frombuffer(part.once, np.uint8)
-            told: dict[str, Any] = {name: _storable(array) for name, array in arrays.items()}
-            np.savez(counted, **told)
+            storable: dict[str, Any] = {name: _storable(array) for name, array in arrays.items()}
+            np.savez(counted, **storable)
             storage.sync(raw)
     except OSError as error:
         raise storage.error_of(error, path) from error
@@ -137,10 +140,10 @@ def _write_shard(
 
 
 def _storable(array: NDArray[Any]) -> NDArray[Any]:
-    """The array as npz can hold it: a dtype that numpy does not know itself goes as raw bytes; the manifest says what it is.
+    """Return the array in a form that npz can hold: a dtype that is not NumPy's own becomes raw bytes, and the manifest has the dtype.
 
     Raises:
-      BadArray: it holds pointers; npz would pickle them.
+      BadArray: the array holds pointers, which npz would pickle.
     """
     tell_dtype(array.dtype)
     if array.dtype.isbuiltin == 2:
@@ -149,7 +152,7 @@ def _storable(array: NDArray[Any]) -> NDArray[Any]:
 
 
 class _Counted(io.RawIOBase):
-    """Size and checksum of what goes through; it cannot seek, so nothing of it is written twice."""
+    """Passes bytes on to a file, and computes their number and checksum. It cannot seek, so that each byte is written once."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file

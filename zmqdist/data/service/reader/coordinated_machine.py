@@ -1,20 +1,20 @@
-"""One consumer of a coordinated read: the k-th element of every consumer is of the same group.
+"""One consumer of a coordinated read: the k-th elements of all consumers belong to one group.
 
 Theory
-    A consumer reads the tasks in turn: each round all tasks that are in it, by their numbers. Each task is asked on its own, ahead of
-    the turn; what it answers for a round waits until its turn comes.
+    In each round a consumer takes one element of each task of that round, in the order of the tasks' numbers. The machine requests the
+    rounds of each task ahead, independent of the other tasks; an element waits until the turn of its task in its round.
 
-    The machine delivers an element when it knows that all consumers have received their part of its group: the answer to the next
-    question says so, which came about because all asked it. Until then the machine keeps the element, and drops it when the task ends
-    before its round.
+    The machine delivers an element once it knows that all consumers have received their part of the group. The reply to a later request
+    says so: a consumer requests a round only after it has received all earlier ones, and the task knows the requests of all consumers.
+    Until then the machine keeps the element, and drops it when the task ends before the element's round.
 
-    Where this consumer stands is told to the dispatcher, and kept to, as data/service/dispatcher/machine/rounds.py says.
+    The machine reports its position to the dispatcher, and keeps to it; the rules are in data/service/dispatcher/machine/rounds.py.
 
 Promises
-    C1  Elements come in the order of rounds, and in a round in the order of the tasks' numbers.
-    C2  All consumers deliver the same rounds of a task, also when its worker is killed while it answers them.
+    C1  Elements come in the order of rounds, and within a round in the order of the tasks' numbers.
+    C2  All consumers deliver the same rounds of a task, even if its worker is killed while it replies to them.
     C3  While the dispatcher holds a consumer, it begins no round after the one that it stopped at.
-    C4  At most ROUNDS_MAX rounds of a task wait beyond the present one, and no more is asked for while the consumer's queue is full.
+    C4  At most ROUNDS_MAX rounds of a task wait beyond the current one, and no more are requested while the consumer's queue is full.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ from zmqdist.data.service.retry import PAUSE_S_MAX, RETRIABLE, longer
 from zmqdist.errors import OpError
 
 SKIP_S: Final = 0.1
-"""A round that does not come about is skipped by all after so long."""
+"""All consumers skip a round that is not complete after this many seconds."""
 
 ROUNDS_MAX: Final = 64
-"""Rounds in one answer, and elements that wait for the user."""
+"""Rounds in one reply at most, and elements that may wait for the consumer."""
 
 
 @dataclass(eq=False)
@@ -55,13 +55,15 @@ class RoundsSource:
     """One task, as this consumer sees it.
 
     Attributes:
-      start, end: it is in the rounds from `start` on, before `end`.
-      next: the first round that was not received.
-      received: (round, element) of what was not shown yet; a round that is not there was skipped.
+      start, end: it takes part in the rounds from `start` on, before `end`.
+      next: the first round that has not been received.
+      received: (round, element) received and not delivered; a round missing here was skipped.
       common: the last round that all consumers are known to have received.
-      there: the dispatcher says that its worker is there.
-      lost: it does not answer; not to be asked before the dispatcher has said what becomes of it.
-      paused_until: not to be asked before; infinitely long ago where it is not paused.
+      incarnation: that of its worker, when it was alive last.
+      worker_alive: the dispatcher says that the worker is alive.
+      skipped: the last reply was a skip.
+      lost: it does not reply: no further request until the dispatcher has decided what becomes of it.
+      paused_until: no request before; negative infinity: not paused.
     """
 
     task: int
@@ -70,10 +72,11 @@ class RoundsSource:
     end: float = inf
     received: deque[tuple[int, Any]] = field(default_factory=deque)
     common: int = -1
-    where: str = ""
+    location: str = ""
     address: str = ""
-    there: bool = False
-    asked: bool = False
+    incarnation: int = -1
+    worker_alive: bool = False
+    in_flight: bool = False
     skipped: bool = False
     lost: bool = False
     pause_s: float = 0.0
@@ -82,15 +85,16 @@ class RoundsSource:
 
 
 class CoordinatedDelivery:
-    """See the module's docstring."""
+    """The delivery machine of one consumer of a coordinated read; the module's docstring says how it decides."""
 
     def __init__(
         self, reader: int, consumer: int, outstanding_max: int, elements_of: Callable[[Any], list[Any]]
     ) -> None:
-        """
+        """Start without tasks; `News` brings them.
+
         Args:
-          outstanding_max: elements that may wait for the user; negative: ROUNDS_MAX.
-          elements_of: makes elements of an answer; may raise an OpError.
+          outstanding_max: elements that may wait for the consumer; negative: ROUNDS_MAX.
+          elements_of: unpacks the elements of a reply; may raise an OpError.
         """
         self._reader = reader
         self._consumer = consumer
@@ -98,13 +102,13 @@ class CoordinatedDelivery:
         self._limit = ROUNDS_MAX if outstanding_max < 0 else outstanding_max
         self._sources: dict[int, RoundsSource] = {}
         self._round = 0
-        self._shown = -1
-        """The last task whose turn in this round is over."""
+        self._last_task = -1
+        """Number of the last task whose turn in this round is over."""
         self._stop = -1
-        """The round that is not to be begun; -1: none."""
-        self._said: tuple[Any, ...] = (-1, {})
+        """The round that this consumer must not begin; -1: none."""
+        self._reported: tuple[Any, ...] = (-1, {})
         self._waiting: deque[int] = deque()
-        """Elements in each batch that the consumer has not taken."""
+        """Number of elements in each batch that the consumer has not taken."""
         self._finished = self._over = False
 
     @property
@@ -125,20 +129,20 @@ class CoordinatedDelivery:
                         source.paused_until = -inf
         if self._over:
             return []
-        shown: list[Any] = []
+        delivered: list[Any] = []
         effects: list[Effect] = []
-        while self._step(shown, effects):
+        while self._step(delivered, effects):
             pass
-        if shown:
-            self._waiting.append(len(shown))
-            effects.insert(0, Deliver([shown]))
-        return effects + self._next_questions()
+        if delivered:
+            self._waiting.append(len(delivered))
+            effects.insert(0, Deliver([delivered]))
+        return effects + self._next_requests()
 
     def standing(self) -> tuple[Any, ...]:
-        self._said = self._stands()
-        return self._said
+        self._reported = self._current_standing()
+        return self._reported
 
-    def _stands(self) -> tuple[Any, ...]:
+    def _current_standing(self) -> tuple[Any, ...]:
         return self._stop, {each.task: each.next for each in self._sources.values() if each.lost}
 
     def awaited(self) -> str:
@@ -146,22 +150,22 @@ class CoordinatedDelivery:
         names = ", ".join(sorted(late)) or "any worker"
         return f"round {self._round} has not come from {names}: all consumers must read"
 
-    # -- what the dispatcher says -----------------------------------------------------------------------------------------
+    # -- news of the dispatcher -------------------------------------------------------------------------------------------
 
     def _note(self, news: News) -> None:
         self._finished = news.finished
         for number, end in news.ended.items():
             if number in self._sources:
                 self._end_of(self._sources[number], end)
-        for number, address, where, life, start in news.tasks:
+        for number, address, location, incarnation, start in news.tasks:
             source = self._sources.setdefault(number, RoundsSource(number, start, start))
-            source.there = life >= 0
-            if not source.there:
-                source.paused_until = -inf  # ask what cannot answer: its failure says so
-            if source.there and where:
+            source.worker_alive = incarnation >= 0
+            if not source.worker_alive:
+                source.paused_until = -inf  # send the request at once: its failure shows that the worker cannot reply
+            if source.worker_alive and location:
                 source.lost = False
-                source.where, source.address = where, address
-            elif not source.there and not source.where:
+                source.location, source.address, source.incarnation = location, address, incarnation
+            elif not source.worker_alive and not source.location:
                 source.lost = True
         if not news.hold:
             self._stop = -1
@@ -178,7 +182,7 @@ class CoordinatedDelivery:
 
     # -- elements ---------------------------------------------------------------------------------------------------------
 
-    def _next_questions(self) -> list[Effect]:
+    def _next_requests(self) -> list[Effect]:
         if self._over:
             return []
         if self._finished:
@@ -187,18 +191,18 @@ class CoordinatedDelivery:
         full = sum(self._waiting) >= self._limit
         effects: list[Effect] = []
         for source in self._sources.values():
-            idle = not (source.asked or source.lost or source.paused_until > -inf or source.error)
-            if not idle or not source.where or source.next >= source.end:
+            idle = not (source.in_flight or source.lost or source.paused_until > -inf or source.error)
+            if not idle or not source.location or source.next >= source.end:
                 continue
             near = source.common < self._round or source.next - self._round < ROUNDS_MAX
-            if (near and not full) or not source.there:
-                effects.append(self._question(source))
-        if self._stands() != self._said:
+            if (near and not full) or not source.worker_alive:
+                effects.append(self._request_of(source))
+        if self._current_standing() != self._reported:
             effects.append(AskForNews())
         return effects
 
-    def _question(self, source: RoundsSource) -> Ask:
-        source.asked = True
+    def _request_of(self, source: RoundsSource) -> Ask:
+        source.in_flight = True
         wanted = Wanted(
             min(ROUNDS_MAX, self._limit),
             BATCH_BYTES,
@@ -211,7 +215,7 @@ class CoordinatedDelivery:
         return Ask(source, wanted)
 
     def _answered(self, source: RoundsSource, kind: int, value: Any, error: OpError | None, now: float) -> None:
-        source.asked = False
+        source.in_flight = False
         if error is None:
             try:
                 self._receive(source, kind, value)
@@ -230,7 +234,7 @@ class CoordinatedDelivery:
     def _fail(self, source: RoundsSource, error: OpError, now: float) -> None:
         if error.error_code not in RETRIABLE:
             source.error, source.common = error, source.next
-        elif not source.there or source.pause_s >= PAUSE_S_MAX:
+        elif not source.worker_alive or source.pause_s >= PAUSE_S_MAX:
             source.lost = True
         else:
             source.pause_s = longer(source.pause_s)
@@ -238,30 +242,30 @@ class CoordinatedDelivery:
 
     # -- turns ------------------------------------------------------------------------------------------------------------
 
-    def _step(self, shown: list[Any], effects: list[Effect]) -> bool:
-        """One task's turn, or a new round; False: neither can be yet."""
+    def _step(self, delivered: list[Any], effects: list[Effect]) -> bool:
+        """Take one task's turn, or begin the next round. Return False when neither is possible yet."""
         in_round = [each for each in self._sources.values() if each.start <= self._round < each.end]
-        source = min((each for each in in_round if each.task > self._shown), key=attrgetter("task"), default=None)
+        source = min((each for each in in_round if each.task > self._last_task), key=attrgetter("task"), default=None)
         if source is None:
             return self._begin_round()
         if source.next <= self._round:
-            if source.error is not None:
+            if source.error is not None:  # the elements before it have been delivered
                 self._over = True
                 effects.append(Over(source.error))
             return False
         if source.received and source.received[0][0] == self._round:
             if self._round > source.common:
-                return False
-            shown.append(source.received.popleft()[1])
-        self._shown = source.task
+                return False  # C2: another consumer may not have received its part
+            delivered.append(source.received.popleft()[1])
+        self._last_task = source.task
         return True
 
     def _begin_round(self) -> bool:
-        """The next round that has tasks."""
+        """Begin the next round that has tasks. Return False when there is none, or this consumer is held."""
         for source in [each for each in self._sources.values() if each.end <= self._round + 1]:
             del self._sources[source.task]
         following = min((max(each.start, self._round + 1) for each in self._sources.values()), default=None)
         if following is None or 0 <= self._stop <= following:
             return False
-        self._round, self._shown = following, -1
+        self._round, self._last_task = following, -1
         return True

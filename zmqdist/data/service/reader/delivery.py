@@ -1,7 +1,8 @@
-"""What a reader's runtime (data/service/reader/runtime.py) and its delivery machine say to each other.
+"""The events and effects between a reader's runtime (data/service/reader/runtime.py) and its delivery machine.
 
-The runtime holds one `Delivery`. It tells the machine what the dispatcher, the workers and the consumer did, as events, with the time, and
-carries out the effects that the machine returns, in their order. It calls `handle` from one thread, with `Ticked` at `deadline`.
+The runtime holds one `Delivery`. It reports what the dispatcher, the workers and the consumer did as events, each with the time, and
+carries out the effects that the machine returns, in their order. It calls `handle` from one thread, and with `Ticked` when `deadline` has
+come.
 """
 
 from __future__ import annotations
@@ -17,23 +18,24 @@ SOME: Final = 0
 END: Final = 1
 SKIP: Final = 2
 FAILED: Final = 3
-"""Kinds of answers of a task: elements and their tag; nothing more; nothing now; an error."""
+"""Kinds of replies of a task. SOME: elements and their tag. END: the task has no more elements. SKIP: it has none now. FAILED: an error."""
 
 ELEMENTS_MAX: Final = 4096
 BATCH_BYTES: Final = 17 << 20
-"""The most that a reader wants in one answer."""
+"""The most that a reader requests in one reply: elements, and bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """One question of a reader to a task.
+    """One request of a reader to a task.
 
     Attributes:
-      elements_max, bytes_max: the answer has at least one element, and about so many at most.
-      wait_s: answer `skip` when there is nothing after so long; None: wait.
+      elements_max, bytes_max: the reply has at least one element, and at most about this many elements and bytes.
+      wait_s: the task replies SKIP when it has had nothing for so long, in seconds; None: it waits.
       reader: number of the reading client.
-      consumer, round, skipped: of coordinated reads: which consumer, which round, whether it was told to skip the round before.
-      trainer: of a cross-trainer cache.
+      consumer, round, skipped: of coordinated reads: index of the consumer, the round that it requests, and whether the last reply had it
+        skip a round.
+      trainer: name of the trainer, for a task that trainers share.
     """
 
     elements_max: int
@@ -52,7 +54,7 @@ class TaskPlace(NamedTuple):
     Attributes:
       where: address and key of the worker that serves it; empty while none does.
       life: incarnation of that worker; negative while it is away.
-      starting_round: of coordinated reads.
+      starting_round: of coordinated reads: the first round that the task takes part in.
     """
 
     task: int
@@ -66,14 +68,14 @@ class TaskPlace(NamedTuple):
 
 
 class News(NamedTuple):
-    """The dispatcher has answered a question for news.
+    """The dispatcher has replied to a `watch` request.
 
     Attributes:
-      tasks: all that this reader is to read now.
-      for_others: there are tasks that this reader leaves to others.
+      tasks: all tasks that this reader is to read now.
+      for_others: whether there are tasks that this reader leaves to other readers.
       finished: the iteration has ended.
       hold: of coordinated reads: the consumer is not to begin another round.
-      ended: of coordinated reads: tasks that end before a round.
+      ended: of coordinated reads: task -> the round before which it ends.
     """
 
     tasks: Sequence[TaskPlace]
@@ -84,11 +86,13 @@ class News(NamedTuple):
 
 
 class Began(NamedTuple):
-    """The consumer wants elements. Nothing is asked for before, because what no consumer reads must not be used up."""
+    """The consumer has asked for its first element. The machine sends no request earlier, so that elements are not used up without a
+    consumer.
+    """
 
 
 class Answered(NamedTuple):
-    """A task has answered a question. The answers of one task come in the order of its questions."""
+    """A task has replied. The runtime reports the replies of one task in the order of the requests."""
 
     source: Any
     kind: int
@@ -97,19 +101,19 @@ class Answered(NamedTuple):
 
 
 class Took(NamedTuple):
-    """The consumer has taken what filled one place of the window."""
+    """The consumer has taken the last item that filled one place of the window."""
 
 
 class Waits(NamedTuple):
-    """The consumer has found its queue empty: what it has done with is acknowledged now."""
+    """The consumer has found its queue empty: the machine acknowledges at once what the consumer has finished."""
 
 
 class Works(NamedTuple):
-    """The consumer has taken something: it is acknowledged in time."""
+    """The consumer has taken a piece: the machine acknowledges it after a delay."""
 
 
 class Reported(NamedTuple):
-    """The dispatcher has answered a `TellDispatcher`, with this error code; 0: it has taken it."""
+    """The dispatcher has replied to a `TellDispatcher` with this error code; 0: success."""
 
     report: TellDispatcher
     code: int
@@ -122,31 +126,31 @@ Event: TypeAlias = News | Began | Answered | Took | Waits | Works | Reported | T
 
 
 class Ask(NamedTuple):
-    """Ask a task; its answer comes back as `Answered`."""
+    """Send a request to a task; its reply comes back as `Answered`."""
 
     source: Any
     wanted: Wanted
 
 
 class Deliver(NamedTuple):
-    """Put these into the consumer's queue."""
+    """Append these to the consumer's queue."""
 
     items: list[Any]
 
 
 class TellDispatcher(NamedTuple):
-    """Tell the dispatcher; its answer comes back as `Reported`."""
+    """Call a method of the dispatcher; its reply comes back as `Reported`."""
 
     method: str
     about: Any
 
 
 class AskForNews(NamedTuple):
-    """Ask the dispatcher for news at once: the standing has changed."""
+    """Send a `watch` request at once, because the result of `standing` has changed."""
 
 
 class Over(NamedTuple):
-    """The consumer gets what is in its queue, and then the end or this error."""
+    """End the reading: the consumer gets what is in its queue, and then the end or this error."""
 
     error: OpError | None
 
@@ -155,7 +159,7 @@ Effect: TypeAlias = Ask | Deliver | TellDispatcher | AskForNews | Over
 
 
 class Delivery(Protocol):
-    """Decides what is asked of which task, and what the consumer gets of it.
+    """Decides which requests go to which task, and what the consumer gets of the replies.
 
     Attributes:
       deadline: when `Ticked` is due; infinite: never.
@@ -163,13 +167,13 @@ class Delivery(Protocol):
 
     @property
     def deadline(self) -> float:
-        """See above."""
+        """Return the time at which `Ticked` is due."""
 
     def handle(self, event: Event, now: float) -> list[Effect]:
-        """What follows from it."""
+        """Return what the runtime is to do because of `event`, in order."""
 
     def standing(self) -> tuple[Any, ...]:
-        """What the dispatcher is told with the question for news that is now sent."""
+        """Return the machine's arguments of the `watch` request that the runtime is about to send."""
 
     def awaited(self) -> str:
-        """What the consumer waits for, for the log."""
+        """Return what the consumer waits for, as a text for the log. Called from the consumer's thread."""

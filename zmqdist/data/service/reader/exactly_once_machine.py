@@ -1,20 +1,20 @@
-"""Reading in portions: each element once, in order if that is wanted, and a state from which another reader goes on.
+"""Reading in portions: each element once, in order where the user wants it, with a state from which another reader continues.
 
 Theory
-    Elements are known by (portion, offset). The machine drops what is behind an offset that has arrived already. What is before it can only
-    be there after a lost answer: the machine drops it, too, and has it computed again (`missed`).
+    An element is identified by (portion, offset). The machine drops an element that it has already received. A run of elements that begins
+    beyond the next offset can only follow a lost reply: the machine drops it as well, and has it computed again (`missed`).
 
-    The machine acknowledges an element when the consumer asks for the one after it, and the runtime acknowledges the rest when the reader
-    is closed: so a reader that dies before its consumer has done with an element does not lose it. Acknowledgments gather while one is on
-    its way. A state counts what was handed over.
+    The machine acknowledges an element when the consumer asks for the next one, and the runtime acknowledges the rest when the reader is
+    closed: a reader that crashes before its consumer has finished an element does not lose it. While one acknowledgment is in flight,
+    further ones gather. A saved state counts what the consumer has received.
 
 Promises
-    X1  No element is delivered twice, whatever is answered twice or computed again.
+    X1  No element is delivered twice, even if it arrives twice or is computed again.
     X2  The elements of a portion are delivered in their order and without a gap; with `ordered` so are the portions.
-    X3  What the consumer has not done with is not acknowledged.
-    X4  What it has done with is acknowledged in the end, although the dispatcher does not answer for a while.
-    X5  After an answer was lost the dispatcher is told, so that its elements are computed again.
-    X6  The end comes when the dispatcher has all acknowledged.
+    X3  An element that the consumer has not finished is not acknowledged.
+    X4  An element that the consumer has finished is acknowledged in the end, even if the dispatcher does not reply for a while.
+    X5  After a reply was lost, the machine reports it to the dispatcher, so that its elements are computed again.
+    X6  The end comes when all portions are acknowledged at the dispatcher.
 """
 
 from __future__ import annotations
@@ -52,23 +52,23 @@ ACKNOWLEDGE: Final = "zmqdist.data.acknowledge"
 MISSED: Final = "zmqdist.data.missed"
 
 ACK_S: Final = 0.05
-"""Acknowledgments gather for so long while the consumer has something to do;"""
+"""Acknowledgments gather for this many seconds while the consumer takes elements;"""
 
 ACK_S_MAX: Final = 1.0
-"""for longer while it takes nothing."""
+"""and for up to this many while it takes none."""
 
 AGAIN_S: Final = 0.1
-"""After a report that the dispatcher did not answer."""
+"""Pause before a report is sent again that the dispatcher did not reply to, in seconds."""
 
 LATER_BYTES_MAX: Final = 64 << 20
-"""In order: when more than this waits for its turn, only those are asked who have what is next."""
+"""With `ordered`: while more than this many bytes wait for an earlier portion, only tasks that hold the next portion get requests."""
 
 Marks: TypeAlias = tuple[tuple[int, int, bool], ...]
-"""What a consumer has done with: (portion, elements, whether that is all) each."""
+"""What a consumer has finished, for each portion: (portion, number of elements, whether that is the whole portion)."""
 
 
 class Consumed(NamedTuple):
-    """What a consumer had: steps as runs, and (portion, elements) of those that it had begun."""
+    """What a consumer has received: finished portions as runs of steps, and (portion, number of elements) for each unfinished one."""
 
     done: Sequence[tuple[int, int]] = ()
     open: Sequence[tuple[int, int]] = ()
@@ -76,10 +76,10 @@ class Consumed(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class PortionBatch:
-    """An answer. The consumer makes elements of it once, in its own thread, and keeps them here.
+    """The elements of one reply. The consumer unpacks `value` into `elements` once, in its own thread.
 
     Attributes:
-      value: as it came; None once there are elements.
+      value: the reply as received; None once it is unpacked.
     """
 
     value: Any
@@ -88,12 +88,12 @@ class PortionBatch:
 
 @dataclass(eq=False, slots=True)
 class PortionPiece:
-    """Elements of one portion that follow each other: those from `start` to `stop` of a batch, or one error.
+    """Consecutive elements of one portion: those from `start` to `stop` of a batch, or one error.
 
     Attributes:
-      first: offset of the first one.
-      done: the portion has no more.
-      last: the place in the window that its batch has is free when the consumer has taken this piece.
+      first: offset in the portion of the element at `start`.
+      done: the portion ends with this piece.
+      last: the batch's place in the window becomes free when the consumer takes this piece.
     """
 
     batch: PortionBatch
@@ -107,11 +107,11 @@ class PortionPiece:
 
 
 class Consumption:
-    """What a consumer has done with. The consumer and the delivery machine share it; `lock` guards what both change.
+    """What a consumer has finished. Consumer and delivery machine share it; `lock` guards what both change.
 
     Attributes:
-      waits: the consumer has nothing to do.
-      due: acknowledgments will be sent without a further event.
+      waits: the consumer waits at an empty queue.
+      due: the machine will acknowledge without a further event.
     """
 
     def __init__(self, lock: AbstractContextManager[Any], lanes: int, saved: Consumed) -> None:
@@ -119,15 +119,15 @@ class Consumption:
         self._lock = lock
         self._lanes = lanes
         self._piece: tuple[PortionPiece, Iterator[Any], int] | None = None
-        """What the consumer has in hand: its elements, and how many they were."""
+        """(piece that the consumer is at, iterator over its elements, how many it had)."""
         self._done: sets.Runs = []
         self._open = dict(saved.open)
         for start, stop in saved.done:
             sets.add(self._done, start, stop)
         self._marks: dict[int, tuple[int, bool]] = {}
-        """What is to be acknowledged."""
+        """Portion -> (elements, whether that is all): not yet acknowledged."""
         self._partial = (-1, 0)
-        """What was acknowledged of the piece in hand."""
+        """(portion, elements) last acknowledged of a piece that is not finished."""
 
     @property
     def in_hand(self) -> bool:
@@ -135,11 +135,11 @@ class Consumption:
         return self._piece is not None
 
     def take(self, piece: PortionPiece, elements: Iterator[Any], count: int) -> None:
-        """The consumer begins with a piece, and uses up these elements."""
+        """Note that the consumer begins `piece`, whose `count` elements it takes from the iterator `elements`."""
         self._piece = piece, elements, count
 
     def finish(self) -> None:
-        """The consumer asks for what is behind the piece in hand."""
+        """Note that the consumer has finished the piece it is at."""
         position = self._position()
         if position is not None:
             with self._lock:
@@ -148,11 +148,11 @@ class Consumption:
             _note(self._done, self._open, self._lanes, *position)
 
     def forget(self) -> None:
-        """In the child of a fork the piece in hand belongs to the parent."""
+        """Drop the piece that the consumer is at. In the child of a fork it belongs to the parent."""
         self._piece = None
 
     def saved(self) -> Consumed:
-        """Where the consumer is. In its thread."""
+        """Return where the consumer stands. Call it in the consumer's thread."""
         done, open_ = list(self._done), dict(self._open)
         position = self._position()
         if position is not None:
@@ -160,26 +160,26 @@ class Consumption:
         return Consumed(done, sorted(open_.items()))
 
     def marks(self) -> Marks:
-        """Take out what can be acknowledged now."""
+        """Remove and return what can be acknowledged now."""
         with self._lock:
             marks, self._marks = self._marks, {}
             position = self._position()
         if position is not None:
-            partly = position[0], position[1] - 1  # not the one that the consumer may be at
+            partly = position[0], position[1] - 1  # X3: the consumer may still use the last element that it took
             if partly[1] > 0 and partly != self._partial:
                 self._partial = partly
                 marks[partly[0]] = (partly[1], False)
         return tuple((number, *mark) for number, mark in marks.items())
 
     def put_back(self, marks: Marks) -> None:
-        """They were not acknowledged."""
+        """Note again what could not be acknowledged."""
         with self._lock:
             for number, elements, done in marks:
                 known = self._marks.get(number, (0, False))
                 self._marks[number] = max(known[0], elements), known[1] or done
 
     def _position(self) -> tuple[int, int, bool] | None:
-        """(portion, elements, whether that is all) of what was handed over of the piece in hand."""
+        """Return (portion, elements, whether that is all) of what the consumer has taken of its current piece; None between pieces."""
         if self._piece is None:
             return None
         piece, iterator, count = self._piece
@@ -190,7 +190,7 @@ class Consumption:
 
 
 class ExactlyOnceDelivery:
-    """See the module's docstring."""
+    """The delivery machine of a reader of portions; the module's docstring says how it decides."""
 
     def __init__(
         self,
@@ -201,10 +201,13 @@ class ExactlyOnceDelivery:
         ordered: bool,
         saved: Consumed,
     ) -> None:
-        """
+        """Start without tasks; `News` brings them.
+
         Args:
-          lanes: portions with one remainder by this number are of one lane, and a reader has one lane.
-          first: the portion that comes first, in order.
+          window: which tasks get requests.
+          lanes: number of lanes, one for each reader; portions with equal remainders modulo `lanes` form a lane.
+          first: with `ordered`, the first portion of this reader.
+          saved: what the consumer had received before.
         """
         self._window = window
         self._consumption = consumption
@@ -213,7 +216,7 @@ class ExactlyOnceDelivery:
         self._next = first
         self._begun = self._finished = self._over = False
         self._arrived: dict[int, int] = dict(saved.open)
-        """Of portions of which something is here, the offset that comes next; `_whole`: of which all is."""
+        """Portion of which a part has arrived -> the next offset. `_whole`: steps of portions that have arrived completely."""
         self._whole: sets.Runs = []
         for start, stop in saved.done:
             sets.add(self._whole, start, stop)
@@ -223,7 +226,7 @@ class ExactlyOnceDelivery:
         self._pause_s = ACK_S
         self._acknowledge_at = inf
         self._missed: dict[int, float] = {}
-        """Incarnation of a worker -> when the dispatcher is told again that an answer of it was lost."""
+        """Incarnation of a worker -> when to report again that a reply of it was lost."""
 
     @property
     def deadline(self) -> float:
@@ -233,19 +236,19 @@ class ExactlyOnceDelivery:
         window = self._window
         match event:
             case Answered():
-                return self._answered(event, now) + self._next_questions()
+                return self._answered(event, now) + self._next_requests()
             case Took():
                 window.held -= 1
             case Waits():
-                return self._acknowledge(now) + self._next_questions()
+                return self._acknowledge(now) + self._next_requests()
             case Works():
                 self._acknowledge_later(now)
                 return []
-            case Reported(TellDispatcher(method, about), code, message):
+            case Reported(TellDispatcher(method, payload), code, message):
                 if method == ACKNOWLEDGE:
-                    return self._acknowledged(about, code, message, now)
+                    return self._acknowledged(payload, code, message, now)
                 if code in TRANSIENT:
-                    self._missed[about] = now + AGAIN_S
+                    self._missed[payload] = now + AGAIN_S
                 return []
             case News():
                 window.note(event)
@@ -254,8 +257,8 @@ class ExactlyOnceDelivery:
                 self._begun = True
             case _:
                 window.resume(now)
-                return self._due(now) + self._next_questions()
-        return self._next_questions()
+                return self._due(now) + self._next_requests()
+        return self._next_requests()
 
     def standing(self) -> tuple[Any, ...]:
         return ()
@@ -263,9 +266,9 @@ class ExactlyOnceDelivery:
     def awaited(self) -> str:
         return self._window.awaited()
 
-    # -- what is asked ----------------------------------------------------------------------------------------------------
+    # -- requests ---------------------------------------------------------------------------------------------------------
 
-    def _next_questions(self) -> list[Effect]:
+    def _next_requests(self) -> list[Effect]:
         if self._over:
             return []
         if self._finished:
@@ -280,21 +283,23 @@ class ExactlyOnceDelivery:
         sources = self._window.askable()
         if not self._ordered or sum(self._later_bytes.values()) < LATER_BYTES_MAX:
             return sources
+        # Replies of other tasks would only fill the memory until the next portion arrives.
         return [each for each in sources if self._next in each.in_hand] or sources
 
     def _end(self, error: OpError | None) -> list[Effect]:
         self._over = True
         return [Over(error)]
 
-    # -- what comes -------------------------------------------------------------------------------------------------------
+    # -- replies ----------------------------------------------------------------------------------------------------------
 
     def _answered(self, event: Answered, now: float) -> list[Effect]:
         source, error = event.source, event.error
-        source.asked -= 1
+        source.in_flight -= 1
         if error is not None and error.error_code in RETRIABLE:
             self._window.fail(source, now)
-            return [TellDispatcher(MISSED, source.life)]
-        if error is not None:  # the task cannot go on
+            # X5: the task may have sent elements in the reply that was lost.
+            return [TellDispatcher(MISSED, source.incarnation)]
+        if error is not None:  # permanent: the task cannot continue
             return self._end(error)
         if event.kind == SOME:
             self._window.succeed(source)
@@ -307,21 +312,27 @@ class ExactlyOnceDelivery:
     def _accept(self, source: TaskSource, value: tuple[Any, ...]) -> list[Effect]:
         runs, bytes_, source.in_hand = value[2]
         batch = PortionBatch(value)
-        place = 0
+        index = 0
         pieces = []
         for number, skip, first, count, done, code, text in runs:
-            stop = place if code else place + count
+            stop = index if code else index + count
             offset = self._arrived.get(number, skip)
+            # X1, X2: skip a portion that is complete, and a run that would leave a gap; below, drop the part that has arrived.
             if sets.end_of(self._whole, number // self._lanes) is None and first <= offset:
-                had = min(count, offset - first)
-                if count > had or done:
-                    error = from_code(code, text) if code and count > had else None
-                    pieces.append(PortionPiece(batch, number, first + had, min(stop, place + had), stop, done, error))
+                duplicates = min(count, offset - first)
+                if count > duplicates or done:
+                    error = from_code(code, text) if code and count > duplicates else None
+                    pieces.append(
+                        PortionPiece(
+                            batch, number, first + duplicates, min(stop, index + duplicates), stop, done, error
+                        )
+                    )
                     _note(self._whole, self._arrived, self._lanes, number, first + count, done)
-            place = stop
+            index = stop
         return self._offer(self._in_turn(pieces, bytes_) if self._ordered else pieces)
 
     def _in_turn(self, pieces: list[PortionPiece], bytes_: int) -> list[PortionPiece]:
+        """Return the pieces whose turn it is, and keep the others until the portions before them are complete."""
         for piece in pieces:
             self._later.setdefault(piece.number, deque()).append(piece)
             self._later_bytes[piece.number] = self._later_bytes.get(piece.number, 0) + bytes_ // len(pieces)
@@ -342,7 +353,7 @@ class ExactlyOnceDelivery:
         return ready
 
     def _offer(self, pieces: list[PortionPiece]) -> list[Effect]:
-        """The answer that brought them counts as held until the consumer has taken the last of them."""
+        """Deliver pieces. The reply that brought them counts as held in the window until the consumer has taken the last one."""
         if not pieces:
             self._window.held -= 1
             return []
@@ -353,9 +364,9 @@ class ExactlyOnceDelivery:
 
     def _due(self, now: float) -> list[Effect]:
         effects: list[Effect] = []
-        for life in [life for life, at in self._missed.items() if at <= now]:
-            del self._missed[life]
-            effects.append(TellDispatcher(MISSED, life))
+        for incarnation in [incarnation for incarnation, at in self._missed.items() if at <= now]:
+            del self._missed[incarnation]
+            effects.append(TellDispatcher(MISSED, incarnation))
         return effects + self._acknowledge(now) if self._acknowledge_at <= now else effects
 
     def _acknowledge_later(self, now: float) -> None:
@@ -363,7 +374,7 @@ class ExactlyOnceDelivery:
         self._acknowledge_at = now + self._pause_s
 
     def _acknowledge(self, now: float) -> list[Effect]:
-        """Say what the consumer has had; one such report is on its way at a time."""
+        """Send what the consumer has finished to the dispatcher, unless an acknowledgment is in flight."""
         self._consumption.due = False
         self._acknowledge_at = inf
         if self._acknowledging:
@@ -379,7 +390,7 @@ class ExactlyOnceDelivery:
 
     def _acknowledged(self, marks: Marks, code: int, message: str, now: float) -> list[Effect]:
         self._acknowledging = False
-        if code in TRANSIENT:
+        if code in TRANSIENT:  # X4
             self._consumption.put_back(marks)
             self._pause_s = AGAIN_S
             self._acknowledge_later(now)
@@ -393,7 +404,7 @@ class ExactlyOnceDelivery:
 
 
 def _note(runs: sets.Runs, offsets: dict[int, int], lanes: int, number: int, elements: int, done: bool) -> None:
-    """So many elements of a portion are past."""
+    """Note that the first `elements` elements of a portion are past; with `done`, that the whole portion is."""
     if done:
         offsets.pop(number, None)
         sets.add(runs, number // lanes, number // lanes + 1)

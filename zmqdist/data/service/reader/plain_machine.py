@@ -1,9 +1,9 @@
-"""Plain reading: batches go to the consumer as they come, from whichever task.
+"""Plain reading: batches go to the consumer in order of arrival, whichever task they come from.
 
 Promises
     F1  Each batch that arrives is delivered once; batches of one task keep their order.
-    F2  A worker or dispatcher that does not answer is no error: it is asked again. Every other error is delivered once, in its place.
-    F3  The end comes when the iteration has finished, or all tasks that this reader reads have ended, and no question is out.
+    F2  A worker or dispatcher that does not reply is no error: the reader tries again. Every other error is delivered once, in its place.
+    F3  The end comes when no request is in flight, and the iteration has finished or all tasks that this reader reads have ended.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from zmqdist.errors import OpError, from_code
 
 
 class PlainDelivery:
-    """See the module's docstring."""
+    """The delivery machine of plain reading; the module's docstring says how it decides."""
 
     def __init__(self, reader: int, trainer: str, outstanding_max: int) -> None:
-        """As for TaskWindow."""
+        """Take the arguments of TaskWindow."""
         self._window = TaskWindow(reader, trainer, outstanding_max)
         self._begun = self._finished = self._over = False
 
@@ -54,11 +54,11 @@ class PlainDelivery:
                 self._begun = True
             case _:
                 window.resume(now)
-        return effects + self._next()
+        return effects + self._next_effects()
 
     def _answered(self, event: Answered, now: float) -> list[Effect]:
         source, error = event.source, event.error
-        source.asked -= 1
+        source.in_flight -= 1
         if event.kind == SOME:
             self._window.succeed(source)
             return [Deliver([event.value])]
@@ -71,12 +71,12 @@ class PlainDelivery:
             source.ended = source.ended or event.kind == END
         return []
 
-    def _next(self) -> list[Effect]:
+    def _next_effects(self) -> list[Effect]:
         if self._over or not self._begun:
             return []
         window = self._window
         effects: list[Effect] = [*window.questions(window.askable())]
-        if (self._finished and not window.asks) or window.exhausted:
+        if (self._finished and not window.has_in_flight) or window.exhausted:
             self._over = True
             effects.append(Over(None))
         return effects
@@ -89,8 +89,8 @@ class PlainDelivery:
 
 
 def _from_worker(address: str, error: OpError) -> OpError:
-    """A permanent error of a task, as tf.data service words it."""
+    """Return a permanent error of a task with the text that tf.data service gives it."""
     text = f"Failed to get element from worker {address}: Failed to get an element, with a nonretryable error: "
-    made = from_code(error.error_code, text + error.message)
-    made.__cause__ = error.__cause__
-    return made
+    described = from_code(error.error_code, text + error.message)
+    described.__cause__ = error.__cause__
+    return described

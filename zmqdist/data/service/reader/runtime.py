@@ -1,21 +1,26 @@
-"""The runtime of an iterator over a distributed dataset: it asks the dispatcher and the workers, and hands elements to the consumer.
+"""The runtime of an iterator over a distributed dataset: it sends requests to the dispatcher and the workers, and passes elements to the
+consumer.
 
 Theory
-    A delivery machine (data/service/reader/) decides which task is asked next, what an answer means, and when an element counts as
-    delivered: `PlainDelivery` for plain reading, `CoordinatedDelivery` for rounds, `ExactlyOnceDelivery` for portions. The reader
-    carries out what its machine decides, and is the same for all three.
+    A delivery machine (the other files of data/service/reader/) decides which task gets the next request, what a reply means, and when an
+    element counts as delivered: `PlainDelivery` for plain reading, `CoordinatedDelivery` for coordinated reads, `ExactlyOnceDelivery` for
+    portions. This runtime carries out the decisions of its machine, and is the same for all three.
 
-    The dispatcher lists the tasks (`watch`, always one question outstanding). Answers go into one queue in the order in which they come, so
-    that a slow or silent worker delays no other. The consumer takes items out of the queue; that makes room to ask for more.
+    The dispatcher lists the tasks. The reader always has one `watch` request pending, which the dispatcher answers when the list changes.
+    Replies of tasks go into one queue in order of arrival, so that a slow or silent worker delays no other. The consumer takes items out
+    of the queue, and each item taken makes room for another request.
 
-    All but the consumer happens in a loop of the reader's own; the two share the queue.
+    The consumer's thread runs only what stands under "the consumer" below. Everything else runs in the reader's own loop. The two share
+    the queue, under `_ready`.
 
 End and errors
-    The consumer gets what is in the queue, then the end or the error that ended the reading. A dispatcher that does not answer is no error:
-    the tasks that are known go on.
+    The consumer gets what is in the queue, then the end or the error that ended the reading. A dispatcher that does not reply is no error:
+    the reader goes on with the tasks that it knows.
 
-    What is raised is a copy: its traceback refers to the consumer's iterator, so a reader that held it would keep alive the iterator that
-    is to close it.
+    The reader raises a copy of its error, because a raised error's traceback refers to the consumer's iterator: a reader that kept the
+    raised one would keep alive the iterator that is to close it.
+
+Not here: the iterator that the consumer holds (source.py), the access to one task (task_clients.py).
 """
 
 from __future__ import annotations
@@ -73,13 +78,15 @@ from zmqdist.transport.loop import Loop
 
 log = logging.getLogger("zmqdist.data")
 
-TARGET_OF: Final = 16
-"""The consumer's time for an element is a mean over about so many batches."""
+ELEMENT_S_SAMPLES: Final = 16
+"""The consumer's time for an element is a running mean over about this many batches."""
 
 WATCH: Final = "zmqdist.data.watch"
 RELEASE: Final = "zmqdist.data.release"
 RELEASE_S: Final = 1.0
-"""A reader that leaves waits no longer for a dispatcher to hear it, which forgets it by itself in time."""
+"""How long a closing reader waits for the dispatcher to confirm its release. A dispatcher that misses the release drops the reader by
+itself later.
+"""
 
 STATE_VERSION: Final = 1
 
@@ -88,12 +95,12 @@ WAITS, WORKS = delivery.Waits(), delivery.Works()
 
 
 class SavedReader(msgspec.Struct, frozen=True):
-    """The state of a reader in portions, from which another goes on.
+    """The state of a reader of portions, from which another reader continues.
 
     Attributes:
       dispatcher: number of the dispatcher's state.
       cut: how the positions are cut into portions.
-      done, open: what its consumer had, as in `Consumed`.
+      done, open: what the consumer has received, as in `Consumed`.
     """
 
     version: int
@@ -107,7 +114,7 @@ class SavedReader(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, state: dict[str, Any]) -> SavedReader:
-        """Read a state. Raises InvalidArgumentError for what is none."""
+        """Parse a state. Raises InvalidArgumentError when `state` is not the state of a reader, or is one of another version."""
         try:
             saved = msgspec.convert(state, cls)
         except msgspec.ValidationError as error:
@@ -117,17 +124,17 @@ class SavedReader(msgspec.Struct, frozen=True):
         return saved
 
     def state(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """Return the state as a dict of JSON types."""
         return msgspec.json.decode(msgspec.json.encode(self), type=dict[str, Any])
 
-    def question(self) -> tuple[Any, ...]:
-        """For the dispatcher."""
+    def as_args(self) -> tuple[Any, ...]:
+        """Return the fields that the dispatcher needs to open the iteration."""
         return msgspec.structs.astuple(self)[1:]
 
 
 @dataclass(frozen=True)
 class Wish:
-    """What is to be read, and how."""
+    """What a reader reads, and how."""
 
     dispatcher: str
     terms: Terms
@@ -140,83 +147,90 @@ class Wish:
     compression: str | None = "AUTO"
     spec: Any = UNKNOWN_SPEC
     saved: SavedReader | None = None
-    """Where to go on, in portions."""
+    """The state from which a reader of portions continues."""
     refresh_s: float = 0.0
-    """Pause before asking for news again; 0: they come at once."""
+    """Pause between two `watch` requests, in seconds. 0: the next one is sent at once, and the dispatcher holds it until the list changes.
+    """
 
     @property
     def consumed(self) -> Consumed:
-        """What the consumer had before."""
+        """What the consumer had received when the state was saved."""
         return Consumed() if self.saved is None else Consumed(self.saved.done, self.saved.open)
 
 
 @dataclass(eq=False)
 class TaskLink:
-    """The way to one task, in one incarnation of its worker."""
+    """The connection to one task, in one incarnation of its worker."""
 
-    where: str
-    life: int
-    at: LocalTask | RemoteTask
-    answers: deque[list[Any]] = field(default_factory=deque)
-    """Of each question asked its answer, or nothing yet: two answers may come in from two threads, and the order of a task counts."""
+    location: str
+    incarnation: int
+    client: LocalTask | RemoteTask
+    replies: deque[list[Any]] = field(default_factory=deque)
+    """One list for each request sent, in the order of the requests: empty until the reply has arrived. Replies may arrive from two threads
+    out of order, and the machine needs those of one task in order.
+    """
 
 
 class ServiceReader:
-    """See the module's docstring. One consumer at a time."""
+    """Reads one iteration of a distributed dataset for one consumer; the module's docstring says how."""
 
-    def __init__(self, wish: Wish, credentials: Credentials, openings: Openings) -> None:
-        """Open the iteration; waits until the dispatcher is there, or `openings` are closed.
+    def __init__(self, request: Wish, credentials: Credentials, openings: Openings) -> None:
+        """Open the iteration. Blocks until the dispatcher has replied, or until `openings` are closed.
 
         Raises:
-          OpError: what the dispatcher says.
+          OpError: the dispatcher refused, or `openings` were closed (CancelledError).
         """
-        if wish.terms.cache:
-            check_shared(wish.job_name, wish.repetition, wish.terms.num_consumers)
-        self._wish = wish
+        if request.terms.cache:
+            check_shared(request.job_name, request.repetition, request.terms.num_consumers)
+        self._request = request
         self._credentials = credentials
         self._stopped = threading.Event()
-        self._abandoned = threading.Event()
-        """Nobody waits for the iteration to be opened."""
+        self._open_cancelled = threading.Event()
+        """Set when the thread that opens the iteration is to stop waiting for the dispatcher."""
         self._ready = threading.Condition()
         self._queue: deque[Any] = deque()
         self._over = False
         self._error: OpError | None = None
-        self._given: list[Any] = []
-        """The elements that the consumer is at."""
-        self._links: dict[int, TaskLink] = {}
+        self._elements_in_use: list[Any] = []
+        """The elements that the consumer iterates over now."""
+        self._links: dict[tuple[int, int], TaskLink] = {}
+        """By task and incarnation of its worker: a task may come back to an incarnation whose replies are still in flight."""
         self._clients: dict[tuple[str, bytes], ZmqClient] = {}
         self._target = ""
-        self._target_s = 0.0
-        """The consumer needs so long for an element."""
+        self._element_s = 0.0
+        """Seconds that the consumer takes for an element; the dispatcher computes from it how many workers are best."""
         self._tick_at = inf
         self._finished = False
         self._version = 0
-        self._watching = 0
+        self._watch_number = 0
         self._watch_pause_s = 0.0
-        self._trouble = ""
-        """Why the dispatcher did not do what it was asked the last time."""
-        self._dispatcher = self._connect(wish.dispatcher)
+        self._dispatcher_error = ""
+        """Why the last request to the dispatcher failed, for the log; empty when it succeeded."""
+        self._dispatcher = self._connect(request.dispatcher)
         self._opened: tuple[int, int] | None = None
-        """The number of the dispatcher's state, and that of the client that this is to it."""
-        self._lanes = max(1, wish.terms.num_consumers)
-        self._consumption = Consumption(self._ready, self._lanes, wish.consumed)
-        request = secrets.randbits(62)
-        terms = tuple(getattr(wish.terms, name) for name in wish.terms.__struct_fields__)
-        question = None if wish.saved is None else wish.saved.question()
-        args = (request, wish.job_name, wish.repetition, terms, wish.consumer_index, question)
+        """(number of the dispatcher's state, number of this client); None until the iteration is open."""
+        self._lanes = max(1, request.terms.num_consumers)
+        self._consumption = Consumption(self._ready, self._lanes, request.consumed)
+        open_number = secrets.randbits(62)
+        terms = tuple(getattr(request.terms, name) for name in request.terms.__struct_fields__)
+        saved = None if request.saved is None else request.saved.as_args()
+        args = (open_number, request.job_name, request.repetition, terms, request.consumer_index, saved)
         self._loop = Loop("zmqdist-reader")
         self._loop.start()
         _readers.add(self)
         try:
-            with openings.one(self._give_up):
-                self._target = target_of(wish.terms, self._deployment_mode())
-                what = f"reading from {wish.dispatcher}"
+            with openings.one(self._cancel_open):
+                self._target = target_of(request.terms, self._deployment_mode())
                 client, self.iteration, state, self._cut = insist(
-                    self._dispatcher, "open", *args, what=what, stopped=self._abandoned
+                    self._dispatcher,
+                    "open",
+                    *args,
+                    what=f"reading from {request.dispatcher}",
+                    stopped=self._open_cancelled,
                 )
                 self._opened = (state, client)
                 if self._target == "LOCAL":
-                    check_local(wish.terms, wish.dispatcher, state)
+                    check_local(request.terms, request.dispatcher, state)
             self._delivery = self._delivery_for(client)
         except BaseException:
             self.close()
@@ -224,51 +238,58 @@ class ServiceReader:
         self._loop.call_soon(self._watch)
 
     def _delivery_for(self, client: int) -> Delivery:
-        wish, terms = self._wish, self._wish.terms
+        request, terms = self._request, self._request.terms
         if terms.portioned:
-            window = TaskWindow(client, wish.trainer, wish.max_outstanding)
+            window = TaskWindow(client, request.trainer, request.max_outstanding)
             first, ordered = self._cut[3], terms.ordered
-            return ExactlyOnceDelivery(window, self._consumption, self._lanes, first, ordered, wish.consumed)
+            return ExactlyOnceDelivery(window, self._consumption, self._lanes, first, ordered, request.consumed)
         if terms.coordinated:
-            return CoordinatedDelivery(client, wish.consumer_index, wish.max_outstanding, self._elements_of)
-        return PlainDelivery(client, wish.trainer, wish.max_outstanding)
+            return CoordinatedDelivery(client, request.consumer_index, request.max_outstanding, self._elements_of)
+        return PlainDelivery(client, request.trainer, request.max_outstanding)
 
     def _deployment_mode(self) -> str:
-        """What the dispatcher was told of its workers; asked only where it matters."""
-        if self._wish.terms.target_workers != "AUTO" or ShardingPolicy(self._wish.terms.mode) not in STATIC:
+        """Ask the dispatcher for its deployment mode. Return "" where the mode does not matter."""
+        if self._request.terms.target_workers != "AUTO" or ShardingPolicy(self._request.terms.mode) not in STATIC:
             return ""
-        what = f"asking {self._wish.dispatcher}"
-        return str(insist(self._dispatcher, "config", what=what, stopped=self._abandoned)["deployment_mode"])
+        config = insist(
+            self._dispatcher,
+            "config",
+            what=f"asking {self._request.dispatcher}",
+            stopped=self._open_cancelled,
+        )
+        return str(config["deployment_mode"])
 
     # -- the consumer -----------------------------------------------------------------------------------------------------
 
     def batches(self) -> Iterator[list[Any]]:
-        """The elements, in lists, as they come. Raises an error that one of them ended in; a new call goes on behind it.
+        """Yield lists of elements in order of arrival. Blocks for each list.
+
+        An error that stands in place of an element is raised; call `batches` again to continue behind it.
 
         Raises:
-          OpError: also what ends the reading.
+          OpError: the error of an element, or the one that ended the reading.
         """
-        coordinated = self._wish.terms.coordinated
-        self._tell(BEGAN)
+        coordinated = self._request.terms.coordinated
+        self._post(BEGAN)
         while (value := self._take()) is not None:
-            self._tell(TOOK)
+            self._post(TOOK)
             if isinstance(value, OpError):
                 raise copy(value)
-            elements = self._given = value if coordinated else self._elements_of(value)
-            given_at = time.monotonic()
+            elements = self._elements_in_use = value if coordinated else self._elements_of(value)
+            yielded_at = time.monotonic()
             yield elements
-            took_s = (time.monotonic() - given_at) / max(1, len(elements))
-            self._target_s += (took_s - self._target_s) / TARGET_OF if self._target_s else took_s
+            took_s = (time.monotonic() - yielded_at) / max(1, len(elements))
+            self._element_s += (took_s - self._element_s) / ELEMENT_S_SAMPLES if self._element_s else took_s
 
     def pieces(self) -> Iterator[Iterator[Any]]:
-        """In portions: the elements as iterators that are to be used up, one after the other. Raises as `batches`."""
+        """Yield the elements of a reader of portions, as iterators. Use up each one before taking the next. Raises as `batches` does."""
         consumption = self._consumption
-        self._tell(BEGAN)
+        self._post(BEGAN)
         while True:
             consumption.finish()
             if not self._queue:
                 consumption.waits = True
-                self._tell(WAITS)
+                self._post(WAITS)
             piece: PortionPiece | None = self._take()
             consumption.waits = False
             if piece is None:
@@ -276,13 +297,13 @@ class ServiceReader:
             elements: Any = []
             if piece.error is None:
                 elements = self._piece_elements(piece)
-            iterator, self._given = iter(elements), elements
+            iterator, self._elements_in_use = iter(elements), elements
             consumption.take(piece, iterator, len(elements))
             if piece.last:
-                self._tell(TOOK)
+                self._post(TOOK)
             if not consumption.due:
                 consumption.due = True
-                self._tell(WORKS)
+                self._post(WORKS)
             if piece.error is not None:
                 consumption.finish()
                 raise copy(piece.error)
@@ -293,7 +314,7 @@ class ServiceReader:
         if batch.value is not None:
             try:
                 batch.elements = self._elements_of(batch.value)
-            except OpError as error:  # it is not acknowledged, and comes no other way
+            except OpError as error:  # it stays unacknowledged, and no other reply brings it: the reading ends
                 self._end(copy(error))
                 raise
             batch.value = None
@@ -303,18 +324,20 @@ class ServiceReader:
 
     def _elements_of(self, value: tuple[Any, ...]) -> list[Any]:
         elements = open_batch(value)
-        check_spec(elements, self._wish.spec)
+        check_spec(elements, self._request.spec)
         return elements
 
     def _take(self) -> Any:
-        """What is next in the queue; waits for it. None at the end. Raises what ended the reading."""
+        """Return the next item of the queue; blocks. None: the end. Raises the error that ended the reading."""
         with self._ready:
             waited_s = 0.0
             while not self._queue and not self._over:
                 if not self._ready.wait(WAIT_LOG_S):
                     waited_s += WAIT_LOG_S
-                    where = f"(dispatcher {self._wish.dispatcher}{self._trouble})"
-                    log.warning("for %.0f s %s %s", waited_s, self._delivery.awaited(), where)
+                    where = f"(dispatcher {self._request.dispatcher}{self._dispatcher_error})"
+                    log.warning(
+                        "a data reader has waited %.0f s for elements: %s %s", waited_s, self._delivery.awaited(), where
+                    )
             if self._queue:
                 return self._queue.popleft()
             if self._error is not None:
@@ -322,28 +345,30 @@ class ServiceReader:
             return None
 
     def state(self) -> dict[str, Any]:
-        """In portions: where the consumer is. In its thread."""
+        """Return where a reader of portions stands, as a dict of JSON types. Call it in the consumer's thread."""
         assert self._opened is not None
         state, client = self._opened
         done, open_ = map(tuple, self._consumption.saved())
         cut = self._cut[:3]
         return SavedReader(STATE_VERSION, state, self.iteration, client, cut, self._lanes, done, open_).state()
 
-    def _give_up(self) -> None:
-        """Whoever waits for the iteration to be opened waits no longer."""
-        self._abandoned.set()
+    def _cancel_open(self) -> None:
+        """Stop waiting for the dispatcher to open the iteration."""
+        self._open_cancelled.set()
         if self._opened is None:
             self._dispatcher.close()
 
     def interrupt(self) -> None:
-        """Who waits for elements gets the end."""
+        """Drop the queue, and end the iteration for a consumer that waits for elements."""
         with self._ready:
             self._queue.clear()
             self._over = True
             self._ready.notify_all()
 
     def close(self) -> None:
-        """Stop reading and say so to the dispatcher: closing says "I have had what I was given". Harmless when called twice."""
+        """Stop reading, acknowledge what the consumer has received, and release this client at the dispatcher. Blocks up to RELEASE_S. A
+        second call does nothing.
+        """
         if self._stopped.is_set() or sys.is_finalizing():
             return
         self._stopped.set()
@@ -351,8 +376,8 @@ class ServiceReader:
         self._end(None)
         if self._target == "LOCAL":
             for link in self._links.values():
-                if isinstance(link.at, LocalTask):
-                    link.at.delete()
+                if isinstance(link.client, LocalTask):
+                    link.client.delete()
         if self._opened is not None:
             try:
                 self._consumption.finish()
@@ -367,16 +392,19 @@ class ServiceReader:
             client.close()
 
     def forked(self) -> None:
-        """In the child of a fork: the loop is not there, and what lies here belongs to the parent, which goes on."""
-        self._stopped, self._ready = threading.Event(), threading.Condition()  # somebody may have been in them
+        """Make this reader unusable in the child of a fork: the loop's thread does not exist there, and queue and client belong to the
+        parent.
+        """
+        # New ones, because a thread of the parent may have held their locks at the fork.
+        self._stopped, self._ready = threading.Event(), threading.Condition()
         self._stopped.set()
-        self._given.clear()
+        self._elements_in_use.clear()
         self._queue.clear()
         self._consumption.forget()
         self._over, self._error = True, FailedPreconditionError(FORKED)
 
     def _connect(self, address: str, key: bytes = b"") -> ZmqClient:
-        """`key`: the public key that a worker told with its address; empty for the dispatcher."""
+        """Return the client for `address`. `key` is the public key that a worker published with its address; empty for the dispatcher."""
         client = self._clients.get((address, key))
         if client is None:
             security = self._credentials.client(address, "submit", key)
@@ -385,7 +413,7 @@ class ServiceReader:
 
     # -- in the loop: the machine -----------------------------------------------------------------------------------------
 
-    def _soon(self, fn: Callable[..., object], *args: Any) -> None:
+    def _run_in_loop(self, fn: Callable[..., object], *args: Any) -> None:
         if self._stopped.is_set():
             return
         try:
@@ -393,27 +421,27 @@ class ServiceReader:
         except FailedPreconditionError:
             pass  # closed
 
-    def _tell(self, event: Event) -> None:
-        """From the consumer's thread."""
-        self._soon(self._handle, event)
+    def _post(self, event: Event) -> None:
+        """Have the machine handle `event`. Called in the consumer's thread."""
+        self._run_in_loop(self._handle, event)
 
     def _handle(self, event: Event) -> None:
         for effect in self._delivery.handle(event, self._loop.now()):
             match effect:
                 case delivery.Ask(source, wanted):
                     if not self._over:
-                        link = self._links[source.task]
-                        answer: list[Any] = []
-                        link.answers.append(answer)
-                        link.at.ask(wanted, partial(self._soon, self._came, source, link, answer))
+                        link = self._links[source.task, source.incarnation]
+                        reply: list[Any] = []
+                        link.replies.append(reply)
+                        link.client.ask(wanted, partial(self._run_in_loop, self._replied, source, link, reply))
                 case delivery.Deliver(items):
                     with self._ready:
                         self._queue.extend(items)
                         self._ready.notify_all()
-                case TellDispatcher(method, about):
+                case TellDispatcher(method, payload):
                     assert self._opened is not None
                     then = partial(self._reported, effect)
-                    self._start(self._dispatcher, then, method, *self._opened, about)
+                    self._start(self._dispatcher, then, method, *self._opened, payload)
                 case delivery.AskForNews():
                     self._watch()
                 case delivery.Over(error):
@@ -428,20 +456,20 @@ class ServiceReader:
         self._tick_at = inf
         self._handle(TICKED)
 
-    def _came(self, source: Any, link: TaskLink, answer: list[Any], *kind_value_error: Any) -> None:
-        answer.append(kind_value_error)
-        while link.answers and link.answers[0]:
-            self._handle(Answered(source, *link.answers.popleft()[0]))
+    def _replied(self, source: Any, link: TaskLink, reply: list[Any], *kind_value_error: Any) -> None:
+        reply.append(kind_value_error)
+        while link.replies and link.replies[0]:
+            self._handle(Answered(source, *link.replies.popleft()[0]))
 
     def _reported(self, report: TellDispatcher, call: StatusOrResult) -> None:
         code, message = call.get_error()
-        self._trouble = f": {message}" if code else ""
+        self._dispatcher_error = f": {message}" if code else ""
         self._handle(Reported(report, code, message))
 
     def _end(self, error: OpError | None) -> None:
-        if error is not None and self._wish.terms.coordinated and self._opened is not None and not self._over:
-            # A consumer that cannot go on takes part in no decision any more.
-            self._watching += 1
+        if error is not None and self._request.terms.coordinated and self._opened is not None and not self._over:
+            # The dispatcher waits for the decisions of all consumers: one that cannot continue has to leave, or the others would stall.
+            self._watch_number += 1
             self._start(self._dispatcher, lambda _: None, RELEASE, *self._opened)
         with self._ready:
             self._over = True
@@ -451,33 +479,34 @@ class ServiceReader:
     # -- in the loop: the dispatcher's news -------------------------------------------------------------------------------
 
     def _start(self, client: ZmqClient, then: Callable[[StatusOrResult], None], method: str, *args: Any) -> None:
-        """Ask, and have `then` called in the loop with the ended call."""
+        """Send a request, and call `then` with the finished call in the loop."""
         try:
             call = internal_client.start(client, method, *args, waits_for_server=False)
         except OpError:
             return  # closed
-        call.add_done_callback(partial(self._soon, then))
+        call.add_done_callback(partial(self._run_in_loop, then))
 
     def _watch(self) -> None:
         assert self._opened is not None
-        self._watching += 1
-        then = partial(self._watched, self._watching)
+        self._watch_number += 1
+        then = partial(self._watched, self._watch_number)
         standing = self._delivery.standing()
-        self._start(self._dispatcher, then, WATCH, *self._opened, self._version, self._target_s, *standing)
+        self._start(self._dispatcher, then, WATCH, *self._opened, self._version, self._element_s, *standing)
 
-    def _watched(self, asking: int, call: StatusOrResult) -> None:
-        if asking != self._watching:
-            return  # there is a later question
+    def _watched(self, number: int, call: StatusOrResult) -> None:
+        if number != self._watch_number:
+            return  # a later watch request has replaced this one
         code, message = call.get_error()
-        if code in RETRIABLE and code != ABORTED:  # that: another reader has taken over
+        # ABORTED ends this reader: another one continues its iteration.
+        if code in RETRIABLE and code != ABORTED:
             self._watch_pause_s = longer(self._watch_pause_s)
             self._loop.set_timer(self, self._loop.now() + self._watch_pause_s, self._watch)
-            self._trouble = f": {message}"
+            self._dispatcher_error = f": {message}"
             return
         if code:
             self._end(from_code(code, message))
             return
-        self._watch_pause_s, self._trouble = 0.0, ""
+        self._watch_pause_s, self._dispatcher_error = 0.0, ""
         news = call.get_value()
         if news is not None:
             self._version, tasks, self._finished, hold, ended, failed = news
@@ -486,40 +515,48 @@ class ServiceReader:
             try:
                 places, for_others = self._places(tasks)
                 self._handle(News(places, for_others, self._finished, hold, ended))
-            except OpError as error:  # a worker at which no connection may be tried
+            except OpError as error:  # no connection to one of the workers is allowed
                 self._end(error)
         if not self._finished:
-            if self._wish.refresh_s:
-                self._loop.set_timer(self, self._loop.now() + self._wish.refresh_s, self._watch)
+            if self._request.refresh_s:
+                self._loop.set_timer(self, self._loop.now() + self._request.refresh_s, self._watch)
             else:
                 self._watch()
 
     def _places(self, tasks: list[tuple[Any, ...]]) -> tuple[list[TaskPlace], bool]:
-        """The tasks that this reader reads, each with a link where a worker serves it; and whether there are others."""
+        """Return the tasks that this reader reads, and whether there are tasks that it leaves to other readers. Connects to workers that
+        are new.
+        """
         chance.shuffle(tasks)
         places = []
-        coordinated = self._wish.terms.coordinated
-        for task, _worker, where, life, tags, starting_round in tasks:
-            if reads_from(self._target, coordinated, life, tags):
-                places.append(TaskPlace(task, split_key(where)[0] if where else "", where, life, starting_round))
-                link = self._links.get(task)
-                if where and life >= 0 and (link is None or (link.where, link.life) != (where, life)):
-                    self._links[task] = TaskLink(where, life, self._at(task, where, life))
+        coordinated = self._request.terms.coordinated
+        for task, _worker, location, incarnation, tags, starting_round in tasks:
+            if reads_from(self._target, coordinated, incarnation, tags):
+                address = split_key(location)[0] if location else ""
+                places.append(TaskPlace(task, address, location, incarnation, starting_round))
+                link = self._links.get((task, incarnation))
+                if location and incarnation >= 0 and (link is None or link.location != location):
+                    client = self._task_client(task, location, incarnation)
+                    self._links[task, incarnation] = TaskLink(location, incarnation, client)
+        incarnations = {place.task: place.life for place in places}  # negative while the worker is away
+        for key, link in [*self._links.items()]:
+            if not link.replies and 0 <= incarnations.get(key[0], -1) != key[1]:
+                del self._links[key]
         return places, len(places) < len(tasks)
 
-    def _at(self, task: int, where: str, life: int) -> LocalTask | RemoteTask:
+    def _task_client(self, task: int, location: str, incarnation: int) -> LocalTask | RemoteTask:
         assert self._opened is not None
-        address, key = split_key(where)
+        address, key = split_key(location)
         state = self._opened[0]
-        protocol, shared = self._wish.protocol, bool(self._wish.trainer)
-        # What others get, too, is not handed over as it is.
-        worker = local_workers.find(life) if protocol in ("", LOCAL_PROTOCOL) and not shared else None
+        protocol, shared = self._request.protocol, bool(self._request.trainer)
+        # Elements of a shared task are not passed by reference: several trainers get them.
+        worker = local_workers.find(incarnation) if protocol in ("", LOCAL_PROTOCOL) and not shared else None
         if worker is not None:
-            return LocalTask(worker, address, state, task, self._soon)
+            return LocalTask(worker, address, state, task, self._run_in_loop)
         if protocol and protocol not in PROTOCOLS and not (shared and protocol == LOCAL_PROTOCOL):
             why = "it is not one of this process" if protocol == LOCAL_PROTOCOL else f"it has {', '.join(PROTOCOLS)}"
             self._end(NotFoundError(f"Protocol '{protocol}' is not available for worker '{address}': {why}"))
-        return RemoteTask(self._connect(address, key), state, task, self._wish.compression)
+        return RemoteTask(self._connect(address, key), state, task, self._request.compression)
 
 
 _readers: weakref.WeakSet[ServiceReader] = weakref.WeakSet()

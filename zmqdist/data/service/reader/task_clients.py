@@ -1,7 +1,7 @@
-"""Where a reader's elements come from: one task, in another process or in this one.
+"""A reader's access to one task, in another process or in this one.
 
-A question is asked with `ask(wanted, then)`; `then(kind, value, error)` is called once, in whichever thread the answer is there. `value`
-of SOME is what `open_batch` makes elements of: in the consumer's thread, which has the time.
+`ask(wanted, then)` sends a request. `then(kind, value, error)` is called once, in the thread in which the reply arrives. For SOME,
+`open_batch` unpacks `value` into elements; the consumer's thread calls it, because the loop's thread must not spend that time.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Then = Callable[[int, Any, OpError | None], None]
 
 
 class RemoteTask:
-    """A task of another process."""
+    """A task of a worker in another process."""
 
     def __init__(self, client: ZmqClient, state: int, task: int, compression: str | None) -> None:
         self._client = client
@@ -54,7 +54,7 @@ class RemoteTask:
 
 
 class LocalTask:
-    """A task of this process: elements pass as they are, as they would in a pipeline without a service."""
+    """A task of a worker in this process. Elements pass by reference, as in a pipeline without a service."""
 
     def __init__(self, worker: LocalWorker, address: str, state: int, task: int, soon: Callable[..., None]) -> None:
         self._worker = worker
@@ -67,12 +67,12 @@ class LocalTask:
         self._worker.ask(self._state, self._task, wanted, LocalReply(self._address, self._soon, then))
 
     def delete(self) -> None:
-        """Nobody else reads this task: it can go."""
+        """Delete the task, which no other reader reads."""
         self._worker.delete(self._task)
 
 
 class LocalReply:
-    """An answer that stays in this process."""
+    """A reply that stays in this process."""
 
     def __init__(self, address: str, soon: Callable[..., None], then: Then) -> None:
         self._address = address
@@ -96,7 +96,7 @@ class LocalReply:
         self._answer(SKIP, (self._address, None, tag))
 
     def fail(self, error: BaseException) -> None:
-        """A user's error is what it would be from another process."""
+        """Reply with an error. One of user code gets the class and text that it would have from another process."""
         self._answer(FAILED, None, error if isinstance(error, OpError) else from_code(*told(error)))
 
     def _answer(self, kind: int, value: Any = None, error: OpError | None = None) -> None:
@@ -105,7 +105,7 @@ class LocalReply:
 
 
 def open_batch(value: tuple[Any, ...]) -> list[Any]:
-    """The elements of an answer. Raises WireError."""
+    """Return the elements of a reply. Raises WireError."""
     if len(value) == 4:
         return value[1]  # type: ignore[no-any-return]
     address, packed, _ = value

@@ -1,11 +1,16 @@
-"""Which tasks a reader asks next: some batches of each are asked for ahead, the one that was asked longest ago first.
+"""Which tasks get a reader's next requests: it requests some batches of each task ahead, first from the task whose last request is the
+oldest.
 
 Promises
-    W1  A task that has ended, is gone, or failed to answer less than its pause ago, and has not answered since, is not asked.
-    W2  At most AHEAD questions are with a task; questions and batches that wait for the consumer are never more than the window holds, so
-        that a slow consumer makes no reader fill its memory. Where the consumer has nothing because a certain batch is not here, and the
-        window is full of others, each task is asked once all the same: one of them has it. Where the user allows so many, one in all is.
-    W3  A task with a new incarnation is asked anew, also one that had ended or failed before.
+    W1  A task gets no request when it has ended, is no longer listed, or failed within its pause and has not replied since.
+    W2  At most AHEAD requests to one task are in flight. Requests in flight and batches that wait for the consumer never exceed the
+        window, so that a slow consumer does not fill the reader's memory. Exception: where the consumer lacks one certain batch, and the
+        window is full of others, each task without a request gets one, because one of them has that batch. Where the user allows fewer
+        elements, only one task gets one at a time.
+    W3  A task in a new incarnation starts afresh, even if it had ended or failed before. A task that is back at an incarnation whose
+        requests are still in flight gets new ones behind those, so that its batches keep their order.
+
+Invariant: 0 <= in_flight <= AHEAD for each task, and `held` counts all requests in flight and all batches not yet taken.
 """
 
 from __future__ import annotations
@@ -21,17 +26,20 @@ from zmqdist.data.service.reader.delivery import BATCH_BYTES, ELEMENTS_MAX, Ask,
 from zmqdist.data.service.retry import longer
 
 AHEAD: Final = 2
-"""Batches asked for of each task."""
+"""Batches requested ahead from each task."""
 
 TURN_S: Final = 0.02
-"""Where there are more tasks than questions allowed, one that has nothing is left for the next after so long."""
+"""With fewer requests allowed than there are tasks, a task that has nothing replies SKIP after this many seconds, and the request goes to
+another.
+"""
 
 LONG_TURN_S: Final = 1.0
-"""Where there are enough questions for all, there may be more tasks a moment later, and one that has nothing must not have the only one."""
+"""The same with enough requests for all tasks: more tasks may appear, and one that has nothing must not keep the only request for ever."""
 
 PAUSE_S_MAX: Final = 0.01
-"""A task that does not answer is asked again at least so often: the dispatcher lists tasks before their workers have begun them, so the
-first questions of each iteration may fail, and a longer pause would delay its first elements."""
+"""The longest pause before a task that did not reply gets another request, in seconds. The dispatcher lists tasks before their workers have
+begun them, so that the first requests of each iteration may fail, and a longer pause would delay its first elements.
+"""
 
 
 @dataclass(eq=False)
@@ -39,57 +47,70 @@ class TaskSource:
     """One task, in one incarnation of its worker.
 
     Attributes:
-      asked, asked_at: questions that are with it; its place among those of which not all can be asked at once.
-      gone: not to be asked any more; what was asked may still come.
-      pause_s, paused_until: how long it is not asked after its last failure, and when that ends.
-      in_hand: of portions: those that it had when it answered last; none after an answer that was lost, with which it may have lost them.
+      in_flight: requests sent and not replied to.
+      turn: grows with each request; the task with the lowest comes first when not all can get one.
+      dropped: the dispatcher no longer lists it: no further requests, but replies in flight still count.
+      pause_s: length of the pause after the last failure, in seconds.
+      paused_until: when the pause ends; negative infinity: not paused.
+      in_hand: of portions: those that the task held at its last reply; empty after a lost reply, with which it may have lost them.
     """
 
     task: int
     address: str
-    life: int
-    asked: int = 0
-    asked_at: int = 0
+    incarnation: int
+    in_flight: int = 0
+    turn: int = 0
     ended: bool = False
-    gone: bool = False
+    dropped: bool = False
     pause_s: float = 0.0
     paused_until: float = -inf
     in_hand: tuple[int, ...] = ()
 
 
 class TaskWindow:
-    """See the module's docstring.
+    """The tasks of one reader, and the room for requests to them.
 
     Attributes:
       sources: by the numbers of tasks.
-      held: questions asked, and batches that the consumer has not taken.
+      held: requests in flight, and batches that the consumer has not taken.
     """
 
     def __init__(self, reader: int, trainer: str, outstanding_max: int) -> None:
-        """`outstanding_max`: elements that the user allows to be asked for; negative: as many as are good."""
+        """`outstanding_max`: elements that the user allows to be requested ahead; negative: no limit but the window's."""
         self.sources: dict[int, TaskSource] = {}
+        self._former: dict[tuple[int, int], TaskSource] = {}
+        """By task and incarnation: the sources of before that have requests in flight."""
         self.held = 0
         self._reader = reader
         self._trainer = trainer
         self._limit = outstanding_max
-        self._turns = itertools.count()
-        self._for_others = self._awaits = False
+        self._counter = itertools.count()
+        self._for_others = self._awaits_worker = False
 
     def note(self, news: News) -> None:
-        """Take over which tasks there are."""
+        """Update the tasks from the dispatcher's list."""
         self._for_others = news.for_others
-        self._awaits = any(not place.where for place in news.tasks)
-        there = {place.task for place in news.tasks if place.where}
+        self._awaits_worker = any(not place.where for place in news.tasks)
+        listed = {place.task for place in news.tasks if place.where}
         for place in news.tasks:
             known = self.sources.get(place.task)
-            if place.where and (known is None or known.life != place.life):
-                self.sources[place.task] = TaskSource(place.task, place.address, place.life)
+            if place.where and (known is None or known.incarnation != place.life):
+                if known is not None:
+                    self._former[known.task, known.incarnation] = known
+                source = self._former.pop((place.task, place.life), None)
+                if source is None or not source.in_flight:
+                    source = TaskSource(place.task, place.address, place.life)
+                else:  # W3: its replies still count, and those to new requests come after them
+                    source.address, source.ended, source.in_hand = place.address, False, ()
+                    source.pause_s, source.paused_until = 0.0, -inf
+                self.sources[place.task] = source
         for task, source in self.sources.items():
-            source.gone = task not in there
+            source.dropped = task not in listed
+        self._former = {key: each for key, each in self._former.items() if each.in_flight}
 
     @property
     def deadline(self) -> float:
-        """When the next pause ends."""
+        """Return when the next pause ends; infinite: no task is paused."""
         return min((each.paused_until for each in self.sources.values() if each.paused_until > -inf), default=inf)
 
     def resume(self, now: float) -> None:
@@ -99,65 +120,67 @@ class TaskWindow:
                 source.paused_until = -inf
 
     def askable(self) -> list[TaskSource]:
-        """Tasks that could answer."""
-        return [each for each in self.sources.values() if not (each.ended or each.gone or each.paused_until > -inf)]
+        """Return the tasks that may get a request."""
+        return [each for each in self.sources.values() if not (each.ended or each.dropped or each.paused_until > -inf)]
 
     def questions(self, sources: Sequence[TaskSource], starving: bool = False) -> list[Ask]:
-        """As many as there is room for, to these.
+        """Return as many requests to `sources` as there is room for, and count them as in flight.
 
-        The room is for all that could answer: questions are out to others, too, and the consumer may wait for one of these alone.
+        The room depends on all tasks that may get a request, not on `sources` alone: requests to the others are in flight as well, and the
+        consumer may wait for one of `sources`.
 
         Args:
-          starving: the consumer has nothing, though batches are here: those are not what comes next.
+          starving: the consumer waits although batches are here, because none of them is the one that comes next.
         """
-        sources = sorted(sources, key=attrgetter("asked", "asked_at"))
+        sources = sorted(sources, key=attrgetter("in_flight", "turn"))
         limit, count = self._limit, len(self.askable())
         if limit < 0:
             room, each_max, wait_s = AHEAD * (count + 1) - self.held, ELEMENTS_MAX, None
         else:
             each_max = max(1, limit // max(1, AHEAD * count))
             room, wait_s = limit // each_max - self.held, LONG_TURN_S if limit >= count else TURN_S
-        asked: list[Ask] = []
+        asks: list[Ask] = []
         for _ in range(AHEAD):
             for source in sources:
-                needed = starving and not source.asked and (limit < 0 or not self.asks)
-                if needed or (room > 0 and source.asked < AHEAD):
+                # W2: although the window is full, since one of these tasks has the batch that the consumer waits for.
+                needed = starving and not source.in_flight and (limit < 0 or not self.has_in_flight)
+                if needed or (room > 0 and source.in_flight < AHEAD):
                     room -= 1
                     self.held += 1
-                    source.asked += 1
-                    source.asked_at = next(self._turns)
+                    source.in_flight += 1
+                    source.turn = next(self._counter)
                     wanted = Wanted(each_max, BATCH_BYTES, wait_s, self._reader, trainer=self._trainer)
-                    asked.append(Ask(source, wanted))
-        return asked
+                    asks.append(Ask(source, wanted))
+        return asks
 
     def succeed(self, source: TaskSource) -> None:
-        """It has answered: a question that failed before came too early, and the next need not wait."""
+        """Note a reply with elements: an earlier failure came too early, and the next request need not wait."""
         source.pause_s, source.paused_until = 0.0, -inf
 
     def fail(self, source: TaskSource, now: float) -> None:
-        """It did not answer: leave it alone for a while."""
+        """Note a failed request: the task gets no request for a while."""
         self.held -= 1
         source.in_hand = ()
-        if source.paused_until == -inf:  # the second of two questions that fail together lengthens nothing
+        if source.paused_until == -inf:  # two requests that fail together lengthen the pause once
             source.pause_s = min(PAUSE_S_MAX, longer(source.pause_s))
             source.paused_until = now + source.pause_s
 
     @property
     def exhausted(self) -> bool:
-        """Nothing more can come: no question is out, and all that this reader reads from has ended.
+        """Whether nothing more can arrive: no request is in flight, and all tasks that this reader reads have ended.
 
-        A task may give its last batch, and the dispatcher drop it as finished, before it was asked once more and could say so itself.
+        A task may reply with its last batch, and the dispatcher drop it as finished, before a further request could get END from it.
         """
-        if self.asks or not self._for_others or self._awaits or not self.sources:
+        if self.has_in_flight or not self._for_others or self._awaits_worker or not self.sources:
             return False
-        return all(source.ended or source.gone for source in self.sources.values())
+        return all(source.ended or source.dropped for source in self.sources.values())
 
     @property
-    def asks(self) -> bool:
-        """Whether a question is out to a task that there is."""
-        return any(source.asked for source in self.sources.values())
+    def has_in_flight(self) -> bool:
+        """Whether a request to any task is in flight."""
+        return any(source.in_flight for source in self.sources.values())
 
     def awaited(self) -> str:
-        """Of whom nothing has come, for the log."""
+        """Return which workers have sent nothing, as a text for the log."""
         names = sorted(each.address for each in list(self.sources.values()) if not each.ended)
         return f"nothing has come from {', '.join(names) or 'a worker'}"

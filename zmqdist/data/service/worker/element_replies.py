@@ -1,4 +1,4 @@
-"""What a reader asks of a task, and how it is answered: the same whether it is in this process or another."""
+"""How a task replies to a reader, in this process or another."""
 
 from __future__ import annotations
 
@@ -13,57 +13,59 @@ from zmqdist.data.service.worker.task_answers import GiveElements, GiveEnd, Give
 from zmqdist.data.service.worker.tasks_machine import PROGRESS
 
 TAKEN, SOURCE, POSITION = range(PROGRESS)
-"""What a task is at, in numbers: elements that readers have taken; 1 + the source, and its position, that it was given last."""
+"""Indexes of a task's progress: elements that readers have taken; 1 + source of the last position that it was given; that position."""
 
 
 Named: TypeAlias = Callable[[BaseException, str], BaseException]
-"""What readers are told of an error of a pipeline, given what it stands for: "element 5"."""
+"""`named(error, subject)` returns the error that readers get for an error of a pipeline; `subject` is what the error stands for: "element
+5".
+"""
 
 
 class Packed:
-    """Elements that go to several readers: packed, and compressed for those elsewhere, once."""
+    """Elements for several readers: packed once, and compressed once for each codec."""
 
     def __init__(self, value: Any) -> None:
-        """`value` is what elements.pack made, and nobody changes it."""
+        """`value` is the result of elements.pack, and must not change."""
         self._forms: dict[str, Any] = {"": value}
 
     def form(self, codec: str) -> Any:
-        """As it travels with this codec. Two threads may both make it: then one of them wins."""
-        made = self._forms.get(codec)
-        if made is None:
-            made = self._forms[codec] = squeeze(self._forms[""], codec)
-        return made
+        """Return the elements compressed with `codec`. Two threads may compress at the same time: the result of one of them is kept."""
+        encoded = self._forms.get(codec)
+        if encoded is None:
+            encoded = self._forms[codec] = squeeze(self._forms[""], codec)
+        return encoded
 
 
 class ElementReply(Protocol):
-    """Where the answer goes. Exactly one of the methods that answer is called, once, from any thread."""
+    """Takes the reply to one request. The task calls exactly one of the replying methods, once, from any thread."""
 
     answered: bool
 
     def wanted(self) -> bool:
-        """Whether anybody still waits."""
+        """Whether the reader still waits for the reply."""
 
     def soon(self, fn: Callable[[], None]) -> None:
-        """Call `fn` a little later, where this reply is made: what is ready by then goes with it."""
+        """Call `fn` a little later in the loop that sends this reply, so that the reply can carry what is computed until then."""
 
     def elements(self, elements: list[Any], tag: Any = None) -> None:
-        """Some elements, in order; `tag` says what they are parts of."""
+        """Reply with some elements, in order; `tag` says what they are parts of."""
 
     def packed(self, batch: Packed) -> None:
-        """The same, packed before."""
+        """Reply with elements that are packed already."""
 
     def end(self) -> None:
-        """There is nothing more in this task."""
+        """Reply that the task has no more elements."""
 
     def skip(self, tag: Any = None) -> None:
-        """There is nothing now."""
+        """Reply that the task has no elements now."""
 
     def fail(self, error: BaseException) -> None:
-        """One element could not be computed, or the task cannot go on."""
+        """Reply that an element could not be computed, or that the task cannot continue."""
 
 
 def give(answer: TaskAnswer) -> None:
-    """Carry out what the machine of a task has decided."""
+    """Carry out a reply that a machine has decided on."""
     reply: ElementReply = answer.reply
     match answer:
         case GiveElements(_, elements, tag):
@@ -77,20 +79,20 @@ def give(answer: TaskAnswer) -> None:
 
 
 class Runner(Protocol):
-    """One task at work."""
+    """Runs one task."""
 
     def ask(self, wanted: Wanted, reply: ElementReply) -> None:
-        """Answer when there is something. Never waits."""
+        """Reply when there are elements. Does not block."""
 
     def expire(self, reply: ElementReply) -> None:
-        """The time of a question is over: it is skipped if it still waits."""
+        """Skip a request whose time is over, if it still waits."""
 
     def close(self) -> None:
-        """Stop; all who wait are told that it ended. Does not wait for user code."""
+        """Stop the task; waiting requests get an error. Does not wait for user code."""
 
 
 def skip_late(waiting: deque[tuple[Wanted, ElementReply]], lock: threading.Lock, reply: ElementReply) -> None:
-    """The time of a question is over: it is skipped if it still waits."""
+    """Skip a request whose time is over, if it still waits."""
     with lock:
         found = next((each for each in waiting if each[1] is reply), None)
         if found is None:

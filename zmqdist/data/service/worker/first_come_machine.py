@@ -1,17 +1,17 @@
-"""The buffer of a task whose elements go to whoever asks first.
+"""The buffer of a task that serves requests in order of arrival.
 
 Promises
-    B1  Each element goes to one question, in the order in which they were made, and questions are answered in their order. What is there
-        goes out at once, as many together as the question wants.
-    B2  An error costs its element: one question gets it, and the next goes on behind it. Nothing is made ahead of a failure that nobody has
-        taken: a pipeline that cannot work at all fails as often as it is asked, and no more.
-    B3  At the end every question is answered so; that the last element was taken is said once. A pipeline that could not be opened, or that
-        died for good, has no end: every question gets its error.
-    B4  What is made and not taken is bounded.
-    B5  After `close` no question gets elements: what was made is gone.
+    B1  Each element goes to one request. Requests get elements in the order of the pipeline, and replies in the order of arrival. Elements
+    in the buffer go out at once, as many in one reply as the request allows.
+    B2  An error costs its element: one request gets it, and the next continues behind it. While an error waits in the buffer, nothing more
+    is computed: a pipeline that cannot work at all fails once for each request, and no more often.
+    B3  At the end every request gets END; `has_finished` is True once, when the last element was taken. A pipeline that could not be
+    opened, or that has failed for good, has no end: every request gets its error.
+    B4  The number of elements in the buffer is bounded.
+    B5  After `close` no request gets elements: the buffer is dropped.
 
-One thread makes elements and others take them, with a lock around each call here. Between the calls the thread adds to `elements`, up to
-`limit`, without the lock: appending is one step, and nobody else touches that end.
+One thread computes elements and others take them, with a lock around each call here. Exception: between the calls the thread appends to
+`elements`, up to `limit`, without the lock. Appending is atomic, and no other thread touches that end.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from zmqdist.errors import CancelledError
 
 
 class ElementFailure(NamedTuple):
-    """In place of an element: what making it raised."""
+    """Stands in the buffer in place of an element whose computation raised."""
 
     error: BaseException
 
 
 class FirstComeBuffer:
-    """See the module's docstring. What stands for a question, `reply`, is the caller's.
+    """Elements that wait for requests, and requests that wait for elements. `reply` identifies a request; it is the caller's.
 
     Args:
-      elements_min: so many elements may be made ahead before any is weighed.
-      fits: how many of these elements make an answer of so many bytes, at least one.
+      elements_min: the initial limit, before the size of an element is known.
+      fits: `fits(elements, bytes)`: how many of these elements make a reply of so many bytes, at least one.
 
     Attributes:
-      elements: what was made and not taken.
-      waiting: the questions, the one that is answered next first.
-      limit: so many elements may be made ahead.
-      taken: elements that went out, failures too.
-      closed: nothing more is to be made.
+      elements: computed and not taken.
+      waiting: the requests, the next one to be served first.
+      limit: how many elements may wait in the buffer.
+      taken: elements that were taken, failures included.
+      closed: nothing more is to be computed.
     """
 
     def __init__(self, elements_min: int, fits: Callable[[Iterable[Any], int], int]) -> None:
@@ -59,42 +59,42 @@ class FirstComeBuffer:
         self._finished = False
         self._error: BaseException | None = None
 
-    # -- who makes elements -------------------------------------------------------------------------------------------------
+    # -- called by the thread that computes elements ------------------------------------------------------------------------
 
     @property
     def may_go_on(self) -> bool:
-        """Whether another element may be made."""
+        """Whether another element may be computed."""
         return not self._failures and len(self.elements) < self.limit
 
     @property
     def ended(self) -> bool:
-        """Whether no element will be made any more."""
+        """Whether no further element will be computed."""
         return self._over
 
     def failed(self, error: BaseException) -> None:
-        """Making the next element raised this."""
+        """Note that computing the next element raised `error`."""
         self.elements.append(ElementFailure(error))
         self._failures += 1
 
     def end(self, error: BaseException | None = None) -> None:
-        """There are no more; with an error, none can be made."""
+        """Note that there are no more elements; with an error: that none can be computed."""
         self._over = True
         self._error = self._error or error
 
     def close(self) -> None:
-        """The task was dropped."""
+        """Drop the buffer, because the task was dropped."""
         self.closed = self._over = True
         self.limit = 0
         self.elements.clear()
 
-    # -- who takes them -----------------------------------------------------------------------------------------------------
+    # -- called by the threads that take them -------------------------------------------------------------------------------
 
     def asked(self, wanted: Wanted, reply: Any) -> None:
-        """A question has come; `next_answer` answers it."""
+        """Add a request; `next_answer` returns its reply."""
         self.waiting.append((wanted, reply))
 
     def next_answer(self) -> TaskAnswer | None:
-        """Return what to answer now; None: nothing can be answered."""
+        """Return the next reply to send; None: no request can be served now."""
         if not self.waiting or not (self.elements or self._over):
             return None
         wanted, reply = self.waiting.popleft()

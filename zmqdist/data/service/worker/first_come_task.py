@@ -1,7 +1,8 @@
-"""A task whose elements go to whoever asks first: a thread runs the pipeline into the machine's buffer (first_come_machine.py).
+"""A task that serves requests in order of arrival: a thread runs the pipeline into the machine's buffer (first_come_machine.py).
 
-The thread begins with the first question. Whoever asks takes what is there at once; who finds nothing waits, and the thread has the waiting
-ones served a little later, so that a fast pipeline is not answered one by one. After `close` the thread may make one more.
+The thread starts with the first request. A request takes the elements in the buffer at once. If the buffer is empty the request waits;
+when the thread has an element, it schedules the reply a little later, so that a fast pipeline sends many elements in one reply. After
+`close` the thread may compute one more element.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ BUFFER_ELEMENTS_MIN: Final = 2
 
 
 class FirstCome:
-    """See the module's docstring."""
+    """Runs a task that serves requests in order of arrival."""
 
     def __init__(
         self,
@@ -38,12 +39,13 @@ class FirstCome:
         progress: MutableSequence[int],
         failed: Failed | None = None,
     ) -> None:
-        """
+        """Create the runner; its thread starts later.
+
         Args:
-          open: called in the thread.
-          finished: called once, in any thread.
-          named: see element_replies.py; so is `progress`, which is kept.
-          failed: comes first.
+          open: opens the pipeline; called in the thread.
+          finished: called once, in any thread, when the last element has been taken.
+          named: see element_replies.py; so is `progress`, which this object updates.
+          failed: the crash of an earlier process of this task; a request gets it before any element.
         """
         self._named = named
         self._progress = progress
@@ -51,12 +53,12 @@ class FirstCome:
         self._finished = finished
         self._machine = FirstComeBuffer(BUFFER_ELEMENTS_MIN, fitting)
         self._bytes = 1
-        self._began = inf
+        self._started = inf
         self._idle_s = 0.0
         self._woken = self._serving = False
         self._lock = threading.Lock()
         self._room = threading.Condition(self._lock)
-        self._before = progress[TAKEN]
+        self._taken_before = progress[TAKEN]
         if failed is not None and failed.for_good:
             self._machine.end(failed.error)
         elif failed is not None:
@@ -64,7 +66,7 @@ class FirstCome:
         self._thread = threading.Thread(target=self._run, name=f"zmqdist-task-{name}", daemon=True)
 
     def start(self) -> None:
-        """Begin before the first question, which is on its way."""
+        """Start the thread before the first request, which is on its way."""
         if not self._thread.ident:
             self._thread.start()
 
@@ -75,16 +77,15 @@ class FirstCome:
         self._serve()
 
     def figures(self) -> tuple[Any, ...]:
-        """The fields of a Report (machine/figures.py); what is not known exactly is taken from the last element that was weighed."""
+        """Return the fields of a Report (machine/figures.py). Sizes are estimated from the last element that was weighed."""
         machine = self._machine
         taken = self._progress[TAKEN]
-        made = taken + len(machine.elements)
-        busy_s = max(0.0, time.monotonic() - self._began - self._idle_s)
-        element_s = busy_s / made if made and not machine.ended else 0.0
+        computed = taken + len(machine.elements)
+        busy_s = max(0.0, time.monotonic() - self._started - self._idle_s)
+        element_s = busy_s / computed if computed and not machine.ended else 0.0
         return taken, taken * self._bytes, len(machine.elements), machine.limit, element_s
 
     def expire(self, reply: ElementReply) -> None:
-        """The time of a question is over: it is skipped if it still waits."""
         skip_late(self._machine.waiting, self._lock, reply)
 
     def close(self) -> None:
@@ -99,9 +100,9 @@ class FirstCome:
         error: BaseException | None = None
         try:
             if not self._machine.ended:
-                self._began = time.monotonic()
+                self._started = time.monotonic()
                 self._read(self._open())
-        except BaseException as failure:  # it could not be opened, or not be closed
+        except BaseException as failure:  # opening or closing the pipeline raised
             error = failure
         with self._lock:
             self._machine.end(error)
@@ -140,7 +141,7 @@ class FirstCome:
         reply.soon(self._serve)
 
     def _wait_for_room(self, element: Any) -> bool:
-        """Until somebody took something; False when it is over."""
+        """Weigh `element`, adapt the limit, and wait until elements were taken. Return False when the task is closed."""
         element_bytes = max(1, weigh(element))
         with self._lock:
             if not self._machine.closed:
@@ -152,19 +153,21 @@ class FirstCome:
         return not self._machine.closed
 
     def _wait(self) -> None:
-        """Until another element may be made, or it is over."""
+        """Wait until another element may be computed, or the task is closed."""
         with self._lock:
             while not (self._machine.may_go_on or self._machine.closed):
                 self._room.wait()
 
-    # -- answers, in any thread -------------------------------------------------------------------------------------------------
+    # -- replies, in any thread -------------------------------------------------------------------------------------------------
 
     def _serve(self) -> None:
-        """One thread at a time: answers leave in the order in which elements were taken."""
+        """Send all replies that are ready. One thread at a time does so, because replies must leave in the order in which elements were
+        taken.
+        """
         machine = self._machine
         with self._lock:
             if self._serving:
-                return  # it looks again
+                return  # the thread that serves takes another look before it ends
             self._serving = True
         while True:
             with self._lock:
@@ -176,7 +179,7 @@ class FirstCome:
                     self._serving = False
                     finished = machine.has_finished()
                     break
-                self._progress[TAKEN] = self._before + machine.taken
+                self._progress[TAKEN] = self._taken_before + machine.taken
                 self._room.notify()
             give(answer)
         if finished:
@@ -184,7 +187,7 @@ class FirstCome:
 
 
 def fitting(elements: Iterable[Any], bytes_max: int) -> int:
-    """How many of these make an answer."""
+    """Return how many of these elements make a reply of `bytes_max` bytes, at least one."""
     iterator = iter(elements)
     first = next(iterator)
     return BUFFER_ELEMENTS_MAX if is_scalar(first) else fits(chain((first,), iterator), bytes_max)

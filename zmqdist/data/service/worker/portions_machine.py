@@ -1,22 +1,23 @@
-"""The portions of one reader in a task that computes them: what is asked for, how far the task may be ahead, what goes into an answer.
+"""The portions of one reader in a task that computes them: how many to request, how far the task may run ahead, what goes into a reply.
 
-Elements are known by (portion, offset): a portion's pipeline gives the same elements wherever it is run, so that another worker can go on
-with a portion at the offset that the reader has acknowledged.
+An element is identified by (portion, offset). The pipeline of a portion gives the same elements on every worker, so that another worker
+can continue a portion at the offset that the reader has acknowledged.
 
 Promises
-    L1  Elements go out as they were made: portion after portion, of each the offsets from that on at which it was begun, none left out
-        and none twice.
-    L2  Exactly the run with the last element of a portion says that the portion is done; one without elements has a run all the same.
+    L1  Elements go out in the order of the pipelines: portion after portion, and in each the offsets from the one at which it was begun,
+    without gap or repetition.
+    L2  Exactly the run with the last element of a portion says that the portion is done; a portion without elements has a run as well.
     L3  An error costs its element, has its offset, and is the last in its run.
-    L4  What is made and not taken is bounded: in elements, and in portions, because those without elements fill the buffer, too.
-    L5  Each answer names the portions that were given and are not done with it: the reader knows where the one is whose turn it is.
+    L4  What is computed and not taken is bounded, in elements and in portions: portions without elements fill the buffer as well.
+    L5  Each reply names the portions that the task holds for this reader, so that the reader knows which task has the portion that it
+    needs next.
 
-Tag of an answer
-    (runs, bytes, portions in hand). A run is (number, skip, first, count, done, code, text): `count` elements from offset `first` on of a
-    portion that was begun at offset `skip`. With a `code` it is one element that raised, and has none in the batch.
+Tag of a reply
+    (runs, bytes, portions in hand). A run is (number, skip, first, count, done, code, text): `count` elements from offset `first` on, of a
+    portion that was begun at offset `skip`. With a `code` the run is one element that raised, and has no element in the batch.
 
-One thread makes elements and others take them, with a lock around each call here. Between the calls the thread adds to the elements of its
-segment, up to `room`, without the lock: appending is one step, and nobody else touches that end.
+One thread computes elements and others take them, with a lock around each call here. Exception: between the calls the thread appends to
+the elements of its segment, up to `room`, without the lock. Appending is atomic, and no other thread touches that end.
 """
 
 from __future__ import annotations
@@ -29,26 +30,26 @@ from zmqdist.data.service.reader.delivery import Wanted
 from zmqdist.data.service.worker.task_answers import GiveElements, GiveEnd, GiveError, TaskAnswer
 
 GIVEN_MAX: Final = 64
-"""Portions asked for at once."""
+"""The most portions in one request to the dispatcher."""
 
 QUICK_S: Final = 0.02
-"""Portions that are computed sooner are asked for in larger numbers."""
+"""When the last portions took less time than this, in seconds, the next request is for twice as many."""
 
 SEGMENTS_MAX: Final = 256
-"""Portions in the buffer."""
+"""The most portions in the buffer."""
 
 Run: TypeAlias = tuple[int, int, int, int, bool, int, str]
 
 
 class PortionError(NamedTuple):
-    """An element that raised, in its place."""
+    """Stands in the buffer in place of an element whose computation raised."""
 
     code: int
     text: str
 
 
 class PortionSegment:
-    """What is in the buffer of one portion; `first` is the offset of the element that is taken next."""
+    """The elements of one portion in the buffer. `first` is the offset of the next element to be taken."""
 
     __slots__ = ("done", "elements", "first", "number", "skip")
 
@@ -57,19 +58,19 @@ class PortionSegment:
         self.skip = self.first = skip
         self.elements: deque[Any] = deque()
         self.done = False
-        """Its pipeline has ended; set without the lock, after its last element."""
+        """The pipeline has ended. Set without the lock, after the last element was appended."""
 
 
 class PortionsLane:
-    """See the module's docstring. What stands for a question, `reply`, is the caller's.
+    """The buffer of one reader. `reply` identifies a request; it is the caller's.
 
     Args:
-      elements_min: so many elements may be made ahead before any is weighed.
+      elements_min: how many elements may be computed ahead before the size of one is known.
 
     Attributes:
       room: how many elements the last segment may have.
-      closed: nothing more is to be made.
-      waiting: the questions, the one that is answered next first.
+      closed: nothing more is to be computed.
+      waiting: the requests, the next one to be served first.
     """
 
     def __init__(self, elements_min: int) -> None:
@@ -79,33 +80,33 @@ class PortionsLane:
         self._element_bytes = 1
         self._segments: deque[PortionSegment] = deque()
         self._coming: list[int] = []
-        """Numbers of portions that were given and are not begun."""
+        """Numbers of portions that were received and are not begun."""
         self._failures = 0
         self.waiting: deque[tuple[Wanted, Any]] = deque()
         self._over = False
         self._error: BaseException | None = None
         self._count = 1
-        self._given_at = -inf
+        self._received_at = -inf
 
-    # -- who makes elements -------------------------------------------------------------------------------------------------
+    # -- called by the thread that computes elements ------------------------------------------------------------------------
 
     def portions_wanted(self, now: float) -> int:
-        """How many portions to ask for now: more, where those before were done quickly."""
-        quick = now - self._given_at < QUICK_S
+        """Return how many portions to request now: twice as many as before if those were computed quickly, otherwise half."""
+        quick = now - self._received_at < QUICK_S
         self._count = min(GIVEN_MAX, self._count * 2) if quick else max(1, self._count // 2)
         return self._count
 
     def given(self, numbers: list[int], now: float) -> None:
-        """These portions were given out for this reader. They are begun in this order."""
+        """Note the portions that the dispatcher has given for this reader, in the order in which they are begun."""
         self._coming = numbers
-        self._given_at = now
+        self._received_at = now
 
     def may_begin(self) -> bool:
-        """Whether another portion fits."""
+        """Whether the buffer has room for another portion."""
         return len(self._segments) < SEGMENTS_MAX and self._made() < self._limit
 
     def begin(self, number: int, skip: int) -> PortionSegment:
-        """A portion is begun: put its elements into the segment."""
+        """Begin a portion. Return the segment that takes its elements."""
         self._coming.remove(number)
         segment = PortionSegment(number, skip)
         self._segments.append(segment)
@@ -113,28 +114,28 @@ class PortionsLane:
         return segment
 
     def may_add(self) -> bool:
-        """Whether another element of the last segment fits."""
+        """Whether the last segment has room for another element."""
         self._make_room()
         return len(self._segments[-1].elements) < self.room
 
     def weighed(self, element_bytes: int, elements_max: int) -> None:
-        """What an element weighs; so many may be made ahead."""
+        """Note the size of an element, and how many elements may be in the buffer because of it."""
         self._element_bytes = element_bytes
         self._limit = elements_max
         self._make_room()
 
     def failed(self, segment: PortionSegment, code: int, text: str) -> None:
-        """Making the next element raised this."""
+        """Note that computing the next element of `segment` raised."""
         self._failures += 1
         segment.elements.append(PortionError(code, text))
 
     def end(self, error: BaseException | None = None) -> None:
-        """There are no more portions; with an error, none can be computed."""
+        """Note that there are no more portions; with an error: that none can be computed."""
         self._over = True
         self._error = error
 
     def close(self) -> None:
-        """The task was dropped: what is here is nobody's."""
+        """Drop the buffer, because the task was dropped."""
         self.closed = self._over = True
         self._segments.clear()
         self.room = 0
@@ -146,21 +147,21 @@ class PortionsLane:
         if self._segments:
             self.room = self._limit - self._made() + len(self._segments[-1].elements)
 
-    # -- who takes them -----------------------------------------------------------------------------------------------------
+    # -- called by the threads that take them -------------------------------------------------------------------------------
 
     def asked(self, wanted: Wanted, reply: Any) -> None:
-        """A question has come; `next_answer` answers it."""
+        """Add a request; `next_answer` returns its reply."""
         self.waiting.append((wanted, reply))
 
     def left(self, reply: Any) -> bool:
-        """Nobody waits for an answer any more; return whether this one waited."""
+        """Withdraw a request. Return whether it was waiting."""
         found = next((each for each in self.waiting if each[1] is reply), None)
         if found is not None:
             self.waiting.remove(found)
         return found is not None
 
     def next_answer(self) -> TaskAnswer | None:
-        """Return what to answer now; None: nothing can be answered."""
+        """Return the next reply to send; None: no request can be served now."""
         first = self._segments[0] if self._segments else None
         something = first is not None and (first.done or bool(first.elements))
         if not self.waiting or not (something or self._over):
@@ -176,7 +177,8 @@ class PortionsLane:
         runs: list[Run] = []
         while self._segments and left > 0:
             segment = self._segments[0]
-            done = segment.done  # before its elements are looked at: the thread adds to them meanwhile
+            # L2: read `done` before the elements. The other thread appends to them meanwhile, and sets `done` after the last one.
+            done = segment.done
             taken, failure = self._pop(segment.elements, left)
             elements += taken
             left -= len(taken)
@@ -196,7 +198,7 @@ class PortionsLane:
         return GiveElements(reply, elements, (tuple(runs), len(elements) * self._element_bytes, in_hand))
 
     def _pop(self, buffer: deque[Any], count: int) -> tuple[list[Any], PortionError | None]:
-        """Some elements, and the failure behind them."""
+        """Remove and return some elements, and the failure behind them."""
         popleft = buffer.popleft
         if not self._failures:
             return [popleft() for _ in range(min(count, len(buffer)))], None

@@ -1,7 +1,7 @@
-"""A task that computes portions: for each reader those that the dispatcher gives out for it, each by a pipeline of its own.
+"""A task that computes portions: for each reader those that the dispatcher gives it for that reader, each by a pipeline of its own.
 
-Each reader has a lane: a thread asks for portions, runs them one after the other, and puts their elements into the machine's buffer
-(portions_machine.py). Whoever asks takes what is there, however many portions it is of.
+Each reader has a lane. A thread of the lane requests portions, runs them one after the other, and puts their elements into the machine's
+buffer (portions_machine.py). A request takes the elements in the buffer, of however many portions they are.
 """
 
 from __future__ import annotations
@@ -19,25 +19,27 @@ from zmqdist.data.service.worker.first_come_task import BUFFER_BYTES, BUFFER_ELE
 from zmqdist.data.service.worker.portions_machine import PortionSegment, PortionsLane
 from zmqdist.rpc.handler_errors import told
 
-Given: TypeAlias = tuple[int, int, int, int, int]
-"""Number, repetition, first position, positions, elements to leave out."""
+Portion: TypeAlias = tuple[int, int, int, int, int]
+"""(number, repetition, first position, number of positions, elements to skip)"""
 
 
 class PortionsRunner:
-    """See the module's docstring."""
+    """Runs a task that computes portions."""
 
     def __init__(
         self,
         name: str,
         open: Callable[[int, int], DatasetIterator],
         named: Named,
-        more: Callable[[int, int], list[Given]],
+        more: Callable[[int, int], list[Portion]],
     ) -> None:
-        """
+        """Create the runner; lanes start with the first request of their reader.
+
         Args:
-          open: `open(start, length)`, the pipeline over positions; called in a thread.
+          open: `open(start, length)` opens the pipeline over positions; called in a thread.
           named: see element_replies.py.
-          more: `more(client, count)`, the next portions for a client; waits; none: there are none any more. Called in a thread.
+          more: `more(client, count)` returns the next portions for a client, and blocks until there are some; empty: there are no more.
+            Called in a thread.
         """
         self._name = name
         self._open = open
@@ -66,7 +68,7 @@ class PortionsRunner:
 
 
 class _Lane:
-    """The portions of one reader."""
+    """Computes the portions of one reader."""
 
     def __init__(
         self,
@@ -74,7 +76,7 @@ class _Lane:
         client: int,
         open: Callable[[int, int], DatasetIterator],
         named: Named,
-        more: Callable[[int, int], list[Given]],
+        more: Callable[[int, int], list[Portion]],
     ) -> None:
         self._client = client
         self._open = open
@@ -92,7 +94,7 @@ class _Lane:
         self._serve()
 
     def expire(self, reply: ElementReply) -> None:
-        """The time of a question is over: it is skipped if it still waits."""
+        """Skip a request whose time is over, if it still waits."""
         with self._lock:
             late = self._machine.left(reply)
         if late:
@@ -110,12 +112,12 @@ class _Lane:
         machine, error = self._machine, None
         try:
             while not machine.closed:
-                given = self._more(self._client, machine.portions_wanted(time.monotonic()))
-                if not given:
+                portions = self._more(self._client, machine.portions_wanted(time.monotonic()))
+                if not portions:
                     break
                 with self._lock:
-                    machine.given([each[0] for each in given], time.monotonic())
-                for number, _, start, length, skip in given:
+                    machine.given([each[0] for each in portions], time.monotonic())
+                for number, _, start, length, skip in portions:
                     self._compute(number, start, length, skip)
         except BaseException as failure:
             error = failure
@@ -154,7 +156,7 @@ class _Lane:
         self._wake()
 
     def _note(self, error: BaseException, segment: PortionSegment, where: str) -> None:
-        """An element raised this."""
+        """Put the error of an element into the buffer."""
         with self._lock:
             offset = segment.first + len(segment.elements)
         failure = told(self._named(error, f"element {offset} of {where}"))
@@ -171,7 +173,7 @@ class _Lane:
         reply.soon(self._serve)
 
     def _weigh(self, element: Any) -> None:
-        """Reckon anew how many elements fit."""
+        """Compute from the size of `element` how many elements fit into the buffer."""
         element_bytes = max(1, weigh(element))
         fit = min(BUFFER_ELEMENTS_MAX, max(BUFFER_ELEMENTS_MIN, BUFFER_BYTES // element_bytes))
         with self._lock:
@@ -179,13 +181,13 @@ class _Lane:
                 self._machine.weighed(element_bytes, fit)
 
     def _wait_for_room(self) -> bool:
-        """Wait until another element may be made; False when it is over."""
+        """Wait until another element may be computed. Return False when the task is closed."""
         with self._lock:
             while not self._machine.closed and not self._machine.may_add():
                 self._taken.wait()
             return not self._machine.closed
 
-    # -- answers, in any thread -------------------------------------------------------------------------------------------------
+    # -- replies, in any thread -------------------------------------------------------------------------------------------------
 
     def _serve(self) -> None:
         machine = self._machine
@@ -202,7 +204,7 @@ class _Lane:
 
 
 def _leave_out(iterator: DatasetIterator, count: int) -> None:
-    """Pass over elements; one that raises is one, too."""
+    """Skip `count` elements. One that raises counts as an element."""
     for _ in range(count):
         try:
             next(iterator)

@@ -1,4 +1,4 @@
-"""The answer to a question for elements of a reader elsewhere: it goes out by RPC, compressed as the reader wants it."""
+"""The reply to a reader in another process: sent by RPC, compressed as the reader requested."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from zmqdist.transport.loop import Loop
 
 
 class RemoteReply:
-    """An answer that goes out by RPC."""
+    """A reply that is sent by RPC."""
 
-    def __init__(self, asked: Asked, loop: Loop, codec: str) -> None:
-        self._asked = asked
+    def __init__(self, call: Asked, loop: Loop, codec: str) -> None:
+        self._call = call
         self._loop = loop
         self._codec = codec
         self.answered = False
 
     def wanted(self) -> bool:
-        return self._asked.wanted()
+        return self._call.wanted()
 
     def soon(self, fn: Callable[[], None]) -> None:
         try:
             self._loop.call_soon(fn)
         except OpError:
-            pass  # the worker has ended: so has the connection
+            pass  # the worker has stopped, and its connections are closed
 
     def elements(self, elements: list[Any], tag: Any = None) -> None:
         self._pack(lambda: squeeze(pack(elements), self._codec), tag)
@@ -54,8 +54,8 @@ class RemoteReply:
 
     def _answer(self, kind: int, value: Any = None, tag: Any = None) -> None:
         self.answered = True
-        self._asked.answer((kind, value, tag))
+        self._call.answer((kind, value, tag))
 
     def fail(self, error: BaseException) -> None:
         self.answered = True
-        self._asked.fail(error)
+        self._call.fail(error)

@@ -1,20 +1,21 @@
-"""A task that its consumers read in step: of each group of consecutive elements, consumer i gets the i-th.
+"""A task of a coordinated read: of each group of consecutive elements, consumer i gets the i-th.
 
 Promises
-    K1  A round is served to all consumers, with one group, or skipped by all. It is served when all have asked for it and there is a
-        group; when that does not come about within the time that one of them waits, all skip it. A consumer that comes later is told
-        how many rounds were skipped without it.
-    K2  Groups go out in their order, and skipping loses none: the group stays for the next round.
-    K3  An answer has as many rounds as there are groups, the same number for all.
-    K4  The same question again, after a lost answer, has the same answer.
-    K5  One question of each consumer waits. A newer one takes its place, and the older one is refused: with ABORTED when the same reader
-        asks again, with FAILED_PRECONDITION when another reader asks as the same consumer.
-    K6  The end of the pipeline, or its error, is the answer to this and every later question, after the groups that were made.
+    K1  A round is served to all consumers, with one group, or skipped by all. It is served when all consumers have requested it and a
+    group is ready. When that does not happen within the time that one of them waits, all skip it. A consumer that requests the round later
+    learns how many rounds were skipped without it.
+    K2  Groups go out in their order, and skipping loses none: the group is kept for the next round.
+    K3  A reply has as many rounds as there are groups, the same number for all consumers.
+    K4  The same request again, after a lost reply, gets the same reply.
+    K5  One request of each consumer waits. A newer one replaces it, and the older one is refused: with ABORTED if both come from the same
+    reader, with FAILED_PRECONDITION if another reader sends requests as the same consumer.
+    K6  After the groups that are ready, every waiting and later request gets the error that ended the pipeline.
 
-After a restart of the task some consumers may have a round that others have not: these get theirs as soon as all have asked for something,
-unless those ahead say that it was skipped.
+After a restart of the task some consumers may have received a round that others have not. The others get it as soon as all consumers have
+sent a request, unless a consumer that is ahead says that it was skipped.
 
-Tags: (next round of this consumer, the last round that all consumers have received). To ask for a round is to have received all before.
+A tag is (next round of this consumer, the last round that all consumers have received). A consumer that requests a round has received all
+rounds before it.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from zmqdist.errors import AbortedError, CancelledError, FailedPreconditionError
 
 @dataclass(slots=True)
 class _Served:
-    """The last answer of a consumer; no elements: skipped."""
+    """The last reply to a consumer. `elements` is None for a skip."""
 
     reader: int
     round: int
@@ -39,48 +40,50 @@ class _Served:
 
 
 class RoundsMachine:
-    """See the module's docstring. What stands for a question, `reply`, is the caller's."""
+    """The groups of one task, and the requests of its consumers. `reply` identifies a request; it is the caller's."""
 
     def __init__(self, consumers: int) -> None:
         self._consumers = consumers
         self._groups: deque[list[Any]] = deque()
         self._group_bytes = 1
         self._round: int | None = None
-        """The next one that is served or skipped; None before the first."""
+        """The next round to be served or skipped; None before the first."""
         self._waiting: dict[int, tuple[Wanted, Any]] = {}
-        self._asked: dict[int, int] = {}
+        self._requested_rounds: dict[int, int] = {}
         self._served: dict[int, _Served] = {}
         self._error: BaseException | None = None
 
     @property
     def groups(self) -> int:
-        """How many groups nobody has been given."""
+        """Number of groups that no consumer has received."""
         return len(self._groups)
 
     def waiting(self) -> list[Any]:
-        """The questions that wait."""
+        """Return the requests that wait."""
         return [reply for _, reply in self._waiting.values()]
 
     def add(self, group: list[Any], group_bytes: int) -> None:
-        """A group was made; `serve` hands it out."""
+        """Add a group; `serve` distributes it."""
         self._groups.append(group)
         self._group_bytes = group_bytes
 
     def end(self, error: BaseException) -> list[TaskAnswer]:
-        """There will be no other group; the first error stays. A CancelledError goes before the groups that are here."""
+        """Note that no further group comes, because of `error`; the first error counts. A CancelledError takes effect before the groups
+        that are ready.
+        """
         self._error = self._error or error
         return self.serve()
 
     def asked(self, wanted: Wanted, reply: Any) -> list[TaskAnswer]:
-        """A question has come."""
+        """Add a request, and return the replies that are ready."""
         return [*self._note(wanted, reply), *self.serve()]
 
     def left(self, reply: Any) -> None:
-        """Nobody waits for the answer any more."""
+        """Withdraw a request whose reader no longer waits."""
         self._waiting = {consumer: each for consumer, each in self._waiting.items() if each[1] is not reply}
 
     def expired(self, reply: Any) -> list[TaskAnswer]:
-        """The round that this question is for does not come about: all skip it."""
+        """Skip the round of this request, because its time is over: all consumers skip it."""
         late = next((wanted for wanted, each in self._waiting.values() if each is reply), None)
         if late is None:
             return []
@@ -93,40 +96,41 @@ class RoundsMachine:
         return [*effects, *self.serve()]
 
     def serve(self) -> list[TaskAnswer]:
-        """Answer all that can be answered."""
+        """Return all replies that are ready."""
         effects: list[TaskAnswer] = []
         while answers := self._next_answers():
             effects += answers
         return effects
 
     def _note(self, wanted: Wanted, reply: Any) -> list[TaskAnswer]:
-        """Have a question wait, unless it can be answered at once."""
-        consumer, asked = wanted.consumer, wanted.round
+        """Have a request wait, or return its reply if that is known."""
+        consumer, requested = wanted.consumer, wanted.round
         if not 0 <= consumer < self._consumers:
             text = f"Requesting data for consumer index {consumer}, but the task has only {self._consumers} consumers"
             return [GiveError(reply, FailedPreconditionError(text))]
         before = self._served.get(consumer)
-        if before is not None and asked < before.next:
-            if (before.reader, before.round) == (wanted.reader, asked):
+        if before is not None and requested < before.next:
+            if (before.reader, before.round) == (wanted.reader, requested):  # K4
                 tag = before.next, self._received_by_all()
                 return [GiveSkip(reply, tag) if before.elements is None else GiveElements(reply, before.elements, tag)]
-            return [GiveError(reply, FailedPreconditionError(restarted(consumer, asked, before.next)))]
-        self._asked[consumer] = asked
-        if self._round is not None and asked < self._round:
+            return [GiveError(reply, FailedPreconditionError(restarted(consumer, requested, before.next)))]
+        self._requested_rounds[consumer] = requested
+        if self._round is not None and requested < self._round:
             return [self._skip(wanted, reply, self._round)]
         replaced = self._waiting.get(consumer)
         self._waiting[consumer] = wanted, reply
         return [] if replaced is None else [GiveError(replaced[1], displaced(replaced[0], wanted))]
 
     def _received_by_all(self) -> int:
-        return min(self._asked.values()) - 1 if len(self._asked) == self._consumers else -1
+        return min(self._requested_rounds.values()) - 1 if len(self._requested_rounds) == self._consumers else -1
 
-    def _skip(self, wanted: Wanted, reply: Any, then: int) -> GiveSkip:
-        self._served[wanted.consumer] = _Served(wanted.reader, wanted.round, then, None)
-        return GiveSkip(reply, (then, self._received_by_all()))
+    def _skip(self, wanted: Wanted, reply: Any, next_round: int) -> GiveSkip:
+        self._served[wanted.consumer] = _Served(wanted.reader, wanted.round, next_round, None)
+        return GiveSkip(reply, (next_round, self._received_by_all()))
 
     def _next_answers(self) -> list[TaskAnswer]:
-        """Of one round, or of some together; none when the time has not come."""
+        """Return the replies for one round, or for several together; none if the round is not complete."""
+        # K6: groups that are ready come first, unless the task was closed.
         if self._error is not None and (not self._groups or type(self._error) is CancelledError):
             error = self._error
             refused = self.waiting()
@@ -138,7 +142,7 @@ class RoundsMachine:
         ahead = [wanted for wanted, _ in self._waiting.values() if wanted.round > first]
         here = [each for each in self._waiting.values() if each[0].round == first]
         answers: list[TaskAnswer]
-        if any(wanted.skipped for wanted in ahead):
+        if any(wanted.skipped for wanted in ahead):  # K1: a consumer that is ahead has skipped this round
             count = 1
             answers = [self._skip(*each, first + 1) for each in here]
         elif self._groups:
@@ -152,34 +156,34 @@ class RoundsMachine:
             del self._waiting[wanted.consumer]
         return answers
 
-    def _count(self, wishes: list[Wanted]) -> int:
-        """How many rounds fit into one answer for each."""
-        fits = min(each.bytes_max for each in wishes) * self._consumers // self._group_bytes
-        return max(1, min(len(self._groups), fits, *(each.elements_max for each in wishes)))
+    def _count(self, requests: list[Wanted]) -> int:
+        """Return how many rounds fit into one reply to each consumer."""
+        fits = min(each.bytes_max for each in requests) * self._consumers // self._group_bytes
+        return max(1, min(len(self._groups), fits, *(each.elements_max for each in requests)))
 
     def _part(self, wanted: Wanted, reply: Any, groups: list[list[Any]]) -> GiveElements:
         elements = [group[wanted.consumer] for group in groups]
-        then = wanted.round + len(elements)
-        self._served[wanted.consumer] = _Served(wanted.reader, wanted.round, then, elements)
-        return GiveElements(reply, elements, (then, self._received_by_all()))
+        next_round = wanted.round + len(elements)
+        self._served[wanted.consumer] = _Served(wanted.reader, wanted.round, next_round, elements)
+        return GiveElements(reply, elements, (next_round, self._received_by_all()))
 
 
-def restarted(consumer: int, asked: int, reached: int) -> str:
-    """What a consumer is told that begins again while the others go on."""
+def restarted(consumer: int, requested: int, reached: int) -> str:
+    """Return the error text for a consumer that begins again while the others continue."""
     return (
-        f"Consumer {consumer} requested data for round {asked}, but the current round has already reached {reached}. "
+        f"Consumer {consumer} requested data for round {requested}, but the current round has already reached {reached}. "
         "This may indicate that the consumer was restarted with the same job name."
     )
 
 
 def displaced(older: Wanted, newer: Wanted) -> OpError:
-    """What a question is answered with that waited when its consumer asked another one."""
+    """Return the error for a waiting request that a newer request of its consumer replaces."""
     consumer = older.consumer
     if older.reader == newer.reader:
-        text = f"the question of consumer {consumer} for round {newer.round} took the place of this one for round {older.round}"
+        text = f"the request of consumer {consumer} for round {newer.round} took the place of this one for round {older.round}"
         return AbortedError(text)
     text = (
-        f"Another reader (client {newer.reader}) asks as consumer {consumer} for round {newer.round}, while this one (client "
+        f"Another reader (client {newer.reader}) requests round {newer.round} as consumer {consumer}, while this one (client "
         f"{older.reader}) waited for round {older.round}. This may indicate that two readers have the same consumer_index, or that the "
         "consumer was restarted with the same job name."
     )

@@ -1,4 +1,4 @@
-"""A task that its consumers read in step: a thread makes groups ahead, and the machine (rounds_machine.py) says who gets them when."""
+"""A task of a coordinated read: a thread makes groups ahead, and the machine (rounds_machine.py) decides which consumers get them when."""
 
 from __future__ import annotations
 
@@ -17,14 +17,19 @@ from zmqdist.errors import CancelledError, FailedPreconditionError
 
 GROUPS_MAX: Final = 64
 GROUPS_BYTES: Final = 16 << 20
-"""So many groups are made ahead, at least one."""
+"""At most this many groups, and about this many bytes, are made ahead; at least one group."""
 
 
 class RoundsRunner:
-    """See the module's docstring."""
+    """Runs a task of a coordinated read."""
 
     def __init__(self, name: str, open: Callable[[], DatasetIterator], named: Named, consumers: int) -> None:
-        """`open` is called in the thread; `named`: see element_replies.py."""
+        """Create the runner; its thread starts with the first request.
+
+        Args:
+          open: opens the pipeline; called in the thread.
+          named: see element_replies.py.
+        """
         self._open = open
         self._named = named
         self._made = 0
@@ -43,14 +48,16 @@ class RoundsRunner:
         self._decide(lambda: self._machine.asked(wanted, reply))
 
     def expire(self, reply: ElementReply) -> None:
-        """The round that this question is for does not come about."""
+        """Skip the round of this request, because its time is over."""
         self._decide(lambda: self._machine.expired(reply))
 
     def close(self) -> None:
         self._end(CancelledError("the task was stopped"))
 
     def figures(self) -> tuple[Any, ...]:
-        """The fields of a Report (machine/figures.py), from the weight of the last group; how long an element takes is not known."""
+        """Return the fields of a Report (machine/figures.py). Sizes are estimated from the last group; the time for an element is not
+        known.
+        """
         with self._lock:
             groups = self._machine.groups
             taken = self._made - groups * self._consumers
@@ -58,7 +65,7 @@ class RoundsRunner:
             return taken, nbytes, groups * self._consumers, self._groups_max() * self._consumers, 0.0
 
     def _decide(self, decision: Callable[[], Sequence[TaskAnswer]]) -> None:
-        """Have the machine decide, and answer; in any thread."""
+        """Have the machine decide, and send its replies. May be called from any thread."""
         with self._lock:
             for reply in self._machine.waiting():
                 if not reply.wanted():
@@ -95,7 +102,7 @@ class RoundsRunner:
         return group
 
     def _add(self, group: list[Any]) -> None:
-        """Have a group served, and wait until there is room for another."""
+        """Add a group, have it distributed, and wait until there is room for another."""
         with self._lock:
             self._made += len(group)
             self._group_bytes = max(1, sum(map(weigh, group)))
@@ -108,7 +115,7 @@ class RoundsRunner:
                 self._room.wait()
 
     def _groups_max(self) -> int:
-        """How many groups may be made ahead. With the lock."""
+        """Return how many groups may be made ahead. Call it with the lock held."""
         return min(GROUPS_MAX, max(1, GROUPS_BYTES // self._group_bytes))
 
     def _end(self, error: BaseException) -> None:
@@ -123,7 +130,7 @@ ENDED: Final = (
 
 
 def require_infinite(cardinality: int) -> None:
-    """Raises FailedPreconditionError for a pipeline that is known to end."""
+    """Raise FailedPreconditionError for a pipeline that is known to end."""
     if cardinality >= 0:
         raise FailedPreconditionError(
             "Round robin reads require that the input dataset has infinite cardinality, but the dataset has cardinality "

@@ -1,14 +1,16 @@
-"""The tasks of one worker: what the dispatcher wants done, and who is answered from it.
+"""The data-service tasks of one worker: carries out the dispatcher's assignments, and routes requests of readers to the tasks.
 
 Rules
-    All but the tasks themselves runs in the worker's loop. Which tasks there are the machine decides (tasks_machine.py). A task's
-    pipeline is made when somebody reads it first.
-    Tasks run in threads of the worker's process (`TaskThreads`), or each in a process of its own (task_process.py), which has a
-    `TaskThreads` with that one in it: then no user code runs in the worker's.
+    The machine (tasks_machine.py) decides which tasks the worker has. A task opens its pipeline when the first reader sends a request.
+    Tasks run in threads of the worker's process (`TaskThreads`), or each in a process of its own (task_process.py). Such a process has a
+    `TaskThreads` with this one task, so that no user code runs in the worker's process.
+    Everything runs in the worker's loop, except the pipelines.
 
 Methods (after "zmqdist.data.")
-    elements(state, task, wanted, compression)   -> (kind, batch, its tag); kinds are below
+    elements(state, task, wanted, compression)   -> (kind, batch, tag); the kinds are in reader/delivery.py
     profile()                                    -> {task: its figures}
+
+Not here: how a kind of task makes elements and distributes them ({first_come,rounds,shared,portions}_task.py), snapshots (../snapshots).
 """
 
 from __future__ import annotations
@@ -68,25 +70,25 @@ PROFILE: Final = "zmqdist.data.profile"
 ELEMENTS: Final = "zmqdist.data.elements"
 
 AGAIN_S: Final = 0.05
-"""After a refused question for work."""
+"""Pause before a failed request to the dispatcher is sent again, in seconds."""
 
 REPORT_S: Final = 5.0
-"""How often a worker that has tasks tells how they do."""
+"""How often a worker that has running tasks reports their figures, in seconds."""
 
 FLUSH_S: Final = 0.1
-"""What was answered last has so long to leave before a worker goes."""
+"""How long the last replies have to leave the process before a worker stops, in seconds."""
 
 READERS: Final = frozenset({"submit", "worker"})
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerDataSnapshot:
-    """What a worker has of the data service.
+    """What a worker does for the data service at this moment.
 
     Attributes:
-      tasks: that the dispatcher wants from it and that have not ended.
-      writing: streams of distributed snapshots that it writes now.
-      streams: how far these are, and those that it has completed in this life.
+      tasks: number of tasks that the dispatcher wants from it and that have not ended.
+      writing: number of streams of distributed snapshots that it writes.
+      streams: the progress of these streams, and of those that it has completed in this incarnation.
     """
 
     tasks: int
@@ -95,17 +97,17 @@ class WorkerDataSnapshot:
 
 
 class TaskHost(Protocol):
-    """Where a worker's tasks run.
+    """Runs a worker's tasks.
 
     Attributes:
-      state: number of the dispatcher's state that they belong to.
+      state: number of the dispatcher's state that the tasks belong to.
       address: of the worker.
-      read_at: where readers are sent, if not to `address`; "%dts_port%" stands for the port of a task that has one of its own.
-      cache_bytes: what the window of a task that trainers share may take.
+      read_at: address to which readers connect, if not `address`; "%dts_port%" stands for the port of a task that has one of its own.
+      cache_bytes: size of the window of a task that trainers share.
       began: called in the loop when a task has got its first reader.
       finished: called in the loop with the number of a task whose last element was taken.
-      crashed: `crashed(task, how, then)`, called in the loop when the process of a task that computes portions has died: has the dispatcher
-        know it, and then calls `then`.
+      crashed: `crashed(task, how, then)`, called in the loop when the process of a task that computes portions has crashed: reports it to
+        the dispatcher, and calls `then` when the dispatcher has confirmed.
     """
 
     state: int
@@ -117,40 +119,40 @@ class TaskHost(Protocol):
     crashed: Callable[[int, str, Callable[[], None]], None]
 
     def begin(self, task: WorkerTask) -> None:
-        """Serve it from now on."""
+        """Serve `task` from now on."""
 
     def where(self, number: int) -> str:
-        """The address at which it is read."""
+        """Return the address at which readers reach task `number`."""
 
     def drop(self, number: int) -> None:
-        """End it. Waits for nothing; one that is not there is fine."""
+        """End task `number`. Does not block; an unknown number is ignored."""
 
     def hand_back(self, number: int) -> bool:
-        """Have a task give back the positions that it has not begun, and take no more. False: it has begun nothing."""
+        """Have task `number` give back the positions that it has not begun, and take no more. Return False if it has begun none."""
 
     def figures(self) -> dict[int, tuple[Any, ...]]:
-        """What the tasks at work tell of themselves (data/service/dispatcher/machine/figures.py)."""
+        """Return the figures of the running tasks (data/service/dispatcher/machine/figures.py), by number."""
 
     @property
     def unsent(self) -> bool:
-        """Whether answers are on their way to readers."""
+        """Whether replies to readers have not left the process yet."""
 
     @property
-    def asked(self) -> bool:
-        """Whether readers wait for answers, or may: after `refuse` this ends."""
+    def has_requests(self) -> bool:
+        """Whether readers wait for replies, or may. After `refuse` this becomes False."""
 
     def refuse(self) -> None:
-        """Take no more questions of readers, but those that are on their way: each is answered CANCELLED. What was asked is answered."""
+        """Reply to the requests that have been received, and refuse new ones with CANCELLED."""
 
     def close(self) -> None:
-        """End all."""
+        """End all tasks."""
 
 
 class DataWorker:
-    """See the module's docstring. Hosted by a WorkerServer.
+    """The data-service side of a worker; hosted by a WorkerServer. The module's docstring gives its rules.
 
     Attributes:
-      host: where its tasks run.
+      host: runs the tasks.
       key: the public key that the worker shows to readers; empty without CURVE.
     """
 
@@ -161,29 +163,32 @@ class DataWorker:
         calls: LoopCalls,
         dispatcher: str,
         credentials: Credentials,
-        life: int,
+        incarnation: int,
         dispatcher_timeout_s: float,
         host: TaskHost | None = None,
         chunk_bytes_max: int = SNAPSHOT_CHUNK_BYTES_MAX,
     ) -> None:
-        """Before the service is attached.
+        """Call it before the service is attached.
 
         Args:
-          host: where tasks run; None: in threads of this process.
-          chunk_bytes_max: of the files of a snapshot.
+          host: runs the tasks; None: threads of this process do.
+          chunk_bytes_max: size of the files of a snapshot.
         """
         self._loop = loop
         self._calls = calls
-        self._life = life
-        self.host: TaskHost = host or TaskThreads(loop, service, dispatcher, credentials, life, dispatcher_timeout_s)
+        self._incarnation = incarnation
+        self.host: TaskHost = host or TaskThreads(
+            loop, service, dispatcher, credentials, incarnation, dispatcher_timeout_s
+        )
         self.host.finished = self._note_finished
         self.host.began = self._report_later
-        self.host.crashed = self._tell_crash
-        about = dispatcher, credentials, life, dispatcher_timeout_s
-        self.snapshots = SnapshotWorker(loop, calls, *about, chunk_bytes_max)
+        self.host.crashed = self._report_crash
+        self.snapshots = SnapshotWorker(
+            loop, calls, dispatcher, credentials, incarnation, dispatcher_timeout_s, chunk_bytes_max
+        )
         self._machine = WorkerTasks()
         self._drained: Callable[[], None] | None = None
-        """The worker leaves: to be called when nothing is left to do."""
+        """Called when a worker that leaves has nothing left to do; None while it does not leave."""
         self._left = False
         self.key = b""
         service.register_later(PROFILE, self._profile, roles=READERS)
@@ -191,34 +196,34 @@ class DataWorker:
 
     @property
     def left(self) -> bool:
-        """Whether it was drained, and all answers are on their way."""
+        """Whether the worker was drained, and all its replies have been sent."""
         return self._left
 
     @property
     def num_tasks(self) -> int:
-        """Tasks that the dispatcher wants from this worker and that have not ended."""
+        """Number of tasks that the dispatcher wants from this worker and that have not ended."""
         return self._machine.num_tasks
 
     def snapshot(self) -> WorkerDataSnapshot:
-        """In the loop."""
+        """Return what the worker does now. Call it in the loop."""
         return WorkerDataSnapshot(self.num_tasks, self.snapshots.writing, tuple(self.snapshots.progresses()))
 
-    # -- the dispatcher's wishes ------------------------------------------------------------------------------------------------
+    # -- assignments of the dispatcher ------------------------------------------------------------------------------------------
 
     def registered(self) -> None:
-        """The dispatcher has taken this worker: now, or again."""
+        """Note that the dispatcher has registered this worker, for the first time or again."""
         if isinstance(self.host, TaskThreads):
-            local_workers.add(self._life, self.host)
+            local_workers.add(self._incarnation, self.host)
         self.snapshots.registered()
         self._perform(self._machine.ask())
         if self._drained is not None:
-            self._say_leaving()
+            self._report_leaving()
 
     def _perform(self, effects: list[WorkerTasksEffect]) -> None:
         for effect in effects:
             match effect:
-                case AskForWork(asking, has, done):
-                    self._ask(asking, has, done)
+                case AskForWork(request, has, done):
+                    self._ask(request, has, done)
                 case AskLater():
                     self._loop.set_timer(self, self._loop.now() + AGAIN_S, self._ask_again)
                 case BeginTask(task):
@@ -230,26 +235,26 @@ class DataWorker:
                     if not self.host.hand_back(number):
                         self._perform(self._machine.finished(number))
 
-    def _ask(self, asking: int, has: tuple[int, ...], done: tuple[int, ...]) -> None:
+    def _ask(self, request: int, has: tuple[int, ...], done: tuple[int, ...]) -> None:
         self.host.state = self._machine.state
         figures = self.host.figures()
         read_at = {number: with_key(self.host.where(number), self.key) for number in has}
-        question = self._machine.state, self._life, read_at, done, figures
-        self._calls.ask("zmqdist.data.work", question, partial(self._told, asking))
+        args = self._machine.state, self._incarnation, read_at, done, figures
+        self._calls.ask("zmqdist.data.work", args, partial(self._work_replied, request))
         if figures:
             self._report_later()
 
     def _report_later(self) -> None:
         self._loop.set_timer((self, "report"), self._loop.now() + REPORT_S, self._ask_again)
 
-    def _told(self, asking: int, value: Any, error: OpError | None) -> None:
-        effects = self._machine.refused(asking) if error else self._machine.told(asking, value)
+    def _work_replied(self, request: int, value: Any, error: OpError | None) -> None:
+        effects = self._machine.refused(request) if error else self._machine.told(request, value)
         if effects:
             self._perform(effects)
             self._end_if_drained()
 
     def _ask_again(self) -> None:
-        """Only while there is a connection: else `registered` comes."""
+        """Request work, if there is a connection; after a reconnect `registered` requests it."""
         if self._calls.connected:
             self._perform(self._machine.ask())
 
@@ -257,54 +262,57 @@ class DataWorker:
         self._perform(self._machine.finished(number))
         self._end_if_drained()
 
-    def _tell_crash(self, number: int, how: str, then: Callable[[], None]) -> None:
-        def told(value: Any, error: OpError | None) -> None:
+    def _report_crash(self, number: int, how: str, then: Callable[[], None]) -> None:
+        def replied(value: Any, error: OpError | None) -> None:
             if error is None or error.error_code not in RETRIABLE:
-                then()  # where it does not know the task it will have it dropped
+                then()  # a dispatcher that does not know the task will have this worker drop it
             else:
-                again = partial(self._tell_crash, number, how, then)
+                again = partial(self._report_crash, number, how, then)
                 self._loop.set_timer((self, "crash", number), self._loop.now() + AGAIN_S, again)
 
         if number in self._machine.tasks:
-            self._calls.ask("zmqdist.data.crashed", (self._machine.state, number, self._life, how), told)
+            self._calls.ask("zmqdist.data.crashed", (self._machine.state, number, self._incarnation, how), replied)
 
-    def _profile(self, asked: Asked) -> None:
+    def _profile(self, call: Asked) -> None:
         found = self.host.figures()
         if not found:
             raise UnavailableError(f"No trace event was collected: no task of worker {self.host.address} is at work")
         names = ("elements", "bytes", "buffered", "room", "element_s")
-        asked.answer(
+        call.answer(
             {
-                number: {"dataset": self._machine.tasks[number].dataset, **dict(zip(names, told, strict=True))}
-                for number, told in found.items()
+                number: {"dataset": self._machine.tasks[number].dataset, **dict(zip(names, values, strict=True))}
+                for number, values in found.items()
             }
         )
 
     # -- leaving ----------------------------------------------------------------------------------------------------------------
 
     def refuse(self, then: Callable[[], None]) -> None:
-        """Ask the dispatcher, which has let this worker go, nothing more; answer what readers have asked, and call `then`. In the loop."""
+        """Send no further request to the dispatcher, which has released this worker; reply to the pending requests of readers, then call
+        `then`. Call it in the loop.
+        """
         self._machine.leave()
         self.host.refuse()
         self._end_if_answered(then)
 
     def _end_if_answered(self, then: Callable[[], None]) -> None:
-        again = partial(self._end_if_answered, then) if self.host.asked else then
+        again = partial(self._end_if_answered, then) if self.host.has_requests else then
         self._loop.set_timer((self, "answered"), self._loop.now() + FLUSH_S, again)
 
     def drain(self, then: Callable[[], None]) -> None:
-        """Take no more positions, hand back what was not begun, have readers take the rest, and call `then`. In the loop.
+        """Take no more positions, give back those not begun, let readers take the elements that are ready, then call `then`. Call it in the
+        loop.
 
-        A task that has the whole dataset for itself goes on to its end. Whoever has not the time for it just closes.
+        A task that has the whole dataset for itself continues to its end. A worker that has no time for that calls `close` instead.
         """
         self._drained = then
-        self._say_leaving()
+        self._report_leaving()
         self.snapshots.drain(self._end_if_drained)
         self._perform(self._machine.drain())
         self._end_if_drained()
 
-    def _say_leaving(self) -> None:
-        self._calls.ask("zmqdist.data.leave", (self._life,), lambda value, error: None)
+    def _report_leaving(self) -> None:
+        self._calls.ask("zmqdist.data.leave", (self._incarnation,), lambda value, error: None)
 
     def _end_if_drained(self) -> None:
         if self._drained is not None and not self.num_tasks and self.snapshots.idle:
@@ -322,13 +330,13 @@ class DataWorker:
             self._drained()
 
     def close(self) -> None:
-        """In the loop, when it ends."""
-        local_workers.remove(self._life)
+        """End all tasks. The loop calls it when it stops."""
+        local_workers.remove(self._incarnation)
         self.host.close()
 
 
 class TaskThreads:
-    """Tasks in threads of this process, and the method that answers their readers."""
+    """Runs tasks in threads of this process, and serves the method that replies to their readers."""
 
     def __init__(
         self,
@@ -336,10 +344,10 @@ class TaskThreads:
         service: RpcService,
         dispatcher: str,
         credentials: Credentials,
-        life: int,
+        incarnation: int,
         dispatcher_timeout_s: float,
     ) -> None:
-        """Before the service is attached."""
+        """Call it before the service is attached."""
         self.state = 0
         self.address = self.read_at = ""
         self.cache_bytes = TRAINER_CACHE_BYTES
@@ -350,7 +358,7 @@ class TaskThreads:
         self._service = service
         self.dispatcher = dispatcher
         self._credentials = credentials
-        self._life = life
+        self._incarnation = incarnation
         self._timeout_s = dispatcher_timeout_s
         self._tasks: dict[int, WorkerTask] = {}
         self._refuses = False
@@ -365,7 +373,7 @@ class TaskThreads:
         return self.read_at or self.address
 
     @property
-    def asked(self) -> bool:
+    def has_requests(self) -> bool:
         return not (self._refuses and self._service.idle)
 
     def refuse(self) -> None:
@@ -393,7 +401,9 @@ class TaskThreads:
         try:
             dealer.drain()
         except BaseException as error:
-            log.warning("%s leaves, and could not hand back what it has not begun: %s", self.address, error)
+            log.warning(
+                "worker %s is leaving, and could not give back positions that it has not begun: %s", self.address, error
+            )
 
     def figures(self) -> dict[int, tuple[Any, ...]]:
         found = {}
@@ -415,21 +425,21 @@ class TaskThreads:
 
     # -- readers ----------------------------------------------------------------------------------------------------------------
 
-    def _elements(self, asked: Asked, state: int, number: int, wanted: tuple[Any, ...], compression: str) -> None:
-        near = asked.peer.hello is not None and asked.peer.hello.host == host_identity()
+    def _elements(self, call: Asked, state: int, number: int, wanted: tuple[Any, ...], compression: str) -> None:
+        near = call.peer.hello is not None and call.peer.hello.host == host_identity()
         codec = codec_for(compression, near=near)
-        codec_of(codec or None)  # where its package is missing the question fails, before any element is taken for it
-        self._answer(state, number, Wanted(*wanted), RemoteReply(asked, self._loop, codec))
+        codec_of(codec or None)  # raises where the codec's package is missing, before the request takes an element
+        self._answer(state, number, Wanted(*wanted), RemoteReply(call, self._loop, codec))
 
     def ask(self, state: int, number: int, wanted: Wanted, reply: ElementReply) -> None:
-        """A question of a reader in this process; from any thread."""
+        """Handle the request of a reader in this process. May be called from any thread."""
         try:
             self._loop.call_soon(self._answer, state, number, wanted, reply)
         except OpError as error:
             reply.fail(CancelledError(f"Local worker {self.address} is no longer available: {error.message}"))
 
     def delete(self, number: int) -> None:
-        """A reader in this process was the only one whom this task was for; from any thread."""
+        """Delete a task on behalf of its only reader, which is in this process. May be called from any thread."""
         try:
             self._loop.call_soon(self._delete, number)
         except OpError:
@@ -455,7 +465,7 @@ class TaskThreads:
             reply.fail(UnavailableError(f"worker {self.address} does not have task {number}"))
             return
         if task.runner is None:
-            if task.done:  # in a process before this one
+            if task.done:  # an earlier process of this task has come to the end
                 reply.end()
                 return
             task.runner = self._run(task)
@@ -466,7 +476,7 @@ class TaskThreads:
             self._loop.set_timer(id(reply), self._loop.now() + wanted.wait_s, lambda: runner.expire(reply))
 
     def start(self, task: WorkerTask) -> None:
-        """Begin a task before its first question, where its elements go to whoever asks first. In the loop."""
+        """Begin a task before its first request, if it is one that serves requests in order of arrival. Call it in the loop."""
         if task.runner is None and not task.done:
             task.runner = self._run(task)
             self.began()
@@ -478,35 +488,37 @@ class TaskThreads:
             security = self._credentials.client(self.dispatcher, "worker")
             self._client = ZmqClient(self.dispatcher, f"data of {self.address}", security=security)
         dealer = self._dealers[task.id] = Dealer(
-            self._client, self.state, task.id, self._life, self._timeout_s, task.progress
+            self._client, self.state, task.id, self._incarnation, self._timeout_s, task.progress
         )
-        opened = partial(self._open, task, dealer)
-        said = partial(named, where=task.where(self.address))
+        open_pipeline = partial(self._open, task, dealer)
+        name_error = partial(named, where=task.where(self.address))
         if not task.failed:
             if task.terms.portioned:
-                return PortionsRunner(str(task.id), partial(self._open_portion, task, dealer), said, dealer.portions)
+                return PortionsRunner(
+                    str(task.id), partial(self._open_portion, task, dealer), name_error, dealer.portions
+                )
             if task.terms.coordinated:
-                return rounds_task.RoundsRunner(str(task.id), opened, said, task.terms.num_consumers)
+                return rounds_task.RoundsRunner(str(task.id), open_pipeline, name_error, task.terms.num_consumers)
             if task.terms.cache:
-                return shared_task.Shared(str(task.id), opened, said, self.cache_bytes)
+                return shared_task.Shared(str(task.id), open_pipeline, name_error, self.cache_bytes)
         return FirstCome(
             str(task.id),
-            opened,
+            open_pipeline,
             partial(self._finished, task),
-            said,
+            name_error,
             task.progress,
             task.failed,
         )
 
     def _open_portion(self, task: WorkerTask, dealer: Dealer, start: int, length: int) -> DatasetIterator:
-        """In a thread of the task."""
+        """Open the pipeline over some positions. Called in a thread of the task."""
         if task.pipeline is None:
             task.pipeline = portion_pipeline(deserialize(dealer.definition(task.fingerprint)))
         positions = iter(range(start, start + length))
         return open_split(task.pipeline, lambda source, repetition: next(positions, None))
 
     def _open(self, task: WorkerTask, dealer: Dealer) -> DatasetIterator:
-        """In the task's thread."""
+        """Open the pipeline of a task. Called in the task's thread."""
         dataset = deserialize(dealer.definition(task.fingerprint))
         if task.terms.coordinated:
             rounds_task.require_infinite(dataset.cardinality())
@@ -515,7 +527,7 @@ class TaskThreads:
         if task.terms.mode == DYNAMIC:
             return open_split(dataset, dealer.ask)
         policy = ShardingPolicy(task.terms.mode).name
-        # Seeds that nobody gave are the same for all workers of an iteration: else their shares would not be parts of one order.
+        # The user gave no seed: all workers of an iteration take the same one, or their shards would not be parts of one order.
         return iter(shard_for_worker(dataset, policy, task.num_workers, task.index, seed=task.iteration))
 
     def _finished(self, task: WorkerTask) -> None:

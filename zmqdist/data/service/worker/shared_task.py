@@ -1,13 +1,16 @@
-"""A task whose elements go to every trainer: a window of the latest is kept, encoded once, for all who come.
+"""A task that all trainers share: it keeps a window of the latest elements, encoded once for all of them.
 
 Rules
-    Each trainer has a place of its own and gets no element twice. Who is behind the window goes on at its oldest element; a new trainer
-    begins there. Who is at its end waits for the next batch, which is computed for the first who waits and given to all.
-    A batch is as large as its first reader wants, at most a 16th of the window: trainers that read ahead a little stay in the window.
-    Beyond the window's bytes the oldest batches go. An element that is larger than the window is an error.
-    Errors are not kept: one trainer has it, and the next question goes on behind it. The end is an error, for all.
+    Each trainer has a position of its own, and gets no element twice. A trainer that has fallen behind the window continues at the oldest
+    element in it; a new trainer begins there. A trainer at the end of the window waits for the next batch, which is computed for the first
+    that waits, and given to all.
+    A batch is as large as the trainer that it is computed for requests, and at most a 16th of the window, so that trainers that read ahead
+    a little stay in the window.
+    When the window exceeds its size in bytes, the oldest batches are dropped. An element larger than the window is an error.
+    An error is not kept: one trainer gets it, and the next request continues behind it. The end of the pipeline is an error, for all
+    trainers.
 
-Nothing survives the task: a worker that was started again begins a new window.
+The window does not survive the task: a worker that was restarted begins a new one.
 """
 
 from __future__ import annotations
@@ -26,24 +29,26 @@ from zmqdist.data.structure import invalid
 from zmqdist.errors import CancelledError
 
 BATCHES_IN_WINDOW: Final = 16
+"""A batch takes at most this part of the window's bytes."""
 BATCH_S: Final = 0.01
-"""A batch that takes longer to compute makes the next one smaller."""
+"""A batch that takes longer than this to compute halves the size of the next one; a faster one doubles it."""
 
 
 class Shared:
-    """See the module's docstring.
+    """Runs a task that all trainers share.
 
     Attributes:
-      misses: questions for which something was computed.
-      nbytes: of the window.
+      misses: requests for which a batch was computed.
+      nbytes: size of the window.
     """
 
     def __init__(self, name: str, open: Callable[[], DatasetIterator], named: Named, limit: int) -> None:
-        """
+        """Create the runner; its thread starts with the first request.
+
         Args:
-          open: called in the thread.
+          open: opens the pipeline; called in the thread.
           named: see element_replies.py.
-          limit: of the window, in bytes.
+          limit: largest size of the window, in bytes.
         """
         self._open = open
         self._named = named
@@ -52,15 +57,15 @@ class Shared:
         self._window: deque[tuple[Packed, int]] = deque()
         self._first = 0
         """The number of the oldest batch in the window."""
-        self._places: dict[str, int] = {}
+        self._positions: dict[str, int] = {}
         self._waiting: deque[tuple[Wanted, ElementReply]] = deque()
         self._count = 1
         self._failure: BaseException | None = None
-        """What comes after the batch that was computed last."""
+        """An error that comes behind the last batch; one request gets it."""
         self._woken = False
-        """Somebody will be served soon: nothing is computed before."""
+        """A call of `_serve` is scheduled: no batch is computed before, since the window may have what the waiting requests need."""
         self._error: BaseException | None = None
-        self._answers = self.misses = self.nbytes = 0
+        self._replies = self.misses = self.nbytes = 0
         self._lock = threading.Lock()
         self._needed = threading.Condition(self._lock)
         self._thread = threading.Thread(target=self._run, name=f"zmqdist-task-{name}", daemon=True)
@@ -82,14 +87,14 @@ class Shared:
         self._end(CancelledError("the task was stopped"))
 
     def _serve(self) -> None:
-        """Answer all who can be. Where questions are asked, so that a trainer's answers keep their order."""
+        """Send all replies that are ready. Runs in the thread that receives requests, so that a trainer's replies keep their order."""
         with self._lock:
             waiting, self._waiting = self._waiting, deque()
             served = []
             for wanted, reply in waiting:
-                found = self._find(wanted) if reply.wanted() else None
-                if found is not None:
-                    served.append((reply, found))
+                batch = self._find(wanted) if reply.wanted() else None
+                if batch is not None:
+                    served.append((reply, batch))
                 elif reply.wanted():
                     self._waiting.append((wanted, reply))
             failed: list[tuple[ElementReply, BaseException]] = []
@@ -99,7 +104,7 @@ class Shared:
             elif self._failure is not None and self._waiting:
                 failed = [(self._waiting.popleft()[1], self._failure)]
                 self._failure = None
-            self._answers += len(served)
+            self._replies += len(served)
             self._woken = False
             self._needed.notify()
         for reply, batch in served:
@@ -109,16 +114,16 @@ class Shared:
 
     @property
     def hits(self) -> int:
-        """Questions that found in the window what they wanted."""
-        return self._answers - self.misses
+        """Requests that found their batch in the window."""
+        return self._replies - self.misses
 
     def _find(self, wanted: Wanted) -> Packed | None:
-        """The trainer's next batch, if it is in the window. With the lock."""
-        place = max(self._first, self._places.get(wanted.trainer, 0))
-        if place == self._first + len(self._window):
+        """Return the trainer's next batch if it is in the window, and advance its position. Call it with the lock held."""
+        position = max(self._first, self._positions.get(wanted.trainer, 0))
+        if position == self._first + len(self._window):
             return None
-        self._places[wanted.trainer] = place + 1
-        return self._window[place - self._first][0]
+        self._positions[wanted.trainer] = position + 1
+        return self._window[position - self._first][0]
 
     # -- the thread ---------------------------------------------------------------------------------------------------------
 
@@ -132,7 +137,7 @@ class Shared:
             self._end(error)
 
     def _wait_for_need(self) -> Wanted | None:
-        """Until somebody waits for what was not computed yet; None when it is over."""
+        """Wait until a request needs a batch that is not computed yet, and return the request. None: the task is over."""
         with self._lock:
             while self._error is None:
                 if self._waiting and not self._woken and self._failure is None:
@@ -141,7 +146,7 @@ class Shared:
         return None
 
     def _compute(self, iterator: DatasetIterator, wanted: Wanted) -> tuple[list[Any], int, BaseException | None]:
-        """The next elements, their bytes, and what comes after them where that is an error. Raises at the end of the pipeline."""
+        """Return (elements, their bytes, the error behind them or None). Raises at the end of the pipeline."""
         began, total = time.monotonic(), 0
         elements: list[Any] = []
         enough = max(1, min(wanted.bytes_max, self._limit // BATCHES_IN_WINDOW))
@@ -180,13 +185,13 @@ class Shared:
                 self.misses += 1
                 self._window.append((batch, nbytes))
                 self.nbytes += nbytes
-            while self.nbytes > self._limit:
+            while self.nbytes > self._limit:  # a trainer that is still behind continues at the oldest batch left
                 self.nbytes -= self._window.popleft()[1]
                 self._first += 1
             self._wake()
 
     def _wake(self) -> None:
-        """Have those who wait served. With the lock."""
+        """Schedule `_serve`, if requests wait. Call it with the lock held."""
         if self._waiting:
             self._woken = True
             self._waiting[0][1].soon(self._serve)
@@ -199,7 +204,7 @@ class Shared:
 
 
 def require_infinite(cardinality: int) -> None:
-    """Raises InvalidArgumentError for a pipeline that is known to end."""
+    """Raise InvalidArgumentError for a pipeline that is known to end."""
     if cardinality >= 0:
         text = "Cross-trainer caching requires the input dataset to be infinite. Got input with cardinality "
         raise invalid(f"{text}{cardinality}.")

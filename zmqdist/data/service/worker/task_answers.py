@@ -1,4 +1,4 @@
-"""What the machines of tasks answer to readers. `reply` stands for a question; element_replies.py carries the answer out."""
+"""The replies that the machines of tasks decide on. `reply` identifies the request; element_replies.py sends the reply."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 @dataclass(slots=True)
 class GiveElements:
-    """Some elements, in order; `tag` says what they are parts of."""
+    """Reply with some elements, in order; `tag` says what they are parts of."""
 
     reply: Any
     elements: list[Any]
@@ -17,7 +17,7 @@ class GiveElements:
 
 @dataclass(slots=True)
 class GiveSkip:
-    """There is nothing now."""
+    """Reply that there are no elements now."""
 
     reply: Any
     tag: Any = None
@@ -25,14 +25,14 @@ class GiveSkip:
 
 @dataclass(slots=True)
 class GiveEnd:
-    """There is nothing more in this task."""
+    """Reply that the task has no more elements."""
 
     reply: Any
 
 
 @dataclass(slots=True)
 class GiveError:
-    """One element could not be computed, or the task cannot go on, or the question was wrong."""
+    """Reply with an error: an element could not be computed, the task cannot continue, or the request was wrong."""
 
     reply: Any
     error: BaseException

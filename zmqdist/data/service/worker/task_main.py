@@ -1,10 +1,10 @@
-"""The process of one task of the data service: runs its pipeline, and answers its readers itself.
+"""The process of one data-service task: runs its pipeline, and replies to its readers itself.
 
-It is forked from the worker's zygote, and has a loop and a router of its own over the listening socket that its worker has made:
-elements go from here to the readers. Positions it asks the dispatcher for. With the worker it shares
-    a pipe      the worker says Begin, perhaps HAND_BACK or REFUSE and, by closing its end, that this is over; here figures are said,
-                FINISHED, and after REFUSE that all is ANSWERED
-    a page      of numbers, written here: what the task is at (runners/base.py), for the error that tells how it died
+The worker's zygote forks it. It has a loop, and a router of its own on the listening socket that its worker has opened, so that elements
+go from here to the readers directly. It requests positions from the dispatcher. With the worker it shares
+    a pipe      The worker sends Begin, perhaps HAND_BACK or REFUSE, and closes its end when the task is over. This process sends its
+    figures, FINISHED when the last element was taken, and ANSWERED after REFUSE when no request is left.
+    a page      of numbers, written here: where the task is (element_replies.py), for the error that says how the process ended.
 """
 
 from __future__ import annotations
@@ -38,26 +38,28 @@ FINISHED: Final = b"finished"
 ANSWERED: Final = b"answered"
 
 FIGURES_S: Final = 1.0
-"""How often the worker is told how the task does."""
+"""How often the process reports its figures to the worker, in seconds."""
 
 ANSWERS_S: Final = 2.0
-"""So long the last answers have to reach their readers."""
+"""How long the last replies have to reach their readers, in seconds."""
 
 
 class Begin(msgspec.Struct, array_like=True):
-    """What the process is for.
+    """What the process is to do.
 
     Attributes:
-      task: as the dispatcher defined it.
-      state, life: of the dispatcher, and of the worker.
-      host: the address that the listening socket is bound to.
-      failure: code and text for the process that was here before and died; `for_good`: that is all there is.
-      done: the task has come to its end: nothing but that is to be told.
+      task: definition of the task, as the dispatcher sent it.
+      state, incarnation: of the dispatcher, and of the worker.
+      worker: address of the worker, for error texts.
+      host: address that the listening socket is bound to.
+      failure: code and text of the crash of the process before this one.
+      for_good: the task has failed for good: every request gets `failure`. Otherwise one request does.
+      done: the task has ended: every request gets END.
     """
 
     task: list[Any]
     state: int
-    life: int
+    incarnation: int
     dispatcher: str
     dispatcher_timeout_s: float
     worker: str
@@ -72,13 +74,14 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 """Parameters of glibc's mallopt (malloc.h)."""
 
 MAPPED_BYTES_MIN: Final = 32 << 20
-"""The largest that glibc takes. Larger arrays are mapped, each into fresh pages."""
+"""The largest value that glibc accepts. Larger arrays are mapped, each into fresh pages."""
 
 KEPT_BYTES_MAX: Final = 256 << 20
+"""Free memory at the top of the heap that glibc keeps for later arrays."""
 
 
 def main(pipe_fd: int, page_fd: int, listener_fd: int) -> None:
-    """Serve until the worker says that it is over. Does not return."""
+    """Serve the task until the worker closes its end of the pipe. Does not return."""
     _keep_freed_memory()
     pipe = BlockingPipe(pipe_fd, BYTES)
     page = mmap.mmap(page_fd, PAGE_BYTES)
@@ -95,7 +98,7 @@ def main(pipe_fd: int, page_fd: int, listener_fd: int) -> None:
     security = credentials.server(begin.host, "worker")
     router = Router(loop, security, our_hello("server", incarnation, f"task {task.id} of {begin.worker}"))
     service = RpcService("task")
-    tasks = TaskThreads(loop, service, begin.dispatcher, credentials, begin.life, begin.dispatcher_timeout_s)
+    tasks = TaskThreads(loop, service, begin.dispatcher, credentials, begin.incarnation, begin.dispatcher_timeout_s)
     tasks.finished = lambda number: pipe.send(FINISHED)
     tasks.address = begin.worker
     tasks.cache_bytes = begin.cache_bytes
@@ -108,7 +111,7 @@ def main(pipe_fd: int, page_fd: int, listener_fd: int) -> None:
         loop.set_timer("report", loop.now() + FIGURES_S, report)
 
     def end_if_answered() -> None:
-        if tasks.asked:
+        if tasks.has_requests:
             loop.set_timer("answered", loop.now() + FLUSH_S, end_if_answered)
         else:
             pipe.send(ANSWERED)
@@ -118,11 +121,11 @@ def main(pipe_fd: int, page_fd: int, listener_fd: int) -> None:
     loop.on_stop(service.close)
     router.bind_fd(listener_fd)
     loop.start()
-    loop.call_soon(tasks.start, task)  # a reader is connecting: that was the reason for this process
+    loop.call_soon(tasks.start, task)  # a reader is connecting, or the worker would not have started this process
     with contextlib.suppress(EOFError):
         while True:
-            said, _ = pipe.receive()
-            if said == REFUSE:
+            message, _ = pipe.receive()
+            if message == REFUSE:
                 loop.run(tasks.refuse)
                 loop.run(end_if_answered)
             elif not loop.run(tasks.hand_back, task.id):
@@ -134,8 +137,8 @@ def main(pipe_fd: int, page_fd: int, listener_fd: int) -> None:
 
 
 def _keep_freed_memory() -> None:
-    """Have glibc reuse the memory of arrays. It would map and unmap each large one, and making a 4 MiB array costs more in page faults then
-    than sending it.
+    """Have glibc reuse the memory of arrays. By default it maps and unmaps each large one, and a 4 MiB array then costs more in page faults
+    than in sending it.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # other C libraries have none
     if mallopt is not None:

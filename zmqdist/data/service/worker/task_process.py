@@ -1,22 +1,24 @@
-"""Tasks as child processes of their own, from the worker's side: user code that crashes or hangs takes nobody down but its task.
+"""Data-service tasks as child processes, from the worker's side: user code that crashes or hangs takes down nothing but its task.
 
-How a task is found
-    The worker opens a listening socket for each task and tells its port at once. Nobody accepts on it until a first reader connects: then
-    the worker has a child forked from its zygote, which takes the socket over (task_main.py). So a task that nobody reads costs a
-    socket and no process, and the fork costs no question and answer. The worker keeps the socket: if the child dies, its readers connect
-    again to the same port, and the next child finds them waiting.
+How readers reach a task
+    The worker opens a listening socket for each task, and publishes its port at once. The worker accepts no connection on it: when the
+    first reader connects, the worker has its zygote fork a child, which takes over the socket (task_main.py). So a task without readers
+    costs a socket and no process, and the fork needs no request and reply. The worker keeps the socket: if the child crashes, its readers
+    reconnect to the same port, and the next child finds them waiting.
 
-When the process dies by itself (a signal, os._exit, no memory)
-    Only its own task is touched. In a DYNAMIC task one reader gets an error that tells how it died; what the process held is lost (at most
-    once), and a new one goes on with the positions that nobody was given. After CRASHES_MAX of them, and in any other mode at
-    once, where a new process would begin again and give all a second time, the task has failed for good: every question is answered by the
-    error.
-    A task that computes portions loses nothing: the dispatcher is told, gives out again what the process had, and counts deaths. The
-    next process begins when the dispatcher has heard it, so that what that one is given is not charged.
-    A process that the zygote ended because this worker was stopped is no crash: another one begins when somebody reads.
+When the process crashes (a signal, os._exit, out of memory)
+    Only its own task is affected. In a DYNAMIC task one reader gets an error that says how the process ended; what the process held is
+    lost (at most once), and a new process continues with the positions that no process was given. After CRASHES_MAX crashes the task has
+    failed for good: every request gets the error. In any other mode that is so after the first crash, because a new process would begin
+    again and deliver all elements a second time.
+    A task that computes portions loses nothing: the worker reports the crash to the dispatcher, which gives out again what the process
+    had, and counts the crashes. The next process starts after the dispatcher has confirmed, so that the crash is not charged to the
+    portions of the next process.
+    A process that the zygote ended because this worker was stopped has not crashed: another one starts when a reader connects.
 
 The end
-    A dropped task's process may bring its last answers home; END_S later it is killed, whatever user code does. All go with the worker.
+    The process of a dropped task may send its last replies; END_S later the worker kills it, whatever user code does. All processes end
+    with the worker.
 
 Everything here runs in the worker's loop.
 """
@@ -54,20 +56,22 @@ from zmqdist.transport.router import listen
 log = logging.getLogger("zmqdist.data")
 
 CRASHES_MAX: Final = 3
+"""Crashes after which a DYNAMIC task has failed for good."""
 
 END_S: Final = ANSWERS_S + 3.0
+"""How long the process of a dropped task may live, in seconds."""
 
 
 class TaskProcesses:
-    """The tasks of one worker; a `Host` (runtime.py).
+    """Runs each task of a worker in a process of its own; a `TaskHost` (runtime.py).
 
     Args:
-      spawn: forks a task's process; SILENT is the exit code of one that was ended because this worker did not run.
+      spawn: forks a task's process; SILENT is the exit code of a process that was ended because this worker did not run.
       bind: the host that sockets are bound to.
 
     Attributes:
-      crashed: `crashed(task, how, then)` tells the dispatcher, and calls `then` in the loop when it has heard.
-      ending: dropped, and their process is still there.
+      crashed: `crashed(task, how, then)` reports a crash to the dispatcher, and calls `then` in the loop when it has confirmed.
+      ending: tasks that were dropped and whose process still runs.
     """
 
     def __init__(
@@ -76,7 +80,7 @@ class TaskProcesses:
         spawn: SpawnChild,
         bind: str,
         dispatcher: str,
-        life: int,
+        incarnation: int,
         dispatcher_timeout_s: float,
     ) -> None:
         self.state = 0
@@ -88,7 +92,9 @@ class TaskProcesses:
         self.loop = loop
         self.spawn = spawn
         self.bind = bind
-        self._about = life, dispatcher, dispatcher_timeout_s
+        self._dispatcher = dispatcher
+        self._incarnation = incarnation
+        self._dispatcher_timeout_s = dispatcher_timeout_s
         self._tasks: dict[int, _TaskProcess] = {}
         self.ending: set[_TaskProcess] = set()
 
@@ -107,17 +113,17 @@ class TaskProcesses:
         return self._tasks[number].hand_back()
 
     def figures(self) -> dict[int, tuple[Any, ...]]:
-        """As each process told last."""
+        """Return the last figures that each process reported."""
         return {number: process.figures for number, process in self._tasks.items() if process.figures}
 
     @property
     def unsent(self) -> bool:
-        """Whoever has a process may have: it ends when its task is dropped."""
+        """Whether replies may be on their way: any running process may have some. A process ends when its task is dropped."""
         return bool(self.ending) or any(process.alive for process in self._tasks.values())
 
     @property
-    def asked(self) -> bool:
-        """Whoever has a process may have readers that wait."""
+    def has_requests(self) -> bool:
+        """Whether readers may wait: those of any running process may."""
         return self.unsent
 
     def refuse(self) -> None:
@@ -125,28 +131,38 @@ class TaskProcesses:
             process.refuse()
 
     def close(self) -> None:
-        """The processes end with their zygote, or because the worker's end of the pipe is closed."""
+        """Drop all tasks. Their processes end with the zygote, or because the worker's end of the pipe is closed."""
         for process in (*self._tasks.values(), *self.ending):
             process.close()
         self._tasks.clear()
         self.ending.clear()
 
-    def definition(self, task: WorkerTask, error: OpError | None, for_good: bool) -> Begin:
-        """What a new process of a task is told."""
+    def begin_message(self, task: WorkerTask, error: OpError | None, for_good: bool) -> Begin:
+        """Return the first message for a new process of a task."""
         failure = None if error is None else (error.error_code, error.message)
-        told: list[Any] = list(task.told)
         return Begin(
-            told, self.state, *self._about, self.address, self.bind, self.cache_bytes, failure, for_good, task.done
+            task=list(task.definition),
+            state=self.state,
+            incarnation=self._incarnation,
+            dispatcher=self._dispatcher,
+            dispatcher_timeout_s=self._dispatcher_timeout_s,
+            worker=self.address,
+            host=self.bind,
+            cache_bytes=self.cache_bytes,
+            failure=failure,
+            for_good=for_good,
+            done=task.done,
         )
 
 
 class _TaskProcess:
-    """One task, and the process that runs it just now, if any."""
+    """One task, and the process that runs it while there is one."""
 
     def __init__(self, owner: TaskProcesses, task: WorkerTask) -> None:
         self._owner = owner
         self._loop = owner.loop
         self._task = task
+        # Stays open across crashes, so that readers find the next process at the same port.
         self._listener = listen(owner.bind)
         port = self._listener.getsockname()[1]
         self.address = owner.read_at.replace(DTS_PORT, str(port)) or join(split(owner.address)[0], port)
@@ -166,26 +182,26 @@ class _TaskProcess:
         self._loop.add_fd(self._listener.fileno(), self._fork)
 
     def _fork(self) -> None:
-        """Somebody has connected."""
+        """Start a process, because a reader has connected."""
         self._loop.remove_fd(self._listener.fileno())
-        self._pipe = LoopPipe(self._loop, BYTES, self._hear)
-        self._pipe.send(msgspec.msgpack.encode(self._owner.definition(self._task, self._error, self._for_good)))
+        self._pipe = LoopPipe(self._loop, BYTES, self._receive)
+        self._pipe.send(msgspec.msgpack.encode(self._owner.begin_message(self._task, self._error, self._for_good)))
         if not self._for_good:
             self._error = None
         page_fd = os.memfd_create("zmqdist-task", os.MFD_CLOEXEC)
         os.ftruncate(page_fd, PAGE_BYTES)
         self._page = mmap.mmap(page_fd, PAGE_BYTES)
-        given = [self._pipe.theirs, page_fd, os.dup(self._listener.fileno())]
-        self._child = self._owner.spawn(given, self._exited)
+        fds = [self._pipe.theirs, page_fd, os.dup(self._listener.fileno())]
+        self._child = self._owner.spawn(fds, self._exited)
         self._owner.began()
 
-    def _hear(self, said: bytes, _: Parts) -> None:
-        if said == FINISHED:
+    def _receive(self, message: bytes, _: Parts) -> None:
+        if message == FINISHED:
             self._finish()
-        elif said == ANSWERED:
+        elif message == ANSWERED:
             self.end()
         else:
-            self.figures = tuple(msgspec.msgpack.decode(said))
+            self.figures = tuple(msgspec.msgpack.decode(message))
 
     def _finish(self) -> None:
         if not self._task.done:
@@ -199,6 +215,7 @@ class _TaskProcess:
         crashed = False
         if not self._ended and self._pipe is not None:
             self._pipe.drain()
+            # An exit after the last element loses nothing; SILENT: the zygote ended the process, because the worker was stopped.
             crashed = not self._task.done and code != SILENT
             if crashed:
                 self._crashed(code, child.tail())
@@ -216,15 +233,15 @@ class _TaskProcess:
         self._crashes += 1
         terms = self._task.terms
         if terms.portioned:
-            goes_on = "Another process computes what readers have not acknowledged."
+            goes_on = "Another process computes again what readers have not acknowledged."
         elif terms.mode != DYNAMIC or terms.num_consumers or terms.cache:
             goes_on = "The iteration cannot go on: another process would begin again with its first element."
             self._for_good = True
         elif self._crashes >= CRASHES_MAX:
-            goes_on = f"This was death number {self._crashes} of the task, which has failed for good."
+            goes_on = f"This was crash number {self._crashes} of the task, which has failed for good."
             self._for_good = True
         else:
-            goes_on = "What it held is lost; another process goes on with what was not given to anybody."
+            goes_on = "What it held is lost; another process goes on with the positions that no process was given."
         with memoryview(self._page).cast("Q") as progress:
             where = self._task.where(self._owner.address)
             error = died(code, tail, progress, where, goes_on)
@@ -237,14 +254,14 @@ class _TaskProcess:
         return self._child is not None
 
     def hand_back(self) -> bool:
-        """As `Host.hand_back`."""
+        """See `TaskHost.hand_back`."""
         if self._pipe is None:
             return False
         self._pipe.send(HAND_BACK)
         return True
 
     def refuse(self) -> None:
-        """As `Host.refuse`; where no process is there, no reader has asked anything."""
+        """See `TaskHost.refuse`. Where no process runs, no reader has sent a request."""
         if self._pipe is not None:
             self._pipe.send(REFUSE)
         else:
@@ -252,7 +269,7 @@ class _TaskProcess:
             self._close_listener()
 
     def end(self) -> None:
-        """The task is over."""
+        """End the task. Its process may send its last replies."""
         self._ended = True
         self._close_listener()
         if self._child is not None and self._pipe is not None:
@@ -265,7 +282,7 @@ class _TaskProcess:
             self._child.kill()
 
     def close(self) -> None:
-        """Keep nothing here."""
+        """End the task and its process at once, and close all descriptors."""
         self._ended = True
         self._loop.set_timer(self, None, self._kill)
         self._close_listener()

@@ -1,16 +1,16 @@
-"""Which tasks of the data service a worker has: what it asks the dispatcher, what it begins and drops, what it says has ended.
+"""Which data-service tasks a worker has: what it requests from the dispatcher, which tasks it begins and drops, which it reports as ended.
 
 Promises
-    T1  One question for work is with the dispatcher all the time while there is a connection; the answer to an older one counts for
-        nothing. A question that was refused is asked again a little later.
-    T2  Each question says which tasks the worker has and which of them have ended; a task stays, ended or not, until the dispatcher
-        drops it.
-    T3  A task is begun once and dropped once. A dispatcher that has lost its state (another state number) has none of our tasks: it
-        names them among those to drop.
-    T4  A worker that leaves takes no more positions: of its DYNAMIC tasks those that compute portions have ended, since others compute
-        what is not acknowledged, and so have those that nobody reads; the others hand back what they have not begun, and end then. A
-        task that has the whole dataset for itself goes on to its end.
-    T5  After `leave` nothing is asked any more: the dispatcher has let this worker go.
+    T1  While there is a connection, one request for work is pending at the dispatcher. The reply to an older request is ignored. A request
+    that failed is sent again a little later.
+    T2  Each request lists the tasks that the worker has, and which of them have ended. A task stays on the list, ended or not, until the
+    dispatcher drops it.
+    T3  A task is begun once and dropped once. A dispatcher that has lost its state (its state number differs) knows none of the worker's
+    tasks, and lists them among those to drop.
+    T4  A worker that leaves takes no more positions. Of its DYNAMIC tasks, those that compute portions end at once, because other workers
+    compute what is not acknowledged; so do those that no reader reads. The others give back what they have not begun, and end then. A task
+    that has the whole dataset for itself continues to its end.
+    T5  After `leave` the worker sends no request, because the dispatcher has released it.
 """
 
 from __future__ import annotations
@@ -22,23 +22,27 @@ from typing import Any, Final, TypeAlias
 from zmqdist.data.service.dispatcher.machine.records import DYNAMIC, Terms
 
 PROGRESS: Final = 3
-"""How many numbers say what a task is at (runners/base.py)."""
+"""How many numbers say where a task is (element_replies.py)."""
 
 
 class WorkerTask:
     """One task as the dispatcher defined it.
 
     Attributes:
-      told: the definition as it came.
-      progress: what it is at, for whoever names its errors (runners/base.py).
-      failed: it goes on from, or has ended with, the death of its process.
-      runner, pipeline: of whoever runs it: what answers its readers, what is run over each portion.
+      definition: as received.
+      progress: where the task is, for error texts (element_replies.py).
+      failed: the crash of an earlier process of this task (task_errors.Failed), or None.
+      runner, pipeline: set by the host that runs the task: its Runner, and the pipeline that is run over each portion.
+      done: the last element was taken.
+      deleted: its only reader has deleted it.
     """
 
-    def __init__(self, told: Sequence[Any], progress: MutableSequence[int] | None = None) -> None:
-        self.told = told
-        self.id, self.iteration, self.dataset, self.fingerprint, terms, self.sources, self.starting_round, *place = told
-        self.num_workers, self.index, self.job = place
+    def __init__(self, definition: Sequence[Any], progress: MutableSequence[int] | None = None) -> None:
+        self.definition = definition
+        self.id, self.iteration, self.dataset, self.fingerprint, terms, self.sources, self.starting_round, *rest = (
+            definition
+        )
+        self.num_workers, self.index, self.job = rest
         self.terms = Terms(*terms)
         self.progress = [0] * PROGRESS if progress is None else progress
         self.failed: Any = None
@@ -48,28 +52,28 @@ class WorkerTask:
         self.deleted = False
 
     def where(self, worker: str) -> str:
-        """For errors."""
+        """Return a description of the task for error texts."""
         return f"dataset {self.dataset} (job {self.job!r}, task {self.id} of worker {worker})"
 
 
 @dataclass(frozen=True, slots=True)
 class AskForWork:
-    """Ask the dispatcher.
+    """Send a request for work to the dispatcher.
 
     Attributes:
-      asking: the number of the question, for `told` and `refused`.
-      has: the tasks that this worker has.
+      request: its number, for `told` and `refused`.
+      tasks: the tasks that this worker has.
       done: those of them that have ended.
     """
 
-    asking: int
-    has: tuple[int, ...]
+    request: int
+    tasks: tuple[int, ...]
     done: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class AskLater:
-    """Call `ask` a little later, while there is a connection."""
+    """Call `ask` a little later, if there is a connection."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,14 +85,14 @@ class BeginTask:
 
 @dataclass(frozen=True, slots=True)
 class DropTask:
-    """A task is nobody's any more."""
+    """Drop a task."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class GiveBackPositions:
-    """Have a task give back the positions that it has not begun, and call `finished` then, or at once where nobody reads it."""
+    """Have a task give back the positions that it has not begun, and call `finished` then; at once if no reader reads it."""
 
     number: int
 
@@ -97,64 +101,68 @@ WorkerTasksEffect: TypeAlias = AskForWork | AskLater | BeginTask | DropTask | Gi
 
 
 class WorkerTasks:
-    """See the module's docstring.
+    """The tasks of one worker; the module's docstring gives the rules.
 
     Attributes:
       tasks: by number.
-      state: number of the dispatcher's state that they belong to.
+      state: number of the dispatcher's state that the tasks belong to.
     """
 
     def __init__(self) -> None:
         self.tasks: dict[int, WorkerTask] = {}
         self.state = 0
-        self._asking = 0
+        self._request = 0
         self._left = False
 
     @property
     def num_tasks(self) -> int:
-        """Tasks that the dispatcher wants from this worker and that have not ended."""
+        """Number of tasks that the dispatcher wants from this worker and that have not ended."""
         return sum(not (task.done or task.deleted) for task in self.tasks.values())
 
     def ask(self) -> list[WorkerTasksEffect]:
-        """Ask for work, with what is the case now: the worker was registered, now or again, or something has changed."""
+        """Request work, with the current list of tasks. Call it when the worker was registered, for the first time or again, and after a
+        change.
+        """
         if self._left:
             return []
-        self._asking += 1
+        self._request += 1
         done = tuple(number for number, task in self.tasks.items() if task.done)
-        return [AskForWork(self._asking, tuple(self.tasks), done)]
+        return [AskForWork(self._request, tuple(self.tasks), done)]
 
-    def told(self, asking: int, answer: Sequence[Any] | None) -> list[WorkerTasksEffect]:
-        """The dispatcher has answered: its state, the tasks to begin, those to drop. None: a later question of this worker came to it."""
-        if asking != self._asking:
+    def told(self, request: int, reply: Sequence[Any] | None) -> list[WorkerTasksEffect]:
+        """Note the dispatcher's reply: (its state, tasks to begin, tasks to drop). None: a later request of this worker has replaced this
+        one.
+        """
+        if request != self._request:
             return []
-        if answer is None:  # one of an earlier connection came behind it
+        if reply is None:  # a request of an earlier connection reached the dispatcher after this one
             return self.ask()
-        self.state, new, drop = answer
+        self.state, new, drop = reply
         dropped = [number for number in drop if self.tasks.pop(number, None) is not None]
-        begun = [WorkerTask(told) for told in new]
+        begun = [WorkerTask(definition) for definition in new]
         self.tasks.update((task.id, task) for task in begun)
         return [*map(DropTask, dropped), *map(BeginTask, begun), *self.ask()]
 
-    def refused(self, asking: int) -> list[WorkerTasksEffect]:
-        """The dispatcher did not answer, or with an error."""
-        return [AskLater()] if asking == self._asking else []
+    def refused(self, request: int) -> list[WorkerTasksEffect]:
+        """Note that a request failed, or was not answered."""
+        return [AskLater()] if request == self._request else []
 
     def finished(self, number: int) -> list[WorkerTasksEffect]:
-        """The last element of a task was taken, or it has handed back what it had not begun."""
+        """Note that the last element of a task was taken, or that it has given back what it had not begun."""
         task = self.tasks.get(number)
         if task is None or task.deleted:
-            return []  # who asks for it is told so; the dispatcher collects what nobody reads
+            return []  # a request for it gets an error, and the dispatcher drops tasks without readers
         task.done = True
         return self.ask()
 
     def drain(self) -> list[WorkerTasksEffect]:
-        """The worker leaves as soon as nothing is left to do."""
+        """Leave as soon as all tasks have ended."""
         dynamic = [task for task in self.tasks.values() if task.terms.mode == DYNAMIC and not task.done]
         for task in dynamic:
             task.done = task.terms.portioned
         return [*(GiveBackPositions(task.id) for task in dynamic if not task.done), *self.ask()]
 
     def leave(self) -> None:
-        """The dispatcher has let this worker go."""
+        """Send no further request: the dispatcher has released this worker."""
         self._left = True
-        self._asking += 1
+        self._request += 1

@@ -1,0 +1,229 @@
+"""Write docs/machines.md from the machines of the package: `python docs/generate_machines.py`.
+
+A machine is a class in a module called `machine`, or `*_machine`, or listed in `PARTS`. Its events are the cases of its `handle`, or its
+public methods where it has none. For each event the page lists the parts of the machine that get a call because of it, and the effects that
+it may return. Both are read from the source: from the code of the event, and from the private methods and functions of the same module that
+this code reaches. Above the mark of `BEGIN` the page is written by hand.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = Path(__file__).with_name("machines.md")
+BEGIN = "<!-- From here on written by docs/generate_machines.py from the code: change it there. -->\n"
+
+PARTS = (
+    "scheduling/dispatcher/broker.py",
+    "scheduling/dispatcher/membership.py",
+    "scheduling/dispatcher/placement.py",
+    "scheduling/worker/contact.py",
+    "scheduling/coordinator/closures.py",
+    "scheduling/coordinator/affinity.py",
+    "scheduling/coordinator/dependencies_and_retries.py",
+    "data/service/dispatcher/machine/clients.py",
+    "data/service/dispatcher/machine/portions.py",
+    "data/service/dispatcher/machine/rounds.py",
+    "data/service/dispatcher/machine/split_assignment.py",
+    "data/service/dispatcher/machine/workers.py",
+)
+"""Modules of machines that have another name, as paths in the package."""
+
+EFFECTS = ("messages.py",)
+"""Beside the classes of the `*Effect*` aliases, every class of these modules is an effect where a machine makes one."""
+
+Function = ast.FunctionDef
+
+
+def modules() -> list[Path]:
+    """The modules whose classes have a table, in the order of the page."""
+    package = ROOT / "zmqdist"
+    named = [path for path in package.rglob("*.py") if path.stem.split("_")[-1] == "machine"]
+    return sorted({*named, *(package / part for part in PARTS)})
+
+
+def effect_names() -> set[str]:
+    """The classes of all effects."""
+    found: set[str] = set()
+    for path in (ROOT / "zmqdist").rglob("*.py"):
+        source = path.read_text()
+        tree = ast.parse(source) if "Effect" in source or path.name in EFFECTS else None
+        for node in tree.body if tree is not None else ():
+            if isinstance(node, ast.AnnAssign | ast.Assign):
+                target = node.target if isinstance(node, ast.AnnAssign) else node.targets[0]
+                if isinstance(target, ast.Name) and "Effect" in target.id and node.value is not None:
+                    found |= {name.id for name in ast.walk(node.value) if isinstance(name, ast.Name)}
+            elif isinstance(node, ast.ClassDef) and path.name in EFFECTS:
+                found.add(node.name)
+    return found
+
+
+def methods_of(owner: ast.ClassDef) -> dict[str, Function]:
+    return {node.name: node for node in owner.body if isinstance(node, Function)}
+
+
+def is_property(function: Function) -> bool:
+    return any(isinstance(mark, ast.Name) and mark.id == "property" for mark in function.decorator_list)
+
+
+def events(owner: ast.ClassDef) -> Iterator[tuple[str, list[ast.AST]]]:
+    """(event, the code that it runs) for each event of a machine."""
+    methods = methods_of(owner)
+    if "handle" in methods:
+        yield from cases("handle", methods, set())
+        return
+    for name, function in methods.items():
+        if not name.startswith("_") and not is_property(function):
+            yield name, [*function.body]
+
+
+def meanings() -> dict[str, str]:
+    """The first line of the docstring of each class of the package, by its name."""
+    found: dict[str, str] = {}
+    for path in sorted((ROOT / "zmqdist").rglob("*.py")):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef):
+                found.setdefault(node.name, first_line(node))
+    return found
+
+
+def first_line(node: ast.ClassDef | Function | ast.Module) -> str:
+    return (ast.get_docstring(node) or "").partition("\n")[0].replace("|", "\\|")
+
+
+def is_query(function: Function, effects: set[str]) -> bool:
+    """Whether a method changes nothing that a runtime must know of: it returns something else than effects, and makes none."""
+    returns = ast.unparse(function.returns) if function.returns is not None else "None"
+    return returns != "None" and "Effect" not in returns and not any(name in returns for name in effects)
+
+
+def cases(name: str, methods: dict[str, Function], seen: set[str]) -> Iterator[tuple[str, list[ast.AST]]]:
+    """The cases of the `match` in a method; those of a method that its default case calls with the event take the place of the default."""
+    seen.add(name)
+    matches = [node for node in ast.walk(methods[name]) if isinstance(node, ast.Match)]
+    if not matches:
+        for called in own_calls(methods[name]):
+            if (
+                called in methods
+                and called not in seen
+                and any(isinstance(x, ast.Match) for x in ast.walk(methods[called]))
+            ):
+                yield from cases(called, methods, seen)
+    for match in matches[:1]:
+        for case in match.cases:
+            classes = [class_name(node.cls) for node in ast.walk(case.pattern) if isinstance(node, ast.MatchClass)]
+            inside = [*messages(case.body, methods, seen)] if classes == ["Heard"] else []
+            if inside:
+                yield from inside
+            elif classes:
+                yield " / ".join(classes[:1] if not isinstance(case.pattern, ast.MatchOr) else classes), [*case.body]
+            else:
+                for called in own_calls(*case.body):
+                    if called in methods and called not in seen:
+                        yield from cases(called, methods, seen)
+
+
+def messages(code: list[ast.stmt], methods: dict[str, Function], seen: set[str]) -> Iterator[tuple[str, list[ast.AST]]]:
+    """The messages that a machine hears: the cases of the methods that the code of `Heard` calls."""
+    for called in own_calls(*code):
+        if called in methods and called not in seen:
+            yield from cases(called, methods, seen)
+
+
+def class_name(node: ast.expr) -> str:
+    return node.attr if isinstance(node, ast.Attribute) else ast.unparse(node)
+
+
+def own_calls(*nodes: ast.AST) -> list[str]:
+    """The methods of `self` that code calls."""
+    found = (node.func for root in nodes for node in ast.walk(root) if isinstance(node, ast.Call))
+    return [
+        call.attr
+        for call in found
+        if isinstance(call, ast.Attribute) and isinstance(call.value, ast.Name) and call.value.id == "self"
+    ]
+
+
+def reached(code: list[ast.AST], known: dict[str, Function]) -> list[ast.AST]:
+    """The code of an event, and that of the private methods and functions of its module that it reaches."""
+    found, waiting, seen = [*code], [*code], set()
+    while waiting:
+        node = waiting.pop()
+        names = own_calls(node)
+        names += [x.func.id for x in ast.walk(node) if isinstance(x, ast.Call) and isinstance(x.func, ast.Name)]
+        for name in names:
+            if name in known and name not in seen:
+                seen.add(name)
+                found.append(known[name])
+                waiting.append(known[name])
+    return found
+
+
+def row(event: str, meaning: str, code: list[ast.AST], known: dict[str, Function], effects: set[str]) -> str | None:
+    """One line of a table; None for a method that only tells something."""
+    parts: dict[str, None] = {}
+    made: dict[str, None] = {}
+    for node in (x for root in reached(code, known) for x in ast.walk(root) if isinstance(x, ast.Call)):
+        call = node.func
+        if class_name(call).rpartition(".")[2] in effects:
+            made[class_name(call).rpartition(".")[2]] = None
+        elif (
+            isinstance(call, ast.Attribute)
+            and isinstance(call.value, ast.Attribute)
+            and isinstance(call.value.value, ast.Name)
+            and call.value.value.id == "self"
+            and not call.attr.startswith("_")
+            and call.attr not in COLLECTIONS
+        ):
+            parts[f"{call.value.attr.strip('_')}.{call.attr}"] = None
+    if event in known and not (parts or made) and is_query(known[event], effects):
+        return None
+    names = [", ".join(f"`{name}`" for name in found) for found in (parts, sorted(made))]
+    return f"| `{event}` | {' | '.join(cell or '-' for cell in (meaning, *names))} |"
+
+
+COLLECTIONS = {name for kind in (dict, list, set, str, bytes) for name in dir(kind)} | {
+    "appendleft",
+    "popleft",
+    "extendleft",
+}
+"""Calls of these change a collection of the machine's own."""
+
+
+def meaning(event: str, known: dict[str, Function], of_class: dict[str, str]) -> str:
+    return first_line(known[event]) if event in known else of_class.get(event.partition(" ")[0], "")
+
+
+def tables() -> str:
+    effects, of_class = effect_names(), meanings()
+    pieces = []
+    for path in modules():
+        tree = ast.parse(path.read_text())
+        functions = {node.name: node for node in tree.body if isinstance(node, Function)}
+        for owner in (node for node in tree.body if isinstance(node, ast.ClassDef) and not node.name.startswith("_")):
+            known = {**functions, **methods_of(owner)}
+            lines = [row(event, meaning(event, known, of_class), code, known, effects) for event, code in events(owner)]
+            rows = [line for line in lines if line is not None]
+            if len(rows) < 2 or not ast.get_docstring(owner) or "Protocol" in map(ast.unparse, owner.bases):
+                continue
+            where = path.relative_to(ROOT / "zmqdist")
+            head = ["| event | meaning | calls | effects |", "|---|---|---|---|"]
+            pieces.append(f"### `{owner.name}`\n\n`{where}`: {first_line(tree)}\n\n" + "\n".join([*head, *rows]) + "\n")
+    return "\n".join(pieces)
+
+
+def page(current: str) -> str:
+    """The page as it should be: its part by hand as it stands, and then what is made."""
+    by_hand, mark, _ = current.partition(BEGIN)
+    if not mark:
+        raise SystemExit(f"{PAGE.name} has lost the line that says where its generated part begins:\n{BEGIN}")
+    return f"{by_hand}{BEGIN}\n{tables()}"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(PAGE.read_text()))
+    sys.stdout.write(f"{PAGE.name}: {len(modules())} modules\n")
