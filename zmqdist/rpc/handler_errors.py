@@ -29,13 +29,13 @@ _HERE: Final = os.path.dirname(__file__)
 
 def failed(id: int, error: BaseException) -> Reply:
     """The answer to call `id`: an OpError keeps its code and text, anything else has a code by its class, and class and traceback."""
-    return Reply(id, *told(error), b"")
+    return Reply(id, *code_and_message(error), b"")
 
 
 def no_room(id: int, why: str) -> Reply:
     """The answer to call `id` whose arguments exceed a bound."""
-    told = f"{why}: send fewer at a time, or wait for answers; the call was not carried out"
-    return Reply(id, errors.RESOURCE_EXHAUSTED, told, b"")
+    code_and_message = f"{why}: send fewer at a time, or wait for answers; the call was not carried out"
+    return Reply(id, errors.RESOURCE_EXHAUSTED, code_and_message, b"")
 
 
 def stopping() -> UnavailableError:
@@ -43,7 +43,7 @@ def stopping() -> UnavailableError:
     return UnavailableError("the server is stopping; the call was not carried out")
 
 
-def told(error: BaseException) -> tuple[int, str]:
+def code_and_message(error: BaseException) -> tuple[int, str]:
     """Code and message of an error, for a Reply. The code is one of an error, and a message above ERROR_CHARS_MAX says what it lacks.
 
     Never raises. To be called in a thread of ours: it takes a KeyboardInterrupt for the exception's own.
