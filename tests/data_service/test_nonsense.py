@@ -14,7 +14,7 @@ from zmqdist.data.service.dispatcher.runtime import PREFIX, DataDispatcher
 from zmqdist.errors import ABORTED, INVALID_ARGUMENT, OpError
 from zmqdist.rpc import internal_client
 from zmqdist.rpc.client import ZmqClient
-from zmqdist.rpc.handler_errors import told
+from zmqdist.rpc.handler_errors import code_and_message
 from zmqdist.scheduling.dispatcher.config import DispatcherConfig, WorkerConfig
 from zmqdist.scheduling.dispatcher.runtime import DispatchServer
 from zmqdist.scheduling.worker.runtime import WorkerServer
@@ -168,5 +168,5 @@ def test_more_consumers_than_anybody_has_are_refused(stranger: Stranger) -> None
 
 
 def test_the_text_of_an_error_can_be_sent_whatever_bytes_the_name_of_a_file_has() -> None:
-    told(FileNotFoundError(2, "no such file", "caf\udce9"))[1].encode()
-    told(OpError(None, None, "caf\udce9", INVALID_ARGUMENT))[1].encode()
+    code_and_message(FileNotFoundError(2, "no such file", "caf\udce9"))[1].encode()
+    code_and_message(OpError(None, None, "caf\udce9", INVALID_ARGUMENT))[1].encode()

@@ -16,11 +16,14 @@ WRITTEN = (
     "zmqdist/coordination",
     "zmqdist/data/experimental",
     "zmqdist/data/ops",
+    "zmqdist/data/service/reader",
+    "zmqdist/data/service/worker",
     "zmqdist/launch",
     "zmqdist/observe",
     "zmqdist/scheduling/coordinator",
     "zmqdist/tasks",
     "zmqdist/testing/runner",
+    "zmqdist/training",
 )
 """Folders of code that are held to the rules; the others follow."""
 

@@ -69,6 +69,34 @@ def test_a_program_gets_one_sigint_for_a_ctrl_c(launch: Launcher, at: str) -> No
         assert job.lines[-1] == "once"
 
 
+EARLY = """
+import os, pathlib, signal, subprocess, sys, time
+from zmqdist.cluster import ClusterConfig
+from zmqdist.launch import launcher
+
+class Popen(subprocess.Popen):
+    def __init__(self, command, **options):
+        super().__init__(command, **options)
+        if "program.py" in command:
+            while not pathlib.Path("blocks").exists():
+                time.sleep(0.005)
+            os.killpg(0, signal.SIGINT)
+
+launcher.subprocess.Popen = Popen
+sys.exit(launcher.launch(ClusterConfig.load(sys.argv[1]), sys.argv[3:], grace_s=float(sys.argv[2])))
+"""
+
+
+def test_a_ctrl_c_while_the_program_starts_reaches_it_once(launch: Launcher) -> None:
+    """The program has it from the terminal, though the launcher does not know the program yet."""
+    program = COUNTS.replace('print("ready", flush=True)', 'open("blocks", "w").close()')
+    keyboard, terminal = os.openpty()
+    with os.fdopen(keyboard, "wb"), os.fdopen(terminal, "wb") as screen:
+        job = launch(program, run=EARLY, terminal=screen.fileno())
+        assert job.ends() == 0
+        assert job.lines[-1] == "once"
+
+
 @pytest.mark.killed("launch")
 def test_workers_and_program_end_with_a_launcher_that_is_killed(launch: Launcher) -> None:
     """The folder with the token stays until the next start, see test_folders.py."""

@@ -32,7 +32,7 @@ def definition(number: int, mode: int = DYNAMIC, delivery: str = "at_most_once")
 def with_tasks(*tasks: list[Any]) -> tuple[WorkerTasks, AskForWork]:
     """A worker with these tasks, and the question that is with the dispatcher."""
     machine = WorkerTasks()
-    effects = machine.told(last(machine.ask()).request, (7, tasks, []))
+    effects = machine.work_received(last(machine.ask()).request, (7, tasks, []))
     assert [each.task.id for each in effects if isinstance(each, BeginTask)] == [each[0] for each in tasks]
     return machine, last(effects)
 
@@ -49,10 +49,10 @@ def last(effects: list[WorkerTasksEffect]) -> AskForWork:
 def test_t1_only_the_answer_to_the_last_question_counts() -> None:
     machine = WorkerTasks()
     first, second = last(machine.ask()), last(machine.ask())
-    assert machine.told(first.request, (7, [definition(1)], [])) == []
+    assert machine.work_received(first.request, (7, [definition(1)], [])) == []
     assert machine.refused(first.request) == []
     assert machine.refused(second.request) == [AskLater()]
-    begun, question = machine.told(second.request, (7, [definition(1)], []))
+    begun, question = machine.work_received(second.request, (7, [definition(1)], []))
     assert isinstance(begun, BeginTask)
     assert question == AskForWork(second.request + 1, (1,), ())
 
@@ -60,7 +60,7 @@ def test_t1_only_the_answer_to_the_last_question_counts() -> None:
 def test_t1_an_answer_without_work_is_followed_by_another_question() -> None:
     machine = WorkerTasks()
     first = last(machine.ask())
-    assert machine.told(first.request, None) == [AskForWork(first.request + 1, (), ())]
+    assert machine.work_received(first.request, None) == [AskForWork(first.request + 1, (), ())]
 
 
 def test_t2_a_task_that_has_ended_is_told_until_it_is_dropped() -> None:
@@ -68,7 +68,7 @@ def test_t2_a_task_that_has_ended_is_told_until_it_is_dropped() -> None:
     question = last(machine.finished(1))
     assert (question.tasks, question.done) == ((1, 2), (1,))
     assert last(machine.ask()).done == (1,)
-    dropped, question = machine.told(last(machine.ask()).request, (7, [], [1]))  # type: ignore[misc]
+    dropped, question = machine.work_received(last(machine.ask()).request, (7, [], [1]))  # type: ignore[misc]
     assert dropped == DropTask(1)
     assert (question.tasks, question.done) == ((2,), ())
     assert machine.num_tasks == 1
@@ -83,7 +83,7 @@ def test_t2_a_task_that_is_not_there_or_was_deleted_ends_unheard() -> None:
 
 def test_t3_tasks_of_a_lost_state_are_dropped_before_those_of_the_new_one_begin() -> None:
     machine, question = with_tasks(definition(1))
-    dropped, begun, after = machine.told(question.request, (8, [definition(1)], [1, 5]))
+    dropped, begun, after = machine.work_received(question.request, (8, [definition(1)], [1, 5]))
     assert dropped == DropTask(1)
     assert isinstance(begun, BeginTask)
     assert machine.state == 8
@@ -104,7 +104,12 @@ def test_t4_a_worker_that_leaves_hands_back_what_others_can_do() -> None:
 def test_t5_a_worker_that_was_let_go_asks_nothing() -> None:
     machine, question = with_tasks(definition(1))
     machine.leave()
-    assert machine.ask() == machine.told(question.request, (7, [], [1])) == machine.refused(question.request) == []
+    assert (
+        machine.ask()
+        == machine.work_received(question.request, (7, [], [1]))
+        == machine.refused(question.request)
+        == []
+    )
 
 
 # -- elements for whoever asks first ------------------------------------------------------------------------------------------
@@ -116,21 +121,21 @@ def buffer(*elements: Any, fit: int = 100) -> FirstComeBuffer:
     return made
 
 
-def asked(machine: FirstComeBuffer | PortionsLane, reply: str, elements_max: int = 100) -> TaskAnswer | None:
-    machine.asked(Wanted(elements_max, MANY), reply)
+def reply_to(machine: FirstComeBuffer | PortionsLane, reply: str, elements_max: int = 100) -> TaskAnswer | None:
+    machine.elements_wanted(Wanted(elements_max, MANY), reply)
     return machine.next_answer()
 
 
 @pytest.mark.parametrize(("wants", "fit", "gets"), [(100, 100, [1, 2, 3]), (2, 100, [1, 2]), (100, 1, [1])])
 def test_b1_a_question_gets_what_is_there_as_much_as_fits(wants: int, fit: int, gets: list[int]) -> None:
     machine = buffer(1, 2, 3, fit=fit)
-    assert asked(machine, "a", wants) == GiveElements("a", gets)
+    assert reply_to(machine, "a", wants) == GiveElements("a", gets)
     assert machine.taken == len(gets)
 
 
 def test_b1_questions_are_answered_in_their_order() -> None:
     machine = buffer()
-    assert asked(machine, "a") is asked(machine, "b") is None
+    assert reply_to(machine, "a") is reply_to(machine, "b") is None
     machine.elements.extend((1, 2))
     assert machine.next_answer() == GiveElements("a", [1, 2])
     assert machine.next_answer() is None
@@ -140,9 +145,9 @@ def test_b2_one_question_gets_a_failure_and_nothing_is_made_before() -> None:
     machine, error = buffer(1), InternalError("broken")
     machine.failed(error)
     assert not machine.may_go_on
-    assert asked(machine, "a") == GiveElements("a", [1])
+    assert reply_to(machine, "a") == GiveElements("a", [1])
     assert not machine.may_go_on
-    assert asked(machine, "b") == GiveError("b", error)
+    assert reply_to(machine, "b") == GiveError("b", error)
     assert machine.may_go_on
     assert machine.taken == 2
 
@@ -151,36 +156,36 @@ def test_b3_the_end_is_said_once_when_all_was_taken() -> None:
     machine = buffer(1)
     machine.end()
     assert not machine.has_finished()
-    assert asked(machine, "a") == GiveElements("a", [1])
+    assert reply_to(machine, "a") == GiveElements("a", [1])
     assert [machine.has_finished(), machine.has_finished()] == [True, False]
-    assert asked(machine, "b") == GiveEnd("b")
+    assert reply_to(machine, "b") == GiveEnd("b")
 
 
 def test_b3_a_pipeline_that_died_has_no_end() -> None:
     machine, error = buffer(), InternalError("no such file")
     machine.end(error)
-    assert asked(machine, "a") == GiveError("a", error)
-    assert asked(machine, "b") == GiveError("b", error)
+    assert reply_to(machine, "a") == GiveError("a", error)
+    assert reply_to(machine, "b") == GiveError("b", error)
     assert not machine.has_finished()
 
 
 def test_b4_what_is_made_ahead_is_bounded() -> None:
     machine = buffer(1, 2)
     assert not machine.may_go_on
-    asked(machine, "a", 1)
+    reply_to(machine, "a", 1)
     assert machine.may_go_on
 
 
 def test_b5_after_close_no_question_gets_elements() -> None:
     machine = buffer(1)
-    machine.asked(Wanted(0, MANY), "a")
+    machine.elements_wanted(Wanted(0, MANY), "a")
     machine.close()
     machine.elements.append(2)  # the thread makes one more
     for reply in "ab":
         answer = machine.next_answer()
         assert isinstance(answer, GiveError)
         assert isinstance(answer.error, CancelledError)
-        machine.asked(Wanted(1, MANY), reply)
+        machine.elements_wanted(Wanted(1, MANY), reply)
     assert not machine.has_finished()
 
 
@@ -199,11 +204,11 @@ def test_l1_an_answer_goes_over_portions_and_knows_where_each_was_begun() -> Non
         segment = machine.begin(number, skip)
         segment.elements.extend(elements)
         segment.done = number == 4
-    answer = asked(machine, "a", 3)
+    answer = reply_to(machine, "a", 3)
     assert isinstance(answer, GiveElements)
     assert answer.elements == ["c", "d", "x"]
     assert answer.tag[0] == ((4, 2, 2, 2, True, 0, ""), (5, 0, 0, 1, False, 0, ""))
-    answer = asked(machine, "b")
+    answer = reply_to(machine, "b")
     assert isinstance(answer, GiveElements)
     assert answer.tag[0] == ((5, 0, 1, 2, False, 0, ""),)
 
@@ -211,7 +216,7 @@ def test_l1_an_answer_goes_over_portions_and_knows_where_each_was_begun() -> Non
 def test_l2_a_portion_without_elements_is_done_all_the_same() -> None:
     machine = lane(4)
     machine.begin(4, 3).done = True
-    answer = asked(machine, "a")
+    answer = reply_to(machine, "a")
     assert isinstance(answer, GiveElements)
     assert answer.tag == (((4, 3, 3, 0, True, 0, ""),), 0, ())
 
@@ -223,7 +228,7 @@ def test_l3_an_error_has_its_offset_and_is_the_last_of_its_run() -> None:
     machine.failed(segment, 13, "broken")
     segment.elements.append("c")
     segment.done = True
-    answer = asked(machine, "a")
+    answer = reply_to(machine, "a")
     assert isinstance(answer, GiveElements)
     assert answer.elements == ["a", "c"]
     runs = (4, 0, 0, 1, False, 0, ""), (4, 0, 1, 1, False, 13, "broken"), (4, 0, 2, 1, True, 0, "")
@@ -237,12 +242,12 @@ def test_l4_elements_and_portions_in_the_buffer_are_bounded() -> None:
     assert not machine.may_add()
     assert not machine.may_begin()
     segment.done = True
-    asked(machine, "a")
+    reply_to(machine, "a")
     assert machine.may_begin()
     for number in range(1, SEGMENTS_MAX + 1):
         machine.begin(number, 0).done = True
     assert not machine.may_begin()
-    asked(machine, "b")
+    reply_to(machine, "b")
     assert machine.may_begin()
 
 
@@ -250,7 +255,7 @@ def test_l5_an_answer_names_the_portions_that_were_begun_or_are_coming() -> None
     machine = lane(4, 5, 6)
     for number in (4, 5):
         machine.begin(number, 0).elements.append("x")
-    answer = asked(machine, "a", 1)
+    answer = reply_to(machine, "a", 1)
     assert isinstance(answer, GiveElements)
     assert answer.tag[2] == (4, 5, 6)
 
@@ -269,7 +274,7 @@ def test_a_lane_without_portions_or_without_hope_says_so() -> None:
     for error, expected in ((None, GiveEnd("a")), (InternalError("broken"), None)):
         machine = lane()
         machine.end(error)
-        answer = asked(machine, "a")
+        answer = reply_to(machine, "a")
         assert answer == (expected or GiveError("a", error))  # type: ignore[arg-type]
 
 
@@ -277,14 +282,14 @@ def test_a_lane_that_was_closed_gives_nothing_more() -> None:
     machine = lane(4)
     machine.begin(4, 0).elements.append("x")
     machine.close()
-    assert asked(machine, "a") == GiveEnd("a")
+    assert reply_to(machine, "a") == GiveEnd("a")
     assert machine.room == 0
 
 
 def test_a_question_that_nobody_waits_for_is_left_out() -> None:
     machine = lane(4)
-    machine.asked(Wanted(1, MANY), "a")
-    machine.asked(Wanted(1, MANY), "b")
+    machine.elements_wanted(Wanted(1, MANY), "a")
+    machine.elements_wanted(Wanted(1, MANY), "b")
     assert machine.left("a")
     assert not machine.left("a")
     machine.begin(4, 0).elements.append("x")

@@ -15,7 +15,7 @@ from zmqdist import errors
 from zmqdist.errors import OpError
 from zmqdist.limits import DEPTH_MAX, ERROR_CHARS_MAX, HANDLER_THREADS_MAX
 from zmqdist.rpc import ZmqClient, ZmqServer
-from zmqdist.rpc.handler_errors import told
+from zmqdist.rpc.handler_errors import code_and_message
 from zmqdist.rpc.handler_pool import Pool
 from zmqdist.rpc.pending_call import Asked
 
@@ -190,7 +190,7 @@ def test_a_long_text_of_an_error_loses_its_middle_and_says_so(error: Exception) 
     try:
         raise error
     except Exception as raised:
-        _, text = told(raised)
+        _, text = code_and_message(raised)
     assert len(text) < ERROR_CHARS_MAX + 500
     assert "characters are left out here)" in text
     assert text.endswith(("ä" * 100, "ä" * 100 + "\n"))

@@ -259,7 +259,9 @@ class Launch:
             self._shares_terminal = _in_foreground()
             prepare = end_with_parent if self._shares_terminal else _end_with_parent_apart
             self._program = subprocess.Popen(self._command, env=environment, preexec_fn=prepare)
-            if self._signals:  # it arrived while the program was being started
+            if self._signals and not self._by_terminal(
+                self._signals[-1]
+            ):  # it arrived while the program was being started
                 self._program.send_signal(self._signals[-1])
         code = self._wait_for_program()
         return 128 - code if code < 0 else code
@@ -280,14 +282,22 @@ class Launch:
                 self._program.kill()
 
     def _signalled(self, number: int) -> None:
-        """Pass a signal on to the program, once; the second signal is SIGKILL. Ctrl-C at a shared terminal has reached it already."""
+        """Pass a signal on to the program, once; the second signal is SIGKILL."""
         with self._lock:
             first = not self._signals
             self._signals.append(number)
             if self._program is None or self._program.poll() is not None:
                 return
-            if number != signal.SIGINT or not self._shares_terminal:
+            if not self._by_terminal(number):
                 self._program.send_signal(number if first else signal.SIGKILL)
+
+    def _by_terminal(self, number: int) -> bool:
+        """Return whether the terminal sends this signal to the program as well as to the launcher.
+
+        A second one from the launcher would break into the clean-up that the first one started. A Ctrl-C in the instant before the program
+        exists reaches only the launcher, and the program runs on until the grace is over.
+        """
+        return number == signal.SIGINT and self._shares_terminal
 
     def _worker_exited(self, child: Child) -> None:
         job, _, index = child.name.partition(":")

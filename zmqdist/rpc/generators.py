@@ -30,7 +30,7 @@ from zmqdist.limits import (
     STREAMS_MAX,
     STREAMS_OF_PEER_MAX,
 )
-from zmqdist.rpc.handler_errors import told
+from zmqdist.rpc.handler_errors import code_and_message
 from zmqdist.rpc.methods import Method
 from zmqdist.rpc.pending_call import Asked
 from zmqdist.rpc.service_protocol import AnsweringService
@@ -177,8 +177,10 @@ class _Stream:
             end = self._run_generator(args, named)
         except BaseException as error:
             if self.over:
-                log.warning("a generator of %s raised when it was closed: %s", self._method.name, told(error)[1])
-            end = told(error)
+                log.warning(
+                    "a generator of %s raised when it was closed: %s", self._method.name, code_and_message(error)[1]
+                )
+            end = code_and_message(error)
         leave()
         with self._condition:
             if self._end is None:

@@ -31,7 +31,7 @@ def failed(id: int, error: BaseException) -> Reply:
     """Return the error reply to call `id`. An OpError keeps its code and text; others get a code by class, and class and traceback
     as text.
     """
-    return Reply(id, *told(error), b"")
+    return Reply(id, *code_and_message(error), b"")
 
 
 def no_room(id: int, reason: str) -> Reply:
@@ -45,7 +45,7 @@ def stopping() -> UnavailableError:
     return UnavailableError("the server is stopping; the call was not carried out")
 
 
-def told(error: BaseException) -> tuple[int, str]:
+def code_and_message(error: BaseException) -> tuple[int, str]:
     """Return code and message of an error, for a Reply. The code is never OK; a message above ERROR_CHARS_MAX is shortened and says
     so.
 

@@ -65,7 +65,7 @@ def test_one_that_was_told_to_leave_stays_away(launch: Launcher) -> None:
         from zmqdist.training.cluster_connection import connect
         connected = connect()
         connected.remove_worker(0, 0.0)
-        while connected._ask("status")["workers"]:
+        while connected._call_dispatcher("status")["workers"]:
             threading.Event().wait(0.02)
     """
     job = launch(program, file=WITH_PS)

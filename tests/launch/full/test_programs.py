@@ -15,6 +15,14 @@ from tests.ports import free_address
 
 Launcher = Callable[..., Launched]
 
+WAITS = """
+    import threading
+    print("it waits", flush=True)
+    while True:
+        threading.Event().wait(0.02)
+"""
+"""Ends with a SIGINT. Before the line is printed, Python may still lose a SIGINT in a callback of an import."""
+
 
 @pytest.mark.parametrize(
     ("ending", "code"),
@@ -115,10 +123,8 @@ def test_the_loss_of_the_last_worker_is_told(launch: Launcher) -> None:
 
 def test_a_worker_that_cannot_start_says_why(launch: Launcher) -> None:
     """Its Python does not find the standard library."""
-    job = launch(
-        "import signal; signal.pause()",
-        file=FILE.replace("{count: 2}", "{count: 1, restarts: 0, env: {PYTHONHOME: /nowhere}}"),
-    )
+    job = launch(WAITS, file=FILE.replace("{count: 2}", "{count: 1, restarts: 0, env: {PYTHONHOME: /nowhere}}"))
+    job.saw("it waits")
     job.saw("[worker-0] ended (exit code 1); no worker is left")
     assert job.saw("encodings").startswith("[worker-0] ")
     job.interrupt()
@@ -131,7 +137,8 @@ def test_a_worker_with_an_address_binds_it(launch: Launcher) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        job = launch("import signal; signal.pause()", file=FILE.replace("count: 2", f"tasks: ['{address}']"))
+        job = launch(WAITS, file=FILE.replace("count: 2", f"tasks: ['{address}']"))
+        job.saw("it waits")
         line = job.saw("[worker-0] ")
         assert address in line
         assert "in use" in line

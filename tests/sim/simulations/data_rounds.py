@@ -70,7 +70,7 @@ class SimRoundsTask:
         question = Question(wanted, reply)
         assert wanted.wait_s is not None
         self.sim.clock.after(wanted.wait_s, partial(self._expire, question))
-        self._perform(self._machine.asked(wanted, question))
+        self._perform(self._machine.elements_wanted(wanted, question))
 
     def kill(self) -> None:
         self.alive = False

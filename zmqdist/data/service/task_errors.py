@@ -16,7 +16,7 @@ from zmqdist.data.service.retry import RETRIABLE
 from zmqdist.data.service.split_requests import Drained, Undealt
 from zmqdist.data.service.worker.element_replies import POSITION, SOURCE, TAKEN
 from zmqdist.errors import UNKNOWN, OpError, UnknownError, from_code
-from zmqdist.rpc.handler_errors import TRACEBACK, told
+from zmqdist.rpc.handler_errors import TRACEBACK, code_and_message
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ def named(error: BaseException, what: str, where: str) -> OpError:
     """
     if isinstance(error, (Drained, Undealt)):
         return error
-    code, message = told(error)
+    code, message = code_and_message(error)
     if code in RETRIABLE:
         code, message = UNKNOWN, f"{type(error).__name__}: {message}"
     head, mark, trace = message.partition(TRACEBACK)

@@ -280,7 +280,7 @@ class SimTask:
         self._started = False
 
     def ask(self, wanted: Wanted, then: Answer) -> None:
-        self._buffer.asked(wanted, then)
+        self._buffer.elements_wanted(wanted, then)
         if not self._started:
             self._started = True
             self._produce()
@@ -475,6 +475,6 @@ class SimDataWorker:
 
         def answered(value: Any, code: int) -> None:
             if self.alive:
-                self._perform(self._work.refused(asking) if code else self._work.told(asking, value))
+                self._perform(self._work.refused(asking) if code else self._work.work_received(asking, value))
 
         self.dispatcher.ask(self.link, lambda ticket: q.WorkRequest(ticket, state, self.life, places, done), answered)

@@ -34,7 +34,7 @@ class SimPortionTask(SimTask):
         if lane is None:
             lane = self._lanes[wanted.reader] = SimLane(self, wanted.reader)
         lane.machine.weighed(wanted.bytes_max // TOGETHER, LANE_MAX)
-        lane.machine.asked(wanted, then)
+        lane.machine.elements_wanted(wanted, then)
         lane.serve()
 
     def drop(self) -> None:

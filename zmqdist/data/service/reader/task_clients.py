@@ -21,7 +21,7 @@ from zmqdist.errors import OpError, from_code
 from zmqdist.rpc import internal_client
 from zmqdist.rpc.client import ZmqClient
 from zmqdist.rpc.future import StatusOrResult
-from zmqdist.rpc.handler_errors import told
+from zmqdist.rpc.handler_errors import code_and_message
 
 Then = Callable[[int, Any, OpError | None], None]
 
@@ -97,7 +97,7 @@ class LocalReply:
 
     def fail(self, error: BaseException) -> None:
         """Reply with an error. One of user code gets the class and text that it would have from another process."""
-        self._answer(FAILED, None, error if isinstance(error, OpError) else from_code(*told(error)))
+        self._answer(FAILED, None, error if isinstance(error, OpError) else from_code(*code_and_message(error)))
 
     def _answer(self, kind: int, value: Any = None, error: OpError | None = None) -> None:
         self.answered = True

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from zmqdist.data.service.snapshots.writer import StreamWriter
 from zmqdist.data.service.split_requests import insist
 from zmqdist.rpc.client import ZmqClient
-from zmqdist.rpc.handler_errors import told
+from zmqdist.rpc.handler_errors import code_and_message
 
 log = logging.getLogger("zmqdist.data.snapshots")
 
@@ -88,7 +88,7 @@ class SnapshotStream:
         try:
             self._writer.run()
         except BaseException as error:  # whatever it was, the dispatcher must hear of it
-            code, message = told(error)
+            code, message = code_and_message(error)
             log.log(
                 logging.WARNING if self._writer.failed else logging.INFO,
                 "stream %d of %s: %s",
@@ -100,5 +100,5 @@ class SnapshotStream:
             try:
                 self._asked("stream_ended", inf, code, message)
             except BaseException as error:
-                log.info("stream %d of %s: %s", self.index, self.path, told(error)[1])
+                log.info("stream %d of %s: %s", self.index, self.path, code_and_message(error)[1])
         self._ended(self)

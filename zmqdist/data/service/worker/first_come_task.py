@@ -73,7 +73,7 @@ class FirstCome:
     def ask(self, wanted: Wanted, reply: ElementReply) -> None:
         self.start()
         with self._lock:
-            self._machine.asked(wanted, reply)
+            self._machine.elements_wanted(wanted, reply)
         self._serve()
 
     def figures(self) -> tuple[Any, ...]:

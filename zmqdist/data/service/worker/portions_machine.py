@@ -149,7 +149,7 @@ class PortionsLane:
 
     # -- called by the threads that take them -------------------------------------------------------------------------------
 
-    def asked(self, wanted: Wanted, reply: Any) -> None:
+    def elements_wanted(self, wanted: Wanted, reply: Any) -> None:
         """Add a request; `next_answer` returns its reply."""
         self.waiting.append((wanted, reply))
 

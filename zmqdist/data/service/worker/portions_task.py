@@ -17,7 +17,7 @@ from zmqdist.data.service.reader.delivery import Wanted
 from zmqdist.data.service.worker.element_replies import ElementReply, Named, give
 from zmqdist.data.service.worker.first_come_task import BUFFER_BYTES, BUFFER_ELEMENTS_MAX, BUFFER_ELEMENTS_MIN
 from zmqdist.data.service.worker.portions_machine import PortionSegment, PortionsLane
-from zmqdist.rpc.handler_errors import told
+from zmqdist.rpc.handler_errors import code_and_message
 
 Portion: TypeAlias = tuple[int, int, int, int, int]
 """(number, repetition, first position, number of positions, elements to skip)"""
@@ -90,7 +90,7 @@ class _Lane:
 
     def ask(self, wanted: Wanted, reply: ElementReply) -> None:
         with self._lock:
-            self._machine.asked(wanted, reply)
+            self._machine.elements_wanted(wanted, reply)
         self._serve()
 
     def expire(self, reply: ElementReply) -> None:
@@ -159,7 +159,7 @@ class _Lane:
         """Put the error of an element into the buffer."""
         with self._lock:
             offset = segment.first + len(segment.elements)
-        failure = told(self._named(error, f"element {offset} of {where}"))
+        failure = code_and_message(self._named(error, f"element {offset} of {where}"))
         with self._lock:
             self._machine.failed(segment, *failure)
         self._wake()

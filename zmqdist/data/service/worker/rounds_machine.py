@@ -74,7 +74,7 @@ class RoundsMachine:
         self._error = self._error or error
         return self.serve()
 
-    def asked(self, wanted: Wanted, reply: Any) -> list[TaskAnswer]:
+    def elements_wanted(self, wanted: Wanted, reply: Any) -> list[TaskAnswer]:
         """Add a request, and return the replies that are ready."""
         return [*self._note(wanted, reply), *self.serve()]
 

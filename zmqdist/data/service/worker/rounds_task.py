@@ -45,7 +45,7 @@ class RoundsRunner:
         with self._lock:
             if not self._thread.ident:
                 self._thread.start()
-        self._decide(lambda: self._machine.asked(wanted, reply))
+        self._decide(lambda: self._machine.elements_wanted(wanted, reply))
 
     def expire(self, reply: ElementReply) -> None:
         """Skip the round of this request, because its time is over."""

@@ -248,7 +248,7 @@ class DataWorker:
         self._loop.set_timer((self, "report"), self._loop.now() + REPORT_S, self._ask_again)
 
     def _work_replied(self, request: int, value: Any, error: OpError | None) -> None:
-        effects = self._machine.refused(request) if error else self._machine.told(request, value)
+        effects = self._machine.refused(request) if error else self._machine.work_received(request, value)
         if effects:
             self._perform(effects)
             self._end_if_drained()

@@ -61,7 +61,7 @@ class AskForWork:
     """Send a request for work to the dispatcher.
 
     Attributes:
-      request: its number, for `told` and `refused`.
+      request: its number, for `work_received` and `refused`.
       tasks: the tasks that this worker has.
       done: those of them that have ended.
     """
@@ -129,7 +129,7 @@ class WorkerTasks:
         done = tuple(number for number, task in self.tasks.items() if task.done)
         return [AskForWork(self._request, tuple(self.tasks), done)]
 
-    def told(self, request: int, reply: Sequence[Any] | None) -> list[WorkerTasksEffect]:
+    def work_received(self, request: int, reply: Sequence[Any] | None) -> list[WorkerTasksEffect]:
         """Note the dispatcher's reply: (its state, tasks to begin, tasks to drop). None: a later request of this worker has replaced this
         one.
         """
