@@ -134,23 +134,23 @@ def test_u7_a_program_that_is_connected_again_keeps_its_session() -> None:
 
 def test_u2_questions_for_an_update_that_is_carried_out_have_its_outcome() -> None:
     updates, keys = Updates(8), UpdateKeys(8)
-    update = updates.asked("first", 1, 1, 0, "k", keys)
+    update = updates.begin("first", 1, 1, 0, "k", keys)
     assert isinstance(update, Update)
-    assert updates.asked("again", 1, 1, 0, "k", keys) is None
-    assert updates.asked("another client with its key", 2, 1, 0, "k", keys) is None
+    assert updates.begin("again", 1, 1, 0, "k", keys) is None
+    assert updates.begin("another client with its key", 2, 1, 0, "k", keys) is None
     assert update.tickets == ["first", "again", "another client with its key"]
     updates.ended(update, "five")
-    assert updates.asked("late", 1, 1, 0, "k", keys) == updates.asked("new id", 3, 1, 0, "k", keys) == Repeated("five")
+    assert updates.begin("late", 1, 1, 0, "k", keys) == updates.begin("new id", 3, 1, 0, "k", keys) == Repeated("five")
 
 
 def test_u3_an_update_that_failed_with_its_key_may_be_asked_again_by_either() -> None:
     updates, keys = Updates(8), UpdateKeys(8)
-    update = updates.asked("first", 1, 1, 0, "k", keys)
-    updates.asked("joined", 2, 1, 0, "k", keys)
+    update = updates.begin("first", 1, 1, 0, "k", keys)
+    updates.begin("joined", 2, 1, 0, "k", keys)
     assert isinstance(update, Update)
     assert updates.failed(update)
     assert not updates.failed(update)
-    assert isinstance(updates.asked("again", 2, 1, 0, "k", keys), Update)
+    assert isinstance(updates.begin("again", 2, 1, 0, "k", keys), Update)
 
 
 def test_u5_u6_in_any_order_each_step_is_of_exactly_k_and_everybody_has_one_verdict(seed: int) -> None:

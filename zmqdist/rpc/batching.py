@@ -42,6 +42,18 @@ class _WaitingCall:
         self.rows = rows
 
 
+def check_options(method: Method, rows_max: Any, delay_ms: Any) -> None:
+    """Raise ValueError unless the calls of `method` can be batched with these bounds."""
+    if method.inline or method.streaming:
+        raise ValueError(f"{method.name}: neither an inline method nor a generator function can be batched")
+    is_number = isinstance(delay_ms, (int, float, np.integer, np.floating))
+    if not (type(rows_max) is int and rows_max > 0 and is_number and 0 <= delay_ms < inf):
+        raise ValueError(
+            f"{method.name}: max_batch is an int of 1 or more, and max_delay_ms 0 or more milliseconds, not "
+            f"{rows_max!r} and {delay_ms!r}"
+        )
+
+
 class Batched:
     """The calls of one batched method. `called` and `close` run in the loop."""
 

@@ -28,13 +28,11 @@ from functools import partial
 from math import inf
 from typing import Any, Final
 
-import numpy as np
-
 from zmqdist import errors
 from zmqdist.errors import FailedPreconditionError, InvalidArgumentError, OpError, PermissionDeniedError, WireError
 from zmqdist.limits import BATCH_BYTES_MAX, BATCH_ITEMS_MAX, HANDLER_THREADS_MAX
 from zmqdist.messages import Call, Calls, CancelCall, Goodbye, LetIn, Replies, Reply
-from zmqdist.rpc.batching import Batched
+from zmqdist.rpc.batching import Batched, check_options
 from zmqdist.rpc.blocked_handlers_log import BlockedHandlersLog
 from zmqdist.rpc.generators import Generators
 from zmqdist.rpc.handler_errors import failed, no_room, stopping
@@ -139,17 +137,7 @@ class RpcService:
             raise InvalidArgumentError(f"{name!r} cannot name a method: wanted an identifier (zmqdist.* is reserved)")
         method = method_for(name, fn, input_signature, output_signature, inline, roles)
         if batch:
-            if inline or method.streaming:
-                raise ValueError(f"{name}: neither an inline method nor a generator function can be batched")
-            if not (
-                type(max_batch) is int
-                and isinstance(max_delay_ms, (int, float, np.integer, np.floating))
-                and max_batch > 0 <= max_delay_ms < inf
-            ):
-                raise ValueError(
-                    f"{name}: max_batch is an int of 1 or more, and max_delay_ms 0 or more milliseconds, not "
-                    f"{max_batch!r} and {max_delay_ms!r}"
-                )
+            check_options(method, max_batch, max_delay_ms)
             batched = Batched(self, method, max_batch, float(max_delay_ms) / 1000)
             method.fn, method.later, method.batch, method.pooled = batched.called, True, True, False
             self._batched.append(batched)

@@ -188,7 +188,7 @@ class Updates:
         """Return the number of results that are kept."""
         return len(self._log)
 
-    def asked(
+    def begin(
         self, ticket: Ticket, client: int, sequence: int, settled: int, key: str, keys: UpdateKeys
     ) -> Update | Repeated | None:
         """Decide about a request for an update.

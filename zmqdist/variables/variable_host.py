@@ -356,7 +356,7 @@ class VariableHost:
             raise InvalidArgumentError("an update changes a variable once")
         found = self._sessions[session]
         request = _Request(call, variables, want)
-        update = self._updates.asked(request, client, sequence, settled, key, found.keys)
+        update = self._updates.begin(request, client, sequence, settled, key, found.keys)
         if isinstance(update, Repeated):
             self._answer_again(request, update.answer)
         elif update is not None and not (step < 0 and not key and self._at_once(update, request, changes)):

@@ -128,7 +128,7 @@ class SimServer:
             return
         client, sequence, _ = id
         self.world.asked[client, sequence] = token
-        update = self.updates.asked(call, *id, key, found.keys)
+        update = self.updates.begin(call, *id, key, found.keys)
         if isinstance(update, Repeated):
             self._again(client, sequence, update.answer)
             call.answer(update.answer)
