@@ -33,6 +33,7 @@ from zmqdist.files import read_regular
 
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml gives the same nodes ten times faster
 _TAG = "tag:yaml.org,2002:"
+_TOO_DEEP = f"is nested more than {limits.DEPTH_MAX} levels deep"
 
 
 class ClusterConfig(Section, frozen=True):
@@ -221,7 +222,7 @@ def _compose(text: str, path: str) -> yaml.Node:
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
             if depth > limits.DEPTH_MAX:
                 line = event.start_mark.line + 1 if event.start_mark is not None else 1
-                raise ConfigError(path, line, "(file)", f"is nested more than {limits.DEPTH_MAX} levels deep")
+                raise ConfigError(path, line, "(file)", _TOO_DEEP)
         root = yaml.compose(text, Loader=_LOADER)
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, _position(error, text)) + 1
@@ -246,6 +247,8 @@ def _not_yaml(error: yaml.MarkedYAMLError, text: str, path: str) -> ConfigError:
     indent = rows[line - 1] if line <= len(rows) else ""
     if "\t" in indent[: len(indent) - len(indent.lstrip())]:
         return ConfigError(path, line, "(file)", "not YAML: a tab in the indentation", "indent with spaces")
+    if "nesting depth" in str(error.problem):  # libyaml reads ahead, so its own limit may come before the one here
+        return ConfigError(path, line, "(file)", _TOO_DEEP)
     return ConfigError(path, line, "(file)", f"not YAML: {error.problem}")
 
 
