@@ -7,7 +7,6 @@ turns: plain TCP sockets in the same ring, all members sending at once, and one 
 from __future__ import annotations
 
 import json
-import socket
 import subprocess
 import sys
 from contextlib import ExitStack
@@ -15,6 +14,7 @@ from statistics import median
 from typing import Any, Final
 
 from benchmarks.measuring import Figure, Plan, Question
+from zmqdist.launch.ports import Reserved
 from zmqdist.observe.bench import p99
 
 MEMBERS: Final = 4
@@ -25,7 +25,10 @@ class Ring:
     """Four processes that do the same at once. See ring_member.py."""
 
     def __init__(self, stack: ExitStack) -> None:
-        addresses = [f"127.0.0.1:{port}" for port in _free_ports(2 * MEMBERS)]
+        ports = [Reserved() for _ in range(2 * MEMBERS)]  # no other process gets them before the members bind them
+        for port in ports:
+            stack.callback(port.close)
+        addresses = [port.address for port in ports]
         self._members = []
         for rank in range(MEMBERS):
             command = [sys.executable, "-m", "benchmarks.ring_member", str(rank), *addresses]
@@ -103,9 +106,3 @@ def _speed(ring: Ring, way: str, nbytes: int, moved: float, count: int) -> float
     """GB/s that a member sends: by the slowest of them."""
     slowest = max(sum(times) for times in ring.ask(way, nbytes, count) if times)
     return moved * count / slowest / 1e9
-
-
-def _free_ports(count: int) -> list[int]:
-    with ExitStack() as stack:
-        made = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [each.getsockname()[1] for each in made]

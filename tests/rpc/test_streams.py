@@ -124,7 +124,7 @@ def test_items_fit_the_output_signature_or_the_stream_ends(serve: Serve, connect
     client = connect(serve(halves=halves).address)
     assert str(client.methods()["halves"]) == "halves(count: int32[]) -> stream of float32[]"
     got: list[Any] = []
-    with pytest.raises(errors.UnknownError, match="halves returned something else"):
+    with pytest.raises(errors.UnknownError, match="halves returned a value that does not fit"):
         take(client.halves(2), got)
     assert [(float(item), item.dtype) for item in got] == [(0.0, np.float32), (0.5, np.float32)]
     with pytest.raises(ValueError, match="expected 1 arguments, given 2"):

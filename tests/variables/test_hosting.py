@@ -311,7 +311,7 @@ def test_a_variable_that_was_lost_can_be_made_anew_with_its_version_and_slots(cl
 
 def test_optimizers_want_floats(client: PsClient, make: Make) -> None:
     ref = make([1, 2], "i4")
-    with pytest.raises(InvalidArgumentError, match="Adam wants a variable of floats, and this is int32"):
+    with pytest.raises(InvalidArgumentError, match="Adam needs a variable of floats, and this one is int32"):
         one(client, ref, c.apply(ref, Adam(), [1, 1]))
 
 
@@ -319,7 +319,7 @@ def test_text_can_be_assigned_and_not_added(client: PsClient, make: Make) -> Non
     ref = make(["a", "b"], "U5")
     one(client, ref, c.assign(ref, np.array(["c", "d"], "U5")))
     assert value_of(client, ref).tolist() == ["c", "d"]
-    with pytest.raises(InvalidArgumentError, match="cannot be reckoned with"):
+    with pytest.raises(InvalidArgumentError, match="has no arithmetic"):
         one(client, ref, c.add(ref, np.array(["c", "d"], "U5")))
 
 

@@ -136,7 +136,7 @@ def test_the_time_without_an_answer_counts_from_when_the_question_began_to_wait(
         asking.set()
         for thread in threads:
             thread.join()
-    assert told == [f"no answer from {client.address} for 12.0 s"] * 2
+    assert told == [f"no reply from {client.address} for 12.0 s"] * 2
 
 
 # -- processes --------------------------------------------------------------------------------------------------------
@@ -217,7 +217,7 @@ def test_a_ps_that_is_stopped_is_given_up_after_a_while_and_one_that_goes_on_ans
         stop(mortal.pids["ps:0"])
         with monkeypatch.context() as hasty:
             hasty.setattr(c, "PS_PATIENCE_S", 0.2)
-            with pytest.raises(PSUnavailableError, match="no answer from"):
+            with pytest.raises(PSUnavailableError, match="no reply from"):
                 client.update([(ref, c.add(ref, [1, 1]))]).get_value()
     finally:
         os.kill(mortal.pids["ps:0"], signal.SIGCONT)

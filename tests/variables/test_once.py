@@ -96,5 +96,5 @@ def test_what_a_variable_without_keys_remembers_is_nothing(client: PsClient, mak
 def test_damaged_memories_are_refused(client: PsClient, make: Make) -> None:
     ref = make([0])
     client.open(PROGRAM, LIFE)
-    with pytest.raises(InvalidArgumentError, match="remembers of its updates is damaged"):
+    with pytest.raises(InvalidArgumentError, match="saved list of a variable's updates is damaged"):
         client.create(replace(ref, session=LIFE), np.zeros(1, "f4"), (2, {}, b"{")).get_value()

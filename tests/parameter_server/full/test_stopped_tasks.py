@@ -78,7 +78,7 @@ def test_a_stopped_ps_is_missed_and_the_rest_goes_on(two: Program, monkeypatch: 
     try:
         with monkeypatch.context() as hasty:
             hasty.setattr("zmqdist.variables.client.PS_PATIENCE_S", 0.2)
-            with pytest.raises(errors.PSUnavailableError, match=r"ps:1 .*no answer from"):
+            with pytest.raises(errors.PSUnavailableError, match=r"ps:1 .*no reply from"):
                 two.coordinator.join(WITHIN_S)
         two.works()
     finally:
