@@ -26,6 +26,7 @@ from zmqdist import limits
 from zmqdist.cluster.addresses import split_address
 from zmqdist.cluster.check import Mistake, Path, build, displayed, dotted, problems, split_command
 from zmqdist.cluster.environment import CONFIG_ENV, is_json
+from zmqdist.cluster.launcher_sections import KubernetesConfig, LauncherName, RayConfig, SlurmConfig, SshConfig
 from zmqdist.cluster.sections import Job, JobsConfig, RuntimeConfig, Section, SecurityConfig, documented
 from zmqdist.cluster.spec import ClusterSpec
 from zmqdist.errors import ConfigError
@@ -54,6 +55,14 @@ class ClusterConfig(Section, frozen=True):
         documented("The program that runs on the cluster, as its chief.", "a command line, or a list of words"),
     ]
     security: Annotated[SecurityConfig, documented("Who may connect.", "a mapping")] = SecurityConfig()
+    launcher: Annotated[
+        LauncherName,
+        documented("What starts the jobs; --on overrides it.", "local, ssh, slurm, kubernetes or ray"),
+    ] = "local"
+    ssh: Annotated[SshConfig, documented("Hosts that ssh reaches.", "a mapping")] = SshConfig()
+    slurm: Annotated[SlurmConfig, documented("The job of Slurm.", "a mapping")] = SlurmConfig()
+    kubernetes: Annotated[KubernetesConfig, documented("The manifests.", "a mapping")] = KubernetesConfig()
+    ray: Annotated[RayConfig, documented("A Ray cluster that runs already.", "a mapping")] = RayConfig()
     runtime: RuntimeConfig | None = None
 
     @classmethod
