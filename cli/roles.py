@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from zmqdist import limits
-from zmqdist_cli.common import Seconds, check_keys, grace_option, place, secret_options
+from zmqdist_cli.common import Seconds, check_keys, grace_option, place, secret_options, ticket_options
 
 if TYPE_CHECKING:
     from zmqdist.cluster import ClusterConfig
@@ -102,6 +102,7 @@ def dispatcher(context: click.Context, /, file: str | None, **options: Any) -> N
     metavar="SECONDS",
     help=f"End after so long without a dispatcher.  [default: {limits.ORPHAN_LIMIT_S:g}]",
 )
+@ticket_options
 @_grace
 @secret_options
 @_config

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from zmqdist.files import read_regular
-from zmqdist_cli.common import check_keys, grace_option, secret_options
+from zmqdist_cli.common import check_keys, grace_option, secret_options, ticket_options
 
 if TYPE_CHECKING:
     from zmqdist.cluster.spec import ClusterSpec
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     "--bind", "bind_host", metavar="HOST", help="Address to listen on, in place of its address in the cluster."
 )
 @grace_option("Time that running calls have to end after Ctrl-C or SIGTERM.")
+@ticket_options
 @secret_options
 @click.pass_context
 def server(
@@ -47,6 +48,8 @@ def server(
     token_file: str | None,
     keys_dir: str | None,
     insecure: bool,
+    ticket_file: str | None,
+    ticket_fd: int | None,
 ) -> None:
     """Run one task of a cluster in the foreground: a zmqdist.Server as a process.
 
@@ -75,6 +78,8 @@ def server(
             config=options,
             grace_s=grace_s,
             announce=click.echo,
+            ticket_file=ticket_file,
+            ticket_fd=ticket_fd,
         )
     except ValueError as error:  # a job or task has to be named
         raise click.UsageError(f"{error} (--job NAME --index N)") from None

@@ -459,3 +459,31 @@ reply of each step need one, or two if one of them is ahead.
 
 PS_FUNCTIONS_MAX: Final = 1024
 """Users' update functions that a ps keeps unpickled; the least recently used are dropped first, and are sent again."""
+
+# -- keys of members ------------------------------------------------------------------------------------------------
+
+JOIN_VALID_S: Final = 60.0
+"""Seconds in which a join token can be used where nothing else is said: longer than a process takes to start on a busy host."""
+
+JOIN_TOKENS_MAX: Final = 20_000
+"""Join tokens that a dispatcher keeps, ended ones included: those have to be remembered so that a second use is told from a wrong token."""
+
+JOIN_EXPLAINED_S: Final = 600.0
+"""Seconds for which a process that comes with an ended join token is told so. After that it is refused as any unknown key is."""
+
+JOINING_MAX: Final = 1024
+"""Connections of unknown keys that a dispatcher lets in within HANDSHAKE_S to show a join token. One that shows none is ended after that
+time, so strangers hold no more descriptors than this.
+"""
+
+MEMBER_KEYS_MAX: Final = 65_536
+"""Keys that a dispatcher keeps, revoked ones included. A revoked key is never forgotten, or it would be good again after the next join."""
+
+KEY_QUESTIONS_MAX: Final = 32_768
+"""Keys and addresses that one process may ask its dispatcher about; more is a mistake, or an attack on memory."""
+
+KEY_RENEWAL_S: Final = 5.0
+"""Seconds for which a replaced key is still good: connections that are being made with it succeed, and none that exist is cut earlier."""
+
+VOUCHING_S: Final = 2.0
+"""Seconds that a connection with a key of the static `authorized` file waits for the dispatcher to say whether it was revoked."""

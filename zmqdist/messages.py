@@ -476,6 +476,69 @@ class ReadDone(Message, tag=61):
     message: str
 
 
+# -- keys of members ---------------------------------------------------------------------------------------------
+
+
+class Join(Message, tag=70):
+    """Admit the key of this connection: `number` and `secret` are those of a join token, `name` is what the sender wants to be.
+
+    `name` is "worker:3" or "submit". Only a connection whose key is not known yet sends this.
+    """
+
+    SENT = "any -> dispatcher"
+    number: str
+    secret: bytes
+    name: str
+
+
+class Joined(Message, tag=71):
+    """The dispatcher has admitted a key under this name; `role` is what the key may act as. The key works on new connections."""
+
+    SENT = "dispatcher -> any"
+    role: str
+    name: str
+
+
+class AskKey(Message, tag=72):
+    """Answer with the state of a public key, or of the key that listens at `address`, and again whenever that changes.
+
+    `renews`: the sender owns its own key, so it makes a new one after RenewKey.
+    """
+
+    SENT = "any -> dispatcher"
+    key: bytes
+    address: str = ""
+    renews: bool = False
+
+
+class KeyState(Message, tag=73):
+    """The state of a public key: `role` is what it may act as, "" for a key that is not known, "revoked" for one that `problem` explains.
+
+    `listens`: a server that shows the key may be trusted. `address` is that of the AskKey; then `key` is the key that listens there.
+    """
+
+    SENT = "dispatcher -> any"
+    key: bytes
+    role: str
+    name: str = ""
+    listens: bool = False
+    problem: str = ""
+    address: str = ""
+
+
+class RenewKey(Message, tag=74):
+    """Make a new key pair and send its public half."""
+
+    SENT = "dispatcher -> any"
+
+
+class NewKey(Message, tag=75):
+    """The public key that replaces the key of this connection. The reply is Joined, or Refused."""
+
+    SENT = "any -> dispatcher"
+    key: bytes
+
+
 ALL: tuple[type[Message], ...] = tuple(
     sorted(Message.__subclasses__(), key=lambda cls: cls.__struct_config__.tag)  # type: ignore[arg-type,return-value]
 )

@@ -1,6 +1,6 @@
 """What the tasks of a cluster do together, in virtual time, with seeded faults: barriers and keys, groups, messages.
 
-Which faults there are, and what is checked, is in tests/sim/simulations/{keeper,groups,mail}.py; the promises are numbered in the
+Which faults there are, and what is checked, is in tests/sim/simulations/{keeper,groups,keyring,mail}.py; the promises are numbered in the
 machines' modules.
 
     pytest tests/sim --seed 1234      replays one seed exactly
@@ -16,9 +16,10 @@ import pytest
 
 from tests.sim.simulations.groups import simulate_group
 from tests.sim.simulations.keeper import simulate_keeper
+from tests.sim.simulations.keyring import simulate_keyring
 from tests.sim.simulations.mail import simulate_mail
 
-ALL: list[Callable[..., Any]] = [simulate_keeper, simulate_group, simulate_mail]
+ALL: list[Callable[..., Any]] = [simulate_keeper, simulate_group, simulate_keyring, simulate_mail]
 
 
 @pytest.mark.parametrize("simulate", ALL)

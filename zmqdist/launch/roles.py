@@ -16,12 +16,13 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from zmqdist import errors
 from zmqdist.background import logged
 from zmqdist.child_command import add_working_directory
+from zmqdist.launch.membership import joined
 from zmqdist.limits import GRACE_S
 from zmqdist.process.zygote import name_process
 from zmqdist.transport.credentials import Credentials
@@ -59,6 +60,7 @@ class TaskConfig:
 
     Attributes:
       cluster: for each job its addresses by index, or a list of them.
+      ticket_file, ticket_fd: as in WorkerConfig.
     """
 
     cluster: dict[str, dict[int, str]]
@@ -67,6 +69,8 @@ class TaskConfig:
     token_file: str | None = None
     keys_dir: str | None = None
     insecure: bool = False
+    ticket_file: str | None = None
+    ticket_fd: int | None = None
 
 
 class _Server(Protocol):
@@ -96,13 +100,29 @@ def run_worker(
     config: WorkerConfig, *, grace_s: float = GRACE_S, lifeline: int = -1, announce: Announce = print
 ) -> int:
     """Work until asked to stop, and return the exit code. An expected failure is one line on standard error."""
+    try:
+        with joined(config.ticket_file, config.ticket_fd) as member:
+            if member is not None:
+                if config.index not in (None, member.index) or config.job != member.job:
+                    wanted = f"{config.job}:{'?' if config.index is None else config.index}"
+                    text = (
+                        f"the join ticket is for {member.job}:{member.index}, and this process was started as {wanted}"
+                    )
+                    raise errors.InvalidArgumentError(text)
+                config = replace(config, index=member.index, keys_dir=member.keys_dir, ticket_file=None, ticket_fd=None)
+            return _run_worker(config, grace_s, lifeline, announce)
+    except errors.OpError as error:
+        return _failed("worker", error)
+
+
+def _run_worker(config: WorkerConfig, grace_s: float, lifeline: int, announce: Announce) -> int:
     from zmqdist.process.zygote_process import fork_slots_zygote
     from zmqdist.scheduling.worker.children import import_modules
     from zmqdist.scheduling.worker.runtime import WorkerServer, end_log
 
     zygote = None
     if config.processes and threading.active_count() == 1:
-        environment = Credentials(config.token_file, config.keys_dir, config.insecure).environment()
+        environment = config.credentials.environment()
         import_modules()
         zygote = fork_slots_zygote(environment)
     with _Signals() as signals, _silent(end_log):
@@ -142,15 +162,38 @@ def run_server(
     grace_s: float = GRACE_S,
     lifeline: int = -1,
     announce: Announce = print,
+    ticket_file: str | None = None,
+    ticket_fd: int | None = None,
 ) -> int:
     """Run a task of a cluster until asked to stop, and return the exit code. An expected failure is one line on standard error.
 
     Args:
       config: the `config` of the Server.
+      ticket_file, ticket_fd: where a join ticket is read from; then the task has a key of its own, in place of the server's.
 
     Raises:
       ValueError: the cluster has several jobs or tasks, and `job` or `index` is None.
     """
+    try:
+        with joined(ticket_file, ticket_fd) as member:
+            if member is not None:
+                credentials = replace(credentials, keys_dir=member.keys_dir)
+            return _run_server(cluster, job, index, credentials, bind_host, config, grace_s, lifeline, announce)
+    except errors.OpError as error:
+        return _failed("server", error)
+
+
+def _run_server(
+    cluster: ClusterSpec,
+    job: str | None,
+    index: int | None,
+    credentials: Credentials,
+    bind_host: str | None,
+    config: Mapping[str, Any] | None,
+    grace_s: float,
+    lifeline: int,
+    announce: Announce,
+) -> int:
     from zmqdist.tasks.server import Server  # here, because workers also start through this module and do not need it
 
     with _Signals() as signals:
@@ -289,4 +332,13 @@ def main() -> int:
     task = TaskConfig(**fields)
     credentials = Credentials(task.token_file, task.keys_dir, task.insecure)
     cluster = ClusterSpec(task.cluster)
-    return run_server(cluster, task.job, task.index, credentials, lifeline=lifeline, announce=log.info)
+    return run_server(
+        cluster,
+        task.job,
+        task.index,
+        credentials,
+        lifeline=lifeline,
+        announce=log.info,
+        ticket_file=task.ticket_file,
+        ticket_fd=task.ticket_fd,
+    )

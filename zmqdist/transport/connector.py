@@ -20,13 +20,17 @@ from collections.abc import Callable
 from typing import Final
 
 import zmq
+from zmq.utils import z85
 
 from zmqdist.errors import OpError
 from zmqdist.limits import FRAME_BYTES_MAX, HANDSHAKE_S, HEARTBEAT_IVL_S, HEARTBEAT_TIMEOUT_S
 from zmqdist.random import chance
 from zmqdist.transport.address import endpoint
+from zmqdist.transport.listener import shut_down
 from zmqdist.transport.monitor import (
     CLIENT_EVENTS,
+    CONNECTED,
+    SUCCEEDED,
     AttemptFailed,
     ConnectionWatch,
     Doubt,
@@ -37,7 +41,7 @@ from zmqdist.transport.monitor import (
     open_monitor,
 )
 from zmqdist.transport.port_probe import PortProbe
-from zmqdist.transport.security import ClientSecurity
+from zmqdist.transport.security import PLAIN, ClientSecurity
 
 log = logging.getLogger("zmqdist.transport")
 
@@ -87,6 +91,8 @@ class Connector:
         self._failures = 0
         self._probe: PortProbe | None = None
         self._waiting = True
+        self._fd = -1
+        self._server_key = b""
 
     @property
     def up(self) -> bool:
@@ -109,6 +115,7 @@ class Connector:
         changes: list[Up | Down | Rejected] = []
         while self.monitor is not None and int(self.monitor.getsockopt(zmq.EVENTS)) & int(zmq.POLLIN):
             event, value = decode_event(self.monitor.recv_multipart(zmq.NOBLOCK)[0])
+            self._fd = value if event == CONNECTED else self._fd if event == SUCCEEDED else -1
             verdict = self._watch.feed(event, value)
             if isinstance(verdict, AttemptFailed):
                 self._fail(verdict.why, now)
@@ -134,13 +141,27 @@ class Connector:
         """End it; what was sent has `linger_s` to leave. `retry` would begin anew."""
         self._drop(linger_s)
         self.due = None
+        if self._security.voucher is not None:
+            self._security.voucher.detach(self)
+
+    def key_lost(self, key: bytes, *, listens: bool, problem: str) -> None:
+        """A key has lost its role: end the connection to a server that has it, unless that may still listen. From any thread.
+
+        The descriptor is ZeroMQ's, which notices the end, and the owner hears of it as of any other.
+        """
+        fd = self._fd
+        if fd >= 0 and not listens and key == self._server_key:
+            shut_down(fd)
 
     # -- one attempt --------------------------------------------------------------------------------------------------
 
     def _begin(self, now: float) -> Rejected | None:
         try:
+            if self._security.voucher is not None:
+                self._security.voucher.attach(self)
             if not self._security.may_connect(self.address):
-                self._fail("nobody listens there", now)
+                token = self._security.mechanism == PLAIN
+                self._fail("nobody listens there" if token else "the dispatcher has not vouched for its key yet", now)
                 return None
             self._open()
         except OpError as error:
@@ -154,6 +175,9 @@ class Connector:
         try:
             configure(socket)
             self._security.apply(socket, self.address)
+            self._fd = -1
+            if self._security.voucher is not None:
+                self._server_key = z85.decode(self._security.expected(self.address) or b"")
             self._watch.begin()
             monitor = open_monitor(socket, CLIENT_EVENTS)
         except BaseException:
@@ -196,6 +220,7 @@ class Connector:
         self.due = None
         self._waiting = False
         self._watch.begin()
+        self._fd = -1
         socket, monitor = self.socket, self.monitor
         if socket is None or monitor is None:
             return

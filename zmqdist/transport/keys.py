@@ -9,6 +9,9 @@ Who only connects needs `server.pub` and the key of one role; a server needs `se
 schedule listen, too, for those who fetch from them: they show the key of their own role there, and tell it with their address. Who
 fetches finds it in `authorized` (security.py). So no worker and no program has a secret by which it could play the dispatcher.
 
+The folder of a process that joined (ticket.py) has the public key of the dispatcher as `server.pub`, one key pair, which the process made
+itself, and a file `joined`, which says as what and where. It has no `authorized`: its dispatcher vouches for the others (voucher.py).
+
 A key file is text: a line `public KEY` and a line `secret KEY`, in the 40 characters of Z85 each; lines that start with `# `
 are for people. Secrets never appear in an error or a repr.
 """
@@ -31,6 +34,7 @@ from zmqdist.transport.zap import ROLES
 ENVIRONMENT: Final = "ZMQDIST_KEYS_DIR"
 _SERVER: Final = "server"
 AUTHORIZED: Final = "authorized"
+JOINED: Final = "joined"
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,15 @@ class KeyPair:
 
     public: bytes
     secret: bytes = field(repr=False)
+
+
+@dataclass(frozen=True)
+class JoinedFolder:
+    """What the folder of a process that joined says of it. `dispatcher` is "host:port"."""
+
+    name: str
+    role: str
+    dispatcher: str
 
 
 def keygen(folder: str | Path, *, force: bool = False) -> None:
@@ -66,16 +79,49 @@ def keygen(folder: str | Path, *, force: bool = False) -> None:
         raise FailedPreconditionError(f"cannot write keys to {folder}: {error.strerror}") from None
 
 
+def new_pair() -> KeyPair:
+    """A key pair that no other process has."""
+    return KeyPair(*zmq.curve_keypair())
+
+
 def _write_all(folder: Path) -> None:
     authorized = ["# role and public key of everybody who is let in"]
     for name in (_SERVER, *ROLES):
-        public, secret = (key.decode() for key in zmq.curve_keypair())
-        _write(folder / f"{name}.key", f"# CURVE key pair: {name}. Keep it secret.\npublic {public}\nsecret {secret}\n")
+        pair = new_pair()
+        write_role(folder, name, pair)
         if name == _SERVER:
-            _write(folder / f"{_SERVER}.pub", f"# public CURVE key: {name}\npublic {public}\n")
+            write_public(folder, pair.public)
         else:
-            authorized.append(f"{name} {public}")
+            authorized.append(f"{name} {pair.public.decode()}")
     _write(folder / AUTHORIZED, "\n".join(authorized) + "\n")
+
+
+def write_public(folder: Path, server_key: bytes) -> None:
+    """Write `server.pub`. Raises OSError."""
+    _write(folder / f"{_SERVER}.pub", f"# public CURVE key: {_SERVER}\npublic {server_key.decode()}\n")
+
+
+def write_role(folder: Path, role: str, pair: KeyPair) -> None:
+    """Write the key pair of a role; one that is there is replaced at once. Raises OSError."""
+    text = f"# CURVE key pair: {role}. Keep it secret.\npublic {pair.public.decode()}\nsecret {pair.secret.decode()}\n"
+    _write(folder / f"{role}.key", text)
+
+
+def write_joined(folder: Path, membership: JoinedFolder) -> None:
+    """Write the file that marks the folder of a process that joined. Raises OSError."""
+    text = f"name {membership.name}\nrole {membership.role}\ndispatcher {membership.dispatcher}\n"
+    _write(folder / JOINED, text)
+
+
+def load_joined(folder: str | Path) -> JoinedFolder | None:
+    """What the folder says of a process that joined; None for a folder of `keygen`. Raises FailedPreconditionError: damaged."""
+    path = Path(folder, JOINED)
+    if not path.exists():
+        return None
+    values = dict(_lines(path, 0o022).values())
+    if set(values) != {"name", "role", "dispatcher"} or values["role"] not in ROLES:
+        raise FailedPreconditionError(f"{path} is damaged: join again with a new ticket")
+    return JoinedFolder(**values)
 
 
 def _write(path: Path, text: str) -> None:
@@ -105,13 +151,18 @@ def load_server_public(folder: str | Path) -> bytes:
 
 
 def load_authorized(folder: str | Path) -> dict[bytes, str]:
-    """Public key, 32 bytes -> role. Raises FailedPreconditionError: missing, writable for others, damaged."""
+    """Public key, 32 bytes -> role; empty for a process that joined.
+
+    Raises FailedPreconditionError: missing, writable for others, damaged.
+    """
     path = Path(folder, AUTHORIZED)
+    if not path.exists() and Path(folder, JOINED).exists():
+        return {}
     roles: dict[bytes, str] = {}
     for number, (role, text) in _lines(path, 0o022).items():
         if role not in ROLES:
             raise FailedPreconditionError(f"{path}:{number}: {role[:20]!r} is not a role: {', '.join(ROLES)}")
-        key = _decode(text)
+        key = decode_key(text)
         if key is None:
             raise FailedPreconditionError(f"{path}:{number}: not a public key of 40 characters")
         roles[key] = role
@@ -155,14 +206,15 @@ def _lines(path: Path, mode_bits: int) -> dict[int, tuple[str, str]]:
 
 def _key(path: Path, lines: dict[int, tuple[str, str]], word: str) -> bytes:
     found = [rest for name, rest in lines.values() if name == word]
-    if len(found) != 1 or _decode(found[0]) is None:
+    if len(found) != 1 or decode_key(found[0]) is None:
         raise FailedPreconditionError(
             f"{path} is damaged: wanted one line `{word}` with a key of 40 characters; run `zmqdist keygen`"
         )
     return found[0].encode()
 
 
-def _decode(text: str) -> bytes | None:
+def decode_key(text: str) -> bytes | None:
+    """The 32 bytes of a public key of 40 characters; None where it is none."""
     try:
         key = z85.decode(text.encode())
     except (KeyError, ValueError, UnicodeError):

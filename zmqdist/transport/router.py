@@ -7,6 +7,8 @@ Rules
     A message is given to the handler of its kind, if the peer's role may send that kind; `admin` may send everything.
     Nothing a peer sends raises here: it is counted in `dropped`, answered with Refused a bounded number of times, and
     logged once per peer.
+    A peer whose role is `revoked` gets the reason in place of our hello, and nothing else. One that is `joining` gets our hello, and may
+    send the kinds that name this role.
     A send never waits. False means that it was not sent; True does not promise that it arrives.
 
 Who has gone
@@ -20,12 +22,16 @@ Who has gone
     reported ends than peers that have gone is a suspect from the beginning.
     `on_gone` is called when everything that the peer had sent before has been read.
 
+Ending a connection
+    ZeroMQ's ROUTER cannot end one of its connections. So `expel` serves it no more, reports it as gone, and shuts its descriptor down a
+    little later, when the reason has left. A descriptor of which an end was reported is left alone: it may be another's by now.
+
 Not here: what the messages mean, and pending calls (their bound is the business of who answers them).
 """
 
 from __future__ import annotations
 
-import errno
+import contextlib
 import logging
 import socket as sockets
 from collections import Counter
@@ -41,7 +47,9 @@ from zmqdist.errors import (
     FAILED_PRECONDITION,
     PERMISSION_DENIED,
     RESOURCE_EXHAUSTED,
+    UNAUTHENTICATED,
     UNIMPLEMENTED,
+    FailedPreconditionError,
     InvalidArgumentError,
     ProtocolMismatchError,
     UnknownError,
@@ -51,13 +59,15 @@ from zmqdist.limits import FRAME_BYTES_MAX, GRACE_S, HANDSHAKE_S, HEARTBEAT_SERV
 from zmqdist.messages import Chunk, Credit, Goodbye, Message, Ping, Refused, Shares
 from zmqdist.transport.address import is_ipv6, join, split
 from zmqdist.transport.dealer import Buffer, receive_payload
+from zmqdist.transport.keyring_machine import JOINING, LISTENERS, REVOKED
+from zmqdist.transport.listener import BACKLOG, look_up, shut_down, why_not_bound
 from zmqdist.transport.loop import Loop, Watched
 from zmqdist.transport.malloc_trim import give_back
-from zmqdist.transport.monitor import DISCONNECTED, decode_event, open_monitor
+from zmqdist.transport.monitor import DISCONNECTED, SUCCEEDED, decode_event, open_monitor
 from zmqdist.transport.security import CURVE, NONE, ServerSecurity
 from zmqdist.transport.shm_pool import this_arena
 from zmqdist.transport.transfers import Lanes
-from zmqdist.transport.zap import ADMIN
+from zmqdist.transport.zap import ADMIN, LIMITED, ROLES, role_and_key
 from zmqdist.wire.headers import decode, encode
 from zmqdist.wire.hello import Hello, decode_hello, encode_hello, is_hello
 
@@ -75,8 +85,8 @@ LINGER_S: Final = 0.2
 """So long the last answers have to leave when the server stops."""
 DROPPED_S: Final = GRACE_S + 1.0
 """A server that was dropped has this long to answer what runs and to free its port."""
-BACKLOG: Final = 1024
-"""Connections that the kernel keeps for us until they are accepted: a cluster starts all at once."""
+EXPELLED_S: Final = 0.2
+"""So long the reason has to leave before an expelled connection is shut down."""
 NAME_CHARS_MAX: Final = 100
 
 _NOBLOCK: Final = int(zmq.NOBLOCK)
@@ -93,7 +103,8 @@ class Peer:
     Attributes:
       routing_id: ZeroMQ's name for it.
       fd: its descriptor number; -1 where that cannot be told.
-      role: "client", "submit", "worker" or "admin".
+      role: "client", "submit", "worker" or "admin"; "joining" or "revoked".
+      key: its public key, 32 bytes; empty but for CURVE.
       hello: None until it came; without one the peer is shown to nobody.
       name: for people, with its address until the hello.
       lanes: the large parts on their way from and to it; None until there were any, or shared memory.
@@ -101,12 +112,28 @@ class Peer:
       gone: it was found out that it has gone; nothing can be sent to it.
     """
 
-    __slots__ = ("blamed", "fd", "gone", "hello", "lanes", "name", "refusals", "role", "routing_id", "session", "shut")
+    __slots__ = (
+        "blamed",
+        "fd",
+        "gone",
+        "hello",
+        "key",
+        "lanes",
+        "limited",
+        "name",
+        "refusals",
+        "role",
+        "routing_id",
+        "session",
+        "shut",
+    )
 
-    def __init__(self, routing_id: bytes, fd: int, role: str, name: str) -> None:
+    def __init__(self, routing_id: bytes, fd: int, role: str, name: str, key: bytes = b"") -> None:
         self.routing_id = routing_id
         self.fd = fd
         self.role = role
+        self.key = key
+        self.limited = role in LIMITED
         self.name = name
         self.hello: Hello | None = None
         self.lanes: Lanes | None = None
@@ -176,13 +203,19 @@ class Router:
         self._security.apply(socket)
         self._send: Callable[[Buffer, int], Any] = super(zmq.Socket, socket).send
         self._recv: Callable[..., Any] = super(zmq.Socket, socket).recv
-        self._monitor = open_monitor(socket, DISCONNECTED)
+        self._monitor = open_monitor(
+            socket, DISCONNECTED if self._security.policy.judge is None else DISCONNECTED | SUCCEEDED
+        )
         self._watched: Watched = self._loop.add_socket(socket, self._read)
         self._loop.add_socket(self._monitor, self._read_monitor)
         self._loop.on_stop(self._close)
+        if self._security.voucher is not None:
+            self._security.voucher.attach(self)
 
     def _close(self) -> None:
         self._closed = True
+        if self._security.voucher is not None:
+            self._security.voucher.detach(self)
         for peer in self._peers.values():
             if peer.lanes is not None:
                 peer.lanes.gone()
@@ -206,7 +239,7 @@ class Router:
         """
         host, port = split(address)
         self._security.check_bind(host)
-        number = _look_up(host)
+        number = look_up(host)
         self._security.check_bind(number)
         try:
             bound = self._loop.run(self._bind, number, port)
@@ -238,7 +271,7 @@ class Router:
         try:
             socket.bind(f"tcp://{address if port else address[:-1] + '*'}")
         except zmq.ZMQError as error:
-            raise UnknownError(f"could not bind {address}: {_why(error)}") from None
+            raise UnknownError(f"could not bind {address}: {why_not_bound(error)}") from None
         finally:
             socket.setsockopt(zmq.USE_FD, -1)
         bound = socket.getsockopt(zmq.LAST_ENDPOINT)
@@ -278,7 +311,50 @@ class Router:
         Returns:
           False: the peer has gone (`on_gone` is called later, from the loop), or its queue is full; nothing was sent.
         """
-        return self._send_raw(peer, encode(message), frames)
+        return not peer.shut and self._send_raw(peer, encode(message), frames)
+
+    def expel(self, peer: Peer, code: int = 0, text: str = "") -> None:
+        """Serve a peer no more, and end its connection. `on_gone` is called for it, now.
+
+        Args:
+          code, text: the reason, which it is told; code 0: it is not told any, and will connect anew.
+        """
+        if peer.shut or peer.gone:
+            return
+        if code:
+            self._send_raw(peer, encode(Refused(code, text, final=True)))
+        peer.shut = True
+        if peer.lanes is not None:
+            peer.lanes.gone()
+        if peer.hello is not None:
+            peer.hello = None
+            for fn in self.on_gone:
+                self._loop.call_soon(fn, peer)
+        self._loop.set_timer((self, peer, "expelled"), self._loop.now() + EXPELLED_S, partial(self._shut_down, peer))
+
+    def expel_key(self, key: bytes, code: int = 0, text: str = "") -> None:
+        """Expel every peer that was authenticated by a public key. Arguments as of `expel`."""
+        for peer in [peer for peer in self._peers.values() if peer.key == key]:
+            self.expel(peer, code, text)
+
+    def key_lost(self, key: bytes, *, listens: bool, problem: str) -> None:
+        """A key has lost its role: expel the peers that have it. From any thread.
+
+        Args:
+          listens: it was replaced by a newer one, with which they will be back.
+        """
+        with contextlib.suppress(FailedPreconditionError):  # the loop has ended
+            self._loop.call_soon(self.expel_key, key, 0 if listens else UNAUTHENTICATED, problem)
+
+    def _shut_down(self, peer: Peer) -> None:
+        self._read_monitor()
+        if not peer.gone and peer.fd >= 0 and self._ends[peer.fd] <= 0 and self._by_fd.get(peer.fd) == [peer]:
+            shut_down(peer.fd)
+
+    def _end_silent(self, fd: int) -> None:
+        """A connection that was let in has not said a word: an unknown key may have been let in to join."""
+        if not self._by_fd.get(fd) and self._ends[fd] <= 0:
+            shut_down(fd)
 
     def _send_raw(self, peer: Peer, header: bytes, frames: Sequence[Buffer] = ()) -> bool:
         if peer.gone or self._closed:
@@ -338,9 +414,11 @@ class Router:
 
     def _meet(self, routing_id: bytes, frame: zmq.Frame) -> Peer:
         """The first message of a connection that we do not know."""
-        role = ADMIN if self._security.mechanism == NONE else _property(frame, "User-Id")
+        role, key = (ADMIN, b"") if self._security.mechanism == NONE else role_and_key(_property(frame, "User-Id"))
+        if key and role != JOINING:  # it may have been revoked since the handshake
+            role = self._security.policy.role(key) or REVOKED
         fd = _fd_of(frame)
-        peer = Peer(routing_id, fd, role, f"at {_property(frame, 'Peer-Address') or 'an unknown address'}")
+        peer = Peer(routing_id, fd, role, f"at {_property(frame, 'Peer-Address') or 'an unknown address'}", key)
         if len(self._peers) >= self.peers_max:
             peer.shut = True
             self._refuse(peer, RESOURCE_EXHAUSTED, f"this server has its {self.peers_max} connections already")
@@ -377,9 +455,11 @@ class Router:
                 self._refuse(peer, UNIMPLEMENTED, f"{type(message).__name__} is not served here")
             return
         fn, roles = handler
-        if roles is not None and peer.role not in roles:
+        if (roles is not None and peer.role not in roles) or (roles is None and peer.limited):
             self._count("not allowed")
-            text = f"role {peer.role} may not send {type(message).__name__} (allowed: {', '.join(sorted(roles))})"
+            text = (
+                f"role {peer.role} may not send {type(message).__name__} (allowed: {', '.join(sorted(roles or ROLES))})"
+            )
             self._refuse(peer, PERMISSION_DENIED, text)
             return
         fn(peer, message, frames)
@@ -402,10 +482,13 @@ class Router:
             peer.shut = True
             raise
         peer.name = _printable(hello.name) or f"{_printable(hello.kind)} {peer.name}"
+        if peer.role == REVOKED:
+            self.expel(peer, UNAUTHENTICATED, self._security.policy.problem(peer.key))
+            return
         if not self._send_raw(peer, self._answer_to(peer, hello)):  # it has gone while its hello lay here
             return
         peer.hello = hello
-        if self.on_hello is not None:
+        if self.on_hello is not None and not peer.limited:
             self.on_hello(peer)
 
     def _answer_to(self, peer: Peer, hello: Hello) -> bytes:
@@ -414,7 +497,7 @@ class Router:
         What is offered may be anybody's whom we can open, ourselves included. So it is believed only of those who could read that anyway:
         who has shown the user's token, and who may run code here. A key that may only call has its arrays go by the socket.
         """
-        trusted = peer.role != "client" or self._security.mechanism != CURVE
+        trusted = self._security.mechanism != CURVE or peer.role in LISTENERS
         arena = this_arena() if trusted and hello.memory is not None else None
         if arena is None:
             return self._hello
@@ -435,7 +518,11 @@ class Router:
         for _ in range(MESSAGES_PER_WAKE_MAX):
             if not int(self._monitor.getsockopt(zmq.EVENTS)) & _POLLIN:
                 return False
-            _, fd = decode_event(self._monitor.recv_multipart(_NOBLOCK)[0])
+            event, fd = decode_event(self._monitor.recv_multipart(_NOBLOCK)[0])
+            if event == SUCCEEDED:
+                self._loop.set_timer((self, fd), self._loop.now() + HANDSHAKE_S, partial(self._end_silent, fd))
+                continue
+            self._loop.set_timer((self, fd), None, self._let_go)
             self._ends[fd] += 1
             if self._ends[fd] <= 0:
                 continue  # of a peer that a send has found to have gone
@@ -489,34 +576,6 @@ class Router:
                     self._loop.call_soon(fn, peer)
 
 
-def listen(host: str) -> sockets.socket:
-    """A TCP socket at a free port, for `Router.bind_fd` here or in a child. Connections wait in it until somebody serves them.
-
-    Raises:
-      UnknownError: not an address of this machine.
-    """
-    number = _look_up(host)
-    made = sockets.socket(sockets.AF_INET6 if is_ipv6(number) else sockets.AF_INET, sockets.SOCK_STREAM)
-    try:
-        made.setblocking(False)
-        made.bind((number, 0))
-        made.listen(BACKLOG)
-    except OSError as error:
-        made.close()
-        raise UnknownError(f"could not bind {join(host, 0)}: {error.strerror}") from None
-    return made
-
-
-def _look_up(host: str) -> str:
-    """The number of a host name, IPv4 first; what cannot be looked up is left to ZeroMQ, which knows interface names."""
-    try:
-        found = sockets.getaddrinfo(host, None, type=sockets.SOCK_STREAM)
-    except OSError:
-        return host
-    numbers = sorted((str(entry[4][0]) for entry in found), key=is_ipv6)
-    return numbers[0]
-
-
 def _fd_of(frame: zmq.Frame) -> int:
     try:
         return int(frame.get(zmq.SRCFD))
@@ -534,11 +593,3 @@ def _property(frame: zmq.Frame, name: str) -> str:
 def _printable(text: str) -> str:
     """A peer's own words, fit for a log line."""
     return "".join(char if char.isprintable() else "?" for char in text[:NAME_CHARS_MAX])
-
-
-def _why(error: zmq.ZMQError) -> str:
-    if error.errno == zmq.EADDRINUSE:
-        return "the port is in use; stop what listens there, or take port 0 for a free one"
-    if error.errno in (errno.EADDRNOTAVAIL, errno.ENODEV):
-        return "this machine does not have that address"
-    return str(error.strerror).lower()

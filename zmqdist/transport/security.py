@@ -15,6 +15,11 @@ Rules
     was told its public key with its address, and takes it only if `authorized` lists it for a role that listens. So one who runs a worker
     can be taken for a worker, and for nothing else.
 
+    Where a dispatcher vouches for keys (voucher.py), a listening socket asks it about each key, and a connecting socket about the key that
+    it was told, or about the key that listens at its address. The file `authorized` is then only what holds without an answer. The folder
+    of a process that joined (ticket.py) has one key, which that process shows wherever it connects or listens; it is read anew for each
+    connection, because it may have been replaced.
+
     Keys are given by argument or by ZMQDIST_KEYS_DIR, a token file by argument or by ZMQDIST_TOKEN_FILE. A token file that
     is given as an argument stands above keys that only the environment has. `curve=True` insists on keys, `curve=False`
     ignores them.
@@ -28,15 +33,17 @@ import ipaddress
 import logging
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 import zmq
 
 from zmqdist.errors import FailedPreconditionError, InvalidArgumentError, UnauthenticatedError
 from zmqdist.transport import keys, token
 from zmqdist.transport.address import is_ipv6, is_loopback, split
+from zmqdist.transport.keyring_machine import LISTENERS, KeyVerdict
 from zmqdist.transport.zap import DOMAIN, ROLES, Policy, ZapHandler
 
 if TYPE_CHECKING:
@@ -49,16 +56,36 @@ CURVE: Final = "curve"
 NONE: Final = "none"
 
 SERVER: Final = "server"
-LISTENERS: Final = frozenset({"worker", "submit", "admin"})
-"""Roles whose key a process may show that listens without being a server."""
-
 NEVER_MS: Final = 1_000_000_000
 """Eleven days, and longer than any owner leaves an ended connection be. -1, which ZeroMQ offers for "never", would also throw
 away what had arrived and was not read yet when a connection ends."""
 
+VoucherOf: TypeAlias = "Callable[[str | Path, str], Vouching | None]"
+
 _LISTEN: Final = "0A"
 READ_BYTES: Final = 256
 """Of the kernel's table at a time: it makes as many lines as are asked for, and looks through all connections to fill a page."""
+
+
+class KeyWatcher(Protocol):
+    """A socket that hears when a key has lost its role."""
+
+    def key_lost(self, key: bytes, *, listens: bool, problem: str) -> None:
+        """Called from any thread. `listens`: a server that shows the key may still be trusted."""
+
+
+class Vouching(Protocol):
+    """What a socket asks about keys (voucher.py)."""
+
+    def attach(self, watcher: KeyWatcher) -> None: ...
+
+    def detach(self, watcher: KeyWatcher) -> None: ...
+
+    def judge(self, key: bytes) -> KeyVerdict: ...
+
+    def ask(self, key: bytes, answer: Callable[[], object]) -> None: ...
+
+    def expected(self, address: str, peer: bytes) -> bytes | None: ...
 
 
 @dataclass(frozen=True)
@@ -68,6 +95,7 @@ class ServerSecurity:
     mechanism: str
     policy: Policy = field(default_factory=Policy)
     key: keys.KeyPair | None = None
+    voucher: Vouching | None = None
 
     @property
     def public(self) -> bytes:
@@ -116,6 +144,9 @@ class ClientSecurity:
     Attributes:
       role: what it wants to be, see zap.py.
       source: where the secret is from, for errors.
+      key: its key pair; None: the one that is in `folder`, the folder of a process that joined, when the connection is made.
+      server_key: the public key that the other side has to show, unless `voucher` knows it.
+      peer: the public key that was told with the address.
     """
 
     mechanism: str
@@ -124,6 +155,9 @@ class ClientSecurity:
     token: bytes = field(default=b"", repr=False)
     key: keys.KeyPair | None = None
     server_key: bytes = b""
+    folder: str = ""
+    peer: bytes = b""
+    voucher: Vouching | None = None
 
     def apply(self, socket: zmq.Socket[bytes], address: str) -> None:
         """Set the options of a DEALER, before it connects; ZeroMQ's own reconnecting is switched off.
@@ -138,23 +172,27 @@ class ClientSecurity:
             socket.setsockopt(zmq.PLAIN_USERNAME, self.role.encode())
             socket.setsockopt(zmq.PLAIN_PASSWORD, self.token)
         elif self.mechanism == CURVE:
-            assert self.key is not None
-            socket.setsockopt(zmq.CURVE_SERVERKEY, self.server_key)
-            socket.setsockopt(zmq.CURVE_PUBLICKEY, self.key.public)
-            socket.setsockopt(zmq.CURVE_SECRETKEY, self.key.secret)
+            pair = self.key or keys.load_role(self.folder, self.role)
+            socket.setsockopt(zmq.CURVE_SERVERKEY, self.expected(address) or b"")
+            socket.setsockopt(zmq.CURVE_PUBLICKEY, pair.public)
+            socket.setsockopt(zmq.CURVE_SECRETKEY, pair.secret)
+
+    def expected(self, address: str) -> bytes | None:
+        """The public key (Z85) that the server has to show; None while the dispatcher has not answered. Raises UnauthenticatedError."""
+        return self.server_key if self.voucher is None else self.voucher.expected(address, self.peer)
 
     def may_connect(self, address: str) -> bool:
-        """Whether the secret may be shown at the address now. Always True but for the token.
+        """Whether the secret may be shown at the address now.
 
         Returns:
-          False: nobody listens there; ask again later.
+          False: nobody listens there, or the dispatcher has not vouched for the server's key yet; ask again later.
 
         Raises:
-          UnauthenticatedError: another user listens there.
+          UnauthenticatedError: another user listens there, or the dispatcher does not vouch for the server's key.
           FailedPreconditionError: the address is not on this machine, or it cannot be told who listens.
         """
         if self.mechanism != PLAIN:
-            return True
+            return self.mechanism != CURVE or self.expected(address) is not None
         host, port = split(address)
         if not is_loopback(host):
             raise _needs_keys(host)
@@ -176,6 +214,7 @@ def server_security(
     keys_dir: str | Path | None = None,
     token_file: str | Path | None = None,
     insecure: bool = False,
+    vouched: VoucherOf | None = None,
 ) -> ServerSecurity:
     """The security of a server that binds `host`. Reads the secrets; makes the user's token at first use.
 
@@ -183,13 +222,19 @@ def server_security(
       role: what listens: "server", or the role of a worker or a program. With CURVE it shows the key of that.
       curve: True insists on keys, False ignores them, None uses them where they are given.
       insecure: without keys, let everybody in as admin, unencrypted; logs a warning.
+      vouched: gives the voucher of a key folder and a role, None where no dispatcher vouches.
 
     Raises:
       FailedPreconditionError: no keys for an address that others reach, or the secrets cannot be read.
     """
     folder = _keys_folder(curve, keys_dir, token_file)
     if folder is not None:
-        return ServerSecurity(CURVE, Policy(roles=keys.load_authorized(folder)), keys.load_role(folder, role))
+        joined = keys.load_joined(folder)
+        pair = keys.load_role(folder, role if joined is None else joined.role)
+        voucher = None if vouched is None else vouched(folder, role)
+        if voucher is None:
+            return ServerSecurity(CURVE, Policy(roles=keys.load_authorized(folder)), pair)
+        return ServerSecurity(CURVE, Policy(judge=voucher.judge, ask=voucher.ask), pair, voucher)
     if insecure:
         log.warning(
             "%s is served without authentication and encryption: whoever reaches it can run code as this user", host
@@ -210,6 +255,7 @@ def client_security(
     keys_dir: str | Path | None = None,
     token_file: str | Path | None = None,
     insecure: bool = False,
+    vouched: VoucherOf | None = None,
 ) -> ClientSecurity:
     """What to show at `address`, to be let in as `role`. Does not connect.
 
@@ -228,16 +274,25 @@ def client_security(
     host, _ = split(address)
     folder = _keys_folder(curve, keys_dir, token_file)
     if folder is not None:
-        pair = keys.load_role(folder, role)
-        # By the key itself: the file may be replaced while this one is in use.
-        source = f"key {pair.public.decode()}, read from {Path(folder, role)}.key"
-        return ClientSecurity(CURVE, role, source, key=pair, server_key=_expected(address, folder, peer))
+        return _curve_client(address, role, folder, peer, None if vouched is None else vouched(folder, role))
     if insecure:
         return ClientSecurity(NONE, role)
     if not is_loopback(host):
         raise _needs_keys(host)
     secret, path = token.user_token(token_file)
     return ClientSecurity(PLAIN, role, f"token {path}", token=secret)
+
+
+def _curve_client(address: str, role: str, folder: str | Path, peer: bytes, voucher: Vouching | None) -> ClientSecurity:
+    joined = keys.load_joined(folder)
+    role = role if joined is None else joined.role
+    pair = keys.load_role(folder, role)
+    # By the key itself: the file may be replaced while this one is in use.
+    source = f"key {pair.public.decode()}, read from {Path(folder, role)}.key"
+    if voucher is not None:
+        kept = pair if joined is None else None
+        return ClientSecurity(CURVE, role, source, key=kept, folder=str(folder), peer=peer, voucher=voucher)
+    return ClientSecurity(CURVE, role, source, key=pair, server_key=_expected(address, folder, peer))
 
 
 def _expected(address: str, folder: str | Path, peer: bytes) -> bytes:

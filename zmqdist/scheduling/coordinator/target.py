@@ -45,7 +45,8 @@ def resolve(target: Any) -> Target:
     except Exception as error:
         raise ValueError(f"{error}: wanted {ACCEPTED}") from None
     credentials = getattr(target, "credentials", None)
-    return Target(address, credentials if isinstance(credentials, Credentials) else Credentials())
+    given = credentials if isinstance(credentials, Credentials) else Credentials()
+    return Target(address, given.vouched_by(address))
 
 
 def _of_environment() -> Target:
@@ -54,9 +55,10 @@ def _of_environment() -> Target:
         raise ValueError(f"no target was given and {CONFIG_ENV} names no running cluster: wanted {ACCEPTED}")
     runtime = config.runtime
     dispatcher, workers = config.jobs.dispatcher, config.jobs.worker
+    address = runtime.dispatcher.removeprefix("zmq://")
     return Target(
-        runtime.dispatcher.removeprefix("zmq://"),
-        Credentials(runtime.token_file, runtime.keys_dir),
+        address,
+        Credentials(runtime.token_file, runtime.keys_dir).vouched_by(address),
         limits.QUEUE_MAX if dispatcher is None else dispatcher.queue_max,
         limits.CANCEL_GRACE_S if workers is None else workers.cancel_grace_s,
         None if dispatcher is None else dispatcher.queue_bytes_max,

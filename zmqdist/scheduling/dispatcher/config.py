@@ -17,6 +17,7 @@ from typing import Any, Final
 from zmqdist import errors, limits
 from zmqdist.scheduling.dispatcher.rules import BrokerRules
 from zmqdist.transport.address import DTS_PORT
+from zmqdist.transport.credentials import Credentials
 
 PROTOCOLS: Final = ("zmq", "tcp")
 """Names of the one protocol that there is."""
@@ -153,6 +154,8 @@ class WorkerConfig:
         tf.data service has it. (The command and cluster files have a limit: their processes must not stay behind.)
       token_file, keys_dir: where its secret is, if not in the usual place (SECURITY.md).
       insecure: neither token nor keys: for a dispatcher that was started insecure.
+      ticket_file, ticket_fd: `zmqdist worker` and launched workers: where a join ticket is read from, a private file or a descriptor. The
+        worker then makes a key of its own (SECURITY.md), and has the name of the ticket.
     """
 
     dispatcher_address: str
@@ -179,6 +182,8 @@ class WorkerConfig:
     insecure: bool = False
     schedule_start_delay_s: float | None = None
     schedule_start_delay_max_s: float | None = None
+    ticket_file: str | None = None
+    ticket_fd: int | None = None
 
     def __post_init__(self) -> None:
         if not self.dispatcher_address:
@@ -225,6 +230,11 @@ class WorkerConfig:
         """Seconds between the starts of two workers with neighbouring indices, and the most that one waits."""
         delay = _or_of_environment(self.schedule_start_delay_s, START_DELAY_ENV)
         return delay, _or_of_environment(self.schedule_start_delay_max_s, START_DELAY_ENV + "_MAX")
+
+    @property
+    def credentials(self) -> Credentials:
+        """Where its secret is, with its dispatcher as the one that vouches for the keys of others."""
+        return Credentials(self.token_file, self.keys_dir, self.insecure).vouched_by(self.dispatcher_address)
 
     # -- what the data service makes of it ----------------------------------------------------------------------------------
 

@@ -7,6 +7,8 @@ Theory of operation
     Goodbye, or when somebody saw its process end, it is lost. Where the system does not tell when a connection ends
     (`watched=False`), the lease decides: `lease_s` without a message.
 
+    A worker that is expelled, because its key was revoked, is lost at once; its slots may run until its lease ends.
+
     Lost is for good: a lost incarnation that comes back joins as a new member, and what it still runs is cut off.
 
 Promises, checked by tests/machines/test_membership.py and tests/sim
@@ -25,7 +27,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from zmqdist import errors
-from zmqdist.events import Heard, Peer, PeerGone, ProcessExited, Send, Ticked
+from zmqdist.events import Heard, Peer, PeerExpelled, PeerGone, ProcessExited, Send, Ticked
 from zmqdist.limits import WORKERS_MAX
 from zmqdist.messages import Goodbye, Leave, Refused, Register, Registered
 
@@ -101,7 +103,7 @@ class MemberLeaving:
 
 
 Change: TypeAlias = MemberJoined | MemberBack | MemberAway | MemberLost | MemberLeaving
-Event: TypeAlias = Heard | PeerGone | ProcessExited | Ticked
+Event: TypeAlias = Heard | PeerExpelled | PeerGone | ProcessExited | Ticked
 
 
 @dataclass(slots=True)
@@ -167,6 +169,9 @@ class Membership:
                 return []
             case PeerGone(peer):
                 return self._gone(peer, now)
+            case PeerExpelled(peer, reason):
+                member = self.by_peer.get(peer)
+                return [] if member is None else [self._lose(member, reason, None, "", now, settled=False)]
             case ProcessExited():
                 return self._exited(event, now)
             case Ticked():

@@ -22,7 +22,8 @@ from zmqdist.coordination.service import CoordinationService
 from zmqdist.data.service.dispatcher.machine.snapshot import DataSnapshot
 from zmqdist.data.service.dispatcher.machine.tables import Rules
 from zmqdist.data.service.dispatcher.runtime import DataDispatcher
-from zmqdist.events import Heard, PeerGone, ProcessExited, Send, Ticked
+from zmqdist.events import Heard, PeerExpelled, PeerGone, ProcessExited, Send, Ticked
+from zmqdist.limits import JOIN_VALID_S
 from zmqdist.messages import (
     Beat,
     Define,
@@ -46,6 +47,7 @@ from zmqdist.scheduling.dispatcher.broker import Broker, BrokerSnapshot
 from zmqdist.scheduling.dispatcher.broker import Event as BrokerEvent
 from zmqdist.scheduling.dispatcher.config import DispatcherConfig
 from zmqdist.scheduling.dispatcher.heap_trimming import MemoryKeeper
+from zmqdist.scheduling.dispatcher.key_service import KeyService
 from zmqdist.scheduling.dispatcher.membership import Member, MemberJoined, MemberLost
 from zmqdist.scheduling.dispatcher.relay import Relay
 from zmqdist.scheduling.worker.fetch import RELAY
@@ -194,6 +196,25 @@ class DispatchServer:
                 self.join(grace_s + LEAVING_S)
         self.stop()
 
+    def open_join(self, name: str, *, valid_s: float = JOIN_VALID_S, address: str = "", dispatcher: str = "") -> str:
+        """Make a join ticket: one line of text, with which one process joins as `name`. It is a secret.
+
+        Args:
+          name: "worker:3", "ps:0", or "submit", "client", "admin" for programs.
+          valid_s: how long it can be used.
+          address: of a ps: the "host:port" at which it will listen, as programs know it.
+          dispatcher: the "host:port" by which that process reaches this dispatcher; "" for `address`.
+
+        Raises:
+          FailedPreconditionError: this dispatcher has no CURVE keys, or was not started.
+          InvalidArgumentError: not such a name, or a time that is out of range.
+          ResourceExhaustedError: too many tokens are open.
+        """
+        runtime = self._runtime
+        if runtime.loop is None:
+            raise errors.FailedPreconditionError("this dispatcher was not started")
+        return runtime.loop.run(runtime.keys.open_join, name, dispatcher or self.address, valid_s, address)
+
     def report_exit(self, job: str, index: int, pid: int, exit_code: int | None, log: str = "") -> None:
         """Somebody saw a worker's process end, and says so before its connection does. From any thread, also when this was stopped."""
         if self._runtime.loop is not None:
@@ -274,7 +295,9 @@ class _Runtime:
         service = self._service()
         try:
             self._hello = our_hello("server", self._incarnation, f"dispatcher pid {os.getpid()}")
-            router = self._router = Router(loop, self.credentials.server(config.host), self._hello)
+            keys = self.keys = KeyService(self.credentials.server(config.host), config.work_dir)
+            router = self._router = Router(loop, keys.security, self._hello)
+            keys.attach(loop, router, service, self._withdrawn)
             # What a journal has is there before anybody can ask for it.
             self.data = DataDispatcher(service, loop, data_rules(config), config.work_dir, config.snapshots_max)
             if self._listener is None:
@@ -308,6 +331,9 @@ class _Runtime:
             self._perform([Send(peer, Refused(errors.FAILED_PRECONDITION, problem, final=True))])
             return
         if isinstance(message, Register):
+            if misnamed := self.keys.check_name(peer, message):
+                self._perform([Send(peer, Refused(errors.PERMISSION_DENIED, misnamed, final=True))])
+                return
             try:
                 self.data.splits.admit(message.address)
             except errors.OpError as error:
@@ -331,6 +357,10 @@ class _Runtime:
         self.handle(PeerGone(peer))
         if member is not None and peer.hello is not None and peer.hello.host == host_identity():
             self._look_for_its_end(member, LOOK_FOR_END_S)
+
+    def _withdrawn(self, peer: Peer) -> None:
+        """Its key was revoked: it is lost, not away."""
+        self.handle(PeerExpelled(peer, "its key was revoked"))
 
     def _look_for_its_end(self, member: Member, pause_s: float) -> None:
         """When a process is killed its connections go first; that it has ended is seen a little later."""

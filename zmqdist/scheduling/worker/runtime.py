@@ -52,7 +52,6 @@ from zmqdist.scheduling.worker.worker_events import (
     Spawn,
 )
 from zmqdist.transport.address import join, split
-from zmqdist.transport.credentials import Credentials
 from zmqdist.transport.dealer import DealerConnection
 from zmqdist.transport.loop import Loop
 from zmqdist.transport.router import Router
@@ -264,7 +263,7 @@ class _Runtime:
     def open(self) -> None:
         """Begin to work."""
         config = self._config
-        credentials = Credentials(config.token_file, config.keys_dir, config.insecure)
+        credentials = config.credentials
         host = config.host or own_host(self._dispatcher)
         incarnation = secrets.randbits(62) | 1
         name = f"{config.job}:{'?' if config.index is None else config.index}"
