@@ -487,3 +487,14 @@ KEY_RENEWAL_S: Final = 5.0
 
 VOUCHING_S: Final = 2.0
 """Seconds that a connection with a key of the static `authorized` file waits for the dispatcher to say whether it was revoked."""
+
+# -- agents of hosts -----------------------------------------------------------------------------------------------------
+
+AGENT_BEAT_S: Final = 5.0
+"""Seconds between two signs of life of a launcher to an agent. An agent that hears none for the `orphan_limit_s` of the workers ends."""
+
+AGENT_HELLO_S: Final = 60.0
+"""Seconds that a host has to say hello: ssh through jump hosts, and Python from a slow file system."""
+
+AGENT_CLOCK_S: Final = 60.0
+"""Seconds that the clock of a host may differ from the launcher's without a warning."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 from zmqdist.launch.folders import RunFolder
@@ -26,8 +26,11 @@ class JoinedAs:
 
 
 @contextmanager
-def joined(ticket_file: str | None, ticket_fd: int | None) -> Iterator[JoinedAs | None]:
-    """Join by the ticket of a private file or of a descriptor; without either there is nothing to do. On exit the keys are removed.
+def joined(ticket_file: str | None, ticket_fd: int | None, keys_dir: str | None) -> Iterator[JoinedAs | None]:
+    """Join by the ticket of a private file or of a descriptor; without either there is nothing to do.
+
+    Args:
+      keys_dir: where to keep the keys; None: in a folder that is removed on exit.
 
     Raises:
       OpError: the ticket cannot be read, or the dispatcher does not admit it; the text says why.
@@ -39,12 +42,12 @@ def joined(ticket_file: str | None, ticket_fd: int | None) -> Iterator[JoinedAs 
     from zmqdist.transport.voucher import voucher_for
 
     ticket = read_ticket(ticket_file, ticket_fd)
-    folder = RunFolder()
-    try:
-        keys_dir = str(folder.path / "keys")
+    with ExitStack() as stack:
+        if keys_dir is None:
+            folder = RunFolder()
+            stack.callback(folder.close)
+            keys_dir = str(folder.path / "keys")
         role = join(ticket, keys_dir)
         voucher_for(ticket.dispatcher, keys_dir, role).own()
         job, _, index = ticket.name.partition(":")
         yield JoinedAs(job, int(index or 0), ticket.dispatcher, keys_dir)
-    finally:
-        folder.close()

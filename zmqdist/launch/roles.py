@@ -101,7 +101,7 @@ def run_worker(
 ) -> int:
     """Work until asked to stop, and return the exit code. An expected failure is one line on standard error."""
     try:
-        with joined(config.ticket_file, config.ticket_fd) as member:
+        with joined(config.ticket_file, config.ticket_fd, config.keys_dir) as member:
             if member is not None:
                 if config.index not in (None, member.index) or config.job != member.job:
                     wanted = f"{config.job}:{'?' if config.index is None else config.index}"
@@ -175,7 +175,7 @@ def run_server(
       ValueError: the cluster has several jobs or tasks, and `job` or `index` is None.
     """
     try:
-        with joined(ticket_file, ticket_fd) as member:
+        with joined(ticket_file, ticket_fd, credentials.keys_dir) as member:
             if member is not None:
                 credentials = replace(credentials, keys_dir=member.keys_dir)
             return _run_server(cluster, job, index, credentials, bind_host, config, grace_s, lifeline, announce)

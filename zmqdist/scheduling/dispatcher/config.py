@@ -155,7 +155,7 @@ class WorkerConfig:
       token_file, keys_dir: where its secret is, if not in the usual place (SECURITY.md).
       insecure: neither token nor keys: for a dispatcher that was started insecure.
       ticket_file, ticket_fd: `zmqdist worker` and launched workers: where a join ticket is read from, a private file or a descriptor. The
-        worker then makes a key of its own (SECURITY.md), and has the name of the ticket.
+        worker then makes a key of its own (SECURITY.md), keeps it in `keys_dir` or in a temporary folder, and has the name of the ticket.
     """
 
     dispatcher_address: str

@@ -1,0 +1,68 @@
+"""What travels with a role to its host: a join ticket, and the cluster file; with its paths as they are there.
+
+No key travels: the role makes its own, and joins by the ticket, which works once (transport/ticket.py). Tickets travel as files of the
+order `start` only, never in an argument or a variable (docs/internals/launching.md).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, TypeAlias
+
+import msgspec
+
+from zmqdist import limits
+from zmqdist.cluster.environment import CONFIG_ENV
+from zmqdist.launch.agent_protocol import AgentHello
+from zmqdist.scheduling.dispatcher.config import WorkerConfig
+from zmqdist.transport.credentials import KEYS_DIR_VARIABLE, TOKEN_FILE_VARIABLE
+
+if TYPE_CHECKING:
+    from zmqdist.cluster.config import ClusterConfig
+    from zmqdist.launch.roles import TaskConfig
+
+OpenJoin: TypeAlias = Callable[[str, str], str]
+"""(name, address at which a ps listens) -> ticket."""
+
+
+class RoleFiles:
+    """The files of the roles of one cluster.
+
+    Args:
+      cluster: with `runtime`.
+      open_join: makes a ticket, once for each start of a role.
+    """
+
+    def __init__(self, cluster: ClusterConfig, open_join: OpenJoin) -> None:
+        self._cluster = cluster
+        self._open_join = open_join
+
+    def pack(
+        self, config: WorkerConfig | TaskConfig, environment: Mapping[str, str], hello: AgentHello
+    ) -> tuple[WorkerConfig | TaskConfig, dict[str, str], dict[str, str]]:
+        """Return the config, the environment and the files of a role on the host of this agent."""
+        folder = f"{config.job}-{config.index}"
+        keys_dir = f"{hello.folder}/{folder}/keys"
+        address = "" if isinstance(config, WorkerConfig) else config.cluster[config.job][config.index]
+        files = {
+            f"{folder}/ticket": self._open_join(f"{config.job}:{config.index}", address),
+            f"{folder}/cluster.yaml": self._cluster_file(keys_dir),
+        }
+        paths = {KEYS_DIR_VARIABLE: keys_dir, CONFIG_ENV: f"{hello.folder}/{folder}/cluster.yaml"}
+        kept = {name: value for name, value in environment.items() if name != TOKEN_FILE_VARIABLE}
+        if isinstance(config, WorkerConfig) and self._one_slot_a_core():
+            config = dataclasses.replace(config, slots=min(hello.cores, limits.SLOTS_MAX))
+        ticket_file = f"{hello.folder}/{folder}/ticket"
+        config = dataclasses.replace(config, keys_dir=keys_dir, token_file=None, ticket_file=ticket_file)
+        return config, {**kept, **paths}, files
+
+    def _one_slot_a_core(self) -> bool:
+        worker = self._cluster.jobs.worker
+        return worker is not None and worker.slots == "auto"
+
+    def _cluster_file(self, keys_dir: str) -> str:
+        assert self._cluster.runtime is not None
+        runtime = msgspec.structs.replace(self._cluster.runtime, keys_dir=keys_dir)
+        security = msgspec.structs.replace(self._cluster.security, keys=None)
+        return msgspec.structs.replace(self._cluster, runtime=runtime, security=security).to_yaml()
