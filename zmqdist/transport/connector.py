@@ -144,13 +144,13 @@ class Connector:
         if self._security.voucher is not None:
             self._security.voucher.detach(self)
 
-    def key_lost(self, key: bytes, *, listens: bool, problem: str) -> None:
-        """A key has lost its role: end the connection to a server that has it, unless that may still listen. From any thread.
+    def key_revoked(self, key: bytes, problem: str) -> None:
+        """A key was revoked: end the connection to a server that has it. From any thread.
 
         The descriptor is ZeroMQ's, which notices the end, and the owner hears of it as of any other.
         """
         fd = self._fd
-        if fd >= 0 and not listens and key == self._server_key:
+        if fd >= 0 and key == self._server_key:
             shut_down(fd)
 
     # -- one attempt --------------------------------------------------------------------------------------------------

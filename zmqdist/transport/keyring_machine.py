@@ -7,8 +7,9 @@ Theory of operation
     A process that listens, or is about to connect to a peer, asks about the peer's key and gets its state. It is sent each later change of
     that state, so that a revoked key can be refused everywhere.
     A key is replaced by a newer one of the same name: by NewKey over a connection of the old key, or because a process joined under that
-    name again. The old one stays good for `renewal_s`, so that no connection in the making fails. After that it lets nobody in, but a
-    socket that still shows it is trusted (`listens`): an open port cannot change its key without ending its connections.
+    name again. The old one stays good for `renewal_s`, so that no connection in the making fails. After that it lets no process in. What
+    was opened with it goes on, so that no work is lost: connections until they end, and a port that shows it is trusted (`listens`),
+    because an open port cannot change its key without ending its connections. To end those, too, a key is revoked.
 
 Promises, checked by tests/machines/test_keyring.py and tests/sim/simulations/keyring.py
     P1  a token admits one key, before its end, and only under its own name
@@ -17,7 +18,7 @@ Promises, checked by tests/machines/test_keyring.py and tests/sim/simulations/ke
     P4  what a restart must know is saved before any process hears of it: Save stands before the Sends
     P5  at most one key of a member's name has a role, besides keys that were replaced less than `renewal_s` ago
     P6  tokens, keys and questions are bounded; beyond a bound a request is refused and changes nothing
-    P7  connections of a key that has lost its role are cut: a CutKey follows, once for each loss
+    P7  connections of a revoked key are cut: a CutKey follows, once
 
 Not here: files, sockets, and making secrets (keyring.py).
 """
@@ -166,11 +167,10 @@ class SaveKeyring:
 
 @dataclass(frozen=True, slots=True)
 class CutKey:
-    """End the connections of a key. `final`: say why first; otherwise its process will be back with a newer key."""
+    """End the connections of a key, and say why."""
 
     key: bytes
     problem: str
-    final: bool
 
 
 KeyringEvent: TypeAlias = TokenMade | KeyHeard | KeysRevoked | RenewalAsked | PeerGone | Ticked
@@ -365,7 +365,7 @@ class Keyring:
             problem = f"the key of this process ({name}) was revoked at the dispatcher: it needs a new ticket or key"
             self._expiring.pop(key, None)
             self.revoked[key] = RevokedKey(name, event.clock_s, problem)
-            effects += [CutKey(key, problem, final=True), *self._changed(key)]
+            effects += [CutKey(key, problem), *self._changed(key)]
             effects += self._moved("" if member is None else member.address)
         return effects
 
@@ -373,7 +373,7 @@ class Keyring:
         effects: list[KeyringEffect] = []
         for key in [key for key, until in self._expiring.items() if until <= now]:
             del self._expiring[key]
-            effects += [CutKey(key, _REPLACED, final=False), *self._changed(key)]
+            effects += self._changed(key)
         return effects
 
     # -- who hears of it --------------------------------------------------------------------------------------------

@@ -317,7 +317,7 @@ class Router:
         """Serve a peer no more, and end its connection. `on_gone` is called for it, now.
 
         Args:
-          code, text: the reason, which it is told; code 0: it is not told any, and will connect anew.
+          code, text: the reason, which it is told; code 0: it is not told any.
         """
         if peer.shut or peer.gone:
             return
@@ -332,19 +332,15 @@ class Router:
                 self._loop.call_soon(fn, peer)
         self._loop.set_timer((self, peer, "expelled"), self._loop.now() + EXPELLED_S, partial(self._shut_down, peer))
 
-    def expel_key(self, key: bytes, code: int = 0, text: str = "") -> None:
-        """Expel every peer that was authenticated by a public key. Arguments as of `expel`."""
+    def expel_key(self, key: bytes, problem: str) -> None:
+        """Expel every peer that was authenticated by a public key which was revoked."""
         for peer in [peer for peer in self._peers.values() if peer.key == key]:
-            self.expel(peer, code, text)
+            self.expel(peer, UNAUTHENTICATED, problem)
 
-    def key_lost(self, key: bytes, *, listens: bool, problem: str) -> None:
-        """A key has lost its role: expel the peers that have it. From any thread.
-
-        Args:
-          listens: it was replaced by a newer one, with which they will be back.
-        """
+    def key_revoked(self, key: bytes, problem: str) -> None:
+        """Expel the peers that have a key. From any thread."""
         with contextlib.suppress(FailedPreconditionError):  # the loop has ended
-            self._loop.call_soon(self.expel_key, key, 0 if listens else UNAUTHENTICATED, problem)
+            self._loop.call_soon(self.expel_key, key, problem)
 
     def _shut_down(self, peer: Peer) -> None:
         self._read_monitor()

@@ -68,10 +68,10 @@ READ_BYTES: Final = 256
 
 
 class KeyWatcher(Protocol):
-    """A socket that hears when a key has lost its role."""
+    """A socket that hears when a key was revoked."""
 
-    def key_lost(self, key: bytes, *, listens: bool, problem: str) -> None:
-        """Called from any thread. `listens`: a server that shows the key may still be trusted."""
+    def key_revoked(self, key: bytes, problem: str) -> None:
+        """Called from any thread."""
 
 
 class Vouching(Protocol):

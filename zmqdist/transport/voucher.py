@@ -8,7 +8,7 @@ Rules
     refused because of an older question. After the link was down everything is asked anew.
     Without an answer for VOUCHING_S a key is judged by the static `authorized` file of the folder. A key that is not in it waits on: its
     handshake ends by time and is tried again, so a member is never refused because its dispatcher was slow.
-    When a key has lost its role, each socket of the folder hears of it (`KeyWatcher`), and ends what it has with that key.
+    When a key was revoked, each socket of the folder hears of it (`KeyWatcher`), and ends what it has with that key.
     The process that joined makes a new key pair when the dispatcher wants one. Other processes of the folder read its file again.
 
 Not here: which key is good (keyring_machine.py), and what a socket does about it (router.py, connector.py).
@@ -135,15 +135,15 @@ class Voucher:
     def _linked(self) -> _Link:
         """The link; called with the lock."""
         if self._link is None:
-            self._link = _Link(self._dispatcher, self._folder, self._role, self._owns, self._lost)
+            self._link = _Link(self._dispatcher, self._folder, self._role, self._owns, self._revoked)
             self._link.open()
         return self._link
 
-    def _lost(self, state: KeyState) -> None:
+    def _revoked(self, state: KeyState) -> None:
         with self._lock:
             watchers = list(self._watchers)
         for watcher in watchers:
-            watcher.key_lost(state.key, listens=state.listens, problem=state.problem)
+            watcher.key_revoked(state.key, state.problem)
 
 
 class _Link:
@@ -153,14 +153,16 @@ class _Link:
       keys, addresses: the latest answers.
     """
 
-    def __init__(self, dispatcher: str, folder: str, role: str, owns: bool, lost: Callable[[KeyState], None]) -> None:
+    def __init__(
+        self, dispatcher: str, folder: str, role: str, owns: bool, revoked: Callable[[KeyState], None]
+    ) -> None:
         self.keys: dict[bytes, KeyState] = {}
         self.addresses: dict[str, KeyState] = {}
         self.loop = Loop("zmqdist-voucher")
         self._folder = folder
         self._role = role
         self._owns = owns
-        self._lost = lost
+        self._revoked = revoked
         self._new: keys.KeyPair | None = None
         self._fresh: set[bytes | str] = set()
         """Questions whose answer "not known" has come and was not used yet."""
@@ -267,8 +269,9 @@ class _Link:
             self._fresh.add(question)
         for _, answer in self._waiting.pop(question, ()):
             answer()
-        if state.role == REVOKED and (before is None or before.role != REVOKED or before.listens != state.listens):
-            self._lost(state)
+        revoked = state.role == REVOKED and not state.listens
+        if revoked and (before is None or before.role != REVOKED or before.listens):
+            self._revoked(state)
 
     def _replace(self, pair: keys.KeyPair) -> None:
         self._new = None

@@ -219,18 +219,17 @@ class KeyService:
             match effect:
                 case SaveKeyring():
                     self._save()
-                case CutKey(key, problem, final):
-                    self._cut(key, problem, final)
+                case CutKey(key, problem):
+                    self._cut(key, problem)
                 case Send(to, message):
                     count += self._router.send(to, message)  # type: ignore[arg-type]
         self._rearm()
         return count
 
-    def _cut(self, key: bytes, problem: str, final: bool) -> None:
+    def _cut(self, key: bytes, problem: str) -> None:
         for peer in [peer for peer in self._router.peers if peer.key == key]:
-            if final:
-                self._withdrawn(peer)
-        self._router.expel_key(key, errors.UNAUTHENTICATED if final else errors.OK, problem)
+            self._withdrawn(peer)
+        self._router.expel_key(key, problem)
 
     def _rearm(self) -> None:
         self._loop.set_timer(self, self._keyring.deadline, lambda: self._handle(Ticked()))
