@@ -292,7 +292,7 @@ def _blame(roots: Sequence[tuple[str, Any]], error: Exception) -> NoReturn:
         else:
             break
     raise NotPicklableError(
-        f"{path}, a {_type_name(culprit)}, cannot be pickled: {type(error).__name__}: {error}"
+        f"{path}, a {type_name(culprit)}, cannot be pickled: {type(error).__name__}: {error}"
     ) from error
 
 
@@ -337,7 +337,8 @@ def _captured_by_name(fn: FunctionType) -> Iterator[tuple[str, Any]]:
     yield from fn.__dict__.items()
 
 
-def _type_name(value: Any) -> str:
+def type_name(value: Any) -> str:
+    """`module.name` of the class of a value; the name alone for Python's own."""
     return f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
 
 
@@ -467,8 +468,8 @@ def pack_error(error: BaseException, *, unpickling: bool = False) -> bytes:
     told = traceback.format_exception(error)
     text = _cut("".join(told))
     if isinstance(error, StopIteration):
-        error = OutOfRangeError(f"StopIteration: {_text(error)}")
-    return pickle.dumps((_pickled_error(error), _type_name(error), _text(error), text, unpickling), 5)
+        error = OutOfRangeError(f"StopIteration: {text_of(error)}")
+    return pickle.dumps((_pickled_error(error), type_name(error), text_of(error), text, unpickling), 5)
 
 
 def unpack_error(blob: bytes | bytearray | memoryview) -> BaseException:
@@ -492,7 +493,7 @@ def tamed(error: BaseException) -> BaseException:
     the one who gets the result, so they become an UnknownError, whose `original_exception` says which it was."""
     if isinstance(error, Exception):
         return error
-    mild = UnknownError(f"the function raised {type(error).__name__}({_text(error)})")
+    mild = UnknownError(f"the function raised {type(error).__name__}({text_of(error)})")
     if type(error) in _ENDS and ATOMS.issuperset(map(type, error.args)):
         mild.original_exception = type(error)(*error.args)  # type: ignore[attr-defined]
     return mild.with_traceback(error.__traceback__)
@@ -529,12 +530,13 @@ def _pickled_error(error: BaseException) -> bytes:
             copy = pickle.loads(blob)
         except _ITS_OWN:
             continue
-        if type(copy) is type(error) and (is_last or _text(copy) == _text(error)):
+        if type(copy) is type(error) and (is_last or text_of(copy) == text_of(error)):
             return blob if len(blob) <= ERROR_BYTES_MAX else b""
     return b""
 
 
-def _text(error: BaseException) -> str:
+def text_of(error: BaseException) -> str:
+    """The text of an exception, whatever its own `str` does; the end of a long one."""
     try:
         return _cut(str(error))
     except _ITS_OWN as broken:

@@ -18,6 +18,7 @@ import weakref
 from _thread import get_ident
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from operator import index
 from typing import Any
@@ -65,6 +66,9 @@ class ClusterCoordinator:
         file says, or 5.
       cluster_lost_limit_s: how long the cluster may be without a dispatcher, or without any worker, before unfinished work fails.
       worker_recovery_timeout_s: how long a worker may be missing while other workers are present, before work pinned to it fails.
+      results: "safe" takes from workers only what has a type of the closed set that RPC has, and never unpickles it; a function that
+        returns another type fails. "any" unpickles. None: what the cluster file says (security.results), or "any". A file that says "safe"
+        is not overridden.
 
     The constructor does not wait for the dispatcher. Close the coordinator, or use it in a with-statement. Otherwise the garbage collector
     closes it, once the program holds neither the coordinator nor any of its pending or kept values. Any thread may use it; a process forked
@@ -98,8 +102,12 @@ class ClusterCoordinator:
         cancel_grace_s: float | None = None,
         cluster_lost_limit_s: float = limits.CLUSTER_LOST_LIMIT_S,
         worker_recovery_timeout_s: float = limits.WORKER_RECOVERY_TIMEOUT_S,
+        results: str | None = None,
     ) -> None:
         resolved = resolve(target)
+        if results not in (None, "any", "safe"):
+            raise errors.InvalidArgumentError(f"results is {results!r}, wants 'any' or 'safe'")
+        resolved = replace(resolved, safe_results=resolved.safe_results or results == "safe")
         queue_max = resolved.queue_max if queue_max is None else queue_max
         queue_bytes_max = resolved.queue_bytes_max if queue_bytes_max is None else queue_bytes_max
         cancel_grace_s = resolved.cancel_grace_s if cancel_grace_s is None else cancel_grace_s

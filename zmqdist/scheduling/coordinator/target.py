@@ -26,6 +26,7 @@ class Target:
     queue_max: int = limits.QUEUE_MAX
     cancel_grace_s: float = limits.CANCEL_GRACE_S
     queue_bytes_max: int | None = None
+    safe_results: bool = False
 
 
 def resolve(target: Any) -> Target:
@@ -62,4 +63,5 @@ def _of_environment() -> Target:
         limits.QUEUE_MAX if dispatcher is None else dispatcher.queue_max,
         limits.CANCEL_GRACE_S if workers is None else workers.cancel_grace_s,
         None if dispatcher is None else dispatcher.queue_bytes_max,
+        config.security.results == "safe",
     )

@@ -14,7 +14,7 @@ import msgspec
 
 from zmqdist import errors
 from zmqdist.scheduling.worker.references import Fetches, decode_inputs, decode_reference, is_reference
-from zmqdist.wire import trusted
+from zmqdist.wire import results
 
 _here = threading.local()
 _LOSS: msgspec.msgpack.Decoder[tuple[int, bytes]] = msgspec.msgpack.Decoder(tuple[int, bytes])
@@ -36,7 +36,7 @@ class InputLost(Exception):
 
 def encode_loss(lost: InputLost) -> bytes:
     """The payload of INPUT_LOST."""
-    return msgspec.msgpack.encode((lost.work, trusted.pack_error(lost.error)))
+    return msgspec.msgpack.encode((lost.work, results.pack_error(lost.error)))
 
 
 def decode_loss(payload: bytes) -> tuple[int, bytes]:
@@ -50,6 +50,15 @@ def decode_loss(payload: bytes) -> tuple[int, bytes]:
 def fetch_with(fetcher: Fetches) -> None:
     """The present thread runs functions: their inputs that are elsewhere are fetched by this one."""
     _here.fetcher = fetcher
+
+
+def take_safely(safe_only: bool) -> None:
+    """The function that the present thread runs next takes only inputs in the safe form, or any."""
+    _here.safe_only = safe_only
+
+
+def _takes_safely() -> bool:
+    return getattr(_here, "safe_only", False)
 
 
 def take_from(payload: bytes, fetched: Callable[[bytes], list[Any]]) -> bytes:
@@ -77,9 +86,9 @@ def taken(work: int, name: str) -> Any:
     """
     encoded = _here.inputs[work]
     if not is_reference(encoded):
-        return trusted.unpack(encoded)
+        return results.unpack(encoded, safe_only=_takes_safely())
     try:
-        return fetch(_here.fetcher, encoded, name)
+        return fetch(_here.fetcher, encoded, name, safe_only=_takes_safely())
     except errors.UnavailableError as error:
         raise InputLost(work, error) from None
 
@@ -87,15 +96,16 @@ def taken(work: int, name: str) -> Any:
 def value(encoded: bytes, name: str) -> Any:
     """What the pickle of a kept result calls where it is no input, but part of what may be used at any time; the name is part of the
     protocol. Raises as `fetch`."""
-    return fetch(_here.fetcher, encoded, name)
+    return fetch(_here.fetcher, encoded, name, safe_only=_takes_safely())
 
 
-def fetch(fetcher: Fetches, encoded: bytes, name: str) -> Any:
+def fetch(fetcher: Fetches, encoded: bytes, name: str, *, safe_only: bool = False) -> Any:
     """The value, private to the caller; it stays with its holder, too.
 
     Args:
       encoded: the reference to it.
       name: of the function that returned it, for the error.
+      safe_only: refuse a pickle, with FailedPreconditionError.
 
     Raises:
       UnavailableError: its holder has ended, or has let go of it.
@@ -111,4 +121,4 @@ def fetch(fetcher: Fetches, encoded: bytes, name: str) -> Any:
             f" ({error.message})"
         )
         raise errors.UnavailableError(problem) from None
-    return trusted.unpack_parts(parts)
+    return results.unpack(parts, safe_only=safe_only)

@@ -18,7 +18,7 @@ from zmqdist.scheduling.worker.references import Fetches
 from zmqdist.scheduling.worker.slots import Bulk, Feed
 from zmqdist.scheduling.worker.worker_events import ForgetFunctions, Give, SlotFinished, SlotReady, SlotReclaimed
 from zmqdist.transport.loop import Loop
-from zmqdist.wire import trusted
+from zmqdist.wire import results
 
 
 class ThreadSlots:
@@ -88,7 +88,7 @@ class ThreadSlots:
             except (
                 BaseException
             ) as error:  # no memory for the result, say: it is the end of this work, and not of its slot
-                kind, result = ERROR, trusted.pack_error(trusted.tamed(error))
+                kind, result = ERROR, results.pack_error(error)
             task_context.leave()
             slot.busy = False
             self._tell(SlotFinished(slot.number, [(position, kind, result)]))
