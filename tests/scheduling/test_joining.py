@@ -6,11 +6,13 @@ import contextlib
 import json
 import logging
 import os
+import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -223,7 +225,6 @@ def test_a_late_ticket_is_told_so(dispatcher: zd.DispatchServer, tmp_path: Path)
 
 
 def test_a_ticket_for_another_role_is_told_so(dispatcher: zd.DispatchServer, tmp_path: Path) -> None:
-    from dataclasses import replace
 
     ticket = replace(decode_ticket(dispatcher.open_join("worker:0")), name="submit")
     with pytest.raises(
@@ -261,7 +262,6 @@ def test_a_thousand_wrong_tokens_slow_no_other_and_fill_no_log(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    from dataclasses import replace
 
     start(dispatcher, member("worker:0"), index=0)
     wrong = replace(decode_ticket(dispatcher.open_join("worker:1")), secret="guessed")
@@ -498,19 +498,11 @@ def _looks_at_itself(array: Any) -> tuple[int, str, float]:
 
 
 @pytest.mark.timeout(120)
-def test_a_parameter_server_that_joined_is_found_by_its_own_key(
-    dispatcher: zd.DispatchServer, member: Member, start: Callable[..., zd.WorkerServer]
-) -> None:
-    from zmqdist.variables.client import PsClient
-
+def test_a_parameter_server_that_joined_is_found_by_its_own_key(member: Member) -> None:
     address = f"127.0.0.1:{free_port()}"
     with zd.Server({"ps": [address]}, "ps", 0, keys_dir=member("ps:0", address=address)):
-        for folder, role in ((member("submit"), "submit"), (member("worker:0"), "worker")):
-            client = PsClient(address, Credentials(keys_dir=folder).vouched_by(dispatcher.address), role)
-            try:
-                assert ask(client._rpc, "zmqdist.about")[0] == "server-ps:0"  # reach: the connection of a PsClient
-            finally:
-                client.close()
+        assert call(address, member("submit"), "submit", "zmqdist.about")[0] == "server-ps:0"
+        assert call(address, member("worker:0"), "worker", "zmqdist.about")[0] == "server-ps:0"
 
 
 @pytest.mark.timeout(120)
@@ -538,3 +530,71 @@ def test_the_command_makes_tickets_and_lists_revokes_and_replaces_keys(
     unknown = run("keys", "revoke", target, "worker:1", *secret)
     assert (unknown.code, unknown.err.count("\n")) == (1, 1)
     assert "no key that is in use has this name" in unknown.err
+
+
+# -- vouching --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_member_that_was_just_admitted_is_never_refused_by_another(
+    dispatcher: zd.DispatchServer, member: Member, start: Callable[..., zd.WorkerServer]
+) -> None:
+    shown_by = member("worker:0")
+    worker = start(dispatcher, shown_by, index=0)
+    shown = keys.raw(keys.load_role(shown_by, "worker").public)
+    for index in range(20):
+        folder = member(f"submit:{index}")
+        # The worker has asked about no such key before, and connects to the dispatcher of its own accord.
+        security = Credentials(keys_dir=folder).client(worker.address, "submit", shown)
+        with ZmqClient(worker.address, "new", security=security) as client:
+            assert ask(client, "zmqdist.about")[0] == "worker"
+
+
+@pytest.mark.timeout(120)
+def test_while_the_dispatcher_says_nothing_a_connection_waits_for_its_word(
+    all_keys: str,
+    tmp_path: Path,
+    start_dispatcher: Callable[..., subprocess.Popen[str]],
+    start: Callable[..., zd.WorkerServer],
+) -> None:
+    class Place:
+        address = f"127.0.0.1:{free_port()}"
+
+    process = start_dispatcher(port=int(Place.address.rpartition(":")[2]), keys_dir=all_keys)
+    for name in ("worker:0", "submit"):
+        ticket = call(Place.address, all_keys, "admin", "keys_token", name, Place.address, 60.0, "")
+        join(decode_ticket(ticket), tmp_path / name)
+    worker = start(Place, str(tmp_path / "worker:0"), index=0)  # type: ignore[arg-type]
+    shown = keys.raw(keys.load_role(tmp_path / "worker:0", "worker").public)
+    # The program knows the worker's key; the worker does not know the program's.
+    credentials = Credentials(keys_dir=str(tmp_path / "submit"))
+    first = credentials.client(worker.address, "submit", shown)
+    other = replace(
+        first, voucher=None, key=keys.load_role(tmp_path / "submit", "submit"), server_key=keys.text(shown).encode()
+    )
+    process.send_signal(signal.SIGSTOP)
+    try:
+        with ZmqClient(worker.address, "waits", security=other) as client:
+            pending = internal_client.start(client, "zmqdist.about", due=time.monotonic() + 30.0)
+            with pytest.raises(errors.DeadlineExceededError):
+                internal_client.start(client, "zmqdist.about", due=time.monotonic() + 1.0).get_value()
+            process.send_signal(signal.SIGCONT)
+            assert pending.get_value()[0] == "worker"
+    finally:
+        process.send_signal(signal.SIGCONT)
+
+
+@pytest.mark.timeout(120)
+def test_a_joined_program_reads_elements_of_joined_workers(
+    dispatcher: zd.DispatchServer,
+    member: Member,
+    start: Callable[..., zd.WorkerServer],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from zmqdist.data import Dataset
+    from zmqdist.data.service import distribute
+
+    monkeypatch.setenv("ZMQDIST_KEYS_DIR", member("submit"))
+    for index, processes in enumerate((True, False)):
+        start(dispatcher, member(f"worker:{index}"), index=index, processes=processes)
+    dataset = Dataset.range(8).map(lambda n: np.full(LARGE, n)).apply(distribute("parallel_epochs", dispatcher.target))
+    assert sorted(int(element[0]) for element in dataset) == sorted([*range(8)] * 2)
