@@ -505,7 +505,7 @@ def test_a_parameter_server_that_joined_is_found_by_its_own_key(member: Member) 
         assert call(address, member("worker:0"), "worker", "zmqdist.about")[0] == "server-ps:0"
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 def test_the_command_makes_tickets_and_lists_revokes_and_replaces_keys(
     dispatcher: zd.DispatchServer, all_keys: str, tmp_path: Path, start: Callable[..., zd.WorkerServer]
 ) -> None:

@@ -26,6 +26,7 @@ from zmqdist.scheduling.coordinator.coordinator_events import Event
 from zmqdist.scheduling.coordinator.dependencies_and_retries import ValueLost
 from zmqdist.scheduling.coordinator.failures import Failure, Failures
 from zmqdist.scheduling.coordinator.result_fetcher import Fetching
+from zmqdist.scheduling.coordinator.result_form import ResultForm
 from zmqdist.scheduling.worker import remote_results
 from zmqdist.wire import results, trusted
 
@@ -47,7 +48,7 @@ class ValueOwner(Protocol):
     closed: bool
     packing: int | None
     by_reference: bool
-    safe_results: bool
+    form: ResultForm
     given: list[Any]
     inputs: dict[int, RemoteValue]
     lost_values: dict[int, RemoteValue]
@@ -168,7 +169,7 @@ class RemoteValue:
             with self._owner.unpacking:
                 if self._value is _NOTHING:
                     with metrics.monitored_timer("remote_value_fetch"):
-                        self._value = results.unpack(self._payload, safe_only=self._owner.safe_results)
+                        self._value = results.unpack(self._payload, safe_only=self._owner.form.safe_only)
                     self._payload = None
         return self._value
 
@@ -328,7 +329,7 @@ class RemoteValue:
                 take(self._payload if self._value is _NOTHING else self._packed())
 
     def _packed(self) -> Any:
-        return results.pack(self._value) if self._owner.safe_results else trusted.pack(self._value)
+        return results.pack(self._value) if self._owner.form.safe_only else trusted.pack(self._value)
 
     def take_back(self) -> None:
         """As `cancel`, unless a worker has begun the function. For an Executor."""
@@ -363,7 +364,7 @@ class RemoteValue:
     def error(self) -> BaseException:
         """Return the error of the function, and note that the program has seen it."""
         self._owner.failures.mark_seen(self.work)
-        return Failure(self._kind, self._payload, self.name, self._owner.safe_results)()
+        return Failure(self._kind, self._payload, self.name, self._owner.form.safe_only)()
 
 
 def outcome_of(value: RemoteValue) -> tuple[int | None, Any]:

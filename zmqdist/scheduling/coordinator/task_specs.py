@@ -128,10 +128,6 @@ class PlanOwner(ValueOwner, Protocol):
 
     def drop(self, bulks: list[int]) -> None: ...
 
-    def marked(self, payload: bytes) -> bytes: ...
-
-    def pack_error(self, error: BaseException) -> bytes: ...
-
     def expect(self, work: int, value: RemoteValue) -> None: ...
 
 
@@ -167,7 +163,7 @@ class Plans:
             plan.take(self._runtime.held)
         except Exception as error:  # another thread of the program has changed an input since `schedule` packed it
             self._free(plan)
-            return Unpackable(plan.work, self._runtime.pack_error(error))
+            return Unpackable(plan.work, self._runtime.form.pack_error(error))
         self._plans[plan.work] = plan
         for work, value in plan.input_values.items():
             if work in plan.inputs:
@@ -212,7 +208,7 @@ class Plans:
                 payload, bulks = self._runtime.held([payload])
                 plan.bulks += bulks
             payload = INPUTS + payload
-        return self._runtime.marked(KEEP + payload if plan.keep else payload)
+        return self._runtime.form.marked(KEEP + payload if plan.keep else payload)
 
     def put(self, work: int, payload: Any, plans: Sequence[int]) -> None:
         """Store an input of these plans."""
