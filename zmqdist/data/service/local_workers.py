@@ -51,7 +51,7 @@ def find(life: int) -> LocalWorker | None:
         return _workers.get(life)
 
 
-def some(dispatcher: str, state: int = 0) -> bool:
+def has_worker_of(dispatcher: str, state: int = 0) -> bool:
     """Whether there is any of this dispatcher: one that was started with its address, or has the number of its state."""
     with _lock:
         workers = list(_workers.values())

@@ -20,10 +20,10 @@ from zmqdist.transport.credentials import Credentials
 class _ReadingNode(OperatorNode):
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)
-        wish = wish_of(self.op, dataset.memory.number())
-        self._reader = ServiceReader(wish, self.op.credentials, context.openings)
+        wish = wish_of(self.op, dataset.memory.next_iterator_number())
+        self._reader = ServiceReader(wish, self.op.credentials, context.interrupts)
         self._batch: Iterator[Any] = iter(())
-        context.openings.waits = True
+        context.interrupts.close_blocks = True
 
     def run(self) -> Iterator[Any]:
         yield from self._batch
@@ -49,16 +49,16 @@ class _PortionsNode(OperatorNode):
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)
-        self._wish = wish_of(self.op, dataset.memory.number())
+        self._wish = wish_of(self.op, dataset.memory.next_iterator_number())
         self._reader: ServiceReader | None = None
         self._saved: dict[str, Any] = {}
         self._elements: Iterator[Any] = iter(())
-        context.openings.waits = True
+        context.interrupts.close_blocks = True
 
     def run(self) -> Iterator[Any]:
         if self._reader is None:
             saved = SavedReader.of(self._saved) if self._saved else None
-            self._reader = ServiceReader(replace(self._wish, saved=saved), self.op.credentials, self.context.openings)
+            self._reader = ServiceReader(replace(self._wish, saved=saved), self.op.credentials, self.context.interrupts)
         yield from self._elements
         for elements in self._reader.pieces():
             self._elements = elements

@@ -11,7 +11,7 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from zmqdist.data.operator_traceback import culprit
+from zmqdist.data.operator_traceback import failing_operator
 from zmqdist.data.service.retry import RETRIABLE
 from zmqdist.data.service.split_requests import Drained, Undealt
 from zmqdist.data.service.worker.element_replies import POSITION, SOURCE, TAKEN
@@ -45,7 +45,7 @@ def named(error: BaseException, what: str, where: str) -> OpError:
     if code in RETRIABLE:
         code, message = UNKNOWN, f"{type(error).__name__}: {message}"
     head, mark, trace = message.partition(TRACEBACK)
-    operator = culprit(error)
+    operator = failing_operator(error)
     place = f"in the operator {operator}, " if operator else ""
     made = from_code(code, f"{head}\n{place}{what} of {where}{mark}{trace}")
     made.__cause__ = error

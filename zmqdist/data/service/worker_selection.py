@@ -38,7 +38,7 @@ def target_of(terms: Terms, deployment_mode: str) -> str:
 def check_local(terms: Terms, dispatcher: str, state: int) -> None:
     """Raises InvalidArgumentError: this process has no worker of this dispatcher, whose state has this number."""
     policy = ShardingPolicy(terms.mode)
-    if local_workers.some(dispatcher, state):
+    if local_workers.has_worker_of(dispatcher, state):
         return
     if policy in STATIC:
         raise invalid(

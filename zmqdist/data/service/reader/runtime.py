@@ -42,7 +42,7 @@ from typing import Any, Final
 
 import msgspec
 
-from zmqdist.data.iterators import Openings
+from zmqdist.data.iterators import CloseInterrupts
 from zmqdist.data.ops.background import FORKED
 from zmqdist.data.service import local_workers
 from zmqdist.data.service.dispatcher.machine.records import Terms
@@ -174,11 +174,11 @@ class TaskLink:
 class ServiceReader:
     """Reads one iteration of a distributed dataset for one consumer; the module's docstring says how."""
 
-    def __init__(self, request: Wish, credentials: Credentials, openings: Openings) -> None:
-        """Open the iteration. Blocks until the dispatcher has replied, or until `openings` are closed.
+    def __init__(self, request: Wish, credentials: Credentials, interrupts: CloseInterrupts) -> None:
+        """Open the iteration. Blocks until the dispatcher has replied, or until `interrupts` are closed.
 
         Raises:
-          OpError: the dispatcher refused, or `openings` were closed (CancelledError).
+          OpError: the dispatcher refused, or `interrupts` were closed (CancelledError).
         """
         if request.terms.cache:
             check_shared(request.job_name, request.repetition, request.terms.num_consumers)
@@ -219,7 +219,7 @@ class ServiceReader:
         self._loop.start()
         _readers.add(self)
         try:
-            with openings.one(self._cancel_open):
+            with interrupts.interruptible(self._cancel_open):
                 self._target = target_of(request.terms, self._deployment_mode())
                 client, self.iteration, state, self._cut = insist(
                     self._dispatcher,

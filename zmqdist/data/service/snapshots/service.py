@@ -137,7 +137,7 @@ class SnapshotService:
         self._miss(owners - set(self._addresses.values()))
 
     def _miss(self, addresses: Iterable[str]) -> None:
-        if not self._snapshots.some:
+        if not self._snapshots.has_snapshots:
             return  # nobody of them has a stream, and a thread for that would be the first of this service
 
         def forget() -> None:
@@ -173,7 +173,7 @@ class SnapshotService:
 
     def _look(self, asked: Asked, life: int, address: str, has: dict[str, int]) -> None:
         version = self._version
-        if not self._snapshots.some:  # no thread for a question that each worker asks
+        if not self._snapshots.has_snapshots:  # no thread for a question that each worker asks
             self._looked(asked, life, has, {}, version)
             return
 

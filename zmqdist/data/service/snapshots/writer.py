@@ -184,10 +184,12 @@ class StreamWriter:
         """Take the stream over from whoever had it, and go on at the newest checkpoint."""
         storage.make_folder(self._work)
         uncommitted = storage.join(self._folder, "uncommitted_chunks")
-        for life in storage.names(uncommitted):
+        for life in storage.list_names(uncommitted):
             if not self._work.endswith(life):
                 storage.rename(storage.join(uncommitted, life), storage.join(self._work, f"taken_{life}"))
-        checkpoint = max(map(_checkpoint, storage.names(storage.join(self._folder, "checkpoints"))), default=(0, 0, ""))
+        checkpoint = max(
+            map(_checkpoint, storage.list_names(storage.join(self._folder, "checkpoints"))), default=(0, 0, "")
+        )
         self._chunks, self._elements, name = checkpoint
         self._recover_chunks()
         self._iterator = open_stream(dataset, self._asker)
@@ -202,10 +204,10 @@ class StreamWriter:
         Raises:
           InternalError: a committed chunk is nowhere.
         """
-        there = {chunk.index for chunk in snapshot_layout.committed(self._path) if chunk.stream == self._stream}
-        for life in storage.names(self._work):
+        there = {chunk.index for chunk in snapshot_layout.committed_chunks(self._path) if chunk.stream == self._stream}
+        for life in storage.list_names(self._work):
             folder = storage.join(self._work, life)
-            for name in storage.names(folder):
+            for name in storage.list_names(folder):
                 chunk = CommittedChunk.of(name)
                 if chunk is not None and chunk.index < self._chunks and chunk.index not in there:
                     storage.rename(
@@ -243,7 +245,7 @@ class StreamWriter:
             LOG.warning("%s: committed at its end only: %s", self._folder, error)
             return
         checkpoints = storage.join(self._folder, "checkpoints")
-        older = storage.names(checkpoints)
+        older = storage.list_names(checkpoints)
         storage.make_folder(checkpoints)
         name = f"checkpoint_{self._chunks}_{self._elements}"
         self._publish(snapshot_layout.write_json, storage.join(checkpoints, name), state)
@@ -284,13 +286,13 @@ class StreamWriter:
     def _drop_file(self) -> None:
         file, self._file = self._file, None
         if file is not None:
-            file.give_up()
+            file.abort()
             if storage.exists(self._open_path):
                 storage.remove(self._open_path)
 
     def _leave(self) -> None:
         if self._file is not None:
-            self._file.give_up()
+            self._file.abort()
             self._file = None
         if self._iterator is not None:
             self._iterator.close()
