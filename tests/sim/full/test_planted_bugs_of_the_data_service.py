@@ -22,7 +22,7 @@ from zmqdist.data.service.dispatcher.machine.tables import Book
 from zmqdist.data.service.dispatcher.machine.workers import WorkerTable
 from zmqdist.data.service.reader import window_machine
 from zmqdist.data.service.reader.coordinated_machine import CoordinatedDelivery, RoundsSource
-from zmqdist.data.service.reader.delivery import Answered, Effect, TellDispatcher, Wanted
+from zmqdist.data.service.reader.delivery import Effect, NotifyDispatcher, TaskReplied, Wanted
 from zmqdist.data.service.reader.exactly_once_machine import Consumption, ExactlyOnceDelivery, Marks
 from zmqdist.data.service.reader.window_machine import TaskSource, TaskWindow
 from zmqdist.data.service.worker.portions_machine import PortionSegment, PortionsLane
@@ -183,8 +183,8 @@ def taking_everything(accept: Any) -> Any:
 
 
 def silent_about_losses(answered: Any) -> Any:
-    def spoiled(self: ExactlyOnceDelivery, event: Answered, now: float) -> list[Effect]:
-        return [each for each in answered(self, event, now) if not isinstance(each, TellDispatcher)]
+    def spoiled(self: ExactlyOnceDelivery, event: TaskReplied, now: float) -> list[Effect]:
+        return [each for each in answered(self, event, now) if not isinstance(each, NotifyDispatcher)]
 
     return spoiled
 

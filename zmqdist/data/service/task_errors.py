@@ -20,7 +20,7 @@ from zmqdist.rpc.handler_errors import TRACEBACK, code_and_message
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class TaskFailure:
     """The process of a task died.
 
     Attributes:
@@ -32,7 +32,7 @@ class Failed:
     for_good: bool
 
 
-def named(error: BaseException, what: str, where: str) -> OpError:
+def describe_error(error: BaseException, what: str, where: str) -> OpError:
     """An error of a pipeline, as readers get it.
 
     Args:
@@ -52,7 +52,7 @@ def named(error: BaseException, what: str, where: str) -> OpError:
     return made
 
 
-def died(exit_code: int, tail: str, progress: Sequence[int], where: str, goes_on: str) -> OpError:
+def process_death_error(exit_code: int, tail: str, progress: Sequence[int], where: str, goes_on: str) -> OpError:
     """The process of a task ended by itself. Permanent: it must not be tried again by those who do not know of it.
 
     Args:
@@ -65,13 +65,13 @@ def died(exit_code: int, tail: str, progress: Sequence[int], where: str, goes_on
         else ""
     )
     text = (
-        f"the process that ran {where} {ending(exit_code)}: {at}readers had taken {progress[TAKEN]} elements. {goes_on}\n"
+        f"the process that ran {where} {describe_exit(exit_code)}: {at}readers had taken {progress[TAKEN]} elements. {goes_on}\n"
         f"Its standard error ended with:\n{tail or '(nothing)'}"
     )
     return UnknownError(text)
 
 
-def ending(code: int) -> str:
+def describe_exit(code: int) -> str:
     """How a process ended, in words that follow what it was."""
     if code >= 0:
         return f"ended itself with exit code {code}"

@@ -16,12 +16,12 @@ from zmqdist.data.service.dispatcher.machine.state import State
 from zmqdist.data.service.dispatcher.machine.tables import Rules
 from zmqdist.data.service.reader.delivery import Wanted
 from zmqdist.data.service.worker.first_come_machine import FirstComeBuffer
-from zmqdist.data.service.worker.task_answers import TaskAnswer
+from zmqdist.data.service.worker.task_replies import TaskReply
 from zmqdist.data.service.worker.tasks_machine import (
-    AskForWork,
-    AskLater,
     BeginTask,
     DropTask,
+    RequestWork,
+    RequestWorkLater,
     WorkerTask,
     WorkerTasks,
     WorkerTasksEffect,
@@ -49,7 +49,7 @@ FULL_S = 0.01
 TOGETHER = 3
 """Elements in an answer."""
 
-Answer: TypeAlias = Callable[[TaskAnswer], None]
+Answer: TypeAlias = Callable[[TaskReply], None]
 
 
 class PartSurroundings(Protocol):
@@ -280,7 +280,7 @@ class SimTask:
         self._started = False
 
     def ask(self, wanted: Wanted, then: Answer) -> None:
-        self._buffer.elements_wanted(wanted, then)
+        self._buffer.add_request(wanted, then)
         if not self._started:
             self._started = True
             self._produce()
@@ -344,7 +344,7 @@ class SimTask:
         self._serve()
 
     def _serve(self) -> None:
-        while (answer := self._buffer.next_answer()) is not None:
+        while (answer := self._buffer.next_reply()) is not None:
             answer.reply(answer)
         if self._full_since is not None and self._buffer.may_go_on:
             clock = self.worker.sim.clock
@@ -460,9 +460,9 @@ class SimDataWorker:
     def _perform(self, effects: list[WorkerTasksEffect]) -> None:
         for effect in effects:
             match effect:
-                case AskForWork(asking, has, done):
+                case RequestWork(asking, has, done):
                     self._ask(asking, has, done)
-                case AskLater():
+                case RequestWorkLater():
                     self.sim.clock.after(0.05, lambda: self.ask_work() if self._machine.registered else None)
                 case BeginTask(task):
                     assert task.id not in self.tasks, f"T3: {self.name} begins task {task.id} twice"
@@ -475,6 +475,6 @@ class SimDataWorker:
 
         def answered(value: Any, code: int) -> None:
             if self.alive:
-                self._perform(self._work.refused(asking) if code else self._work.work_received(asking, value))
+                self._perform(self._work.request_failed(asking) if code else self._work.work_received(asking, value))
 
         self.dispatcher.ask(self.link, lambda ticket: q.WorkRequest(ticket, state, self.life, places, done), answered)

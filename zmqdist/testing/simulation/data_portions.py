@@ -34,7 +34,7 @@ class SimPortionTask(SimTask):
         if lane is None:
             lane = self._lanes[wanted.reader] = SimLane(self, wanted.reader)
         lane.machine.weighed(wanted.bytes_max // TOGETHER, LANE_MAX)
-        lane.machine.elements_wanted(wanted, then)
+        lane.machine.add_request(wanted, then)
         lane.serve()
 
     def drop(self) -> None:
@@ -83,7 +83,7 @@ class SimLane:
                 self.machine.end()
                 self.serve()
             else:
-                self.machine.given([each[0] for each in value], self._sim.clock.now)
+                self.machine.portions_received([each[0] for each in value], self._sim.clock.now)
                 self._given.extend(value)
                 self._make()
 
@@ -119,7 +119,7 @@ class SimLane:
 
     def serve(self) -> None:
         """Answer who waits, and go on where there is room now."""
-        while (answer := self.machine.next_answer()) is not None:
+        while (answer := self.machine.next_reply()) is not None:
             answer.reply(answer)
         if self._full_since is not None:
             clock = self._sim.clock

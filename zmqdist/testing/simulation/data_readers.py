@@ -16,22 +16,22 @@ from zmqdist.data.service.reader.delivery import (
     END,
     FAILED,
     SOME,
-    Answered,
-    Ask,
-    AskForNews,
-    Began,
+    BatchTaken,
+    ConsumerBegan,
+    ConsumerBusy,
+    ConsumerStarved,
     Deliver,
     Delivery,
+    DispatcherReplied,
     Event,
     News,
-    Over,
-    Reported,
-    TaskPlace,
-    TellDispatcher,
-    Took,
-    Waits,
+    NotifyDispatcher,
+    ReadingEnded,
+    RequestElements,
+    RequestNews,
+    TaskLocation,
+    TaskReplied,
     Wanted,
-    Works,
 )
 from zmqdist.data.service.reader.exactly_once_machine import (
     ACKNOWLEDGE,
@@ -44,7 +44,7 @@ from zmqdist.data.service.reader.exactly_once_machine import (
 )
 from zmqdist.data.service.reader.plain_machine import PlainDelivery
 from zmqdist.data.service.reader.window_machine import AHEAD, TaskWindow
-from zmqdist.data.service.worker.task_answers import GiveElements, GiveError, TaskAnswer
+from zmqdist.data.service.worker.task_replies import GiveElements, GiveError, TaskReply
 from zmqdist.errors import NOT_FOUND, RESOURCE_EXHAUSTED, UNAVAILABLE, OpError, UnavailableError
 from zmqdist.events import Ticked
 from zmqdist.testing.simulation.data_links import SimLink, Ticket
@@ -64,7 +64,7 @@ class SimTaskLink:
     """
 
     life: int
-    answers: deque[list[Answered]] = field(default_factory=deque)
+    answers: deque[list[TaskReplied]] = field(default_factory=deque)
     arrives_at: float = 0.0
     last: int = -1
 
@@ -151,7 +151,7 @@ class SimReader:
             self.client, self.iteration, self.state, cut = value
             self.delivery = self.made(cut[3] if cut else 0)
             self._watch()
-            self.handle(Began())
+            self.handle(ConsumerBegan())
 
     def _watch(self) -> None:
         def question(ticket: Ticket) -> q.Question:
@@ -176,7 +176,7 @@ class SimReader:
             for task, _, where, life, *_ in tasks:
                 if where and (task, life) not in self._links:
                     self._links[task, life] = SimTaskLink(life)
-            places = [TaskPlace(task, where, where, life, start) for task, _, where, life, _, start in tasks]
+            places = [TaskLocation(task, where, where, life, start) for task, _, where, life, _, start in tasks]
             self.handle(News(places, False, self._finished, hold, ended))
         if not self._finished:
             self._watch()
@@ -190,16 +190,16 @@ class SimReader:
         clock = self.sim.clock
         for effect in self.delivery.handle(event, clock.now):
             match effect:
-                case Ask(source, wanted):
+                case RequestElements(source, wanted):
                     self._ask(source, wanted, self._links[source.task, source.incarnation])
                 case Deliver(items):
                     self.queue += items
                     self.consume()
-                case TellDispatcher():
+                case NotifyDispatcher():
                     self.report(effect)
-                case AskForNews():
+                case RequestNews():
                     self._watch()
-                case Over(error):
+                case ReadingEnded(error):
                     self._end(0 if error is None else error.error_code)
         due = self.delivery.deadline
         if due < self._tick_at:
@@ -222,7 +222,7 @@ class SimReader:
         if self._over and not self.queue and not self._consuming:
             self.ended = True
 
-    def report(self, report: TellDispatcher) -> None:
+    def report(self, report: NotifyDispatcher) -> None:
         """Tell the dispatcher."""
         raise AssertionError(f"a reader that acknowledges nothing reports {report}")
 
@@ -231,13 +231,13 @@ class SimReader:
     def _ask(self, source: Any, wanted: Wanted, link: SimTaskLink) -> None:
         sim, life = self.sim, link.life
         worker = next((each for each in sim.workers if each.life == life), None)
-        answer: list[Answered] = []
+        answer: list[TaskReplied] = []
         link.answers.append(answer)
         assert len(link.answers) <= AHEAD, f"W2: {len(link.answers)} questions are with one task"
         open_ = [True]
 
         def came(kind: int, value: Any, error: OpError | None) -> None:
-            answer.append(Answered(source, kind, value, error))
+            answer.append(TaskReplied(source, kind, value, error))
             while link.answers and link.answers[0]:
                 (first,) = link.answers.popleft()
                 if self.alive and not self.ended:
@@ -250,7 +250,7 @@ class SimReader:
                 open_.clear()
                 came(FAILED, None, UnavailableError("the worker does not answer"))
 
-        def answered(answer_: TaskAnswer) -> None:
+        def answered(answer_: TaskReply) -> None:
             batch: list[Any] = answer_.elements if isinstance(answer_, GiveElements) else []
             if not open_ or (sim.faulty() and sim.random.random() < sim.lose_answers):
                 self.lost_answers += len(batch)
@@ -294,7 +294,7 @@ class SimReader:
             assert self.mode == r.DYNAMIC or element > link.last, "F1: the batches of a task came out of their order"
             link.last = element
         self.got += batch
-        self.handle(Took())
+        self.handle(BatchTaken())
         self.sim.clock.after(self.pause_s(), self._consumed)
 
     def pause_s(self) -> float:
@@ -362,7 +362,7 @@ class SimPortionReader(SimReader):
         if not self.queue:
             if not consumption.waits:
                 consumption.waits = True
-                self.sim.clock.after(0.0, partial(self.handle, Waits()))
+                self.sim.clock.after(0.0, partial(self.handle, ConsumerStarved()))
             self.look()
             return
         consumption.waits = False
@@ -373,10 +373,10 @@ class SimPortionReader(SimReader):
         assert piece.first == had, f"X2: portion {piece.number} goes on at {piece.first} where {had} comes next"
         consumption.take(piece, elements, piece.stop - piece.start)
         self._hand = piece, elements
-        events: list[Event] = [Took()] if piece.last else []
+        events: list[Event] = [BatchTaken()] if piece.last else []
         if not consumption.due:
             consumption.due = True
-            events.append(Works())
+            events.append(ConsumerBusy())
         for event in events:
             self.sim.clock.after(0.0, partial(self.handle, event))
         self._next_element()
@@ -399,20 +399,20 @@ class SimPortionReader(SimReader):
 
     # -- what it says -----------------------------------------------------------------------------------------------------
 
-    def report(self, report: TellDispatcher) -> None:
-        about = report.about
+    def report(self, report: NotifyDispatcher) -> None:
+        payload = report.payload
 
         def question(ticket: Ticket) -> q.Question:
             if report.method == ACKNOWLEDGE:
-                return q.AcknowledgeRequest(ticket, self.state, self.client, about)
-            return q.Missed(ticket, self.state, self.client, about)
+                return q.AcknowledgeRequest(ticket, self.state, self.client, payload)
+            return q.Missed(ticket, self.state, self.client, payload)
 
-        marked = self._note_marks(about) if report.method == ACKNOWLEDGE else []
+        marked = self._note_marks(payload) if report.method == ACKNOWLEDGE else []
 
         def then(_: Any, code: int) -> None:
             if not code:
                 self.confirmed += marked
-            self.handle(Reported(report, code, ""))
+            self.handle(DispatcherReplied(report, code, ""))
 
         self.sim.dispatcher.ask(self._dispatcher_link(), question, then)
 

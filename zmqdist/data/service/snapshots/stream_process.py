@@ -18,7 +18,7 @@ from typing import Any, Final
 import msgspec
 
 from zmqdist.data.service.snapshots.stream import SnapshotStream, SnapshotTaskProgress
-from zmqdist.data.service.task_errors import ending
+from zmqdist.data.service.task_errors import describe_exit
 from zmqdist.errors import UNKNOWN
 from zmqdist.process.bound_children import SpawnChild
 from zmqdist.process.pipe import BYTES, BlockingPipe, LoopPipe, Parts
@@ -104,7 +104,7 @@ class StreamProcess:
         if code != SILENT:
             self._crashes += 1
             text = (
-                f"the process that wrote stream {self.index} of {self.path} {ending(code)}\n"
+                f"the process that wrote stream {self.index} of {self.path} {describe_exit(code)}\n"
                 f"Its standard error ended with:\n{self._child.tail() or '(nothing)'}"
             )
             log.warning("%s", text)

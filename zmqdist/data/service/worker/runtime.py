@@ -34,18 +34,18 @@ from zmqdist.data.service.retry import RETRIABLE
 from zmqdist.data.service.snapshots.stream import SnapshotTaskProgress
 from zmqdist.data.service.snapshots.worker import SnapshotWorker
 from zmqdist.data.service.split_requests import Dealer
-from zmqdist.data.service.task_errors import named
+from zmqdist.data.service.task_errors import describe_error
 from zmqdist.data.service.worker import rounds_task, shared_task
 from zmqdist.data.service.worker.element_replies import ElementReply, Runner
-from zmqdist.data.service.worker.first_come_task import FirstCome
+from zmqdist.data.service.worker.first_come_task import FirstComeRunner
 from zmqdist.data.service.worker.portions_task import PortionsRunner
 from zmqdist.data.service.worker.remote_reply import RemoteReply
 from zmqdist.data.service.worker.tasks_machine import (
-    AskForWork,
-    AskLater,
     BeginTask,
     DropTask,
     GiveBackPositions,
+    RequestWork,
+    RequestWorkLater,
     WorkerTask,
     WorkerTasks,
     WorkerTasksEffect,
@@ -121,7 +121,7 @@ class TaskHost(Protocol):
     def begin(self, task: WorkerTask) -> None:
         """Serve `task` from now on."""
 
-    def where(self, number: int) -> str:
+    def location(self, number: int) -> str:
         """Return the address at which readers reach task `number`."""
 
     def drop(self, number: int) -> None:
@@ -222,9 +222,9 @@ class DataWorker:
     def _perform(self, effects: list[WorkerTasksEffect]) -> None:
         for effect in effects:
             match effect:
-                case AskForWork(request, has, done):
+                case RequestWork(request, has, done):
                     self._ask(request, has, done)
-                case AskLater():
+                case RequestWorkLater():
                     self._loop.set_timer(self, self._loop.now() + AGAIN_S, self._ask_again)
                 case BeginTask(task):
                     self.host.state = self._machine.state
@@ -238,7 +238,7 @@ class DataWorker:
     def _ask(self, request: int, has: tuple[int, ...], done: tuple[int, ...]) -> None:
         self.host.state = self._machine.state
         figures = self.host.figures()
-        read_at = {number: with_key(self.host.where(number), self.key) for number in has}
+        read_at = {number: with_key(self.host.location(number), self.key) for number in has}
         args = self._machine.state, self._incarnation, read_at, done, figures
         self._calls.ask("zmqdist.data.work", args, partial(self._work_replied, request))
         if figures:
@@ -248,7 +248,7 @@ class DataWorker:
         self._loop.set_timer((self, "report"), self._loop.now() + REPORT_S, self._ask_again)
 
     def _work_replied(self, request: int, value: Any, error: OpError | None) -> None:
-        effects = self._machine.refused(request) if error else self._machine.work_received(request, value)
+        effects = self._machine.request_failed(request) if error else self._machine.work_received(request, value)
         if effects:
             self._perform(effects)
             self._end_if_drained()
@@ -369,7 +369,7 @@ class TaskThreads:
     def begin(self, task: WorkerTask) -> None:
         self._tasks[task.id] = task
 
-    def where(self, number: int) -> str:
+    def location(self, number: int) -> str:
         return self.read_at or self.address
 
     @property
@@ -480,7 +480,7 @@ class TaskThreads:
         if task.runner is None and not task.done:
             task.runner = self._run(task)
             self.began()
-            if isinstance(task.runner, FirstCome):
+            if isinstance(task.runner, FirstComeRunner):
                 task.runner.start()
 
     def _run(self, task: WorkerTask) -> Runner:
@@ -491,21 +491,21 @@ class TaskThreads:
             self._client, self.state, task.id, self._incarnation, self._timeout_s, task.progress
         )
         open_pipeline = partial(self._open, task, dealer)
-        name_error = partial(named, where=task.where(self.address))
+        describe = partial(describe_error, where=task.describe(self.address))
         if not task.failed:
             if task.terms.portioned:
                 return PortionsRunner(
-                    str(task.id), partial(self._open_portion, task, dealer), name_error, dealer.portions
+                    str(task.id), partial(self._open_portion, task, dealer), describe, dealer.portions
                 )
             if task.terms.coordinated:
-                return rounds_task.RoundsRunner(str(task.id), open_pipeline, name_error, task.terms.num_consumers)
+                return rounds_task.RoundsRunner(str(task.id), open_pipeline, describe, task.terms.num_consumers)
             if task.terms.cache:
-                return shared_task.Shared(str(task.id), open_pipeline, name_error, self.cache_bytes)
-        return FirstCome(
+                return shared_task.SharedRunner(str(task.id), open_pipeline, describe, self.cache_bytes)
+        return FirstComeRunner(
             str(task.id),
             open_pipeline,
             partial(self._finished, task),
-            name_error,
+            describe,
             task.progress,
             task.failed,
         )
