@@ -42,8 +42,8 @@ def news(
     return News(places, False, finished, hold, ended or {})
 
 
-def there(task: int, start: int = 0, life: int = 7) -> TaskLocation:
-    return TaskLocation(task, f"host:{task}", f"host:{task}", life, start)
+def there(task: int, start: int = 0, incarnation: int = 7) -> TaskLocation:
+    return TaskLocation(task, f"host:{task}", f"host:{task}", incarnation, start)
 
 
 class Consumer:
@@ -118,7 +118,7 @@ def test_a_consumer_that_is_held_begins_no_round_after_the_one_where_it_stopped(
 def test_a_task_whose_worker_is_away_and_does_not_answer_is_told_to_the_dispatcher() -> None:
     consumer = Consumer()
     consumer.tell(news(there(1)))
-    consumer.tell(news(there(1, life=-1)))
+    consumer.tell(news(there(1, incarnation=-1)))
     consumer.fail(1, UnavailableError("gone"))
     assert consumer.wants_news == 1
     assert consumer.machine.watch_args() == (-1, {1: 0})
@@ -239,7 +239,7 @@ def test_in_order_nobody_is_taken_for_the_one_who_has_what_is_next_by_what_it_ha
         tell(Ticked(), 1.0)
         assert 0 in answer(0, 10, 8)
     else:
-        assert 0 in tell(news(there(0), there(1, life=8), there(2)))
+        assert 0 in tell(news(there(0), there(1, incarnation=8), there(2)))
 
 
 @pytest.mark.parametrize(("allowed", "asked"), [(-1, [0, 1, 2]), (4, [0])])
@@ -267,9 +267,9 @@ def test_in_order_a_consumer_that_waits_has_those_asked_who_have_no_question() -
 
 def test_w3_a_task_that_is_back_at_an_incarnation_is_asked_behind_its_questions() -> None:
     window = TaskWindow(5, "", -1)
-    window.note(news(there(1, life=7)))
+    window.note(news(there(1, incarnation=7)))
     assert [ask.source.incarnation for ask in window.requests(window.available())] == [7, 7]
-    window.note(news(there(1, life=8)))
+    window.note(news(there(1, incarnation=8)))
     assert [ask.source.incarnation for ask in window.requests(window.available())] == [8, 8]
-    window.note(news(there(1, life=7)))
+    window.note(news(there(1, incarnation=7)))
     assert window.requests(window.available()) == [], "its two questions are still out"

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from zmqdist.data.operator_traceback import failing_operator
 from zmqdist.data.service.retry import RETRIABLE
-from zmqdist.data.service.split_requests import Drained, Undealt
+from zmqdist.data.service.split_requests import PositionsUnavailable, WorkerDrained
 from zmqdist.data.service.worker.element_replies import POSITION, SOURCE, TAKEN
 from zmqdist.errors import UNKNOWN, OpError, UnknownError, from_code
 from zmqdist.rpc.handler_errors import TRACEBACK, code_and_message
@@ -39,7 +39,7 @@ def describe_error(error: BaseException, what: str, where: str) -> OpError:
       what: it stands for, "element 5".
       where: dataset, job, task and worker.
     """
-    if isinstance(error, (Drained, Undealt)):
+    if isinstance(error, (WorkerDrained, PositionsUnavailable)):
         return error
     code, message = code_and_message(error)
     if code in RETRIABLE:

@@ -10,7 +10,7 @@ from functools import partial
 from math import inf
 from typing import Any, Protocol
 
-from zmqdist.data.service.dispatcher.machine import questions as q
+from zmqdist.data.service.dispatcher.machine import events as ev
 from zmqdist.data.service.dispatcher.machine import records as r
 from zmqdist.data.service.reader.delivery import (
     END,
@@ -47,7 +47,7 @@ from zmqdist.data.service.reader.window_machine import AHEAD, TaskWindow
 from zmqdist.data.service.worker.task_replies import GiveElements, GiveError, TaskReply
 from zmqdist.errors import NOT_FOUND, RESOURCE_EXHAUSTED, UNAVAILABLE, OpError, UnavailableError
 from zmqdist.events import Ticked
-from zmqdist.testing.simulation.data_links import SimLink, Ticket
+from zmqdist.testing.simulation.data_links import SimLink, SimRequest
 from zmqdist.testing.simulation.data_parts import DELAY_S, PartSurroundings, SimDataWorker
 
 QUICK_S, SLOW_S = 0.0005, 0.01
@@ -63,7 +63,7 @@ class SimTaskLink:
       last: the element that came last.
     """
 
-    life: int
+    incarnation: int
     answers: deque[list[TaskReplied]] = field(default_factory=deque)
     arrives_at: float = 0.0
     last: int = -1
@@ -128,13 +128,13 @@ class SimReader:
 
     def _open(self) -> None:
         self.sim.dispatcher.ask(
-            self._dispatcher_link(), lambda ticket: self.opening(ticket, self._request), self._opened
+            self._dispatcher_link(), lambda pending: self.opening(pending, self._request), self._opened
         )
 
-    def opening(self, ticket: Ticket, request: int) -> q.Open:
+    def opening(self, pending: SimRequest, request: int) -> ev.OpenRequest:
         """What it wants to read."""
         sources = (self.sim.count,) if self.mode == r.DYNAMIC else ()
-        return q.Open(ticket, request, self.job, self.repetition, r.Terms("data", self.mode), sources)
+        return ev.OpenRequest(pending, request, self.job, self.repetition, r.Terms("data", self.mode), sources)
 
     def made(self, first: int) -> Delivery:
         """The machine. `first`: the portion that comes first."""
@@ -154,10 +154,10 @@ class SimReader:
             self.handle(ConsumerBegan())
 
     def _watch(self) -> None:
-        def question(ticket: Ticket) -> q.Question:
-            return q.Watch(ticket, self.state, self.client, self._version)
+        def request_of(pending: SimRequest) -> ev.Request:
+            return ev.WatchRequest(pending, self.state, self.client, self._version)
 
-        self.sim.dispatcher.ask(self._dispatcher_link(), question, self._watched)
+        self.sim.dispatcher.ask(self._dispatcher_link(), request_of, self._watched)
 
     def _watched(self, value: Any, code: int) -> None:
         if not self.alive or self.ended:
@@ -173,10 +173,12 @@ class SimReader:
             if self.failed:
                 self._end(UNAVAILABLE)
                 return
-            for task, _, where, life, *_ in tasks:
-                if where and (task, life) not in self._links:
-                    self._links[task, life] = SimTaskLink(life)
-            places = [TaskLocation(task, where, where, life, start) for task, _, where, life, _, start in tasks]
+            for task, _, where, incarnation, *_ in tasks:
+                if where and (task, incarnation) not in self._links:
+                    self._links[task, incarnation] = SimTaskLink(incarnation)
+            places = [
+                TaskLocation(task, where, where, incarnation, start) for task, _, where, incarnation, _, start in tasks
+            ]
             self.handle(News(places, False, self._finished, hold, ended))
         if not self._finished:
             self._watch()
@@ -229,8 +231,8 @@ class SimReader:
     # -- workers ----------------------------------------------------------------------------------------------------------
 
     def _ask(self, source: Any, wanted: Wanted, link: SimTaskLink) -> None:
-        sim, life = self.sim, link.life
-        worker = next((each for each in sim.workers if each.life == life), None)
+        sim, incarnation = self.sim, link.incarnation
+        worker = next((each for each in sim.workers if each.incarnation == incarnation), None)
         answer: list[TaskReplied] = []
         link.answers.append(answer)
         assert len(link.answers) <= AHEAD, f"W2: {len(link.answers)} questions are with one task"
@@ -339,10 +341,10 @@ class SimPortionReader(SimReader):
         self._hand: tuple[PortionPiece, Iterator[Any]] | None = None
         super().__init__(sim, job, r.DYNAMIC, 0)
 
-    def opening(self, ticket: Ticket, request: int) -> q.Open:
+    def opening(self, pending: SimRequest, request: int) -> ev.OpenRequest:
         terms = r.Terms("data", r.DYNAMIC, delivery="exactly_once", ordered=self.ordered)
         count = self.sim.count
-        return q.Open(ticket, request, self.job, 0, terms, (count,), grain=(count, 1, 1))
+        return ev.OpenRequest(pending, request, self.job, 0, terms, (count,), grain=(count, 1, 1))
 
     def made(self, first: int) -> Delivery:
         window = TaskWindow(self.client, "", -1)
@@ -402,10 +404,10 @@ class SimPortionReader(SimReader):
     def report(self, report: NotifyDispatcher) -> None:
         payload = report.payload
 
-        def question(ticket: Ticket) -> q.Question:
+        def request_of(pending: SimRequest) -> ev.Request:
             if report.method == ACKNOWLEDGE:
-                return q.AcknowledgeRequest(ticket, self.state, self.client, payload)
-            return q.Missed(ticket, self.state, self.client, payload)
+                return ev.AcknowledgeRequest(pending, self.state, self.client, payload)
+            return ev.MissedRequest(pending, self.state, self.client, payload)
 
         marked = self._note_marks(payload) if report.method == ACKNOWLEDGE else []
 
@@ -414,7 +416,7 @@ class SimPortionReader(SimReader):
                 self.confirmed += marked
             self.handle(DispatcherReplied(report, code, ""))
 
-        self.sim.dispatcher.ask(self._dispatcher_link(), question, then)
+        self.sim.dispatcher.ask(self._dispatcher_link(), request_of, then)
 
     def _note_marks(self, marks: Marks) -> list[int]:
         """The elements that are acknowledged by these and were not confirmed before."""

@@ -40,7 +40,7 @@ from zmqdist.data.service.reader.delivery import (
     TaskReplied,
     Wanted,
 )
-from zmqdist.data.service.retry import PAUSE_S_MAX, RETRIABLE, longer
+from zmqdist.data.service.retry import PAUSE_S_MAX, RETRIABLE, next_pause_s
 from zmqdist.errors import OpError
 
 SKIP_S: Final = 0.1
@@ -237,7 +237,7 @@ class CoordinatedDelivery:
         elif not source.worker_alive or source.pause_s >= PAUSE_S_MAX:
             source.lost = True
         else:
-            source.pause_s = longer(source.pause_s)
+            source.pause_s = next_pause_s(source.pause_s)
             source.paused_until = now + source.pause_s
 
     # -- turns ------------------------------------------------------------------------------------------------------------

@@ -69,8 +69,8 @@ from zmqdist.data.service.reader.exactly_once_machine import (
 from zmqdist.data.service.reader.plain_machine import PlainDelivery
 from zmqdist.data.service.reader.task_clients import LocalTask, RemoteTask, open_batch
 from zmqdist.data.service.reader.window_machine import TaskWindow
-from zmqdist.data.service.retry import RETRIABLE, longer
-from zmqdist.data.service.split_requests import insist
+from zmqdist.data.service.retry import RETRIABLE, next_pause_s
+from zmqdist.data.service.split_requests import call_until_answered
 from zmqdist.data.service.worker_selection import LOCAL_PROTOCOL, PROTOCOLS, check_local, reads_from, target_of
 from zmqdist.data.structure import UNKNOWN_SPEC, invalid
 from zmqdist.errors import ABORTED, FailedPreconditionError, NotFoundError, OpError, UnavailableError, from_code
@@ -229,7 +229,7 @@ class ServiceReader:
         try:
             with interrupts.interruptible(self._cancel_open):
                 self._target = target_of(request.terms, self._deployment_mode())
-                client, self.iteration, state, self._cut = insist(
+                client, self.iteration, state, self._cut = call_until_answered(
                     self._dispatcher,
                     "open",
                     *args,
@@ -259,7 +259,7 @@ class ServiceReader:
         """Ask the dispatcher for its deployment mode. Return "" where the mode does not matter."""
         if self._request.terms.target_workers != "AUTO" or ShardingPolicy(self._request.terms.mode) not in STATIC:
             return ""
-        config = insist(
+        config = call_until_answered(
             self._dispatcher,
             "config",
             what=f"asking {self._request.dispatcher}",
@@ -510,7 +510,7 @@ class ServiceReader:
         code, message = call.get_error()
         # ABORTED ends this reader: another one continues its iteration.
         if code in RETRIABLE and code != ABORTED:
-            self._watch_pause_s = longer(self._watch_pause_s)
+            self._watch_pause_s = next_pause_s(self._watch_pause_s)
             self._loop.set_timer(self, self._loop.now() + self._watch_pause_s, self._watch)
             self._dispatcher_error = f": {message}"
             return

@@ -23,7 +23,7 @@ from operator import attrgetter
 from typing import Final
 
 from zmqdist.data.service.reader.delivery import BATCH_BYTES, ELEMENTS_MAX, News, RequestElements, Wanted
-from zmqdist.data.service.retry import longer
+from zmqdist.data.service.retry import next_pause_s
 
 AHEAD: Final = 2
 """Batches requested ahead from each task."""
@@ -162,7 +162,7 @@ class TaskWindow:
         self.held -= 1
         source.in_hand = ()
         if source.paused_until == -inf:  # two requests that fail together lengthen the pause once
-            source.pause_s = min(PAUSE_S_MAX, longer(source.pause_s))
+            source.pause_s = min(PAUSE_S_MAX, next_pause_s(source.pause_s))
             source.paused_until = now + source.pause_s
 
     @property

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol, TypeAlias
 
-from zmqdist.data.service.batch_compression import squeeze
+from zmqdist.data.service.batch_compression import compress_batch
 from zmqdist.data.service.reader.delivery import Wanted
 from zmqdist.data.service.worker.task_replies import GiveElements, GiveEnd, GiveError, GiveSkip, TaskReply
 from zmqdist.data.service.worker.tasks_machine import PROGRESS
@@ -17,8 +17,8 @@ TAKEN, SOURCE, POSITION = range(PROGRESS)
 
 
 DescribeError: TypeAlias = Callable[[BaseException, str], BaseException]
-"""`describe_error(error, subject)` returns the error that readers get for an error of a pipeline. `subject` is the element that could not be
-computed, for example "element 5".
+"""`describe_error(error, subject)` returns the error that readers get for an error of a pipeline. `subject` is the element that could not
+be computed, for example "element 5".
 """
 
 
@@ -33,7 +33,7 @@ class Packed:
         """Return the elements compressed with `codec`. Two threads may compress at the same time: the result of one of them is kept."""
         encoded = self._forms.get(codec)
         if encoded is None:
-            encoded = self._forms[codec] = squeeze(self._forms[""], codec)
+            encoded = self._forms[codec] = compress_batch(self._forms[""], codec)
         return encoded
 
 

@@ -17,7 +17,7 @@ from typing import Any, Final
 from zmqdist.data.iterators import DatasetIterator
 from zmqdist.data.service.elements import fits, is_scalar, weigh
 from zmqdist.data.service.reader.delivery import Wanted
-from zmqdist.data.service.split_requests import Drained
+from zmqdist.data.service.split_requests import WorkerDrained
 from zmqdist.data.service.task_errors import TaskFailure
 from zmqdist.data.service.worker.element_replies import TAKEN, DescribeError, ElementReply, send_reply, skip_late
 from zmqdist.data.service.worker.first_come_machine import FirstComeBuffer
@@ -123,7 +123,7 @@ class FirstComeRunner:
                             break
                     else:
                         break
-                except Drained:
+                except WorkerDrained:
                     break
                 except BaseException as error:
                     with self._lock:
