@@ -129,9 +129,9 @@ class DataDispatcher:
             log.info("recovered from %s: %d jobs", journal.path, len(self.machine.state.jobs))
             self._set_timer()
             return
-        told: queue.SimpleQueue[OpError | None] = queue.SimpleQueue()
-        journal.compact(r.encode(self.machine.state), told.put)
-        error = told.get()
+        results: queue.SimpleQueue[OpError | None] = queue.SimpleQueue()
+        journal.compact(r.encode(self.machine.state), results.put)
+        error = results.get()
         if error is not None:
             raise error
 
@@ -180,9 +180,9 @@ class DataDispatcher:
 
     def _written(self, error: OpError | None) -> None:
         """In the journal's thread."""
-        told = ev.JournalCommitted() if error is None else ev.JournalFailed(error.error_code, error.message)
+        event = ev.JournalCommitted() if error is None else ev.JournalFailed(error.error_code, error.message)
         try:
-            self._loop.call_soon(self.handle, told)
+            self._loop.call_soon(self.handle, event)
         except OpError:
             pass  # the dispatcher has ended: nobody waits for the answers
 
