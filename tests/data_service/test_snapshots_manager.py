@@ -279,11 +279,11 @@ def test_repetitions_are_dealt_each_for_itself(tmp_path: Path) -> None:
     st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 1), st.integers(1, 9), st.booleans()), max_size=60),
 )
 def test_whatever_is_asked_each_position_has_one_stream(
-    tmp_path_factory: pytest.TempPathFactory, length: int, questions: list[Any]
+    tmp_path_factory: pytest.TempPathFactory, length: int, events: list[Any]
 ) -> None:
     snapshot = begin(tmp_path_factory.mktemp("any") / "s", Dataset.range(length).repeat(2))
     had: dict[Any, list[int]] = {}
-    for worker, repetition, count, again in questions:
+    for worker, repetition, count, again in events:
         if again:
             snapshot = SnapshotFolder.recover(snapshot.path)
         stream = snapshot.assign(worker)

@@ -43,7 +43,7 @@ BESIDE_MACHINES = {
     "zmqdist/coordination": ("answers",),
     "zmqdist/data/service": ("retry",),
     "zmqdist/data/service/reader": ("delivery",),
-    "zmqdist/data/service/worker": ("task_answers",),
+    "zmqdist/data/service/worker": ("task_replies",),
     "zmqdist/scheduling/coordinator": (
         "affinity",
         "closures",

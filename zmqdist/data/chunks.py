@@ -245,11 +245,11 @@ class ElementsFile:
                 self._compressed.close()
             storage.sync(self._file)
         except BaseException:
-            self.give_up()
+            self.abort()
             raise
         self._file.close()
 
-    def give_up(self) -> None:
+    def abort(self) -> None:
         """Close the file without completing it. Harmless if it is closed."""
         for file in (self._compressed, self._file):
             with contextlib.suppress(OSError, ValueError):

@@ -18,20 +18,20 @@ from zmqdist.data.service.reader.delivery import (
     FAILED,
     SKIP,
     SOME,
-    Answered,
-    Ask,
-    AskForNews,
-    Began,
+    BatchTaken,
+    ConsumerBegan,
     Deliver,
     Event,
     News,
-    Over,
-    TaskPlace,
-    Took,
+    ReadingEnded,
+    RequestElements,
+    RequestNews,
+    TaskLocation,
+    TaskReplied,
     Wanted,
 )
 from zmqdist.data.service.worker.rounds_machine import RoundsMachine
-from zmqdist.data.service.worker.task_answers import GiveElements, GiveEnd, GiveError, TaskAnswer
+from zmqdist.data.service.worker.task_replies import GiveElements, GiveEnd, GiveError, TaskReply
 from zmqdist.errors import AbortedError, UnavailableError
 from zmqdist.events import Ticked
 from zmqdist.testing.simulation.clock import SimClock
@@ -70,7 +70,7 @@ class SimRoundsTask:
         question = Question(wanted, reply)
         assert wanted.wait_s is not None
         self.sim.clock.after(wanted.wait_s, partial(self._expire, question))
-        self._perform(self._machine.elements_wanted(wanted, question))
+        self._perform(self._machine.add_request(wanted, question))
 
     def kill(self) -> None:
         self.alive = False
@@ -99,7 +99,7 @@ class SimRoundsTask:
         if self.alive:
             self._perform(self._machine.serve())
 
-    def _perform(self, effects: list[TaskAnswer]) -> None:
+    def _perform(self, effects: list[TaskReply]) -> None:
         sim = self.sim
         for effect in effects:
             question: Question = effect.reply
@@ -137,15 +137,15 @@ class SimRoundsConsumer:
         sim = self.sim
         for effect in self.machine.handle(event, sim.clock.now):
             match effect:
-                case Ask(source, wanted):
+                case RequestElements(source, wanted):
                     sim.soon(partial(self._ask, source, wanted))
                 case Deliver(items):
                     for batch in items:
                         self.got += batch
-                        sim.clock.after(sim.random.uniform(0.001, 0.03), partial(self.handle, Took()))
-                case AskForNews():
+                        sim.clock.after(sim.random.uniform(0.001, 0.03), partial(self.handle, BatchTaken()))
+                case RequestNews():
                     self.watch()
-                case Over(error):
+                case ReadingEnded(error):
                     raise AssertionError(f"C2: consumer {self.number} is at its end: {error}")
         if self.machine.deadline < self._tick_at:
             self._tick_at = self.machine.deadline
@@ -158,7 +158,7 @@ class SimRoundsConsumer:
     def _ask(self, source: Any, wanted: Wanted) -> None:
         def reply(kind: int, value: Any) -> None:
             error = UnavailableError("the worker does not answer") if kind == FAILED else None
-            self.handle(Answered(source, kind, value, error))
+            self.handle(TaskReplied(source, kind, value, error))
 
         task = self.sim.tasks[source.task]
         if task.alive:
@@ -169,7 +169,7 @@ class SimRoundsConsumer:
     def watch(self) -> None:
         """Ask for news. What this consumer says with it stands until the answer."""
         self._arrives_at = max(self._arrives_at, self.sim.clock.now + self.sim.random.expovariate(1 / DELAY_S))
-        stopped, lost = self.machine.standing()
+        stopped, lost = self.machine.watch_args()
         self.sim.clock.at(self._arrives_at, partial(self.sim.watched, self, self.version, stopped, lost))
 
     def news(self, version: int, news: News) -> None:
@@ -198,7 +198,7 @@ class RoundsSim:
         for number in range(self.count):
             self.consumers.append(SimRoundsConsumer(self, number))
         for consumer in self.consumers:
-            consumer.handle(Began())
+            consumer.handle(ConsumerBegan())
             consumer.watch()
         for _ in range(faults):
             self.clock.after(self.random.uniform(0.1, FAULTS_S), self._fault)
@@ -236,18 +236,18 @@ class RoundsSim:
             self._decide()
 
     def _decide(self) -> None:
-        standing = list(self._watching.values())
+        watch_args = list(self._watching.values())
         ended = [
             task
             for number, task in self.tasks.items()
-            if task.end == inf and all(number in lost for _, lost in standing)
+            if task.end == inf and all(number in lost for _, lost in watch_args)
         ]
         for task in ended:
-            task.end = min(lost[task.number] for _, lost in standing)
+            task.end = min(lost[task.number] for _, lost in watch_args)
             task.kill()
-        begins = self._pending and all(stopped >= 0 for stopped, _ in standing)
+        begins = self._pending and all(stopped >= 0 for stopped, _ in watch_args)
         if begins:
-            start = max(stopped for stopped, _ in standing)
+            start = max(stopped for stopped, _ in watch_args)
             seen = max((consumer.got[-1][0] for consumer in self.consumers if consumer.got), default=-1)
             assert seen < start, f"C3: round {seen} was begun by a consumer that is held, and a task begins at {start}"
             for _ in range(self._pending):
@@ -265,7 +265,7 @@ class RoundsSim:
     def _answer(self, consumer: SimRoundsConsumer) -> None:
         del self._watching[consumer.number]
         places = [
-            TaskPlace(task.number, "host", "host", 7 if task.listed else -1, task.start)
+            TaskLocation(task.number, "host", "host", 7 if task.listed else -1, task.start)
             for task in self.tasks.values()
             if task.end == inf
         ]

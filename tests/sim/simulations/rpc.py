@@ -6,8 +6,8 @@ and comes back in a new incarnation; clients are frozen and killed. After FAULTS
 CALM_LIMIT_S, with nothing left over.
 
 What is checked are the numbered promises of transport/calls_machine.py ("calls"), rpc/admission_machine.py ("turns"),
-rpc/batching_machine.py ("batching"), transport/bulk_machine.py ("bulk") and transport/pace.py ("pace"), while it runs (rpc_truth.py) and at
-the end.
+rpc/batching_machine.py ("batching"), transport/bulk_machine.py ("bulk") and transport/pace.py ("pace"), while it runs (rpc_oracle.py) and
+at the end.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 from functools import partial
 
 from tests.sim.simulations.rpc_ends import SimRpcClient, SimRpcServer
-from tests.sim.simulations.rpc_truth import KIB, Question, RpcWorld
+from tests.sim.simulations.rpc_oracle import KIB, Question, RpcWorld
 from zmqdist.messages import Message
 from zmqdist.testing.simulation.network import SimConnection
 

@@ -1,7 +1,7 @@
 """The two ends of RPC in the simulation: the real call tables, turns, batches, lanes and paces, with models of what drives them.
 
 A client does what transport/client_connection.py and transport/channel.py do with their table, a server what rpc/service.py,
-rpc/handler_pool.py and rpc/batching.py do with theirs. Questions, results and the account of what each end did are in rpc_truth.py.
+rpc/handler_pool.py and rpc/batching.py do with theirs. Questions, results and the account of what each end did are in rpc_oracle.py.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from functools import partial
 from math import inf
 from typing import Any, Final
 
-from tests.sim.simulations.rpc_truth import LaneAccount, Question, RpcWorld, ServerAccount
+from tests.sim.simulations.rpc_oracle import LaneAccount, Question, RpcWorld, ServerAccount
 from zmqdist.errors import OK, OpError
 from zmqdist.messages import Call, Calls, CancelCall, Chunk, Credit, Goodbye, LetIn, Message, Replies, Reply
 from zmqdist.rpc.admission_machine import Turns

@@ -90,7 +90,7 @@ class Writer:
 
     path: str
     stream: int
-    life: int
+    incarnation: int
     places: dict[tuple[int, int], int]
     rest: list[tuple[int, int]]
     uncommitted: list[tuple[int, int, int]] = field(default_factory=list)
@@ -247,7 +247,7 @@ class SnapshotWorld:
     def commit(self, writer: Writer) -> bool:
         """Publish what it has computed, if the stream has no other writer by now."""
         folder = self.folders[writer.path]
-        if folder.fences[writer.stream] != writer.life:
+        if folder.fences[writer.stream] != writer.incarnation:
             self.met["a former writer is refused"] += 1
             return False
         folder.chunks.update(writer.uncommitted)

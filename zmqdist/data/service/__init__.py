@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from zmqdist.scheduling.dispatcher.runtime import DispatchServer
     from zmqdist.scheduling.worker.runtime import WorkerServer
 
-_WHERE = {
+_MODULES = {
     "_distribute": "zmqdist.data.service.client",
     "_from_dataset_id": "zmqdist.data.service.client",
     "_register_dataset": "zmqdist.data.service.client",
@@ -34,9 +34,9 @@ _WHERE = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _WHERE:
+    if name not in _MODULES:
         raise AttributeError(f"module 'zmqdist.data.service' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_WHERE[name]), name)
+    value = getattr(importlib.import_module(_MODULES[name]), name)
     globals()[name] = value
     return value
 

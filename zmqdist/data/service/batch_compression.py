@@ -28,18 +28,18 @@ def codec_for(compression: str, *, near: bool) -> str:
     return compression
 
 
-def squeeze(value: Any, name: str) -> Any:
+def compress_batch(value: Any, name: str) -> Any:
     """Compress what `elements.pack` made. Raises FailedPreconditionError where the codec's package is missing here."""
     if not name:
         return value
     codec = codec_of(name)
     assert codec is not None
     body, parts = safe.encode(value)
-    told = [_squeezed(codec, memoryview(part).cast("B")) for part in parts]
-    return (name, *_squeezed(codec, memoryview(body)), told)
+    compressed_parts = [_compressed(codec, memoryview(part).cast("B")) for part in parts]
+    return (name, *_compressed(codec, memoryview(body)), compressed_parts)
 
 
-def _squeezed(codec: Any, buffer: memoryview) -> tuple[int, Any]:
+def _compressed(codec: Any, buffer: memoryview) -> tuple[int, Any]:
     """(0, the bytes as they are) or (how many they are, compressed)."""
     compressed = codec.compress(buffer)
     if compressed is None:
@@ -47,7 +47,7 @@ def _squeezed(codec: Any, buffer: memoryview) -> tuple[int, Any]:
     return buffer.nbytes, np.frombuffer(compressed, np.uint8)
 
 
-def unsqueeze(value: Any, peer: str) -> Any:
+def decompress_batch(value: Any, peer: str) -> Any:
     """The value as `squeeze` got it. Raises WireError for anything malformed."""
     if not (isinstance(value, tuple) and len(value) == 4 and value[0] in NAMES):
         return value

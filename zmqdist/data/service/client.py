@@ -21,7 +21,7 @@ from zmqdist.data.service.dispatcher.machine.records import AT_MOST_ONCE, EXACTL
 from zmqdist.data.service.policy import CrossTrainerCache, ShardingPolicy, policy_of
 from zmqdist.data.service.service_address import Service, service_of
 from zmqdist.data.service.source import Distributed
-from zmqdist.data.service.split_requests import insist
+from zmqdist.data.service.split_requests import call_until_answered
 from zmqdist.data.sharding import distributed_cardinality
 from zmqdist.data.splits import portion_rules
 from zmqdist.data.structure import UNKNOWN_SPEC, from_json, invalid, to_json
@@ -308,7 +308,9 @@ def ask_dispatcher(service: Service, method: str, *args: Any, what: str, timeout
     due = time.monotonic() + timeout_s
     security = service.credentials.client(service.address, "submit")
     with ZmqClient(service.address, "data client", security=security) as client:
-        return insist(client, method, *args, what=what, stopped=threading.Event(), timeout_s=timeout_s, due=due)
+        return call_until_answered(
+            client, method, *args, what=what, stopped=threading.Event(), timeout_s=timeout_s, due=due
+        )
 
 
 def _distribute(

@@ -45,7 +45,7 @@ class Codec(NamedTuple):
     """
 
     name: str
-    squeeze: Callable[[Any], bytes]
+    compress_batch: Callable[[Any], bytes]
     unfold: Callable[[Any, int], bytes | bytearray]
     failures: tuple[type[Exception], ...]
 
@@ -57,9 +57,9 @@ class Codec(NamedTuple):
         if view.nbytes >= _SAMPLED_BYTES_MIN:
             step = (view.nbytes - _SAMPLE_BYTES) // (_SAMPLES - 1)
             sample = b"".join(view[place * step :][:_SAMPLE_BYTES] for place in range(_SAMPLES))
-            if not _worth(self.squeeze(sample), len(sample)):
+            if not _worth(self.compress_batch(sample), len(sample)):
                 return None
-        packed = self.squeeze(view)
+        packed = self.compress_batch(view)
         return packed if _worth(packed, view.nbytes) else None
 
     def decompress(self, data: Buffer, nbytes: int, peer: str = "sender") -> bytearray:
@@ -100,7 +100,7 @@ def _worth(packed: bytes, nbytes: int) -> bool:
 
 
 def _zlib(name: str, level: int, wbits: int) -> Codec:
-    def squeeze(buffer: Any) -> bytes:
+    def compress_batch(buffer: Any) -> bytes:
         packing = zlib.compressobj(level, zlib.DEFLATED, wbits)
         return packing.compress(buffer) + packing.flush()
 
@@ -111,13 +111,13 @@ def _zlib(name: str, level: int, wbits: int) -> Codec:
             raise zlib.error("it is cut, or something follows it")
         return made
 
-    return Codec(name, squeeze, unfold, (zlib.error,))
+    return Codec(name, compress_batch, unfold, (zlib.error,))
 
 
 def _lz4() -> Codec:
     block: Any = importlib.import_module("lz4.block")  # its stubs do not export what it offers
 
-    def squeeze(buffer: Any) -> bytes:
+    def compress_batch(buffer: Any) -> bytes:
         return bytes(block.compress(buffer, store_size=False))
 
     def unfold(data: Any, nbytes: int) -> bytearray:
@@ -126,13 +126,13 @@ def _lz4() -> Codec:
         made: bytearray = block.decompress(data, uncompressed_size=nbytes, return_bytearray=True)
         return made
 
-    return Codec("LZ4", squeeze, unfold, (block.LZ4BlockError, ValueError, OverflowError))
+    return Codec("LZ4", compress_batch, unfold, (block.LZ4BlockError, ValueError, OverflowError))
 
 
 def _zstd() -> Codec:
     import zstandard
 
-    def squeeze(buffer: Any) -> bytes:
+    def compress_batch(buffer: Any) -> bytes:
         return bytes(zstandard.ZstdCompressor().compress(buffer))  # one of these is not for several threads
 
     def unfold(data: Any, nbytes: int) -> bytes:
@@ -140,7 +140,7 @@ def _zstd() -> Codec:
             raise zstandard.ZstdError("its header tells another number of bytes")
         return bytes(zstandard.ZstdDecompressor().decompress(data, allow_extra_data=False))
 
-    return Codec("ZSTD", squeeze, unfold, (zstandard.ZstdError,))
+    return Codec("ZSTD", compress_batch, unfold, (zstandard.ZstdError,))
 
 
 _MADE: Final[dict[str, Callable[[], Codec]]] = {

@@ -123,9 +123,9 @@ def _arrays(items: Sequence[Any]) -> Any:
     return [ROWS, column]
 
 
-def _alike(items: Sequence[Any], about: Callable[[Any], Any]) -> bool:
-    told = list(map(about, items))
-    return told.count(told[0]) == len(told)
+def _alike(items: Sequence[Any], value_of: Callable[[Any], Any]) -> bool:
+    values = list(map(value_of, items))
+    return values.count(values[0]) == len(values)
 
 
 def _single(value: Any) -> Any:
@@ -318,26 +318,26 @@ def _all_alike(items: Sequence[Any]) -> bool:
 def _check(value: Any, spec: Any, place: str) -> None:
     if isinstance(spec, TensorSpec):
         if isinstance(value, (tuple, dict)) or is_dataset(value):
-            raise invalid(f"{place}: expected {spec.dtype}, given {_told(value)}")
+            raise invalid(f"{place}: expected {spec.dtype}, given {_description(value)}")
         problem = spec.problem(np.asarray(value))
         if problem is not None:
             raise invalid(f"{place}: {problem}")
     elif isinstance(spec, dict):
         if not isinstance(value, dict) or value.keys() != spec.keys():
-            raise invalid(f"{place}: expected {_told(spec)}, given {_told(value)}")
+            raise invalid(f"{place}: expected {_description(spec)}, given {_description(value)}")
         for key, part in spec.items():
             _check(value[key], part, f"{place}[{key!r}]")
     elif isinstance(spec, tuple):
         fields = getattr(spec, "_fields", ())
         if not isinstance(value, tuple) or len(value) != len(spec) or getattr(value, "_fields", ()) != fields:
-            raise invalid(f"{place}: expected a {_told(spec)}, given {_told(value)}")
+            raise invalid(f"{place}: expected a {_description(spec)}, given {_description(value)}")
         for index, part in enumerate(spec):
             _check(value[index], part, f"{place}.{fields[index]}" if fields else f"{place}[{index}]")
     elif isinstance(spec, DatasetSpec) and not is_dataset(value):
-        raise invalid(f"{place}: expected a dataset, given {_told(value)}")
+        raise invalid(f"{place}: expected a dataset, given {_description(value)}")
 
 
-def _told(value: Any) -> str:
+def _description(value: Any) -> str:
     if isinstance(value, dict):
         return f"the keys {list(value)}"
     if isinstance(value, tuple):

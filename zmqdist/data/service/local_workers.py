@@ -33,25 +33,25 @@ _workers: dict[int, LocalWorker] = {}
 _lock = threading.Lock()
 
 
-def add(life: int, worker: LocalWorker) -> None:
+def add(incarnation: int, worker: LocalWorker) -> None:
     """From now on readers of this process find this worker."""
     with _lock:
-        _workers[life] = worker
+        _workers[incarnation] = worker
 
 
-def remove(life: int) -> None:
+def remove(incarnation: int) -> None:
     """Not any more."""
     with _lock:
-        _workers.pop(life, None)
+        _workers.pop(incarnation, None)
 
 
-def find(life: int) -> LocalWorker | None:
+def find(incarnation: int) -> LocalWorker | None:
     """The worker with this life, if it is one of this process."""
     with _lock:
-        return _workers.get(life)
+        return _workers.get(incarnation)
 
 
-def some(dispatcher: str, state: int = 0) -> bool:
+def has_worker_of(dispatcher: str, state: int = 0) -> bool:
     """Whether there is any of this dispatcher: one that was started with its address, or has the number of its state."""
     with _lock:
         workers = list(_workers.values())

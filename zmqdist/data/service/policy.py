@@ -26,15 +26,15 @@ class ShardingPolicy(IntEnum):
 
 STATIC = frozenset({ShardingPolicy.FILE, ShardingPolicy.DATA, ShardingPolicy.FILE_OR_DATA, ShardingPolicy.HINT})
 
-_NAMED = {"parallel_epochs": ShardingPolicy.OFF, "distributed_epoch": ShardingPolicy.DYNAMIC}
+_POLICY_NAMES = {"parallel_epochs": ShardingPolicy.OFF, "distributed_epoch": ShardingPolicy.DYNAMIC}
 
 
 def policy_of(processing_mode: Any) -> ShardingPolicy:
     """The policy that a user names. Raises ValueError for anything else, numbers too."""
     if isinstance(processing_mode, ShardingPolicy):
         return processing_mode
-    if isinstance(processing_mode, str) and processing_mode in _NAMED:
-        return _NAMED[processing_mode]
+    if isinstance(processing_mode, str) and processing_mode in _POLICY_NAMES:
+        return _POLICY_NAMES[processing_mode]
     raise ValueError(
         'processing_mode should be a `zmqdist.data.service.ShardingPolicy`, `"parallel_epochs"`, or '
         f'`"distributed_epoch"`. Got {processing_mode!r}.'

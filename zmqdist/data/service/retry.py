@@ -21,6 +21,6 @@ PAUSE_S_MAX: Final = 1.0
 """A reader asks a worker or dispatcher that does not answer at least so often."""
 
 
-def longer(pause_s: float) -> float:
+def next_pause_s(pause_s: float) -> float:
     """The next pause of a reader after one of `pause_s`; 0: after none."""
     return min(PAUSE_S_MAX, max(FIRST_PAUSE_S, pause_s * PAUSE_GROWS))

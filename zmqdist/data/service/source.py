@@ -10,7 +10,7 @@ from zmqdist.data.interfaces import DatasetLike, operator
 from zmqdist.data.iterators import Context, OperatorNode
 from zmqdist.data.ops.base import Op
 from zmqdist.data.service.dispatcher.machine.records import EXACTLY_ONCE, Terms
-from zmqdist.data.service.reader.runtime import SavedReader, ServiceReader, Wish
+from zmqdist.data.service.reader.runtime import ReadRequest, SavedReader, ServiceReader
 from zmqdist.data.service.service_address import Service
 from zmqdist.data.structure import UNKNOWN_SPEC
 from zmqdist.errors import FailedPreconditionError, UnimplementedError
@@ -20,10 +20,10 @@ from zmqdist.transport.credentials import Credentials
 class _ReadingNode(OperatorNode):
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)
-        wish = wish_of(self.op, dataset.memory.number())
-        self._reader = ServiceReader(wish, self.op.credentials, context.openings)
+        request = read_request_of(self.op, dataset.memory.next_iterator_number())
+        self._reader = ServiceReader(request, self.op.credentials, context.interrupts)
         self._batch: Iterator[Any] = iter(())
-        context.openings.waits = True
+        context.interrupts.close_blocks = True
 
     def run(self) -> Iterator[Any]:
         yield from self._batch
@@ -49,16 +49,18 @@ class _PortionsNode(OperatorNode):
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)
-        self._wish = wish_of(self.op, dataset.memory.number())
+        self._request = read_request_of(self.op, dataset.memory.next_iterator_number())
         self._reader: ServiceReader | None = None
         self._saved: dict[str, Any] = {}
         self._elements: Iterator[Any] = iter(())
-        context.openings.waits = True
+        context.interrupts.close_blocks = True
 
     def run(self) -> Iterator[Any]:
         if self._reader is None:
             saved = SavedReader.of(self._saved) if self._saved else None
-            self._reader = ServiceReader(replace(self._wish, saved=saved), self.op.credentials, self.context.openings)
+            self._reader = ServiceReader(
+                replace(self._request, saved=saved), self.op.credentials, self.context.interrupts
+            )
         yield from self._elements
         for elements in self._reader.pieces():
             self._elements = elements
@@ -83,10 +85,10 @@ class _PortionsNode(OperatorNode):
             self._reader.close()
 
 
-def wish_of(op: Distributed, repetition: int) -> Wish:
+def read_request_of(op: Distributed, repetition: int) -> ReadRequest:
     """What an iterator over the operator wants to read."""
     terms = Terms(op.dataset, op.mode, op.num_consumers, op.target_workers, bool(op.trainer), op.delivery, op.ordered)
-    return Wish(
+    return ReadRequest(
         op.service,
         terms,
         op.job_name,

@@ -30,7 +30,7 @@ QUICK_S: Final = 0.02
 """Positions that are used up sooner are asked for in larger runs."""
 
 
-def insist(
+def call_until_answered(
     client: ZmqClient,
     method: str,
     *args: Any,
@@ -72,23 +72,29 @@ def insist(
         pause_s = min(PAUSE_S_MAX, pause_s * PAUSE_GROWS)
 
 
-class Undealt(UnavailableError):
+class PositionsUnavailable(UnavailableError):
     """The dispatcher gave no positions: not a fault of the pipeline that asked. Readers hear from the dispatcher what becomes of them."""
 
 
-class Drained(CancelledError):
+class WorkerDrained(CancelledError):
     """A worker that leaves takes no more positions: inside, the end of a task that would go on for ever."""
 
 
-class Dealer:
+class SplitClient:
     """The positions of one task. `ask` is called by the pipeline, in whichever of its threads."""
 
     def __init__(
-        self, client: ZmqClient, state: int, task: int, life: int, timeout_s: float, progress: MutableSequence[int]
+        self,
+        client: ZmqClient,
+        state: int,
+        task: int,
+        incarnation: int,
+        timeout_s: float,
+        progress: MutableSequence[int],
     ) -> None:
         self._progress = progress
         self._client = client
-        self._who = (state, task, life)
+        self._task = (state, task, incarnation)
         self._timeout_s = timeout_s
         self.stopped = threading.Event()
         self._lock = threading.Lock()
@@ -103,13 +109,13 @@ class Dealer:
                 run.repetition, run.next, run.stop = repetition, 0, 0
             if self._drained:
                 if repetition > run.drained_in >= 0:
-                    raise Drained("the worker takes no more positions")
+                    raise WorkerDrained("the worker takes no more positions")
                 run.drained_in = repetition
                 return None
             if run.next == run.stop:
                 now = time.monotonic()
-                run.size = min(RUN_MAX, run.size * 2) if now - run.asked_at < QUICK_S else max(1, run.size // 2)
-                run.asked_at = now
+                run.size = min(RUN_MAX, run.size * 2) if now - run.requested_at < QUICK_S else max(1, run.size // 2)
+                run.requested_at = now
                 start, length = self._more(source, repetition, run.size)
                 run.next, run.stop = start, start + length
                 if not length:
@@ -121,9 +127,9 @@ class Dealer:
 
     def _more(self, source: int, repetition: int, count: int) -> tuple[int, int]:
         try:
-            start, length = self._insist("splits", *self._who, source, secrets.randbits(62), repetition, count)
+            start, length = self._call("splits", *self._task, source, secrets.randbits(62), repetition, count)
         except (NotFoundError, UnavailableError) as error:  # taken from this worker, or nobody answered
-            raise Undealt(error.message) from error
+            raise PositionsUnavailable(error.message) from error
         return int(start), int(length)
 
     def drain(self) -> None:
@@ -141,22 +147,24 @@ class Dealer:
 
     def _hand_back(self, source: int, run: _Run) -> None:
         runs = ((run.next, run.stop - run.next),)
-        self._insist("hand_back", *self._who, source, secrets.randbits(62), run.repetition, runs)
+        self._call("hand_back", *self._task, source, secrets.randbits(62), run.repetition, runs)
 
     def portions(self, client: int, count: int) -> list[tuple[int, int, int, int, int]]:
         """The next portions for a reader; waits until there are some. None: there will be none, or nobody reads them."""
         try:
-            return [tuple(each) for each in self._insist("portions", *self._who, client, secrets.randbits(62), count)]
+            return [tuple(each) for each in self._call("portions", *self._task, client, secrets.randbits(62), count)]
         except (NotFoundError, CancelledError):
             return []
 
     def definition(self, fingerprint: str) -> Any:
         """The description of the task's pipeline; waits for it."""
-        return self._insist("definition", fingerprint, again=RETRIABLE)
+        return self._call("definition", fingerprint, again=RETRIABLE)
 
-    def _insist(self, method: str, *args: Any, again: frozenset[int] = PATIENT) -> Any:
-        what, timeout_s = f"task {self._who[1]}", self._timeout_s
-        return insist(self._client, method, *args, what=what, stopped=self.stopped, timeout_s=timeout_s, again=again)
+    def _call(self, method: str, *args: Any, again: frozenset[int] = PATIENT) -> Any:
+        what, timeout_s = f"task {self._task[1]}", self._timeout_s
+        return call_until_answered(
+            self._client, method, *args, what=what, stopped=self.stopped, timeout_s=timeout_s, again=again
+        )
 
     def close(self) -> None:
         """End what waits."""
@@ -170,5 +178,5 @@ class _Run:
         self.repetition = -1
         self.next = self.stop = 0
         self.size = 1
-        self.asked_at = -inf
+        self.requested_at = -inf
         self.drained_in = -1

@@ -11,16 +11,16 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from zmqdist.data.operator_traceback import culprit
+from zmqdist.data.operator_traceback import failing_operator
 from zmqdist.data.service.retry import RETRIABLE
-from zmqdist.data.service.split_requests import Drained, Undealt
+from zmqdist.data.service.split_requests import PositionsUnavailable, WorkerDrained
 from zmqdist.data.service.worker.element_replies import POSITION, SOURCE, TAKEN
 from zmqdist.errors import UNKNOWN, OpError, UnknownError, from_code
 from zmqdist.rpc.handler_errors import TRACEBACK, code_and_message
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class TaskFailure:
     """The process of a task died.
 
     Attributes:
@@ -32,27 +32,27 @@ class Failed:
     for_good: bool
 
 
-def named(error: BaseException, what: str, where: str) -> OpError:
+def describe_error(error: BaseException, what: str, where: str) -> OpError:
     """An error of a pipeline, as readers get it.
 
     Args:
       what: it stands for, "element 5".
       where: dataset, job, task and worker.
     """
-    if isinstance(error, (Drained, Undealt)):
+    if isinstance(error, (WorkerDrained, PositionsUnavailable)):
         return error
     code, message = code_and_message(error)
     if code in RETRIABLE:
         code, message = UNKNOWN, f"{type(error).__name__}: {message}"
     head, mark, trace = message.partition(TRACEBACK)
-    operator = culprit(error)
+    operator = failing_operator(error)
     place = f"in the operator {operator}, " if operator else ""
     made = from_code(code, f"{head}\n{place}{what} of {where}{mark}{trace}")
     made.__cause__ = error
     return made
 
 
-def died(exit_code: int, tail: str, progress: Sequence[int], where: str, goes_on: str) -> OpError:
+def process_death_error(exit_code: int, tail: str, progress: Sequence[int], where: str, goes_on: str) -> OpError:
     """The process of a task ended by itself. Permanent: it must not be tried again by those who do not know of it.
 
     Args:
@@ -65,13 +65,13 @@ def died(exit_code: int, tail: str, progress: Sequence[int], where: str, goes_on
         else ""
     )
     text = (
-        f"the process that ran {where} {ending(exit_code)}: {at}readers had taken {progress[TAKEN]} elements. {goes_on}\n"
+        f"the process that ran {where} {describe_exit(exit_code)}: {at}readers had taken {progress[TAKEN]} elements. {goes_on}\n"
         f"Its standard error ended with:\n{tail or '(nothing)'}"
     )
     return UnknownError(text)
 
 
-def ending(code: int) -> str:
+def describe_exit(code: int) -> str:
     """How a process ended, in words that follow what it was."""
     if code >= 0:
         return f"ended itself with exit code {code}"

@@ -21,7 +21,7 @@ Seconds: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 
 
 def checked(name: str, fn: Callable[..., None]) -> Callable[..., None]:
-    """`fn(asked, *args)`, called only with arguments that are what its annotations say.
+    """`fn(call, *args)`, called only with arguments that are what its annotations say.
 
     Raises (the result): InvalidArgumentError: they are not.
     """
@@ -30,14 +30,14 @@ def checked(name: str, fn: Callable[..., None]) -> Callable[..., None]:
         (each.name, hints[each.name], msgspec.NODEFAULT if each.default is each.empty else each.default)
         for each in list(inspect.signature(fn).parameters.values())[1:]
     ]
-    wanted = msgspec.defstruct(f"asked_{name}", fields, array_like=True, forbid_unknown_fields=True)
+    wanted = msgspec.defstruct(f"{name}_arguments", fields, array_like=True, forbid_unknown_fields=True)
 
-    def call(asked: Any, *args: Any) -> None:
+    def checked_call(call: Any, *args: Any) -> None:
         try:
             known = msgspec.convert(args, wanted)
         except msgspec.ValidationError as error:
             text = f"{name}: {error} of what was sent: its sender is no zmqdist, or of another version"
             raise InvalidArgumentError(text) from None
-        fn(asked, *msgspec.structs.astuple(known))
+        fn(call, *msgspec.structs.astuple(known))
 
-    return call
+    return checked_call

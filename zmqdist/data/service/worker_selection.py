@@ -38,7 +38,7 @@ def target_of(terms: Terms, deployment_mode: str) -> str:
 def check_local(terms: Terms, dispatcher: str, state: int) -> None:
     """Raises InvalidArgumentError: this process has no worker of this dispatcher, whose state has this number."""
     policy = ShardingPolicy(terms.mode)
-    if local_workers.some(dispatcher, state):
+    if local_workers.has_worker_of(dispatcher, state):
         return
     if policy in STATIC:
         raise invalid(
@@ -50,9 +50,9 @@ def check_local(terms: Terms, dispatcher: str, state: int) -> None:
     )
 
 
-def reads_from(target: str, coordinated: bool, life: int, tags: Sequence[str]) -> bool:
+def reads_from(target: str, coordinated: bool, incarnation: int, tags: Sequence[str]) -> bool:
     """Whether a reader with this target reads from the worker with this life and these tags."""
     if target == "ANY" or coordinated:
         return True
-    here = local_workers.find(life) is not None
+    here = local_workers.find(incarnation) is not None
     return here or (target == "AUTO" and COLOCATED not in map(str.upper, tags))

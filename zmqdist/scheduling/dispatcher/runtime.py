@@ -309,7 +309,7 @@ class _Runtime:
             return
         if isinstance(message, Register):
             try:
-                self.data.splits.admit(message.address)
+                self.data.machine.admit(message.address)
             except errors.OpError as error:
                 self._perform([Send(peer, Refused(error.error_code, error.message, final=True))])
                 return

@@ -31,7 +31,7 @@ class SimClock:
         """Call `fn` at exactly this time, so that what has equal times keeps its order; at once, in its turn, when that has passed."""
         heapq.heappush(self._heap, (max(self.now, time_s), next(self._serial), fn))
 
-    def next_look(self, since_s: float, step_s: float) -> float:
+    def next_poll(self, since_s: float, step_s: float) -> float:
         """When one looks next that looks each `step_s` since a time: an event at that time does for all the looks that see nothing."""
         at_s = since_s + step_s
         while at_s <= self.now:

@@ -26,7 +26,7 @@ from zmqdist.scheduling.dispatcher.rules import BrokerRules
 from zmqdist.testing.simulation.clock import SimClock
 from zmqdist.testing.simulation.coordinator import SimCoordinator
 from zmqdist.testing.simulation.network import SimConnection
-from zmqdist.testing.simulation.worker import SimWorker, Truth
+from zmqdist.testing.simulation.worker import Oracle, SimWorker
 
 FAULTS_UNTIL_S = 8.0
 CALM_LIMIT_S = 200.0
@@ -62,13 +62,13 @@ class SimCluster:
         self.random = Random(seed)
         self.clock = SimClock()
         self.rules = BrokerRules(lease_s=4.0, reconnect_grace_s=1.0, cancel_grace_s=0.3, attempts_max=3)
-        self.truth = Truth()
+        self.oracle = Oracle()
         self.trace: list[str] = []
         self.quiet_since = 0.0
         """When something went wrong last, or a connection came or went."""
         self.dispatcher_up = False
         self.incarnation = 0
-        self._lives = itertools.count(1)
+        self._incarnations = itertools.count(1)
         self._runs = itertools.count(1)
         self._connections: dict[SimConnection, Callable[[Message], None]] = {}
         self._known: dict[SimConnection, set[tuple[int, int]]] = {}
@@ -102,7 +102,7 @@ class SimCluster:
     # -- parts ----------------------------------------------------------------------------------------------------
 
     def start_dispatcher(self) -> None:
-        self.incarnation = next(self._lives)
+        self.incarnation = next(self._incarnations)
         self.broker = Broker(self.rules, first_lease=self.incarnation << 40)
         self.dispatcher_up = True
         self.log("dispatcher starts")
@@ -114,7 +114,7 @@ class SimCluster:
             self.end_connection(connection, noticed_by_server=False)
 
     def start_worker(self, index: int) -> None:
-        worker = SimWorker(self, index, next(self._lives), can_kill=self._can_kill, slots=self.slots)
+        worker = SimWorker(self, index, next(self._incarnations), can_kill=self._can_kill, slots=self.slots)
         self.workers = [other for other in self.workers if other.process.alive] + [worker]
         self.log(f"{worker.key} starts")
 
@@ -125,7 +125,7 @@ class SimCluster:
         connection = worker.connection
         worker.kill()
         if connection is not None and self.random.random() < 0.5:
-            event = ProcessExited(pid=worker.life, exit_code=-9, job="worker", index=worker.index)
+            event = ProcessExited(pid=worker.incarnation, exit_code=-9, job="worker", index=worker.index)
             self.clock.after(self.random.uniform(0.0, 0.02), lambda: self._feed(event))
         self.worker_exited(worker)
 
@@ -156,7 +156,7 @@ class SimCluster:
 
     def new_run(self, coordinator: int, work: int) -> int:
         run = next(self._runs)
-        self.truth.runs[run] = (coordinator, work)
+        self.oracle.runs[run] = (coordinator, work)
         return run
 
     def log(self, text: str) -> None:
@@ -207,7 +207,7 @@ class SimCluster:
     def _note_kept(self, connection: SimConnection, message: Taken) -> None:
         session = self.broker.dispatch.sessions.get(connection) if self.dispatcher_up else None
         if session is not None:
-            self.truth.kept.update((session.coordinator, item[0]) for item in message.items if item in session.held)
+            self.oracle.kept.update((session.coordinator, item[0]) for item in message.items if item in session.held)
 
     def _feed(self, event: BrokerEvent) -> None:
         if not self.dispatcher_up:
@@ -314,11 +314,11 @@ class SimCluster:
             apart = worker.connection is None or not worker.connection.open
             if apart and (worker.process.frozen or worker.thawed_unheard):
                 continue
-            if worker.was_apart and not self._can_kill:
+            if worker.has_disconnected and not self._can_kill:
                 continue
             for owner, work in worker.executing():
                 user = coordinator.plans.user_of.get(work, work)
-                assert owner != coordinator.number or user > last_work or coordinator.is_apart(work), (
+                assert owner != coordinator.number or user > last_work or coordinator.is_detached(work), (
                     f"dispatch P5: work {work} of coordinator {owner} executes on {worker.key} after its round has ended"
                 )
 
@@ -326,7 +326,7 @@ class SimCluster:
         if lease not in worker.careful:
             return
         for member, hands in self.broker.dispatch.hands.items():
-            if member.incarnation == worker.life and lease in hands.leases and hands.reachable:
+            if member.incarnation == worker.incarnation and lease in hands.leases and hands.reachable:
                 assert hands.leases[lease].started, "worker P6: careful work began before its report had arrived"
 
     def check_registration(self, worker: SimWorker, message: Message) -> None:
@@ -389,7 +389,7 @@ class SimCluster:
         if not isinstance(message, Assign):
             return
         for _, coordinator, _, _, payload in message.items:
-            again = not payload or (coordinator, int(payload.split(b"|")[2])) in self.truth.kept
+            again = not payload or (coordinator, int(payload.split(b"|")[2])) in self.oracle.kept
             assert not again, "dispatch P11: work whose result was kept runs again"
         for coordinator, fn, _ in message.functions:
             assert (coordinator, fn) not in self._known[connection], "dispatch P8: a function is sent once"
@@ -401,7 +401,7 @@ class SimCluster:
         fits = hands.outstanding <= hands.window.limit or (message.first and own <= member.slots)
         assert fits, "dispatch P6: more leases than the window allows"
         for worker in self.workers:
-            if worker.life == member.incarnation:
+            if worker.incarnation == member.incarnation:
                 leases = {item[0] for item in message.items}
                 worker.careful.update(leases if message.careful else ())
                 worker.own.update(leases if message.first else ())

@@ -50,7 +50,7 @@ from zmqdist.scheduling.dispatcher.rules import BrokerRules
 from zmqdist.testing.simulation.clock import SimClock
 from zmqdist.testing.simulation.coordinator_plans import INPUT_GONE, REMAKES_MAX, SimPlans, decode_loss
 from zmqdist.testing.simulation.network import SimConnection
-from zmqdist.testing.simulation.worker import SimWorker, Truth
+from zmqdist.testing.simulation.worker import Oracle, SimWorker
 
 ANSWER_S = 2.0
 """While nothing goes wrong the user hears sooner whether work that is to be had back has begun: what is slow takes longer."""
@@ -68,7 +68,7 @@ class CoordinatorSurroundings(Protocol):
     clock: SimClock
     random: Random
     rules: BrokerRules
-    truth: Truth
+    oracle: Oracle
     dispatcher_up: bool
     quiet_since: float
 
@@ -106,7 +106,7 @@ class SimCoordinator:
         self.members: dict[str, int] = {}
         self._withdrawn: set[int] = set()
         self._wanted_back: set[int] = set()
-        self._asked_back: dict[int, SimConnection | None] = {}
+        self._pending_take_backs: dict[int, SimConnection | None] = {}
         """Work that the user takes back unless it has begun -> the connection at that time; the reply has not arrived."""
         self._goes_on: set[int] = set()
         """Work that has begun, by the replies to attempts to take it back."""
@@ -126,8 +126,8 @@ class SimCoordinator:
         self.plans = SimPlans(self, cluster.random, calm=calm)
         self._fetching: dict[int, int] = {}
         self._queue_max = queue_max
-        self._starts_told = cluster.random.random() < 0.5
-        self._width = cluster.random.choice((None, 1, 3, 8)) if self._starts_told and not calm else None
+        self._starts_reported = cluster.random.random() < 0.5
+        self._width = cluster.random.choice((None, 1, 3, 8)) if self._starts_reported and not calm else None
         closures = Closures(
             coordinator=number,
             queue_max=queue_max,
@@ -135,7 +135,7 @@ class SimCoordinator:
             lost_limit_s=60.0,
             recovery_limit_s=15.0,
             now=cluster.clock.now,
-            starts=self._starts_told,
+            starts=self._starts_reported,
             width=self._width,
         )
         self.machine = CoordinatorMachine(closures, Dependencies(remakes_max=REMAKES_MAX), decode_loss)
@@ -156,7 +156,7 @@ class SimCoordinator:
         if not self.cluster.dispatcher_up:
             self.cluster.clock.after(self._random.uniform(0.05, 0.6), self.connect)
             return
-        connection = self.connection = self.cluster.new_connection(f"c{self.number}", self._hear)
+        connection = self.connection = self.cluster.new_connection(f"c{self.number}", self._receive)
 
         def up() -> None:
             if connection.open:
@@ -169,8 +169,8 @@ class SimCoordinator:
             self.connection = None
             self._with_dispatcher.clear()
             self.handle(DispatcherDown())
-            assert not self._asked_back, (
-                f"closures P14: {self._asked_back.keys()} are not answered at the end of the connection"
+            assert not self._pending_take_backs, (
+                f"closures P14: {self._pending_take_backs.keys()} are not answered at the end of the connection"
             )
             self.cluster.clock.after(self._random.uniform(0.05, 0.5), self.connect)
 
@@ -195,7 +195,7 @@ class SimCoordinator:
         work = len(self.kinds) + 1
         if self._random.random() < 0.4:
             self.options[work] = self._options()
-        if self._random.random() < 0.3 and not self.is_apart(work):
+        if self._random.random() < 0.3 and not self.is_detached(work):
             self.kinds[work] = "plan"
             self.handle(self.plans.plan(work, self._fn()))
             return
@@ -251,16 +251,16 @@ class SimCoordinator:
         pending = [
             work
             for work in self.kinds
-            if not self.resolved[work] and not self.is_apart(work) and self.kinds[work] != "plan"
+            if not self.resolved[work] and not self.is_detached(work) and self.kinds[work] != "plan"
         ]
-        if not (pending and self._starts_told) or self.ending:
+        if not (pending and self._starts_reported) or self.ending:
             return
         works = self._random.sample(pending, min(3, len(pending)))
         since = self.cluster.clock.now
         self._wanted_back.update(works)
         for work in works:
             self._goes_on.discard(work)
-            self._asked_back[work] = self.connection
+            self._pending_take_backs[work] = self.connection
         self.handle(TakeBackAsked(works))
         self.cluster.clock.after(ANSWER_S, lambda: self._check_answered(works, since))
 
@@ -271,7 +271,7 @@ class SimCoordinator:
     def _check_answered(self, works: list[int], since: float) -> None:
         """Unless something went wrong since then: then that is what the answer may have been lost with. What is cut off ends as cancelled
         when it ends, which cannot be hastened in a thread; so does all work of a round that ends."""
-        left = [work for work in works if work in self._asked_back and work not in self._withdrawn]
+        left = [work for work in works if work in self._pending_take_backs and work not in self._withdrawn]
         quiet_since = self.cluster.quiet_since
         if left and self.ending:
             self.cluster.clock.after(ANSWER_S, lambda: self._check_answered(left, since))
@@ -288,7 +288,7 @@ class SimCoordinator:
 
     # -- the runtime ----------------------------------------------------------------------------------------------
 
-    def _hear(self, message: Message) -> None:
+    def _receive(self, message: Message) -> None:
         if isinstance(message, StartsLost):
             self._check_charges(message)
         self.plans.hear(message)
@@ -351,17 +351,17 @@ class SimCoordinator:
                     self._note_members(effect)
 
     def _check_failure(self, work: int, kind: int, fails: bool) -> None:
-        expected = kind in (ERROR, LOST, UNAVAILABLE, INPUT_FAILED, TIMED_OUT) and not self.is_apart(work)
-        promise = "closures P10" if self.is_apart(work) else "coordinator C2"
+        expected = kind in (ERROR, LOST, UNAVAILABLE, INPUT_FAILED, TIMED_OUT) and not self.is_detached(work)
+        promise = "closures P10" if self.is_detached(work) else "coordinator C2"
         assert fails == expected, f"{promise}: work {work} ends by kind {kind}, and fails its round: {fails}"
         if fails and self._first_failure is None:
             self._first_failure = work
 
     def _note_begun(self, works: list[int]) -> None:
         for work in works:
-            assert self._starts_told, "closures P14: a report of begun work that was not requested"
+            assert self._starts_reported, "closures P14: a report of begun work that was not requested"
             assert not self.resolved[work], f"closures P14: work {work} has begun after its end"
-            if self._asked_back.pop(work, None) is not None:
+            if self._pending_take_backs.pop(work, None) is not None:
                 self._goes_on.add(work)
 
     def _check_width(self, message: Message) -> None:
@@ -379,7 +379,7 @@ class SimCoordinator:
         assert work < FIRST_ATTEMPT, f"coordinator C1: attempt {work} is resolved"
         self.resolved[work] += 1
         self._with_dispatcher.discard(work)
-        self._asked_back.pop(work, None)
+        self._pending_take_backs.pop(work, None)
         assert kind != CANCELLED or self.ending or work not in self._goes_on - self._withdrawn, (
             f"closures P14: work {work} has begun, as was reported to the user, and is cancelled"
         )
@@ -397,19 +397,19 @@ class SimCoordinator:
             run = int(payload.split(b"|")[3])
             self.kept[run] = self.connection
             self.cluster.clock.after(self._random.uniform(0.0, 5.0), lambda: self._drop(work, run))
-        if self.is_apart(work) and work not in self._withdrawn:
+        if self.is_detached(work) and work not in self._withdrawn:
             assert kind != CANCELLED, f"dispatch P14: work {work} is apart, and ends with a round"
         if kind == UNAVAILABLE:
             assert self.options[work].worker, f"closures P11: work {work} is for any worker, and fails for want of one"
 
     def _check_result(self, work: int, payload: bytes) -> None:
         _, coordinator, number, run = payload.decode().split("|")
-        truth = self.cluster.truth.runs[int(run)]
+        oracle = self.cluster.oracle.runs[int(run)]
         user = self.plans.user_of.get(int(number), int(number))
-        assert truth == (int(coordinator), int(number)), "dispatch P2: a result of another work"
+        assert oracle == (int(coordinator), int(number)), "dispatch P2: a result of another work"
         assert (int(coordinator), user) == (self.number, work), "dispatch P2: a result of another work"
 
-    def is_apart(self, work: int) -> bool:
+    def is_detached(self, work: int) -> bool:
         return work in self.options and self.options[work].apart
 
     def _note_members(self, changed: MembersChanged) -> None:
@@ -428,14 +428,14 @@ class SimCoordinator:
         self.ending = False
         self._first_failure = None
         self.rounds_ended += 1
-        unresolved = [work for work in self.kinds if not self.resolved[work] and not self.is_apart(work)]
+        unresolved = [work for work in self.kinds if not self.resolved[work] and not self.is_detached(work)]
         assert not unresolved, f"closures P3: {unresolved} are not resolved at the end of their round"
         self.cluster.check_nothing_executes(self, len(self.kinds))
 
     def _check_charges(self, lost: StartsLost) -> None:
         for work, _, _, _, _, _ in lost.items:
             charged = 1 + self.machine.closures.lost_starts(work)
-            begun = len(self.cluster.truth.reported.get((self.number, work), ()))
+            begun = len(self.cluster.oracle.reported.get((self.number, work), ()))
             assert charged <= begun or self.resolved[work], (
                 f"dispatch P3: work {work} was charged {charged} starts of {begun}"
             )

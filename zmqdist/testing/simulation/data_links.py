@@ -13,7 +13,7 @@ Then: TypeAlias = Callable[[Any, int], None]
 
 
 @dataclass(eq=False)
-class Ticket:
+class SimRequest:
     """A question that is with the dispatcher, or on its way."""
 
     link: SimLink
@@ -30,11 +30,11 @@ class Ticket:
 class SimLink:
     """A connection to one life of the dispatcher."""
 
-    life: int
+    incarnation: int
     open: bool = True
-    tickets: list[Ticket] = field(default_factory=list)
+    pending: list[SimRequest] = field(default_factory=list)
     last: dict[str, float] = field(default_factory=dict)
     """When what was sent last in a direction arrives: order holds within a connection."""
-    hear: Callable[[Message], None] = lambda message: None
+    receive: Callable[[Message], None] = lambda message: None
     closed: Callable[[], None] = lambda: None
     """Called when this side notices that the connection has ended."""

@@ -9,19 +9,19 @@ from typing import Any, Protocol, TypeAlias
 
 import msgspec
 
-from zmqdist.data.service.dispatcher.machine import questions as q
+from zmqdist.data.service.dispatcher.machine import events as ev
 from zmqdist.data.service.dispatcher.machine import records as r
-from zmqdist.data.service.dispatcher.machine.machine import Splits
-from zmqdist.data.service.dispatcher.machine.state import State
+from zmqdist.data.service.dispatcher.machine.machine import DataDispatcherMachine
+from zmqdist.data.service.dispatcher.machine.state import DurableState
 from zmqdist.data.service.dispatcher.machine.tables import Rules
 from zmqdist.data.service.reader.delivery import Wanted
 from zmqdist.data.service.worker.first_come_machine import FirstComeBuffer
-from zmqdist.data.service.worker.task_answers import TaskAnswer
+from zmqdist.data.service.worker.task_replies import TaskReply
 from zmqdist.data.service.worker.tasks_machine import (
-    AskForWork,
-    AskLater,
     BeginTask,
     DropTask,
+    RequestWork,
+    RequestWorkLater,
     WorkerTask,
     WorkerTasks,
     WorkerTasksEffect,
@@ -35,7 +35,7 @@ from zmqdist.scheduling.worker.machine import DISPATCHER, WorkerMachine
 from zmqdist.scheduling.worker.worker_events import DispatcherConnected, DispatcherDisconnected, Exit
 from zmqdist.scheduling.worker.worker_events import Event as WorkerEvent
 from zmqdist.testing.simulation.clock import SimClock
-from zmqdist.testing.simulation.data_links import SimLink, Then, Ticket
+from zmqdist.testing.simulation.data_links import SimLink, SimRequest, Then
 
 GRACE_S = 0.3
 LEASE_S = 3.0
@@ -49,7 +49,7 @@ FULL_S = 0.01
 TOGETHER = 3
 """Elements in an answer."""
 
-Answer: TypeAlias = Callable[[TaskAnswer], None]
+SendTaskReply: TypeAlias = Callable[[TaskReply], None]
 
 
 class PartSurroundings(Protocol):
@@ -78,13 +78,13 @@ class PartSurroundings(Protocol):
     def note(self, what: str) -> None:
         """A line of the story."""
 
-    def lost(self, life: int) -> None:
+    def lost(self, incarnation: int) -> None:
         """The dispatcher has given up a life of a worker."""
 
-    def joined(self, life: int) -> None:
+    def joined(self, incarnation: int) -> None:
         """The dispatcher has taken a life of a worker, perhaps once more."""
 
-    def gave(self, request: q.SplitsRequest, given: dict[int, tuple[int, int, int, int]]) -> None:
+    def gave(self, request: ev.SplitsRequest, given: dict[int, tuple[int, int, int, int]]) -> None:
         """Note the positions in the last reply to a task; the reply may be lost."""
 
     def task(self, worker: SimDataWorker, task: WorkerTask, state: int) -> SimTask:
@@ -103,7 +103,7 @@ class SimDispatcher:
             gc_timeout_s=1.0,
             fault_tolerant=fault_tolerant,
         )
-        self.life = 0
+        self.incarnation = 0
         self.alive = False
         self.links: list[SimLink] = []
         self._snapshot: bytes | None = None
@@ -112,15 +112,15 @@ class SimDispatcher:
 
     def start(self) -> None:
         """Another life; with a journal the state of the one before."""
-        self.life += 1
+        self.incarnation += 1
         self.alive = True
         self.membership = Membership(LEASE_S, GRACE_S, 1.0)
-        self.splits = Splits(self.rules, self._sim.random.getrandbits(40), self._sim.clock.now)
+        self.machine = DataDispatcherMachine(self.rules, self._sim.random.getrandbits(40), self._sim.clock.now)
         if self.rules.fault_tolerant:
             if self._snapshot is None:
-                self._snapshot = r.encode(self.splits.state)
+                self._snapshot = r.encode(self.machine.state)
             self._restore()
-        self._tick(self.life)
+        self._tick(self.incarnation)
 
     def kill(self) -> None:
         """What was being written is on the disk or not."""
@@ -132,25 +132,25 @@ class SimDispatcher:
     def connect(self) -> SimLink | None:
         if not self.alive:
             return None
-        link = SimLink(self.life)
+        link = SimLink(self.incarnation)
         self.links.append(link)
         return link
 
-    def ask(self, link: SimLink | None, make: Callable[[Ticket], q.Question], then: Then) -> None:
+    def ask(self, link: SimLink | None, make: Callable[[SimRequest], ev.Request], then: Then) -> None:
         """Send a question; its answer, or UNAVAILABLE, comes later."""
         sim = self._sim
         if link is None or not link.open:
             sim.soon(lambda: then(None, UNAVAILABLE))
             return
-        ticket = Ticket(link, then)
-        link.tickets.append(ticket)
+        pending = SimRequest(link, then)
+        link.pending.append(pending)
 
         def arrive() -> None:
-            if link.open and self.alive and link.life == self.life:
-                question = make(ticket)
-                self.handle(question)
-                if isinstance(question, q.SplitsRequest) and question.task in self.splits.state.tasks:
-                    sim.gave(question, self.splits.state.tasks[question.task].given)
+            if link.open and self.alive and link.incarnation == self.incarnation:
+                request_of = make(pending)
+                self.handle(request_of)
+                if isinstance(request_of, ev.SplitsRequest) and request_of.task in self.machine.state.tasks:
+                    sim.gave(request_of, self.machine.state.tasks[request_of.task].last_given)
 
         sim.in_order(link, "up", arrive)
 
@@ -158,23 +158,23 @@ class SimDispatcher:
         """Send what a worker says of itself."""
 
         def arrive() -> None:
-            if link.open and self.alive and link.life == self.life:
+            if link.open and self.alive and link.incarnation == self.incarnation:
                 self._members(Heard(link, message))
 
         self._sim.in_order(link, "up", arrive)
 
     def gone(self, link: SimLink) -> None:
         """This side notices that a connection has ended."""
-        if self.alive and link.life == self.life:
+        if self.alive and link.incarnation == self.incarnation:
             self._members(PeerGone(link))
 
-    def exited(self, life: int) -> None:
+    def exited(self, incarnation: int) -> None:
         """The kernel says that the process of a worker has ended."""
         if not self.alive:
             return
         for member in list(self.membership.members.values()):
-            if member.incarnation == life:
-                self._members(ProcessExited(pid=life, exit_code=None, job=member.job, index=member.index))
+            if member.incarnation == incarnation:
+                self._members(ProcessExited(pid=incarnation, exit_code=None, job=member.job, index=member.index))
 
     def _members(self, event: Heard | PeerGone | ProcessExited | TimePassed) -> None:
         """As the runtime does it."""
@@ -184,83 +184,83 @@ class SimDispatcher:
                     self._say(link, message)
                 case MemberJoined(member, register):
                     self._sim.joined(member.incarnation)
-                    joined = q.WorkerJoined(member.name, register.address, member.incarnation, (), register.named)
+                    joined = ev.WorkerJoined(member.name, register.address, member.incarnation, (), register.named)
                     self.handle(joined)
                 case MemberLost(member):
                     self._sim.note(f"{member.name} is lost")
                     self._sim.lost(member.incarnation)
-                    self.handle(q.WorkerGone(member.incarnation))
+                    self.handle(ev.WorkerGone(member.incarnation))
 
     def _say(self, link: Any, message: Message) -> None:
-        self._sim.in_order(link, "down", lambda: link.hear(message) if link.open else None)
+        self._sim.in_order(link, "down", lambda: link.receive(message) if link.open else None)
 
-    def handle(self, event: q.Event) -> None:
+    def handle(self, event: ev.Event) -> None:
         if self.alive:
-            self._perform(self.splits.handle(event, self._sim.clock.now))
+            self._perform(self.machine.handle(event, self._sim.clock.now))
 
-    def _perform(self, effects: list[q.Effect]) -> None:
+    def _perform(self, effects: list[ev.Effect]) -> None:
         sim = self._sim
         for effect in effects:
             match effect:
-                case q.AnswerRequest(token, value):
+                case ev.ReplyToRequest(token, value):
                     self._send(token, value, 0)
-                case q.FailRequest(token, code, _):
+                case ev.FailRequest(token, code, _):
                     self._send(token, None, code)
-                case q.CommitJournal(records):
-                    sim.clock.after(sim.random.expovariate(500), partial(self._write, records, self.life))
-                case q.Reload():
+                case ev.CommitJournal(records):
+                    sim.clock.after(sim.random.expovariate(500), partial(self._write, records, self.incarnation))
+                case ev.Reload():
                     self._restore()
 
-    def _send(self, ticket: Any, value: Any, code: int) -> None:
+    def _send(self, pending: Any, value: Any, code: int) -> None:
         if isinstance(value, (list, tuple)):
             value = msgspec.msgpack.decode(msgspec.msgpack.encode(value), strict=False)
-        link = ticket.link
+        link = pending.link
 
         def arrive() -> None:
             if link.open:
-                if ticket in link.tickets:
-                    link.tickets.remove(ticket)
-                ticket.end(value, code)
+                if pending in link.pending:
+                    link.pending.remove(pending)
+                pending.end(value, code)
 
         self._sim.in_order(link, "down", arrive)
 
-    def _write(self, records: tuple[bytes, ...], life: int) -> None:
+    def _write(self, records: tuple[bytes, ...], incarnation: int) -> None:
         sim = self._sim
-        if life != self.life or not self.alive:
-            if sim.random.random() < 0.5 and life == self.life:
+        if incarnation != self.incarnation or not self.alive:
+            if sim.random.random() < 0.5 and incarnation == self.incarnation:
                 self._records += records  # it was on the disk when the process died
             return
         if sim.clock.now < sim.disk_full_until:
             sim.note("the journal fails")
-            self.handle(q.JournalFailed(RESOURCE_EXHAUSTED, "disk full"))
+            self.handle(ev.JournalFailed(RESOURCE_EXHAUSTED, "disk full"))
             return
         self._records += records
         if len(self._records) > 200:
             # As the runtime does it: the snapshot is of what is durable.
             self._snapshot, self._records = r.encode(self._durable()), []
-        self.handle(q.JournalCommitted())
+        self.handle(ev.JournalCommitted())
 
-    def _durable(self) -> State:
+    def _durable(self) -> DurableState:
         assert self._snapshot is not None
-        state = msgspec.msgpack.decode(self._snapshot, type=State)
+        state = msgspec.msgpack.decode(self._snapshot, type=DurableState)
         for record in self._records:
             state.apply(r.decode(record))
         return state
 
     def _restore(self) -> None:
         assert self._snapshot is not None
-        snapshot = msgspec.msgpack.decode(self._snapshot, type=State)
-        self.splits.restore(snapshot, map(r.decode, self._records), self._sim.clock.now)
+        snapshot = msgspec.msgpack.decode(self._snapshot, type=DurableState)
+        self.machine.restore(snapshot, map(r.decode, self._records), self._sim.clock.now)
 
-    def _tick(self, life: int) -> None:
+    def _tick(self, incarnation: int) -> None:
         """Looks often enough; a runtime has a timer for `deadline`."""
-        if self.alive and life == self.life:
-            if self.splits.deadline <= self._sim.clock.now:
+        if self.alive and incarnation == self.incarnation:
+            if self.machine.deadline <= self._sim.clock.now:
                 self.handle(Ticked())
             due = self.membership.deadline
             if due is not None and due <= self._sim.clock.now:
                 self._members(TimePassed())
-            self._sim.clock.after(0.05, lambda: self._tick(life))
+            self._sim.clock.after(0.05, lambda: self._tick(incarnation))
 
 
 class SimTask:
@@ -279,8 +279,8 @@ class SimTask:
         self._run = (0, 0)
         self._started = False
 
-    def ask(self, wanted: Wanted, then: Answer) -> None:
-        self._buffer.elements_wanted(wanted, then)
+    def ask(self, wanted: Wanted, then: SendTaskReply) -> None:
+        self._buffer.add_request(wanted, then)
         if not self._started:
             self._started = True
             self._produce()
@@ -321,8 +321,8 @@ class SimTask:
     def _more(self, request: int) -> None:
         worker, count = self.worker, self.worker.sim.random.choice((1, 3, 8))
 
-        def question(ticket: Ticket) -> q.Question:
-            return q.SplitsRequest(ticket, self.state, self.number, worker.life, 0, request, 0, count)
+        def request_of(pending: SimRequest) -> ev.Request:
+            return ev.SplitsRequest(pending, self.state, self.number, worker.incarnation, 0, request, 0, count)
 
         def then(value: Any, code: int) -> None:
             if self.dropped or not worker.alive:
@@ -337,18 +337,18 @@ class SimTask:
                 self._run = (value[0], value[0] + value[1])
                 self._produce()
 
-        worker.dispatcher.ask(worker.calls(), question, then)
+        worker.dispatcher.ask(worker.calls(), request_of, then)
 
     def _end(self) -> None:
         self._buffer.end()
         self._serve()
 
     def _serve(self) -> None:
-        while (answer := self._buffer.next_answer()) is not None:
+        while (answer := self._buffer.next_reply()) is not None:
             answer.reply(answer)
         if self._full_since is not None and self._buffer.may_go_on:
             clock = self.worker.sim.clock
-            clock.at(clock.next_look(self._full_since, FULL_S), self._produce)
+            clock.at(clock.next_poll(self._full_since, FULL_S), self._produce)
             self._full_since = None
         if self._buffer.has_finished():
             self.worker.finished(self.number)
@@ -362,7 +362,7 @@ class SimDataWorker:
         self.name = name
         self.address = address
         self.index = index
-        self.life = sim.random.getrandbits(40)
+        self.incarnation = sim.random.getrandbits(40)
         self.dispatcher = sim.dispatcher
         self.alive = True
         self.tasks: dict[int, SimTask] = {}
@@ -374,11 +374,11 @@ class SimDataWorker:
         self._away_until = 0.0
         self._tick_at = 0.0
         self._machine = WorkerMachine(
-            incarnation=self.life,
+            incarnation=self.incarnation,
             job="worker",
             index=index,
             slots=1,
-            pid=self.life,
+            pid=self.incarnation,
             host="sim",
             orphan_limit_s=1e6,
             can_kill=True,
@@ -396,10 +396,10 @@ class SimDataWorker:
         if self.link is None:
             clock.after(self.sim.random.uniform(0.02, RECONNECT_S_MAX), self.connect)
             return
-        link, life = self.link, self.dispatcher.life
-        link.hear = lambda message: self._handle(Heard(DISPATCHER, message))
+        link, incarnation = self.link, self.dispatcher.incarnation
+        link.receive = lambda message: self._handle(Heard(DISPATCHER, message))
         link.closed = self._down
-        self.sim.soon(lambda: self._handle(DispatcherConnected(life)) if link.open else None)
+        self.sim.soon(lambda: self._handle(DispatcherConnected(incarnation)) if link.open else None)
 
     def calls(self) -> SimLink | None:
         """The connection by which its tasks ask."""
@@ -448,7 +448,7 @@ class SimDataWorker:
         for tell in self.died:
             tell()
         if self.sim.random.random() < 0.5:  # it was on the dispatcher's host
-            self.sim.clock.after(0.01, lambda: self.dispatcher.exited(self.life))
+            self.sim.clock.after(0.01, lambda: self.dispatcher.exited(self.incarnation))
 
     def ask_work(self) -> None:
         self._perform(self._work.ask())
@@ -460,9 +460,9 @@ class SimDataWorker:
     def _perform(self, effects: list[WorkerTasksEffect]) -> None:
         for effect in effects:
             match effect:
-                case AskForWork(asking, has, done):
-                    self._ask(asking, has, done)
-                case AskLater():
+                case RequestWork(request, has, done):
+                    self._ask(request, has, done)
+                case RequestWorkLater():
                     self.sim.clock.after(0.05, lambda: self.ask_work() if self._machine.registered else None)
                 case BeginTask(task):
                     assert task.id not in self.tasks, f"T3: {self.name} begins task {task.id} twice"
@@ -470,11 +470,13 @@ class SimDataWorker:
                 case DropTask(number):
                     self.tasks.pop(number).drop()
 
-    def _ask(self, asking: int, has: tuple[int, ...], done: tuple[int, ...]) -> None:
+    def _ask(self, request: int, has: tuple[int, ...], done: tuple[int, ...]) -> None:
         places, state = dict.fromkeys(has, self.address), self._work.state
 
         def answered(value: Any, code: int) -> None:
             if self.alive:
-                self._perform(self._work.refused(asking) if code else self._work.work_received(asking, value))
+                self._perform(self._work.request_failed(request) if code else self._work.work_received(request, value))
 
-        self.dispatcher.ask(self.link, lambda ticket: q.WorkRequest(ticket, state, self.life, places, done), answered)
+        self.dispatcher.ask(
+            self.link, lambda pending: ev.WorkRequest(pending, state, self.incarnation, places, done), answered
+        )

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
-from zmqdist.data.service.dispatcher.machine import questions as q
+from zmqdist.data.service.dispatcher.machine import events as ev
 from zmqdist.data.service.reader.delivery import Wanted
 from zmqdist.data.service.worker.portions_machine import PortionSegment, PortionsLane
 from zmqdist.data.service.worker.tasks_machine import WorkerTask
 from zmqdist.errors import RESOURCE_EXHAUSTED, UNAVAILABLE
-from zmqdist.testing.simulation.data_links import Ticket
-from zmqdist.testing.simulation.data_parts import FULL_S, Answer, SimDataWorker, SimTask
+from zmqdist.testing.simulation.data_links import SimRequest
+from zmqdist.testing.simulation.data_parts import FULL_S, SendTaskReply, SimDataWorker, SimTask
 
 LANE_MAX = 8
 """Elements that a lane may be ahead."""
@@ -29,12 +29,12 @@ class SimPortionTask(SimTask):
         super().__init__(worker, task, state)
         self._lanes: dict[int, SimLane] = {}
 
-    def ask(self, wanted: Wanted, then: Answer) -> None:
+    def ask(self, wanted: Wanted, then: SendTaskReply) -> None:
         lane = self._lanes.get(wanted.reader)
         if lane is None:
             lane = self._lanes[wanted.reader] = SimLane(self, wanted.reader)
         lane.machine.weighed(wanted.bytes_max // TOGETHER, LANE_MAX)
-        lane.machine.elements_wanted(wanted, then)
+        lane.machine.add_request(wanted, then)
         lane.serve()
 
     def drop(self) -> None:
@@ -71,8 +71,10 @@ class SimLane:
     def _get(self, request: int, count: int) -> None:
         task, worker = self._task, self._task.worker
 
-        def question(ticket: Ticket) -> q.Question:
-            return q.AskPortions(ticket, task.state, task.number, worker.life, self._client, request, count)
+        def request_of(pending: SimRequest) -> ev.Request:
+            return ev.PortionsRequest(
+                pending, task.state, task.number, worker.incarnation, self._client, request, count
+            )
 
         def then(value: Any, code: int) -> None:
             if self._over:
@@ -83,11 +85,11 @@ class SimLane:
                 self.machine.end()
                 self.serve()
             else:
-                self.machine.given([each[0] for each in value], self._sim.clock.now)
+                self.machine.portions_received([each[0] for each in value], self._sim.clock.now)
                 self._given.extend(value)
                 self._make()
 
-        worker.dispatcher.ask(worker.calls(), question, then)
+        worker.dispatcher.ask(worker.calls(), request_of, then)
 
     def _make(self) -> None:
         """One element after the other, then the next portion."""
@@ -119,9 +121,9 @@ class SimLane:
 
     def serve(self) -> None:
         """Answer who waits, and go on where there is room now."""
-        while (answer := self.machine.next_answer()) is not None:
+        while (answer := self.machine.next_reply()) is not None:
             answer.reply(answer)
         if self._full_since is not None:
             clock = self._sim.clock
             since_s, self._full_since = self._full_since, None
-            clock.at(clock.next_look(since_s, FULL_S), self._make)
+            clock.at(clock.next_poll(since_s, FULL_S), self._make)

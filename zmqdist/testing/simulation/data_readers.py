@@ -10,28 +10,28 @@ from functools import partial
 from math import inf
 from typing import Any, Protocol
 
-from zmqdist.data.service.dispatcher.machine import questions as q
+from zmqdist.data.service.dispatcher.machine import events as ev
 from zmqdist.data.service.dispatcher.machine import records as r
 from zmqdist.data.service.reader.delivery import (
     END,
     FAILED,
     SOME,
-    Answered,
-    Ask,
-    AskForNews,
-    Began,
+    BatchTaken,
+    ConsumerBegan,
+    ConsumerBusy,
+    ConsumerStarved,
     Deliver,
     Delivery,
+    DispatcherReplied,
     Event,
     News,
-    Over,
-    Reported,
-    TaskPlace,
-    TellDispatcher,
-    Took,
-    Waits,
+    NotifyDispatcher,
+    ReadingEnded,
+    RequestElements,
+    RequestNews,
+    TaskLocation,
+    TaskReplied,
     Wanted,
-    Works,
 )
 from zmqdist.data.service.reader.exactly_once_machine import (
     ACKNOWLEDGE,
@@ -44,10 +44,10 @@ from zmqdist.data.service.reader.exactly_once_machine import (
 )
 from zmqdist.data.service.reader.plain_machine import PlainDelivery
 from zmqdist.data.service.reader.window_machine import AHEAD, TaskWindow
-from zmqdist.data.service.worker.task_answers import GiveElements, GiveError, TaskAnswer
+from zmqdist.data.service.worker.task_replies import GiveElements, GiveError, TaskReply
 from zmqdist.errors import NOT_FOUND, RESOURCE_EXHAUSTED, UNAVAILABLE, OpError, UnavailableError
 from zmqdist.events import Ticked
-from zmqdist.testing.simulation.data_links import SimLink, Ticket
+from zmqdist.testing.simulation.data_links import SimLink, SimRequest
 from zmqdist.testing.simulation.data_parts import DELAY_S, PartSurroundings, SimDataWorker
 
 QUICK_S, SLOW_S = 0.0005, 0.01
@@ -63,8 +63,8 @@ class SimTaskLink:
       last: the element that came last.
     """
 
-    life: int
-    answers: deque[list[Answered]] = field(default_factory=deque)
+    incarnation: int
+    answers: deque[list[TaskReplied]] = field(default_factory=deque)
     arrives_at: float = 0.0
     last: int = -1
 
@@ -128,13 +128,13 @@ class SimReader:
 
     def _open(self) -> None:
         self.sim.dispatcher.ask(
-            self._dispatcher_link(), lambda ticket: self.opening(ticket, self._request), self._opened
+            self._dispatcher_link(), lambda pending: self.opening(pending, self._request), self._opened
         )
 
-    def opening(self, ticket: Ticket, request: int) -> q.Open:
+    def opening(self, pending: SimRequest, request: int) -> ev.OpenRequest:
         """What it wants to read."""
         sources = (self.sim.count,) if self.mode == r.DYNAMIC else ()
-        return q.Open(ticket, request, self.job, self.repetition, r.Terms("data", self.mode), sources)
+        return ev.OpenRequest(pending, request, self.job, self.repetition, r.Terms("data", self.mode), sources)
 
     def made(self, first: int) -> Delivery:
         """The machine. `first`: the portion that comes first."""
@@ -151,13 +151,13 @@ class SimReader:
             self.client, self.iteration, self.state, cut = value
             self.delivery = self.made(cut[3] if cut else 0)
             self._watch()
-            self.handle(Began())
+            self.handle(ConsumerBegan())
 
     def _watch(self) -> None:
-        def question(ticket: Ticket) -> q.Question:
-            return q.Watch(ticket, self.state, self.client, self._version)
+        def request_of(pending: SimRequest) -> ev.Request:
+            return ev.WatchRequest(pending, self.state, self.client, self._version)
 
-        self.sim.dispatcher.ask(self._dispatcher_link(), question, self._watched)
+        self.sim.dispatcher.ask(self._dispatcher_link(), request_of, self._watched)
 
     def _watched(self, value: Any, code: int) -> None:
         if not self.alive or self.ended:
@@ -173,10 +173,12 @@ class SimReader:
             if self.failed:
                 self._end(UNAVAILABLE)
                 return
-            for task, _, where, life, *_ in tasks:
-                if where and (task, life) not in self._links:
-                    self._links[task, life] = SimTaskLink(life)
-            places = [TaskPlace(task, where, where, life, start) for task, _, where, life, _, start in tasks]
+            for task, _, where, incarnation, *_ in tasks:
+                if where and (task, incarnation) not in self._links:
+                    self._links[task, incarnation] = SimTaskLink(incarnation)
+            places = [
+                TaskLocation(task, where, where, incarnation, start) for task, _, where, incarnation, _, start in tasks
+            ]
             self.handle(News(places, False, self._finished, hold, ended))
         if not self._finished:
             self._watch()
@@ -190,16 +192,16 @@ class SimReader:
         clock = self.sim.clock
         for effect in self.delivery.handle(event, clock.now):
             match effect:
-                case Ask(source, wanted):
+                case RequestElements(source, wanted):
                     self._ask(source, wanted, self._links[source.task, source.incarnation])
                 case Deliver(items):
                     self.queue += items
                     self.consume()
-                case TellDispatcher():
+                case NotifyDispatcher():
                     self.report(effect)
-                case AskForNews():
+                case RequestNews():
                     self._watch()
-                case Over(error):
+                case ReadingEnded(error):
                     self._end(0 if error is None else error.error_code)
         due = self.delivery.deadline
         if due < self._tick_at:
@@ -222,22 +224,22 @@ class SimReader:
         if self._over and not self.queue and not self._consuming:
             self.ended = True
 
-    def report(self, report: TellDispatcher) -> None:
+    def report(self, report: NotifyDispatcher) -> None:
         """Tell the dispatcher."""
         raise AssertionError(f"a reader that acknowledges nothing reports {report}")
 
     # -- workers ----------------------------------------------------------------------------------------------------------
 
     def _ask(self, source: Any, wanted: Wanted, link: SimTaskLink) -> None:
-        sim, life = self.sim, link.life
-        worker = next((each for each in sim.workers if each.life == life), None)
-        answer: list[Answered] = []
+        sim, incarnation = self.sim, link.incarnation
+        worker = next((each for each in sim.workers if each.incarnation == incarnation), None)
+        answer: list[TaskReplied] = []
         link.answers.append(answer)
         assert len(link.answers) <= AHEAD, f"W2: {len(link.answers)} questions are with one task"
         open_ = [True]
 
         def came(kind: int, value: Any, error: OpError | None) -> None:
-            answer.append(Answered(source, kind, value, error))
+            answer.append(TaskReplied(source, kind, value, error))
             while link.answers and link.answers[0]:
                 (first,) = link.answers.popleft()
                 if self.alive and not self.ended:
@@ -250,7 +252,7 @@ class SimReader:
                 open_.clear()
                 came(FAILED, None, UnavailableError("the worker does not answer"))
 
-        def answered(answer_: TaskAnswer) -> None:
+        def answered(answer_: TaskReply) -> None:
             batch: list[Any] = answer_.elements if isinstance(answer_, GiveElements) else []
             if not open_ or (sim.faulty() and sim.random.random() < sim.lose_answers):
                 self.lost_answers += len(batch)
@@ -294,7 +296,7 @@ class SimReader:
             assert self.mode == r.DYNAMIC or element > link.last, "F1: the batches of a task came out of their order"
             link.last = element
         self.got += batch
-        self.handle(Took())
+        self.handle(BatchTaken())
         self.sim.clock.after(self.pause_s(), self._consumed)
 
     def pause_s(self) -> float:
@@ -339,10 +341,10 @@ class SimPortionReader(SimReader):
         self._hand: tuple[PortionPiece, Iterator[Any]] | None = None
         super().__init__(sim, job, r.DYNAMIC, 0)
 
-    def opening(self, ticket: Ticket, request: int) -> q.Open:
+    def opening(self, pending: SimRequest, request: int) -> ev.OpenRequest:
         terms = r.Terms("data", r.DYNAMIC, delivery="exactly_once", ordered=self.ordered)
         count = self.sim.count
-        return q.Open(ticket, request, self.job, 0, terms, (count,), grain=(count, 1, 1))
+        return ev.OpenRequest(pending, request, self.job, 0, terms, (count,), grain=(count, 1, 1))
 
     def made(self, first: int) -> Delivery:
         window = TaskWindow(self.client, "", -1)
@@ -362,7 +364,7 @@ class SimPortionReader(SimReader):
         if not self.queue:
             if not consumption.waits:
                 consumption.waits = True
-                self.sim.clock.after(0.0, partial(self.handle, Waits()))
+                self.sim.clock.after(0.0, partial(self.handle, ConsumerStarved()))
             self.look()
             return
         consumption.waits = False
@@ -373,10 +375,10 @@ class SimPortionReader(SimReader):
         assert piece.first == had, f"X2: portion {piece.number} goes on at {piece.first} where {had} comes next"
         consumption.take(piece, elements, piece.stop - piece.start)
         self._hand = piece, elements
-        events: list[Event] = [Took()] if piece.last else []
+        events: list[Event] = [BatchTaken()] if piece.last else []
         if not consumption.due:
             consumption.due = True
-            events.append(Works())
+            events.append(ConsumerBusy())
         for event in events:
             self.sim.clock.after(0.0, partial(self.handle, event))
         self._next_element()
@@ -399,22 +401,22 @@ class SimPortionReader(SimReader):
 
     # -- what it says -----------------------------------------------------------------------------------------------------
 
-    def report(self, report: TellDispatcher) -> None:
-        about = report.about
+    def report(self, report: NotifyDispatcher) -> None:
+        payload = report.payload
 
-        def question(ticket: Ticket) -> q.Question:
+        def request_of(pending: SimRequest) -> ev.Request:
             if report.method == ACKNOWLEDGE:
-                return q.AcknowledgeRequest(ticket, self.state, self.client, about)
-            return q.Missed(ticket, self.state, self.client, about)
+                return ev.AcknowledgeRequest(pending, self.state, self.client, payload)
+            return ev.MissedRequest(pending, self.state, self.client, payload)
 
-        marked = self._note_marks(about) if report.method == ACKNOWLEDGE else []
+        marked = self._note_marks(payload) if report.method == ACKNOWLEDGE else []
 
         def then(_: Any, code: int) -> None:
             if not code:
                 self.confirmed += marked
-            self.handle(Reported(report, code, ""))
+            self.handle(DispatcherReplied(report, code, ""))
 
-        self.sim.dispatcher.ask(self._dispatcher_link(), question, then)
+        self.sim.dispatcher.ask(self._dispatcher_link(), request_of, then)
 
     def _note_marks(self, marks: Marks) -> list[int]:
         """The elements that are acknowledged by these and were not confirmed before."""

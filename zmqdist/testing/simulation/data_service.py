@@ -18,7 +18,7 @@ from functools import partial
 from random import Random
 from typing import Any
 
-from zmqdist.data.service.dispatcher.machine import questions as q
+from zmqdist.data.service.dispatcher.machine import events as ev
 from zmqdist.data.service.dispatcher.machine import records as r
 from zmqdist.data.service.dispatcher.machine.portions import DEATHS_MAX
 from zmqdist.data.service.dispatcher.machine.snapshot import iteration_rows, next_numbers
@@ -50,7 +50,7 @@ class DataSim:
         self.count = self.random.choice((0, 1, 60, 400, 1200))
         self.lose_answers = self.random.choice((0.0, 0.0, 0.02)) if faults else 0.0
         self.answers_lost = self.workers_lost = self.restarts = self.readers_killed = self.added = 0
-        self.lives_lost: set[int] = set()
+        self.incarnations_lost: set[int] = set()
         self._away: set[int] = set()
         """Those of them that are not there again."""
         self._most_away = 0
@@ -104,7 +104,7 @@ class DataSim:
         def attempt() -> None:
             self.dispatcher.ask(
                 self.dispatcher.connect(),
-                lambda ticket: q.RegisterRequest(ticket, request, "data", "print", "{}"),
+                lambda pending: ev.RegisterRequest(pending, request, "data", "print", "{}"),
                 done,
             )
 
@@ -121,10 +121,10 @@ class DataSim:
         if not link.open:
             return
         link.open = False
-        tickets, link.tickets = link.tickets, []
-        for ticket in tickets:
-            self.soon(partial(ticket.end, None, UNAVAILABLE))
-            self.soon(partial(self.dispatcher.handle, q.AskerGone(ticket)))
+        pending, link.pending = link.pending, []
+        for each in pending:
+            self.soon(partial(each.end, None, UNAVAILABLE))
+            self.soon(partial(self.dispatcher.handle, ev.CallerGone(each)))
         self.soon(partial(self.dispatcher.gone, link))
         self.soon(link.closed)
 
@@ -134,28 +134,28 @@ class DataSim:
 
         def died() -> None:
             if open_():
-                self.clock.at(self.clock.next_look(since_s, 0.1), lambda: fail() if open_() else None)
+                self.clock.at(self.clock.next_poll(since_s, 0.1), lambda: fail() if open_() else None)
 
         worker.died.append(died)
 
     # -- the truth --------------------------------------------------------------------------------------------------------------
 
-    def lost(self, life: int) -> None:
+    def lost(self, incarnation: int) -> None:
         """The dispatcher has given up a life of a worker."""
-        self.lives_lost.add(life)
-        self._away.add(life)
+        self.incarnations_lost.add(incarnation)
+        self._away.add(incarnation)
         self._most_away = max(self._most_away, len(self._away))
-        self.workers_lost += any(worker.life == life and worker.alive for worker in self.workers)
+        self.workers_lost += any(worker.incarnation == incarnation and worker.alive for worker in self.workers)
 
-    def joined(self, life: int) -> None:
+    def joined(self, incarnation: int) -> None:
         """The dispatcher has taken a life of a worker, perhaps once more."""
-        self._away.discard(life)
+        self._away.discard(incarnation)
 
-    def gave(self, request: q.SplitsRequest, given: dict[int, tuple[int, int, int, int]]) -> None:
+    def gave(self, request: ev.SplitsRequest, given: dict[int, tuple[int, int, int, int]]) -> None:
         """Note the positions in the last reply to a task; the reply may be lost."""
         number, _, start, length = given.get(request.source, (0, 0, 0, 0))
         if number == request.request:
-            self._given[request.state, request.task][request.life].update(range(start, start + length))
+            self._given[request.state, request.task][request.incarnation].update(range(start, start + length))
 
     def lose_answer(self, reader: SimReader, elements: list[Any]) -> None:
         """A reader does not get these."""
@@ -167,8 +167,8 @@ class DataSim:
         """Elements of a DYNAMIC iteration that went down with a life or an answer."""
         missed = set(self._unseen[reader.state, reader.iteration])
         for task, _ in self._begun[reader.state, reader.iteration]:
-            for life, given in self._given[reader.state, task].items():
-                if life in self.lives_lost:
+            for incarnation, given in self._given[reader.state, task].items():
+                if incarnation in self.incarnations_lost:
                     missed |= given
         return missed
 
@@ -233,7 +233,7 @@ class DataSim:
         self.note(f"{victim.name} is killed")
         victim.kill()
         self.workers_lost += 1
-        self.lives_lost.add(victim.life)
+        self.incarnations_lost.add(victim.incarnation)
         if address:
             self.clock.after(self.random.uniform(0.05, 1.0), lambda: self._come_back(victim, address))
 
@@ -248,7 +248,7 @@ class DataSim:
             if reader.alive:
                 self._check_end(reader)
         for worker in self.workers:
-            placed = worker.life in self.dispatcher.splits.places
+            placed = worker.incarnation in self.dispatcher.machine.places
             assert placed == worker.alive, f"D6: {worker.name} {'has no' if worker.alive else 'still has a'} place"
         groups: dict[tuple[Any, ...], list[SimReader]] = {}
         for reader in self.readers:
@@ -260,7 +260,7 @@ class DataSim:
 
     def _check_rows(self) -> None:
         """Check the snapshot for operators: iterations that have ended have no tasks, and no number in use is given out again."""
-        state = self.dispatcher.splits.state
+        state = self.dispatcher.machine.state
         rows = {row.id: row for row in iteration_rows(state)}
         for row in rows.values():
             assert not (row.tasks and (row.finished or row.collected)), f"an iteration has ended, and has tasks: {row}"
@@ -334,6 +334,6 @@ def simulate_data_service(seed: int, faults: int = 12) -> DataSim:
         sim.run()
         sim.check()
     except AssertionError as error:
-        story = "\n".join(sim.trace)
-        raise AssertionError(f"{error}\nreplay: pytest tests/sim --seed {seed}\n{story}") from error
+        trace = "\n".join(sim.trace)
+        raise AssertionError(f"{error}\nreplay: pytest tests/sim --seed {seed}\n{trace}") from error
     return sim

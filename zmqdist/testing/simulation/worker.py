@@ -1,6 +1,6 @@
 """A simulated worker: the real machine, with slots that run functions in virtual time.
 
-What a function does is in its payload: b"kind|coordinator|work". The truth about each run is kept in `Truth`, for the checks.
+What a function does is in its payload: b"kind|coordinator|work". The truth about each run is kept in `Oracle`, for the checks.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ DURATIONS_S = {
     "bulk": 0.01,
     "keep": 0.01,
 }
-LOOK_S = 0.02
+POLL_S = 0.02
 PIPE_S = 0.0001
 """How long anything is on its way to a slot."""
 
 
 @dataclass
-class Truth:
+class Oracle:
     """What really happened, which no part of the cluster can know."""
 
     runs: dict[int, tuple[int, int]] = field(default_factory=dict)
@@ -95,7 +95,7 @@ class WorkerSurroundings(Protocol):
     clock: SimClock
     random: Random
     rules: BrokerRules
-    truth: Truth
+    oracle: Oracle
     dispatcher_up: bool
     incarnation: int
 
@@ -128,17 +128,19 @@ class WorkerSurroundings(Protocol):
 class SimWorker:
     """One life of one worker process."""
 
-    def __init__(self, cluster: WorkerSurroundings, index: int, life: int, *, can_kill: bool, slots: int) -> None:
+    def __init__(
+        self, cluster: WorkerSurroundings, index: int, incarnation: int, *, can_kill: bool, slots: int
+    ) -> None:
         self.cluster = cluster
         self.process = SimProcess()
         self.index = index
-        self.life = life
-        self.key = f"w{index}.{life}"
+        self.incarnation = incarnation
+        self.key = f"w{index}.{incarnation}"
         self.connection: SimConnection | None = None
         self.slots_frozen = False
         self.cut_off_until = 0.0
         """Its network is gone until then."""
-        self.was_apart = False
+        self.has_disconnected = False
         """It has lost a connection at least once."""
         self.thawed_unheard = False
         """It was frozen as a whole, and has not registered since."""
@@ -153,11 +155,11 @@ class SimWorker:
         self._slots: list[SimSlot | None] = [None] * slots
         self._tick_at: float | None = None
         self.machine = WorkerMachine(
-            incarnation=life,
+            incarnation=incarnation,
             job="worker",
             index=index,
             slots=slots,
-            pid=life,
+            pid=incarnation,
             host="sim",
             orphan_limit_s=1e6,
             can_kill=can_kill,
@@ -175,7 +177,7 @@ class SimWorker:
         if not self.cluster.dispatcher_up or self.cluster.clock.now < self.cut_off_until:
             self.cluster.clock.after(self._random.uniform(0.05, 0.6), lambda: self.process.post(self.connect))
             return
-        connection = self.connection = self.cluster.new_connection(self.key, self._hear)
+        connection = self.connection = self.cluster.new_connection(self.key, self._receive)
         incarnation = self.cluster.incarnation
 
         def up() -> None:
@@ -188,7 +190,7 @@ class SimWorker:
         """This side notices that a connection has ended."""
         if connection is self.connection:
             self.connection = None
-            self.was_apart = True
+            self.has_disconnected = True
             self.handle(DispatcherDisconnected())
             self.cluster.clock.after(self._random.uniform(0.05, 0.5), lambda: self.process.post(self.connect))
 
@@ -249,9 +251,9 @@ class SimWorker:
             leases = [item[0] for item in message.items]
         for lease in leases:
             if lease in self._what:
-                self.cluster.truth.reported.setdefault(self._what[lease], set()).add(lease)
+                self.cluster.oracle.reported.setdefault(self._what[lease], set()).add(lease)
 
-    def _hear(self, message: Message) -> None:
+    def _receive(self, message: Message) -> None:
         if isinstance(message, Assign):
             for lease, coordinator, _, _, payload in message.items:
                 self._what[lease] = (coordinator, int(payload.split(b"|")[2]))
@@ -393,7 +395,7 @@ class SimWorker:
         slot.position = position
         slot.running = (position, coordinator, int(work))
         slot.run = self.cluster.new_run(coordinator, int(work))
-        self.cluster.clock.after(LOOK_S, lambda: self._look(slot, position))
+        self.cluster.clock.after(POLL_S, lambda: self._look(slot, position))
         lost = next((text for text in inputs if not self.cluster.is_held(int(text.partition(":")[2]))), None)
         if lost is not None:
             slot.running = None
@@ -465,4 +467,4 @@ class SimWorker:
             slot.running = None
 
 
-__all__ = ["SimSlot", "SimWorker", "Truth"]
+__all__ = ["SimSlot", "SimWorker", "Oracle"]

@@ -239,6 +239,6 @@ def _read_plain(value: Any) -> Plain:
 def _checkpoints_in(path: str) -> list[str]:
     """Return the names of the folders in `path` that have a manifest."""
     try:
-        return [name for name in storage.names(path) if storage.exists(storage.join(path, name, MANIFEST))]
+        return [name for name in storage.list_names(path) if storage.exists(storage.join(path, name, MANIFEST))]
     except OSError:
         return []

@@ -81,7 +81,9 @@ def write(
             raise storage.error_of(error, error.filename or folder) from error
         raise
     if in_place:
-        _remove(path, [name for name in storage.names(path) if _OWN.fullmatch(name) and name not in manifest.files])
+        _remove(
+            path, [name for name in storage.list_names(path) if _OWN.fullmatch(name) and name not in manifest.files]
+        )
     return manifest
 
 

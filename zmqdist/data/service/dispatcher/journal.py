@@ -57,13 +57,13 @@ _locks: set[int] = set()
 """Descriptors of the locks that this process has."""
 
 
-def _let_go() -> None:
+def _close_locks() -> None:
     """A child of fork would keep the lock of a parent that died."""
     while _locks:
         os.close(_locks.pop())
 
 
-os.register_at_fork(after_in_child=_let_go)
+os.register_at_fork(after_in_child=_close_locks)
 
 
 class _Waiting(NamedTuple):
@@ -106,7 +106,7 @@ class Journal:
         except OpError:
             self._free_lock()
             raise
-        self._tell_lock()
+        self._write_lock()
         self._thread = threading.Thread(target=self._write, name="zmqdist-journal", daemon=True)
         self._thread.start()
 
@@ -177,7 +177,7 @@ class Journal:
             try:
                 self._commit(group)
             except BaseException as error:  # whatever it was, those who wait must hear of it
-                failed = self._give_up(error)
+                failed = self._roll_back(error)
             for waiting in group:
                 try:
                     waiting.done(failed)
@@ -209,9 +209,9 @@ class Journal:
         execute("COMMIT")
         self._last = number
         with suppress(OSError):  # it sees fewer losses then
-            self._tell_lock()
+            self._write_lock()
 
-    def _give_up(self, error: BaseException) -> OpError:
+    def _roll_back(self, error: BaseException) -> OpError:
         """After a commit that failed: the database as before, and the error for those who wait."""
         with suppress(sqlite3.Error):
             if self._database.in_transaction:
@@ -285,7 +285,7 @@ class Journal:
         """The number of the last record that was acknowledged, as far as `journal.lock` knows."""
         return _read_lock(self._lock)[1]
 
-    def _tell_lock(self) -> None:
+    def _write_lock(self) -> None:
         os.pwrite(self._lock, _LOCK_LINE % (os.getpid(), self._last), 0)
 
     def _free_lock(self) -> None:

@@ -228,7 +228,7 @@ class SnapshotFolder:
 
     def progress(self) -> dict[str, Any]:
         """The figures of `SnapshotMachine.figures`, with `chunks` and `elements` that are committed; JSON-able."""
-        chunks = snapshot_layout.committed(self.path)
+        chunks = snapshot_layout.committed_chunks(self.path)
         with self._lock:
             figures = self._machine.figures()
         return figures | {"chunks": len(chunks), "elements": sum(chunk.count for chunk in chunks)}
@@ -247,7 +247,7 @@ class _FolderReader:
     def streams(self) -> list[StreamAssignment]:
         """Every stream, in order. Raises InvalidArgumentError and InternalError."""
         root = storage.join(self._path, "streams")
-        indexes = sorted(_number(name, "stream", root) for name in storage.names(root))
+        indexes = sorted(_number(name, "stream", root) for name in storage.list_names(root))
         # A folder without an owner is one that was being made when the dispatcher ended: nobody has heard of it.
         found = [self._stream(index) for index in indexes if self._owner(index) is not None]
         if [stream.index for stream in found] != list(range(len(found))):
@@ -275,19 +275,19 @@ class _FolderReader:
         done = storage.exists(snapshot_layout.snapshot_done_path(folder))
         stream = StreamAssignment(index, self._owner(index) or "", StreamState.DONE if done else StreamState.ASSIGNED)
         splits = storage.join(folder, "splits")
-        for name in storage.names(splits):
+        for name in storage.list_names(splits):
             source = _number(name, "source", splits)
             if source >= self._sources:
                 raise InternalError(
                     f"{splits}: Found conflict between {name} and the dataset, which has {self._sources} sources"
                 )
-            for inner in storage.names(storage.join(splits, name)):
+            for inner in storage.list_names(storage.join(splits, name)):
                 repetition = _number(inner, "repetition", storage.join(splits, name))
                 stream.runs[source, repetition] = self._runs(storage.join(splits, name, inner))
         return stream
 
     def _runs(self, folder: str) -> list[PositionRun]:
-        runs = sorted((self._run(folder, name) for name in storage.names(folder)), key=lambda run: run.local)
+        runs = sorted((self._run(folder, name) for name in storage.list_names(folder)), key=lambda run: run.local)
         local = 0
         for run in runs:
             if run.local != local:
@@ -362,7 +362,7 @@ class SnapshotManager:
             return self._by_path[path]
 
     @property
-    def some(self) -> bool:
+    def has_snapshots(self) -> bool:
         """Whether there are any."""
         return bool(self._by_path)
 

@@ -7,7 +7,7 @@ Rules
     else, with at most one stream more than it had.
     A snapshot is in the journal when its folder is there, and workers get streams of it when it is in the journal.
 
-Methods (each after "zmqdist.data."; `life` is the incarnation of the worker that asks)
+Methods (each after "zmqdist.data."; `incarnation` is the incarnation of the worker that asks)
     save(request, path, description, spec, compression)                     -> None
     streams(life, has)                                                      -> {path: stream}, None when asked again
     positions(life, path, stream, source, repetition, taken, count)         -> (start, length)
@@ -65,15 +65,15 @@ class SnapshotService:
         loop: Loop,
         note: Callable[[Any, str], None] | None,
         concurrent_max: int,
-        patience_s: float,
+        owner_return_s: float,
     ) -> None:
         """Before the service is attached."""
         self._loop = loop
         self._note = note
-        self._patience_s = patience_s
+        self._owner_return_s = owner_return_s
         self._snapshots = SnapshotManager(concurrent_max)
         self._addresses: dict[int, str] = {}
-        self._parked: dict[int, tuple[Asked, dict[str, int]]] = {}
+        self._pending: dict[int, tuple[Asked, dict[str, int]]] = {}
         self._waiting: dict[str, list[Asked]] = {}
         self._version = 0
         self._pool = ThreadPoolExecutor(THREADS, "zmqdist-snapshots")
@@ -90,7 +90,7 @@ class SnapshotService:
             "stream_ended": self._stream_ended,
             "snapshot_wait": self._wait,
             "snapshot_progress": self._progress,
-            "snapshot_streams": self._tell_streams,
+            "snapshot_streams": self._list_streams,
             "snapshot_cancel": self._cancel,
         }
 
@@ -112,7 +112,7 @@ class SnapshotService:
             self._snapshots.add(made)
             log.info("recovered the snapshot %s: %s", made.path, made.mode.value)
         if there:
-            self._loop.set_timer((self, "owners"), self._loop.now() + self._patience_s, self._miss_owners)
+            self._loop.set_timer((self, "owners"), self._loop.now() + self._owner_return_s, self._forget_missing_owners)
 
     def streams(self, path: str) -> list[Any]:
         """The streams of a snapshot. Raises NotFoundError."""
@@ -120,24 +120,24 @@ class SnapshotService:
 
     # -- workers ------------------------------------------------------------------------------------------------------------
 
-    def joined(self, life: int, address: str) -> None:
+    def joined(self, incarnation: int, address: str) -> None:
         """A worker has registered."""
-        self._addresses[life] = address
+        self._addresses[incarnation] = address
 
-    def lost(self, life: int) -> None:
+    def lost(self, incarnation: int) -> None:
         """A worker has gone: what it was writing is for whoever asks, itself if it comes back first."""
-        address = self._addresses.pop(life, None)
-        self._parked.pop(life, None)
+        address = self._addresses.pop(incarnation, None)
+        self._pending.pop(incarnation, None)
         if address is not None and address not in self._addresses.values():
-            self._miss([address])
+            self._forget_workers([address])
 
-    def _miss_owners(self) -> None:
+    def _forget_missing_owners(self) -> None:
         """The owners of a life before that have not come back."""
         owners = {owner for each in self._snapshots.all() for owner in each.owners()}
-        self._miss(owners - set(self._addresses.values()))
+        self._forget_workers(owners - set(self._addresses.values()))
 
-    def _miss(self, addresses: Iterable[str]) -> None:
-        if not self._snapshots.some:
+    def _forget_workers(self, addresses: Iterable[str]) -> None:
+        if not self._snapshots.has_snapshots:
             return  # nobody of them has a stream, and a thread for that would be the first of this service
 
         def forget() -> None:
@@ -158,60 +158,62 @@ class SnapshotService:
 
         self._submit(run)
 
-    def _streams(self, asked: Asked, life: Number, has: dict[str, Number]) -> None:
-        address = self._address(life)
-        earlier = self._parked.pop(life, None)
+    def _streams(self, call: Asked, incarnation: Number, has: dict[str, Number]) -> None:
+        address = self._address(incarnation)
+        earlier = self._pending.pop(incarnation, None)
         if earlier is not None:
             earlier[0].answer(None)
-        asked.on_dropped(partial(self._unpark, asked, life))
-        self._look(asked, life, address, dict(has))
+        call.on_dropped(partial(self._worker_gone, call, incarnation))
+        self._assign(call, incarnation, address, dict(has))
 
-    def _unpark(self, asked: Asked, life: int) -> None:
-        parked = self._parked.get(life)
-        if parked is not None and parked[0] is asked:
-            del self._parked[life]
+    def _worker_gone(self, call: Asked, incarnation: int) -> None:
+        pending = self._pending.get(incarnation)
+        if pending is not None and pending[0] is call:
+            del self._pending[incarnation]
 
-    def _look(self, asked: Asked, life: int, address: str, has: dict[str, int]) -> None:
+    def _assign(self, call: Asked, incarnation: int, address: str, has: dict[str, int]) -> None:
         version = self._version
-        if not self._snapshots.some:  # no thread for a question that each worker asks
-            self._looked(asked, life, has, {}, version)
+        if not self._snapshots.has_snapshots:  # no thread for a question that each worker asks
+            self._assigned(call, incarnation, has, {}, version)
             return
 
-        def look() -> None:
+        def assign() -> None:
             try:
                 found = self._snapshots.assign(address)
             except BaseException as error:
-                asked.fail(_told(error))
+                call.fail(_as_op_error(error))
             else:
-                self._soon(self._looked, asked, life, has, found, version)
+                self._soon(self._assigned, call, incarnation, has, found, version)
 
-        self._submit(look)
+        self._submit(assign)
 
-    def _looked(self, asked: Asked, life: int, has: dict[str, int], found: dict[str, int], version: int) -> None:
-        if not asked.wanted() or life not in self._addresses:
+    def _assigned(
+        self, call: Asked, incarnation: int, has: dict[str, int], found: dict[str, int], version: int
+    ) -> None:
+        if not call.wanted() or incarnation not in self._addresses:
             return
         if found != has:
-            asked.answer(found)
+            call.answer(found)
         elif version != self._version:
-            self._look(asked, life, self._addresses[life], has)
+            self._assign(call, incarnation, self._addresses[incarnation], has)
         else:
-            self._parked[life] = (asked, has)
+            self._pending[incarnation] = (call, has)
 
     def _changed(self) -> None:
         """Somebody may have to write something else, or to hear that a snapshot is over."""
         self._version += 1
-        parked, self._parked = self._parked, {}
-        for life, (asked, has) in parked.items():
-            self._look(asked, life, self._addresses[life], has)
+        pending, self._pending = self._pending, {}
+        for incarnation, (call, has) in pending.items():
+            self._assign(call, incarnation, self._addresses[incarnation], has)
         for path in list(self._waiting):
             if (over := _over(self._snapshots[path])) is not None:
-                for asked in self._waiting.pop(path):
-                    asked.answer(over)
+                for call in self._waiting.pop(path):
+                    call.answer(over)
 
     def _positions(
         self,
-        asked: Asked,
-        life: Number,
+        call: Asked,
+        incarnation: Number,
         path: str,
         stream: Number,
         source: Number,
@@ -219,11 +221,13 @@ class SnapshotService:
         taken: Number,
         count: Number,
     ) -> None:
-        snapshot, address = self._snapshots[path], self._address(life)
-        self._work(asked, lambda: snapshot.hand_out(address, stream, source, repetition, taken, count))
+        snapshot, address = self._snapshots[path], self._address(incarnation)
+        self._work(call, lambda: snapshot.hand_out(address, stream, source, repetition, taken, count))
 
-    def _stream_ended(self, asked: Asked, life: Number, path: str, stream: Number, code: Number, message: str) -> None:
-        snapshot, address = self._snapshots[path], self._address(life)
+    def _stream_ended(
+        self, call: Asked, incarnation: Number, path: str, stream: Number, code: Number, message: str
+    ) -> None:
+        snapshot, address = self._snapshots[path], self._address(incarnation)
 
         def end() -> None:
             if code:
@@ -231,70 +235,68 @@ class SnapshotService:
             else:
                 snapshot.finished(address, stream)
 
-        self._work(asked, end, changes=True)
+        self._work(call, end, changes=True)
 
-    def _address(self, life: int) -> str:
-        if life not in self._addresses:
+    def _address(self, incarnation: int) -> str:
+        if incarnation not in self._addresses:
             raise UnavailableError("the dispatcher does not know this worker yet")
-        return self._addresses[life]
+        return self._addresses[incarnation]
 
     # -- users --------------------------------------------------------------------------------------------------------------
 
-    def _save(
-        self, asked: Asked, request: str, path: str, description: str, spec: Any, compression: str | None
-    ) -> None:
+    def _save(self, call: Asked, request: str, path: str, description: str, spec: Any, compression: str | None) -> None:
         if self._note is None:
             raise InvalidArgumentError(NOT_TOLERANT)
-        self._maker.submit(self._make, asked, request, path, description, spec, compression)
+        self._maker.submit(self._make, call, request, path, description, spec, compression)
 
-    def _make(self, asked: Asked, request: str, path: str, description: str, spec: Any, compression: Any) -> None:
+    def _make(self, call: Asked, request: str, path: str, description: str, spec: Any, compression: Any) -> None:
         try:
             made = self._snapshots.create(path, description, spec, compression, request)
         except BaseException as error:
-            asked.fail(_told(error))
+            call.fail(_as_op_error(error))
             return
         assert self._note is not None
-        self._soon(self._note, _Noted(self, asked, made), path)
+        self._soon(self._note, _PendingSave(self, call, made), path)
 
     def begin(self, made: SnapshotFolder) -> None:
         """The journal has it."""
         self._snapshots.add(made)
         self._changed()
 
-    def _wait(self, asked: Asked, path: str) -> None:
+    def _wait(self, call: Asked, path: str) -> None:
         over = _over(self._snapshots[path])
         if over is not None:
-            asked.answer(over)
+            call.answer(over)
             return
-        self._waiting.setdefault(path, []).append(asked)
-        asked.on_dropped(partial(self._give_up, asked, path))
+        self._waiting.setdefault(path, []).append(call)
+        call.on_dropped(partial(self._caller_gone, call, path))
 
-    def _give_up(self, asked: Asked, path: str) -> None:
+    def _caller_gone(self, call: Asked, path: str) -> None:
         waiting = self._waiting.get(path, [])
-        if asked in waiting:
-            waiting.remove(asked)
+        if call in waiting:
+            waiting.remove(call)
 
-    def _progress(self, asked: Asked, path: str) -> None:
-        self._work(asked, self._snapshots[path].progress)
+    def _progress(self, call: Asked, path: str) -> None:
+        self._work(call, self._snapshots[path].progress)
 
-    def _tell_streams(self, asked: Asked, path: str) -> None:
-        asked.answer([(each.index, each.owner, each.state.name) for each in self._snapshots[path].streams()])
+    def _list_streams(self, call: Asked, path: str) -> None:
+        call.answer([(each.index, each.owner, each.state.name) for each in self._snapshots[path].streams()])
 
-    def _cancel(self, asked: Asked, path: str) -> None:
-        self._work(asked, self._snapshots[path].cancel, changes=True)
+    def _cancel(self, call: Asked, path: str) -> None:
+        self._work(call, self._snapshots[path].cancel, changes=True)
 
     # -- threads ------------------------------------------------------------------------------------------------------------
 
-    def _work(self, asked: Asked, fn: Callable[[], Any], changes: bool = False) -> None:
+    def _work(self, call: Asked, fn: Callable[[], Any], changes: bool = False) -> None:
         """Answer by what `fn` returns or raises in a thread."""
 
         def run() -> None:
             try:
                 value = fn()
             except BaseException as error:
-                asked.fail(_told(error))
+                call.fail(_as_op_error(error))
             else:
-                asked.answer(value)
+                call.answer(value)
             if changes:
                 self._soon(self._changed)
 
@@ -316,12 +318,12 @@ class SnapshotService:
             pool.shutdown(wait=True, cancel_futures=True)
 
 
-class _Noted:
+class _PendingSave:
     """Waits for the journal."""
 
-    def __init__(self, service: SnapshotService, asked: Asked, made: SnapshotFolder) -> None:
+    def __init__(self, service: SnapshotService, call: Asked, made: SnapshotFolder) -> None:
         self._service = service
-        self._asked = asked
+        self._asked = call
         self._made = made
 
     def answer(self, value: Any) -> None:
@@ -340,7 +342,7 @@ def _over(snapshot: SnapshotFolder) -> tuple[int, str] | None:
     return None
 
 
-def _told(error: BaseException) -> BaseException:
+def _as_op_error(error: BaseException) -> BaseException:
     """An error of the disk in our words."""
     if isinstance(error, OSError) and not isinstance(error, OpError):
         return storage.error_of(error, str(error.filename or ""))

@@ -9,7 +9,7 @@ from math import inf
 from typing import Any, NamedTuple
 
 from zmqdist.data.service.snapshots.writer import StreamWriter
-from zmqdist.data.service.split_requests import insist
+from zmqdist.data.service.split_requests import call_until_answered
 from zmqdist.rpc.client import ZmqClient
 from zmqdist.rpc.handler_errors import code_and_message
 
@@ -32,7 +32,7 @@ class SnapshotStream:
     def __init__(
         self,
         client: ZmqClient,
-        life: int,
+        incarnation: int,
         path: str,
         index: int,
         timeout_s: float,
@@ -42,7 +42,7 @@ class SnapshotStream:
         self.path = path
         self.index = index
         self._client = client
-        self._life = life
+        self._incarnation = incarnation
         self._timeout_s = timeout_s
         self._stopped = threading.Event()
         self._ended = ended
@@ -76,12 +76,14 @@ class SnapshotStream:
         self.stop()
 
     def _positions(self, source: int, repetition: int, taken: int, count: int) -> Sequence[int]:
-        start, length = self._asked("positions", self._timeout_s, source, repetition, taken, count)
+        start, length = self._call("positions", self._timeout_s, source, repetition, taken, count)
         return range(start, start + length)
 
-    def _asked(self, method: str, timeout_s: float, *args: Any) -> Any:
-        stream, what = (self._life, self.path, self.index), f"stream {self.index} of {self.path}"
-        return insist(self._client, method, *stream, *args, what=what, stopped=self._stopped, timeout_s=timeout_s)
+    def _call(self, method: str, timeout_s: float, *args: Any) -> Any:
+        stream, what = (self._incarnation, self.path, self.index), f"stream {self.index} of {self.path}"
+        return call_until_answered(
+            self._client, method, *stream, *args, what=what, stopped=self._stopped, timeout_s=timeout_s
+        )
 
     def _run(self) -> None:
         code, message = 0, ""
@@ -98,7 +100,7 @@ class SnapshotStream:
             )
         if not code or self._writer.failed:  # else somebody else writes it, or the snapshot is over
             try:
-                self._asked("stream_ended", inf, code, message)
+                self._call("stream_ended", inf, code, message)
             except BaseException as error:
                 log.info("stream %d of %s: %s", self.index, self.path, code_and_message(error)[1])
         self._ended(self)

@@ -18,7 +18,7 @@ from typing import Any, Final
 import msgspec
 
 from zmqdist.data.service.snapshots.stream import SnapshotStream, SnapshotTaskProgress
-from zmqdist.data.service.task_errors import ending
+from zmqdist.data.service.task_errors import describe_exit
 from zmqdist.errors import UNKNOWN
 from zmqdist.process.bound_children import SpawnChild
 from zmqdist.process.pipe import BYTES, BlockingPipe, LoopPipe, Parts
@@ -34,7 +34,7 @@ CRASHES_MAX: Final = 3
 END_S: Final = 5.0
 """So long a stream that is stopped may take to clean up, before it is killed."""
 
-TELL_S: Final = 0.5
+REPORT_S: Final = 0.5
 """How often the worker hears how far the stream is."""
 
 LEAVE: Final = b"leave"
@@ -44,7 +44,7 @@ class StreamTerms(msgspec.Struct, array_like=True):
     """What the process is for: the arguments of a SnapshotStream."""
 
     dispatcher: str
-    life: int
+    incarnation: int
     path: str
     index: int
     timeout_s: float
@@ -74,23 +74,23 @@ class StreamProcess:
         self._begin = begin
         self._ended = ended
         self._failed = failed
-        self._said = (False, 0, 0)
+        self._figures = (False, 0, 0)
         self._over = self._stopped = self._leaving = self._closed = False
         self._crashes = 0
         self._fork()
 
     def _fork(self) -> None:
-        self._pipe = LoopPipe(self._loop, BYTES, self._hear)
+        self._pipe = LoopPipe(self._loop, BYTES, self._receive)
         self._pipe.send(msgspec.msgpack.encode(self._begin))
         if self._leaving:
             self._pipe.send(LEAVE)
         self._child = self._spawn([self._pipe.theirs], self._exited)
 
-    def _hear(self, said: bytes, _: Parts) -> None:
-        *told, self._over = msgspec.msgpack.decode(said)
-        if told[1] > self._said[1]:
+    def _receive(self, message: bytes, _: Parts) -> None:
+        *figures, self._over = msgspec.msgpack.decode(message)
+        if figures[1] > self._figures[1]:
             self._crashes = 0
-        self._said = told[0], told[1], told[2]
+        self._figures = figures[0], figures[1], figures[2]
 
     def _exited(self, code: int) -> None:
         self._loop.set_timer(self, None, self._child.kill)
@@ -104,7 +104,7 @@ class StreamProcess:
         if code != SILENT:
             self._crashes += 1
             text = (
-                f"the process that wrote stream {self.index} of {self.path} {ending(code)}\n"
+                f"the process that wrote stream {self.index} of {self.path} {describe_exit(code)}\n"
                 f"Its standard error ended with:\n{self._child.tail() or '(nothing)'}"
             )
             log.warning("%s", text)
@@ -116,7 +116,7 @@ class StreamProcess:
 
     def progress(self) -> SnapshotTaskProgress:
         """What is committed, as it was told last."""
-        return SnapshotTaskProgress(self.path, self.index, *self._said)
+        return SnapshotTaskProgress(self.path, self.index, *self._figures)
 
     def leave(self) -> None:
         """Commit what is there, and end."""
@@ -146,7 +146,7 @@ def main(pipe_fd: int) -> None:
     security = Credentials.of_environment().client(begin.dispatcher, "worker")
     client = ZmqClient(begin.dispatcher, "snapshots", security=security)
 
-    def say(over: bool) -> None:
+    def report(over: bool) -> None:
         _, _, *figures = stream.progress()
         try:
             pipe.send(msgspec.msgpack.encode([*figures, over]))
@@ -154,18 +154,20 @@ def main(pipe_fd: int) -> None:
             pass  # the worker has gone
 
     def ended(_: SnapshotStream) -> None:
-        say(True)
+        report(True)
         os._exit(0)
 
-    stream = SnapshotStream(client, begin.life, begin.path, begin.index, begin.timeout_s, begin.chunk_bytes_max, ended)
+    stream = SnapshotStream(
+        client, begin.incarnation, begin.path, begin.index, begin.timeout_s, begin.chunk_bytes_max, ended
+    )
     stream.start()
     with contextlib.suppress(EOFError):
         while True:
-            if pipe.poll(TELL_S):
+            if pipe.poll(REPORT_S):
                 pipe.receive()
                 stream.leave()
             else:
-                say(False)
+                report(False)
     stream.stop()
     stream.join()
     os._exit(0)

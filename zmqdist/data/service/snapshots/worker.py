@@ -43,7 +43,7 @@ class SnapshotWorker:
         calls: LoopCalls,
         dispatcher: str,
         credentials: Credentials,
-        life: int,
+        incarnation: int,
         timeout_s: float,
         chunk_bytes_max: int,
     ) -> None:
@@ -51,10 +51,10 @@ class SnapshotWorker:
         self._calls = calls
         self._dispatcher = dispatcher
         self._credentials = credentials
-        self._life = life
+        self._incarnation = incarnation
         self._timeout_s = timeout_s
         self._chunk_bytes_max = chunk_bytes_max
-        self._asking = 0
+        self._request = 0
         self.processes: SpawnChild | None = None
         self._writing: dict[str, SnapshotStream | StreamProcess] = {}
         self._ending: set[SnapshotStream | StreamProcess] = set()
@@ -77,7 +77,7 @@ class SnapshotWorker:
     def drain(self, then: Callable[[], None]) -> None:
         """Commit what is there, leave the streams to others, and call `then` when that is done. In the loop."""
         self._left = then
-        self._asking += 1
+        self._request += 1
         for stream in self._writing.values():
             stream.leave()
 
@@ -91,12 +91,14 @@ class SnapshotWorker:
             self._ask()
 
     def _ask(self) -> None:
-        self._asking += 1
+        self._request += 1
         has = {path: stream.index for path, stream in self._writing.items()}
-        self._calls.ask("zmqdist.data.streams", (self._life, has), partial(self._told, self._asking))
+        self._calls.ask(
+            "zmqdist.data.streams", (self._incarnation, has), partial(self._streams_received, self._request)
+        )
 
-    def _told(self, asking: int, found: dict[str, int] | None, error: OpError | None) -> None:
-        if asking != self._asking:
+    def _streams_received(self, request: int, found: dict[str, int] | None, error: OpError | None) -> None:
+        if request != self._request:
             return  # there is a later question
         if error is not None or found is None:
             self._loop.set_timer(self, self._loop.now() + AGAIN_S, self._ask_again)
@@ -119,14 +121,18 @@ class SnapshotWorker:
 
     def _begin(self, path: str, index: int) -> None:
         if self.processes is not None:
-            about = StreamTerms(self._dispatcher, self._life, path, index, self._timeout_s, self._chunk_bytes_max)
-            self._writing[path] = StreamProcess(self._loop, self.processes, about, self._note_ended, self._tell_failed)
+            terms = StreamTerms(
+                self._dispatcher, self._incarnation, path, index, self._timeout_s, self._chunk_bytes_max
+            )
+            self._writing[path] = StreamProcess(
+                self._loop, self.processes, terms, self._note_ended, self._report_failure
+            )
             return
         if self._client is None:
             security = self._credentials.client(self._dispatcher, "worker")
             self._client = ZmqClient(self._dispatcher, "snapshots", security=security)
         stream = self._writing[path] = SnapshotStream(
-            self._client, self._life, path, index, self._timeout_s, self._chunk_bytes_max, self._ended
+            self._client, self._incarnation, path, index, self._timeout_s, self._chunk_bytes_max, self._ended
         )
         stream.start()
 
@@ -137,16 +143,16 @@ class SnapshotWorker:
         except OpError:
             pass  # the worker has ended
 
-    def _tell_failed(self, stream: StreamProcess, code: int, message: str, then: Callable[[], None]) -> None:
-        def told(value: Any, error: OpError | None) -> None:
+    def _report_failure(self, stream: StreamProcess, code: int, message: str, then: Callable[[], None]) -> None:
+        def replied(value: Any, error: OpError | None) -> None:
             if error is None or error.error_code not in RETRIABLE:
                 then()
             elif self._writing.get(stream.path) is stream:
-                again = partial(self._tell_failed, stream, code, message, then)
+                again = partial(self._report_failure, stream, code, message, then)
                 self._loop.set_timer((self, stream.path), self._loop.now() + AGAIN_S, again)
 
-        what = (self._life, stream.path, stream.index, code, message)
-        self._calls.ask("zmqdist.data.stream_ended", what, told)
+        what = (self._incarnation, stream.path, stream.index, code, message)
+        self._calls.ask("zmqdist.data.stream_ended", what, replied)
 
     def _note_ended(self, stream: SnapshotStream | StreamProcess) -> None:
         self._ending.discard(stream)

@@ -1,9 +1,9 @@
 """A worker's part of a snapshot: one stream, from its pipeline to chunks that readers can read.
 
 Theory
-    Elements go into chunks in the stream's `uncommitted_chunks/<life>`. A commit makes those official: first a checkpoint, which holds the
-    iterator's state behind their last element, appears by a rename; then they are renamed into the snapshot's `chunks`. So whoever
-    goes on with the stream, after a crash at any point, loads the newest checkpoint, moves the chunks before it that were not moved
+    Elements go into chunks in the stream's `uncommitted_chunks/<incarnation>`. A commit makes those official: first a checkpoint, which
+    holds the iterator's state behind their last element, appears by a rename; then they are renamed into the snapshot's `chunks`. So
+    whoever goes on with the stream, after a crash at any point, loads the newest checkpoint, moves the chunks before it that were not moved
     yet, deletes those behind it, and computes these again: every element is in the snapshot exactly once, if the pipeline can tell its
     state and computes the same again. A pipeline that cannot is committed once, at its end.
 
@@ -101,7 +101,7 @@ class StreamWriter:
         self._folder = snapshot_layout.stream_path(path, stream)
         self._work = storage.join(self._folder, "uncommitted_chunks", uuid.uuid4().hex[:16])
         self._open_path = storage.join(self._work, f"open{storage.TMP}")
-        self._asker = _Asker(ask, self._check)
+        self._requests = _PositionRequests(ask, self._check)
         self._chunk_bytes_max = chunk_bytes_max
         self._interval_s = interval_s
         self._cancelled = threading.Event()
@@ -143,7 +143,7 @@ class StreamWriter:
         except _TakenOver:
             raise CancelledError(f"stream {self._stream} of {self._path} has another writer now") from None
         except (Exception, SystemExit) as error:  # user code may raise that, too: whoever waits must hear of it
-            if self._cancelled.is_set() or self._leaving.is_set() or error is self._asker.error:
+            if self._cancelled.is_set() or self._leaving.is_set() or error is self._requests.error:
                 raise
             raise self._fail(error) from error
         finally:
@@ -184,13 +184,15 @@ class StreamWriter:
         """Take the stream over from whoever had it, and go on at the newest checkpoint."""
         storage.make_folder(self._work)
         uncommitted = storage.join(self._folder, "uncommitted_chunks")
-        for life in storage.names(uncommitted):
-            if not self._work.endswith(life):
-                storage.rename(storage.join(uncommitted, life), storage.join(self._work, f"taken_{life}"))
-        checkpoint = max(map(_checkpoint, storage.names(storage.join(self._folder, "checkpoints"))), default=(0, 0, ""))
+        for incarnation in storage.list_names(uncommitted):
+            if not self._work.endswith(incarnation):
+                storage.rename(storage.join(uncommitted, incarnation), storage.join(self._work, f"taken_{incarnation}"))
+        checkpoint = max(
+            map(_checkpoint, storage.list_names(storage.join(self._folder, "checkpoints"))), default=(0, 0, "")
+        )
         self._chunks, self._elements, name = checkpoint
         self._recover_chunks()
-        self._iterator = open_stream(dataset, self._asker)
+        self._iterator = open_stream(dataset, self._requests)
         if name:
             state = json.loads(storage.read(storage.join(self._folder, "checkpoints", name)))
             self._iterator.load_state_dict(state)
@@ -202,10 +204,10 @@ class StreamWriter:
         Raises:
           InternalError: a committed chunk is nowhere.
         """
-        there = {chunk.index for chunk in snapshot_layout.committed(self._path) if chunk.stream == self._stream}
-        for life in storage.names(self._work):
-            folder = storage.join(self._work, life)
-            for name in storage.names(folder):
+        there = {chunk.index for chunk in snapshot_layout.committed_chunks(self._path) if chunk.stream == self._stream}
+        for incarnation in storage.list_names(self._work):
+            folder = storage.join(self._work, incarnation)
+            for name in storage.list_names(folder):
                 chunk = CommittedChunk.of(name)
                 if chunk is not None and chunk.index < self._chunks and chunk.index not in there:
                     storage.rename(
@@ -243,7 +245,7 @@ class StreamWriter:
             LOG.warning("%s: committed at its end only: %s", self._folder, error)
             return
         checkpoints = storage.join(self._folder, "checkpoints")
-        older = storage.names(checkpoints)
+        older = storage.list_names(checkpoints)
         storage.make_folder(checkpoints)
         name = f"checkpoint_{self._chunks}_{self._elements}"
         self._publish(snapshot_layout.write_json, storage.join(checkpoints, name), state)
@@ -269,28 +271,28 @@ class StreamWriter:
         """Leave ERROR, in the room that the unfinished chunk took."""
         self.failed = True
         if isinstance(error, OSError):
-            told: OpError = storage.error_of(error, self._folder)
+            op_error: OpError = storage.error_of(error, self._folder)
         elif isinstance(error, OpError):
-            told = error
+            op_error = error
         else:
-            told = UnknownError(f"{type(error).__name__}: {error}")
+            op_error = UnknownError(f"{type(error).__name__}: {error}")
         self._drop_file()
         try:
-            self._publish(snapshot_layout.write_error, self._folder, told)
+            self._publish(snapshot_layout.write_error, self._folder, op_error)
         except (OSError, _TakenOver):
-            LOG.exception("%s: its error could not be written: %s", self._folder, told)
-        return told
+            LOG.exception("%s: its error could not be written: %s", self._folder, op_error)
+        return op_error
 
     def _drop_file(self) -> None:
         file, self._file = self._file, None
         if file is not None:
-            file.give_up()
+            file.abort()
             if storage.exists(self._open_path):
                 storage.remove(self._open_path)
 
     def _leave(self) -> None:
         if self._file is not None:
-            self._file.give_up()
+            self._file.abort()
             self._file = None
         if self._iterator is not None:
             self._iterator.close()
@@ -313,7 +315,7 @@ def _checkpoint(name: str) -> tuple[int, int, str]:
     return (int(found[1]), int(found[2]), name) if found else (0, 0, "")
 
 
-class _Asker:
+class _PositionRequests:
     """Asks for runs of positions that last neither too short nor too long; called as `open_stream` wants it.
 
     Attributes:
@@ -324,17 +326,17 @@ class _Asker:
         self._ask = ask
         self._check = check
         self._count = 1
-        self._asked = 0.0
+        self._requested_at = 0.0
         self.error: Exception | None = None
 
     def __call__(self, source: int, repetition: int, taken: int) -> Sequence[int]:
         self._check()
         now = time.monotonic()
-        if now - self._asked < _QUICK_S:
+        if now - self._requested_at < _QUICK_S:
             self._count = min(RUN_MAX, self._count * 2)
-        elif now - self._asked > _SLOW_S:
+        elif now - self._requested_at > _SLOW_S:
             self._count = max(1, self._count // 2)
-        self._asked = now
+        self._requested_at = now
         try:
             return self._ask(source, repetition, taken, self._count)
         except Exception as error:

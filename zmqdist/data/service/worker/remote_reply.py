@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from zmqdist.data.service.batch_compression import squeeze
+from zmqdist.data.service.batch_compression import compress_batch
 from zmqdist.data.service.elements import pack
 from zmqdist.data.service.reader.delivery import END, SKIP, SOME
 from zmqdist.data.service.worker.element_replies import Packed
@@ -33,7 +33,7 @@ class RemoteReply:
             pass  # the worker has stopped, and its connections are closed
 
     def elements(self, elements: list[Any], tag: Any = None) -> None:
-        self._pack(lambda: squeeze(pack(elements), self._codec), tag)
+        self._pack(lambda: compress_batch(pack(elements), self._codec), tag)
 
     def packed(self, batch: Packed) -> None:
         self._pack(lambda: batch.form(self._codec), None)

@@ -14,19 +14,19 @@ Without a journal nothing waits.
 from __future__ import annotations
 
 from zmqdist import errors
-from zmqdist.data.service.dispatcher.machine import questions as q
+from zmqdist.data.service.dispatcher.machine import events as ev
 
 
-class Commits:
+class GroupCommit:
     """See the module's docstring."""
 
     def __init__(self, journaled: bool) -> None:
         self._journaled = journaled
         self._records: list[bytes] = []
-        self._effects: list[q.Effect] = []
-        self._held: list[q.Effect] = []
+        self._effects: list[ev.Effect] = []
+        self._held: list[ev.Effect] = []
         """Behind the group that is on its way."""
-        self._next: list[q.Effect] = []
+        self._next: list[ev.Effect] = []
         """Behind the one after it."""
         self._committing = False
 
@@ -35,11 +35,11 @@ class Commits:
         if self._journaled:
             self._records.append(record)
 
-    def effect(self, effect: q.Effect) -> None:
+    def effect(self, effect: ev.Effect) -> None:
         """An effect of the present event."""
         self._effects.append(effect)
 
-    def flush(self) -> list[q.Effect]:
+    def flush(self) -> list[ev.Effect]:
         """The event is over: what can be done about it now."""
         effects, self._effects = self._effects, []
         if self._committing:
@@ -50,7 +50,7 @@ class Commits:
             return [self._group()]
         return effects
 
-    def committed(self) -> list[q.Effect]:
+    def committed(self) -> list[ev.Effect]:
         """The group is durable."""
         ready, self._held, self._next = self._held, self._next, []
         self._committing = False
@@ -60,20 +60,20 @@ class Commits:
         self._held = []
         return ready
 
-    def failed(self, code: int, message: str) -> list[q.Effect]:
+    def failed(self, code: int, message: str) -> list[ev.Effect]:
         """It is not, and nothing after it."""
         waiting = self._held + self._next
         self._held, self._next, self._records = [], [], []
         self._committing = False
-        refused: list[q.Effect] = []
+        refused: list[ev.Effect] = []
         for each in waiting:
-            if isinstance(each, q.AnswerRequest) and each.news:
-                refused.append(q.FailRequest(each.token, errors.UNAVAILABLE, f"to be asked again: {message}"))
-            elif isinstance(each, q.AnswerRequest | q.FailRequest):
-                refused.append(q.FailRequest(each.token, code, message))
-        return [q.Reload(), *refused]
+            if isinstance(each, ev.ReplyToRequest) and each.news:
+                refused.append(ev.FailRequest(each.token, errors.UNAVAILABLE, f"to be asked again: {message}"))
+            elif isinstance(each, ev.ReplyToRequest | ev.FailRequest):
+                refused.append(ev.FailRequest(each.token, code, message))
+        return [ev.Reload(), *refused]
 
-    def _group(self) -> q.CommitJournal:
+    def _group(self) -> ev.CommitJournal:
         records, self._records = tuple(self._records), []
         self._committing = True
-        return q.CommitJournal(records)
+        return ev.CommitJournal(records)

@@ -31,18 +31,18 @@ from math import inf
 from typing import Final
 
 from zmqdist import errors
-from zmqdist.data.service.dispatcher.machine import questions as q
+from zmqdist.data.service.dispatcher.machine import events as ev
 from zmqdist.data.service.dispatcher.machine import range_math
 from zmqdist.data.service.dispatcher.machine import records as r
 from zmqdist.data.service.dispatcher.machine.clients import Clients
 from zmqdist.data.service.dispatcher.machine.figures import Figures
-from zmqdist.data.service.dispatcher.machine.portions import Portioning
+from zmqdist.data.service.dispatcher.machine.portions import PortionAssignment
 from zmqdist.data.service.dispatcher.machine.rounds import CoordinatedRounds
 from zmqdist.data.service.dispatcher.machine.snapshot import PlaceRow
-from zmqdist.data.service.dispatcher.machine.split_assignment import Dealing
-from zmqdist.data.service.dispatcher.machine.state import State
-from zmqdist.data.service.dispatcher.machine.tables import Book, Refusal, Rules
-from zmqdist.data.service.dispatcher.machine.worker_slots import not_in_list
+from zmqdist.data.service.dispatcher.machine.split_assignment import SplitAssignment
+from zmqdist.data.service.dispatcher.machine.state import DurableState
+from zmqdist.data.service.dispatcher.machine.tables import DispatcherTables, Refusal, Rules
+from zmqdist.data.service.dispatcher.machine.worker_list import not_in_list
 from zmqdist.data.service.dispatcher.machine.workers import WorkerTable
 from zmqdist.events import Ticked
 
@@ -53,147 +53,155 @@ FIRST_WATCH_S: Final = 3600.0
 """A reader that has opened and never asks for news, because it was killed in between, is taken for silent from then on."""
 
 
-class Splits:
+class DataDispatcherMachine:
     """See the module's docstring."""
 
     def __init__(self, rules: Rules, number: int, now: float) -> None:
         """`number` tells this state from that of a dispatcher before or after: random."""
-        self._book = Book(rules, number)
-        self._clients = Clients(self._book)
-        self._workers = WorkerTable(self._book, self._clients)
-        self._dealing = Dealing(self._book)
-        self._portions = Portioning(self._book, self._clients, self._workers)
-        self._rounds = CoordinatedRounds(self._book, self._clients, self._workers)
-        self.figures = Figures(self._book)
+        self._tables = DispatcherTables(rules, number)
+        self._clients = Clients(self._tables)
+        self._workers = WorkerTable(self._tables, self._clients)
+        self._split_assignment = SplitAssignment(self._tables)
+        self._portions = PortionAssignment(self._tables, self._clients, self._workers)
+        self._rounds = CoordinatedRounds(self._tables, self._clients, self._workers)
+        self.figures = Figures(self._tables)
         self._next_check = now + rules.gc_check_s
         self._look_at = inf
         self.checks_count = 0
         """How often it has looked for readers and iterations to give up."""
 
     @property
-    def state(self) -> State:
+    def state(self) -> DurableState:
         """What a restart brings back. Nobody else changes it."""
-        return self._book.state
+        return self._tables.state
 
-    def restore(self, snapshot: State | None, records: Iterable[r.Change], now: float) -> None:
+    def restore(self, snapshot: DurableState | None, records: Iterable[r.Change], now: float) -> None:
         """Become what a journal has. Everybody counts as heard just now; workers are missing until they join."""
-        self._book.restore(snapshot, records, now)
+        self._tables.restore(snapshot, records, now)
         self._look_at = now + LOOK_AGAIN_S
 
     @property
     def deadline(self) -> float:
         """When `handle(Ticked(), now)` is next worth calling."""
         due = min(self._next_check, self._look_at)
-        if self._book.missing:
-            due = min(due, min(self._book.missing.values()) + self._book.rules.worker_timeout_s, self._book.back_by)
-        if self._book.watching:
-            due = min(due, next(iter(self._book.watching.values()))[1] + self._clients.watch_s)
+        if self._tables.missing:
+            due = min(
+                due,
+                min(self._tables.missing.values()) + self._tables.rules.worker_timeout_s,
+                self._tables.return_deadline,
+            )
+        if self._tables.watches:
+            due = min(due, next(iter(self._tables.watches.values()))[1] + self._clients.watch_s)
         return due
 
     @property
     def places(self) -> frozenset[int]:
         """Lives of the workers that have a place and are not missing."""
-        return frozenset(life for life, number in self._book.places.items() if number not in self._book.missing)
+        return frozenset(
+            incarnation
+            for incarnation, number in self._tables.worker_numbers.items()
+            if number not in self._tables.missing
+        )
 
     def place_rows(self) -> tuple[PlaceRow, ...]:
         """A row for each worker that has a place."""
         return tuple(
-            PlaceRow(each.name, each.address, each.life, each.index, number not in self._book.missing)
-            for number, each in self._book.state.workers.items()
+            PlaceRow(each.name, each.address, each.incarnation, each.index, number not in self._tables.missing)
+            for number, each in self._tables.state.workers.items()
         )
 
     @property
     def num_tasks(self) -> int:
         """Tasks that have not ended."""
-        return sum(map(len, self._book.tasks_of.values()))
+        return sum(map(len, self._tables.tasks_of.values()))
 
-    def waiting_for(self, life: int) -> int:
+    def waiting_for(self, incarnation: int) -> int:
         """Tasks that wait for this life of a worker, or another in its place."""
-        number = self._book.places.get(life)
-        return 0 if number is None else len(self._book.tasks_of.get(number, ()))
+        number = self._tables.worker_numbers.get(incarnation)
+        return 0 if number is None else len(self._tables.tasks_of.get(number, ()))
 
     def admit(self, address: str) -> None:
         """Whether a worker that is at this address can have a place. Raises FailedPreconditionError."""
-        self._book.hosts.admit(address)
+        self._tables.worker_list.admit(address)
 
-    def handle(self, event: q.Event, now: float) -> list[q.Effect]:
+    def handle(self, event: ev.Event, now: float) -> list[ev.Effect]:
         """Apply one event; what must be done about it, in order. Never raises for what a peer said."""
-        self._book.now = now
+        self._tables.now = now
         match event:
-            case q.JournalCommitted():
-                return self._book.commits.committed()
-            case q.JournalFailed(code, message):
-                return self._book.commits.failed(code, message) + self._book.ask_again()
+            case ev.JournalCommitted():
+                return self._tables.commits.committed()
+            case ev.JournalFailed(code, message):
+                return self._tables.commits.failed(code, message) + self._tables.refuse_pending()
             case Ticked():
                 self._tick(now)
-            case q.WorkerJoined():
+            case ev.WorkerJoined():
                 self._workers.joined(event)
-                self._portions.look_at_lives()
-            case q.WorkerGone():
+                self._portions.check_incarnations()
+            case ev.WorkerGone():
                 self._portions.lost(event)
                 self._workers.lost(event, now)
-            case q.AskerGone(token):
+            case ev.CallerGone(token):
                 self._gone(token)
             case _:
                 try:
-                    self._answer_to(event, now)
+                    self._handle_request(event, now)
                 except Refusal as refusal:
-                    self._book.commits.effect(q.FailRequest(event.token, refusal.code, refusal.message))
+                    self._tables.commits.effect(ev.FailRequest(event.token, refusal.code, refusal.message))
         self._portions.serve()
-        return self._book.commits.flush()
+        return self._tables.commits.flush()
 
-    def _gone(self, token: q.Token) -> None:
-        if not (self._clients.gone(token) or self._portions.gone(token)):
-            self._workers.gone(token)
+    def _gone(self, token: ev.Token) -> None:
+        if not (self._clients.caller_gone(token) or self._portions.caller_gone(token)):
+            self._workers.caller_gone(token)
 
-    def _answer_to(self, question: q.Question, now: float) -> None:
+    def _handle_request(self, question: ev.Request, now: float) -> None:
         match question:
-            case q.RegisterRequest():
+            case ev.RegisterRequest():
                 self._register(question)
-            case q.Open():
+            case ev.OpenRequest():
                 self._open(question, now)
-            case q.Watch():
+            case ev.WatchRequest():
                 self._rounds.check(question)
                 self._clients.watch(question, now)
                 self._rounds.decide(question.client)
-                self.figures.heard_reader(question.client, question.target_s)
-            case q.ReleaseRequest():
+                self.figures.note_reader_report(question.client, question.target_s)
+            case ev.ReleaseRequest():
                 self._clients.release(question, now, self._collect)
-            case q.AcknowledgeRequest():
+            case ev.AcknowledgeRequest():
                 self._portions.acknowledge(question, now)
-            case q.Missed():
+            case ev.MissedRequest():
                 self._portions.missed(question)
-            case q.AskPortions():
+            case ev.PortionsRequest():
                 self._portions.ask(question)
-            case q.Crashed():
+            case ev.CrashReport():
                 self._portions.crashed(question)
-            case q.WorkRequest():
+            case ev.WorkRequest():
                 self._workers.work(question)
-                self.figures.heard_worker(question.figures, now)
-            case q.SplitsRequest():
-                self._dealing.splits(question)
-            case q.HandBack():
-                self._dealing.hand_back(question)
-            case q.LeaveRequest():
+                self.figures.note_worker_report(question.figures, now)
+            case ev.SplitsRequest():
+                self._split_assignment.splits(question)
+            case ev.HandBackRequest():
+                self._split_assignment.hand_back(question)
+            case ev.LeaveRequest():
                 self._workers.leave(question)
-            case q.CompressionAsked(token, dataset, off):
-                if dataset not in self._book.state.compression_off:
-                    self._book.change(r.DecideCompression(dataset, off))
-                self._book.answer(token, self._book.state.compression_off[dataset])
-            case q.NoteSnapshot(token, path):
-                if path not in self._book.state.snapshots:
-                    self._book.change(r.BeginSnapshot(path))
-                self._book.answer(token, None)
+            case ev.CompressionRequest(token, dataset, off):
+                if dataset not in self._tables.state.compression_off:
+                    self._tables.change(r.DecideCompression(dataset, off))
+                self._tables.reply(token, self._tables.state.compression_off[dataset])
+            case ev.NoteSnapshotRequest(token, path):
+                if path not in self._tables.state.snapshots:
+                    self._tables.change(r.BeginSnapshot(path))
+                self._tables.reply(token, None)
 
     def _tick(self, now: float) -> None:
         if now >= self._look_at:
             self._look_at = inf
             self._workers.reconcile()
         self._workers.tick(now)
-        self._portions.look_at_lives()
+        self._portions.check_incarnations()
         self._clients.tick(now)
         if now >= self._next_check:
-            self._next_check = now + self._book.rules.gc_check_s
+            self._next_check = now + self._tables.rules.gc_check_s
             self._clients.collect(now, self._collect)
             self.checks_count += 1
             self.figures.forget()
@@ -203,99 +211,101 @@ class Splits:
 
     # -- datasets and jobs --------------------------------------------------------------------------------------------------
 
-    def _register(self, asked: q.RegisterRequest) -> None:
-        known = self._book.registered.get(asked.request)
+    def _register(self, call: ev.RegisterRequest) -> None:
+        known = self._tables.dataset_by_request.get(call.request)
         if known is not None:
-            self._book.answer(asked.token, (known, False))
+            self._tables.reply(call.token, (known, False))
             return
-        if asked.id is not None and asked.id in self._book.state.datasets:
-            self._book.answer(asked.token, (asked.id, self._conflict(self._book.state.datasets[asked.id], asked)))
+        if call.id is not None and call.id in self._tables.state.datasets:
+            self._tables.reply(call.token, (call.id, self._conflict(self._tables.state.datasets[call.id], call)))
             return
-        name = asked.id
+        name = call.id
         if name is None:
-            while str(self._book.state.next_dataset) in self._book.state.datasets:
-                self._book.state.next_dataset += 1
-            name = str(self._book.state.next_dataset)
-        self._book.change(r.RegisterDataset(r.DatasetEntry(name, asked.fingerprint, asked.metadata, asked.request)))
-        self._book.registered[asked.request] = name
-        self._book.answer(asked.token, (name, False))
+            while str(self._tables.state.next_dataset) in self._tables.state.datasets:
+                self._tables.state.next_dataset += 1
+            name = str(self._tables.state.next_dataset)
+        self._tables.change(r.RegisterDataset(r.DatasetEntry(name, call.fingerprint, call.metadata, call.request)))
+        self._tables.dataset_by_request[call.request] = name
+        self._tables.reply(call.token, (name, False))
 
-    def _conflict(self, known: r.DatasetEntry, asked: q.RegisterRequest) -> bool:
+    def _conflict(self, known: r.DatasetEntry, call: ev.RegisterRequest) -> bool:
         """Whether the pipeline under the id is another; the first is kept."""
-        if not _fit(known.metadata, asked.metadata):
+        if not _fit(known.metadata, call.metadata):
             raise Refusal(
                 errors.INVALID_ARGUMENT,
                 f"Dataset with ID {known.id} is registered already, with other metadata: {known.metadata}, now "
-                f"{asked.metadata}. Datasets with the same ID should have the same structure",
+                f"{call.metadata}. Datasets with the same ID should have the same structure",
             )
-        if known.fingerprint == asked.fingerprint:
+        if known.fingerprint == call.fingerprint:
             return False
-        if asked.on_conflict == "error":
+        if call.on_conflict == "error":
             raise Refusal(errors.ALREADY_EXISTS, f"another pipeline is registered under the dataset ID {known.id}")
-        if asked.on_conflict == "replace":
-            self._book.change(
-                r.RegisterDataset(r.DatasetEntry(known.id, asked.fingerprint, asked.metadata, asked.request)),
+        if call.on_conflict == "replace":
+            self._tables.change(
+                r.RegisterDataset(r.DatasetEntry(known.id, call.fingerprint, call.metadata, call.request)),
             )
             return False
         return True
 
-    def _open(self, asked: q.Open, now: float) -> None:
-        known = self._book.requests.get(asked.request)
-        if known is not None and known in self._book.state.clients:
-            self._book.answer(asked.token, self._opened(self._book.state.clients[known]))
+    def _open(self, call: ev.OpenRequest, now: float) -> None:
+        known = self._tables.client_by_request.get(call.request)
+        if known is not None and known in self._tables.state.clients:
+            self._tables.reply(call.token, self._opened(self._tables.state.clients[known]))
             return
-        if asked.terms.dataset not in self._book.state.datasets:
-            raise Refusal(errors.NOT_FOUND, not_registered(asked.terms.dataset))
-        consumers = asked.terms.num_consumers
-        if consumers and not 0 <= asked.consumer < consumers:
+        if call.terms.dataset not in self._tables.state.datasets:
+            raise Refusal(errors.NOT_FOUND, not_registered(call.terms.dataset))
+        consumers = call.terms.num_consumers
+        if consumers and not 0 <= call.consumer < consumers:
             raise Refusal(
                 errors.FAILED_PRECONDITION,
-                f"Requesting data for consumer index {asked.consumer}, but the job has only {consumers} consumers",
+                f"Requesting data for consumer index {call.consumer}, but the job has only {consumers} consumers",
             )
-        if asked.terms.mode not in (r.OFF, r.DYNAMIC) and not self._book.hosts.entries:
-            worker = next((each.address for each in self._book.state.workers.values()), "(none yet)")
+        if call.terms.mode not in (r.OFF, r.DYNAMIC) and not self._tables.worker_list.entries:
+            worker = next((each.address for each in self._tables.state.workers.values()), "(none yet)")
             raise Refusal(errors.NOT_FOUND, not_in_list(worker, ()))
-        iteration = None if asked.saved is None else self._portions.saved_iteration(asked.saved, asked.terms.dataset)
+        iteration = None if call.saved is None else self._portions.saved_iteration(call.saved, call.terms.dataset)
         if iteration is None:
-            job = self._job(asked)
-            self._check_compression(job, asked.terms)
-            iteration = self._iteration(job, asked)
-            if asked.saved is not None:
-                self._portions.check(asked.saved, iteration)
-        client = r.ClientEntry(self._book.state.next_client, iteration.id, asked.request, asked.consumer)
-        self._book.change(r.AcquireClient(client))
-        self._book.requests[asked.request] = client.id
-        self._book.heard[client.id] = now + FIRST_WATCH_S
-        self._book.released.pop(iteration.id, None)
+            job = self._job(call)
+            self._check_compression(job, call.terms)
+            iteration = self._iteration(job, call)
+            if call.saved is not None:
+                self._portions.check(call.saved, iteration)
+        client = r.ClientEntry(self._tables.state.next_client, iteration.id, call.request, call.consumer)
+        self._tables.change(r.AcquireClient(client))
+        self._tables.client_by_request[call.request] = client.id
+        self._tables.last_heard[client.id] = now + FIRST_WATCH_S
+        self._tables.unread_since.pop(iteration.id, None)
         if iteration.portions is not None:
-            self._portions.adopt(asked, client)
-        self._book.answer(asked.token, self._opened(client))
+            self._portions.adopt(call, client)
+        self._tables.reply(call.token, self._opened(client))
 
     def _opened(self, client: r.ClientEntry) -> tuple[int, int, int, tuple[int, int, int, int] | None]:
-        portions = self._book.state.iterations[client.iteration].portions
+        portions = self._tables.state.iterations[client.iteration].portions
         cut = None
         if portions is not None:
             first = range_math.first_open(portions, range_math.lane_of(portions, client))
             cut = portions.positions, portions.repetitions, portions.length, first
-        return client.id, client.iteration, self._book.state.number, cut
+        return client.id, client.iteration, self._tables.state.number, cut
 
-    def _job(self, asked: q.Open) -> r.JobEntry:
-        name = asked.job_name or asked.unnamed
-        number = self._book.jobs.get(name)
+    def _job(self, call: ev.OpenRequest) -> r.JobEntry:
+        name = call.job_name or call.unnamed
+        number = self._tables.job_by_name.get(name)
         if number is None:
-            job = r.JobEntry(self._book.state.next_job, name, asked.terms, anonymous=asked.job_name is None)
-            self._book.change(r.CreateJob(job))
+            job = r.JobEntry(self._tables.state.next_job, name, call.terms, anonymous=call.job_name is None)
+            self._tables.change(r.CreateJob(job))
             if not job.anonymous:
-                self._book.jobs[name] = job.id
+                self._tables.job_by_name[name] = job.id
             return job
-        job = self._book.state.jobs[number]
+        job = self._tables.state.jobs[number]
         different = [
             f"Existing {what}: <{have}>; got <{got}>."
-            for (what, have), (_, got) in zip(self._told(job.terms), self._told(asked.terms), strict=True)
+            for (what, have), (_, got) in zip(
+                self._comparable_terms(job.terms), self._comparable_terms(call.terms), strict=True
+            )
             if have != got
         ]
-        datasets = self._book.state.datasets
-        if not _fit(datasets[job.terms.dataset].metadata, datasets[asked.terms.dataset].metadata, "element_spec"):
+        datasets = self._tables.state.datasets
+        if not _fit(datasets[job.terms.dataset].metadata, datasets[call.terms.dataset].metadata, "element_spec"):
             different.append("The elements have another structure.")
         if different:
             text = f"Tried to create job with name {name}, but found an existing job with different parameters: "
@@ -304,14 +314,14 @@ class Splits:
 
     def _check_compression(self, job: r.JobEntry, terms: r.Terms) -> None:
         """Elements come as the job's dataset says, not as this reader's does."""
-        used, expected = (self._book.state.datasets[each].metadata for each in (job.terms.dataset, terms.dataset))
+        used, expected = (self._tables.state.datasets[each].metadata for each in (job.terms.dataset, terms.dataset))
         if not _fit(used, expected, "compression"):
             raise Refusal(
                 errors.INVALID_ARGUMENT,
                 f"Data type mismatch: job {job.name} has elements of a dataset with another `compression` than this reader's",
             )
 
-    def _told(self, terms: r.Terms) -> list[tuple[str, object]]:
+    def _comparable_terms(self, terms: r.Terms) -> list[tuple[str, object]]:
         """What all that read a job have to agree on, as a user knows it."""
         return [
             ("processing mode", r.MODES[terms.mode]),
@@ -322,21 +332,21 @@ class Splits:
             ("ordered", terms.ordered),
         ]
 
-    def _iteration(self, job: r.JobEntry, asked: q.Open) -> r.Iteration:
-        key = (job.name, asked.repetition)
-        number = self._book.keys.get(key)
-        if number is not None and not self._book.state.iterations[number].collected:
-            return self._book.state.iterations[number]
+    def _iteration(self, job: r.JobEntry, call: ev.OpenRequest) -> r.Iteration:
+        key = (job.name, call.repetition)
+        number = self._tables.iteration_by_key.get(key)
+        if number is not None and not self._tables.state.iterations[number].collected:
+            return self._tables.state.iterations[number]
         iteration = r.Iteration(
-            self._book.state.next_iteration, job.id, asked.repetition, [r.Cursor(count) for count in asked.sources]
+            self._tables.state.next_iteration, job.id, call.repetition, [r.Cursor(count) for count in call.sources]
         )
         if job.terms.portioned:
-            assert asked.grain is not None, "whoever opens a job in portions says how it can be cut"
-            iteration.portions = range_math.cut(*asked.grain, max(1, job.terms.num_consumers))
-        self._book.change(r.CreateIteration(iteration))
+            assert call.grain is not None, "whoever opens a job in portions says how it can be cut"
+            iteration.portions = range_math.cut(*call.grain, max(1, job.terms.num_consumers))
+        self._tables.change(r.CreateIteration(iteration))
         if not job.anonymous:
-            self._book.keys[key] = iteration.id
-        for worker in self._workers.staying():
+            self._tables.iteration_by_key[key] = iteration.id
+        for worker in self._workers.workers_for_new_tasks():
             self._workers.create_task(iteration, worker)
         return iteration
 

@@ -31,13 +31,13 @@ from math import inf
 from typing import Final
 
 from zmqdist import errors
-from zmqdist.data.service.dispatcher.machine import questions as q
+from zmqdist.data.service.dispatcher.machine import events as ev
 from zmqdist.data.service.dispatcher.machine import range_math
 from zmqdist.data.service.dispatcher.machine import records as r
 from zmqdist.data.service.dispatcher.machine import runs as sets
 from zmqdist.data.service.dispatcher.machine.clients import Clients
-from zmqdist.data.service.dispatcher.machine.split_assignment import SHARES, taken
-from zmqdist.data.service.dispatcher.machine.tables import Book, Refusal
+from zmqdist.data.service.dispatcher.machine.split_assignment import SHARES, reassigned_text
+from zmqdist.data.service.dispatcher.machine.tables import DispatcherTables, Refusal
 from zmqdist.data.service.dispatcher.machine.workers import WorkerTable
 
 DEATHS_MAX: Final = 3
@@ -47,61 +47,61 @@ WINDOW_PER_TASK: Final = 2
 WINDOW_MIN: Final = 4
 
 
-class Portioning:
+class PortionAssignment:
     """See the module's docstring."""
 
-    def __init__(self, book: Book, clients: Clients, workers: WorkerTable) -> None:
-        self._book = book
+    def __init__(self, tables: DispatcherTables, clients: Clients, workers: WorkerTable) -> None:
+        self._tables = tables
         self._clients = clients
         self._workers = workers
 
     # -- clients ------------------------------------------------------------------------------------------------------------
 
-    def adopt(self, asked: q.Open, client: r.ClientEntry) -> None:
+    def adopt(self, call: ev.OpenRequest, client: r.ClientEntry) -> None:
         """A client has opened an iteration in portions: what it takes over from a saved state, or from who read its lane before."""
         iteration, portions = self._of(client)
-        if asked.saved is not None:
-            self._go_on(asked.saved, client)
-        elif self._one_reader(iteration):
+        if call.saved is not None:
+            self._resume_saved(call.saved, client)
+        elif self._has_one_reader_per_lane(iteration):
             lane = range_math.lane_of(portions, client)
             for number in list(iteration.clients):
-                other = self._book.state.clients[number]
+                other = self._tables.state.clients[number]
                 if number != client.id and range_math.lane_of(portions, other) == lane:
                     self._take_over(client, number)
-        self._book.freed.add(iteration.id)
+        self._tables.iterations_to_serve.add(iteration.id)
 
-    def _one_reader(self, iteration: r.Iteration) -> bool:
+    def _has_one_reader_per_lane(self, iteration: r.Iteration) -> bool:
         terms = self._terms(iteration)
         return terms.ordered or terms.num_consumers > 0
 
     def _terms(self, iteration: r.Iteration) -> r.Terms:
-        return self._book.state.jobs[iteration.job].terms
+        return self._tables.state.jobs[iteration.job].terms
 
     def _of(self, client: r.ClientEntry) -> tuple[r.Iteration, r.PortionsEntry]:
-        iteration = self._book.state.iterations[client.iteration]
+        iteration = self._tables.state.iterations[client.iteration]
         if iteration.portions is None:
             raise Refusal(errors.FAILED_PRECONDITION, f"iteration {iteration.id} is not read in portions")
         return iteration, iteration.portions
 
-    def saved_iteration(self, saved: q.SavedRequest, dataset: str) -> r.Iteration | None:
+    def saved_iteration(self, saved: ev.SavedRequest, dataset: str) -> r.Iteration | None:
         """The iteration of a saved state; None where this dispatcher does not have it (any more).
 
         Raises:
           Refusal: it cannot go on there without losing elements.
         """
-        iteration = self._book.state.iterations.get(saved.iteration)
-        if saved.state != self._book.state.number or iteration is None or iteration.collected:
+        iteration = self._tables.state.iterations.get(saved.iteration)
+        if saved.state != self._tables.state.number or iteration is None or iteration.collected:
             return None
         self.check(saved, iteration)
         portions = iteration.portions
         assert portions is not None
-        prints = {self._book.state.datasets[each].fingerprint for each in (dataset, self._terms(iteration).dataset)}
+        prints = {self._tables.state.datasets[each].fingerprint for each in (dataset, self._terms(iteration).dataset)}
         if len(prints) > 1:
             raise Refusal(
                 errors.FAILED_PRECONDITION, f"the state is of iteration {iteration.id}, which reads another pipeline"
             )
         elements = dict(saved.open)
-        for number, acked in portions.left.get(self._heir(saved.client), ()):
+        for number, acked in portions.left.get(self._successor(saved.client), ()):
             known = portions.open.get(number)
             others = known is None or known.client != 0
             done = sets.end_of(list(saved.done), number // len(portions.next)) is not None
@@ -114,7 +114,7 @@ class Portioning:
                 )
         return iteration
 
-    def check(self, saved: q.SavedRequest, iteration: r.Iteration) -> None:
+    def check(self, saved: ev.SavedRequest, iteration: r.Iteration) -> None:
         """Refuse a state that does not fit."""
         portions = iteration.portions
         cut = None if portions is None else (portions.positions, portions.repetitions, portions.length)
@@ -126,9 +126,9 @@ class Portioning:
                 f"{saved.lanes} readers, this one into {cut} for {lanes}: load it where the same dataset is read in the same way",
             )
         assert portions is not None
-        other = self._book.state.clients.get(saved.client)
-        mine = saved.state == self._book.state.number and saved.iteration == iteration.id
-        stranger = saved.client >= self._book.state.next_client or (
+        other = self._tables.state.clients.get(saved.client)
+        mine = saved.state == self._tables.state.number and saved.iteration == iteration.id
+        stranger = saved.client >= self._tables.state.next_client or (
             other is not None and other.iteration != iteration.id
         )
         edges = [edge for run in saved.done for edge in run]
@@ -142,100 +142,103 @@ class Portioning:
                 errors.INVALID_ARGUMENT, "the state is damaged: no reader of this dataset can have been there"
             )
 
-    def _heir(self, client: int) -> int:
-        while client in self._book.state.heirs:
-            client = self._book.state.heirs[client]
+    def _successor(self, client: int) -> int:
+        while client in self._tables.state.successors:
+            client = self._tables.state.successors[client]
         return client
 
-    def _go_on(self, saved: q.SavedRequest, client: r.ClientEntry) -> None:
+    def _resume_saved(self, saved: ev.SavedRequest, client: r.ClientEntry) -> None:
         iteration, portions = self._of(client)
         done, open_ = list(saved.done), list(saved.open)
-        if saved.state != self._book.state.number or saved.iteration != iteration.id:
-            self._book.change(r.LeaveOut(client.id, done, open_))
+        if saved.state != self._tables.state.number or saved.iteration != iteration.id:
+            self._tables.change(r.SkipSaved(client.id, done, open_))
             return
-        self._take_over(client, self._heir(saved.client))
+        self._take_over(client, self._successor(saved.client))
         finished = iteration.finished or portions.failed != ""
-        self._book.change(r.GoBack(client.id, done, open_))
+        self._tables.change(r.RestoreSaved(client.id, done, open_))
         if finished and not iteration.finished:
-            for worker in self._workers.staying():
+            for worker in self._workers.workers_for_new_tasks():
                 self._workers.create_task(iteration, worker)
 
     def _take_over(self, client: r.ClientEntry, old: int) -> None:
-        before = self._book.state.clients.get(old)
-        self._book.change(r.TakeOver(client.id, old))
+        before = self._tables.state.clients.get(old)
+        self._tables.change(r.TakeOver(client.id, old))
         if before is not None:
             self._clients.forget(before)
 
-    def acknowledge(self, asked: q.AcknowledgeRequest, now: float) -> None:
-        client = self._clients.client(asked.state, asked.client)
+    def acknowledge(self, call: ev.AcknowledgeRequest, now: float) -> None:
+        client = self._clients.registered_client(call.state, call.client)
         iteration, portions = self._of(client)
-        self._book.heard[client.id] = now
-        marks = [mark for mark in asked.marks if self._is_mine(portions, client.id, mark[0])]
+        self._tables.last_heard[client.id] = now
+        marks = [mark for mark in call.marks if self._is_mine(portions, client.id, mark[0])]
         if marks:
-            self._book.change(r.Acknowledge(client.id, marks))
+            self._tables.change(r.Acknowledge(client.id, marks))
             if any(done for _, _, done in marks):
-                self._book.freed.add(iteration.id)
-        self._book.answer(asked.token, None)
+                self._tables.iterations_to_serve.add(iteration.id)
+        self._tables.reply(call.token, None)
 
     def _is_mine(self, portions: r.PortionsEntry, client: int, number: int) -> bool:
         return number in portions.open and portions.open[number].client == client
 
-    def missed(self, asked: q.Missed) -> None:
-        client = self._clients.client(asked.state, asked.client)
+    def missed(self, call: ev.MissedRequest) -> None:
+        client = self._clients.registered_client(call.state, call.client)
         iteration, _ = self._of(client)
-        self._lose(iteration, asked.life, client.id, "")
-        self._book.answer(asked.token, None)
+        self._lose(iteration, call.incarnation, client.id, "")
+        self._tables.reply(call.token, None)
 
     # -- workers ------------------------------------------------------------------------------------------------------------
 
-    def lost(self, event: q.WorkerGone) -> None:
+    def lost(self, event: ev.WorkerGone) -> None:
         """A life of a worker is over."""
-        self._take_back()  # what the journal lost of it: else this loss could be one too many
-        number = self._book.places.get(event.life)
-        name = "" if event.left or number is None else self._book.state.workers[number].name
+        self._revoke_charges()  # what the journal lost of it: else this loss could be one too many
+        number = self._tables.worker_numbers.get(event.incarnation)
+        name = "" if event.left or number is None else self._tables.state.workers[number].name
         for iteration in self._active():
-            self._lose(iteration, event.life, 0, name or "")
-        for key in [key for key in self._book.wanting if key[1] == event.life]:
+            self._lose(iteration, event.incarnation, 0, name or "")
+        for key in [key for key in self._tables.portion_requests if key[1] == event.incarnation]:
             # Its tasks ask by another connection than the one that broke: without an answer they would wait for ever when it is back.
-            asked = self._book.wanting.pop(key)
-            why = f"the worker of task {asked.task} has no connection"
-            self._book.commits.effect(q.FailRequest(asked.token, errors.UNAVAILABLE, why))
+            call = self._tables.portion_requests.pop(key)
+            why = f"the worker of task {call.task} has no connection"
+            self._tables.commits.effect(ev.FailRequest(call.token, errors.UNAVAILABLE, why))
 
-    def look_at_lives(self) -> None:
+    def check_incarnations(self) -> None:
         """Lose what lives had that ended while no dispatcher looked: another is in their place, or nobody. And take charges back."""
-        self._take_back()
-        lives = {worker.life for worker in self._book.state.workers.values()}
+        self._revoke_charges()
+        incarnations = {worker.incarnation for worker in self._tables.state.workers.values()}
         for iteration in self._active():
             assert iteration.portions is not None
-            for life in {each.life for each in iteration.portions.open.values()} - lives - {0}:
-                self._lose(iteration, life, 0, "")
+            for incarnation in {each.incarnation for each in iteration.portions.open.values()} - incarnations - {0}:
+                self._lose(iteration, incarnation, 0, "")
 
-    def _take_back(self) -> None:
+    def _revoke_charges(self) -> None:
         """Of lives that are connected."""
         for iteration in self._active():
             assert iteration.portions is not None
-            charged = {life for each in iteration.portions.open.values() for life in each.lost}
-            for life in sorted(charged & self._book.members.keys()):
-                self._book.change(r.TakeBackDeath(iteration.id, life))
-                self._book.freed.add(iteration.id)
+            charged = {incarnation for each in iteration.portions.open.values() for incarnation in each.lost}
+            for incarnation in sorted(charged & self._tables.members.keys()):
+                self._tables.change(r.RevokeDeath(iteration.id, incarnation))
+                self._tables.iterations_to_serve.add(iteration.id)
 
     def _active(self) -> list[r.Iteration]:
         return [
-            each for each in self._book.state.iterations.values() if each.portions is not None and not each.finished
+            each for each in self._tables.state.iterations.values() if each.portions is not None and not each.finished
         ]
 
-    def _lose(self, iteration: r.Iteration, life: int, client: int, died: str, *, crashed: bool = False) -> None:
+    def _lose(self, iteration: r.Iteration, incarnation: int, client: int, died: str, *, crashed: bool = False) -> None:
         portions = iteration.portions
         assert portions is not None
-        if not any(life in (each.life, each.missed) and client in (0, each.client) for each in portions.open.values()):
+        if not any(
+            incarnation in (each.incarnation, each.missed) and client in (0, each.client)
+            for each in portions.open.values()
+        ):
             return
-        self._book.change(r.LosePortions(iteration.id, life, client, died, crashed))
-        self._book.freed.add(iteration.id)
+        self._tables.change(r.LosePortions(iteration.id, incarnation, client, died, crashed))
+        self._tables.iterations_to_serve.add(iteration.id)
         for number, portion in portions.open.items():
             charged = portion.charged
             if len(charged) >= DEATHS_MAX and not portions.failed:
                 repetition, start, length = range_math.place_of(portions, number)
-                self._book.change(
+                self._tables.change(
                     r.FailPortions(
                         iteration.id,
                         f"{len(charged)} processes died while they computed positions {start} to {start + length - 1} of the "
@@ -245,62 +248,66 @@ class Portioning:
                     )
                 )
 
-    def ask(self, asked: q.AskPortions) -> None:
-        task, _ = self._task_of(asked)
-        client = self._clients.client(asked.state, asked.client)
+    def ask(self, call: ev.PortionsRequest) -> None:
+        task, _ = self._task_of(call)
+        client = self._clients.registered_client(call.state, call.client)
         if client.iteration != task.iteration:
             raise Refusal(
-                errors.INVALID_ARGUMENT, f"client {asked.client} does not read the iteration of task {asked.task}"
+                errors.INVALID_ARGUMENT, f"client {call.client} does not read the iteration of task {call.task}"
             )
         _, portions = self._of(client)
-        before = self._book.wanting.pop((client.id, asked.life), None)
+        before = self._tables.portion_requests.pop((client.id, call.incarnation), None)
         if before is not None:
-            self._book.answer(before.token, [])
-        again = [number for number, each in portions.open.items() if self._was_answer(each, asked)]
+            self._tables.reply(before.token, [])
+        again = [number for number, each in portions.open.items() if self._was_reply_to(each, call)]
         if again:
-            self._book.answer(asked.token, [self._told(portions, number) for number in again])
+            self._tables.reply(call.token, [self._reply_entry(portions, number) for number in again])
             return
-        self._book.wanting[client.id, asked.life] = asked
-        self._book.freed.add(client.iteration)
+        self._tables.portion_requests[client.id, call.incarnation] = call
+        self._tables.iterations_to_serve.add(client.iteration)
 
-    def _task_of(self, asked: q.AskPortions | q.Crashed) -> tuple[r.TaskEntry, r.WorkerEntry]:
-        task = self._book.state.tasks.get(asked.task)
-        worker = None if task is None else self._book.state.workers.get(task.worker)
-        if asked.state != self._book.state.number or task is None or worker is None:
-            raise Refusal(errors.NOT_FOUND, f"task {asked.task} is not there, or has ended")
-        if worker.life != asked.life:
-            raise Refusal(errors.UNAVAILABLE, taken(asked.task))
-        if worker.number in self._book.gone:
+    def _task_of(self, call: ev.PortionsRequest | ev.CrashReport) -> tuple[r.TaskEntry, r.WorkerEntry]:
+        task = self._tables.state.tasks.get(call.task)
+        worker = None if task is None else self._tables.state.workers.get(task.worker)
+        if call.state != self._tables.state.number or task is None or worker is None:
+            raise Refusal(errors.NOT_FOUND, f"task {call.task} is not there, or has ended")
+        if worker.incarnation != call.incarnation:
+            raise Refusal(errors.UNAVAILABLE, reassigned_text(call.task))
+        if worker.number in self._tables.confirmed_gone:
             # The question came by another connection than the one that broke. What it had is lost already (`lost`), and what it were given
             # now would be nobody's: it is asked again when the worker is back, or in vain.
-            raise Refusal(errors.UNAVAILABLE, f"worker {worker.name} of task {asked.task} has no connection")
+            raise Refusal(errors.UNAVAILABLE, f"worker {worker.name} of task {call.task} has no connection")
         return task, worker
 
-    def crashed(self, asked: q.Crashed) -> None:
+    def crashed(self, call: ev.CrashReport) -> None:
         """The worker lives on. Said again, it changes nothing: the next process begins when this was answered."""
-        task, worker = self._task_of(asked)
-        iteration = self._book.state.iterations[task.iteration]
+        task, worker = self._task_of(call)
+        iteration = self._tables.state.iterations[task.iteration]
         if iteration.portions is not None and not iteration.finished:
-            for key in [key for key in self._book.wanting if key[1] == asked.life and self._reads(key[0], iteration)]:
-                del self._book.wanting[key]  # the process that asked has ended
-            died = f"{worker.name} ({asked.how})" if asked.how else ""
-            self._lose(iteration, asked.life, 0, died, crashed=True)
-        self._book.answer(asked.token, None)
+            for key in [
+                key
+                for key in self._tables.portion_requests
+                if key[1] == call.incarnation and self._reads(key[0], iteration)
+            ]:
+                del self._tables.portion_requests[key]  # the process that asked has ended
+            died = f"{worker.name} ({call.how})" if call.how else ""
+            self._lose(iteration, call.incarnation, 0, died, crashed=True)
+        self._tables.reply(call.token, None)
 
     def _reads(self, client: int, iteration: r.Iteration) -> bool:
-        return self._book.state.clients[client].iteration == iteration.id
+        return self._tables.state.clients[client].iteration == iteration.id
 
-    def _was_answer(self, portion: r.Portion, asked: q.AskPortions) -> bool:
-        return (portion.client, portion.life, portion.request) == (asked.client, asked.life, asked.request)
+    def _was_reply_to(self, portion: r.Portion, call: ev.PortionsRequest) -> bool:
+        return (portion.client, portion.incarnation, portion.request) == (call.client, call.incarnation, call.request)
 
-    def _told(self, portions: r.PortionsEntry, number: int) -> tuple[int, int, int, int, int]:
+    def _reply_entry(self, portions: r.PortionsEntry, number: int) -> tuple[int, int, int, int, int]:
         return number, *range_math.place_of(portions, number), portions.open[number].acked
 
-    def gone(self, token: q.Token) -> bool:
+    def caller_gone(self, token: ev.Token) -> bool:
         """Nobody waits for this answer any more; whether it was one of these."""
-        for key, asked in self._book.wanting.items():
-            if asked.token == token:
-                del self._book.wanting[key]
+        for key, call in self._tables.portion_requests.items():
+            if call.token == token:
+                del self._tables.portion_requests[key]
                 return True
         return False
 
@@ -308,49 +315,51 @@ class Portioning:
 
     def serve(self) -> None:
         """The event is over: what follows where something has become free."""
-        freed, self._book.freed = self._book.freed, set()
-        for number in sorted(freed):
-            iteration = self._book.state.iterations[number]
+        iterations_to_serve, self._tables.iterations_to_serve = self._tables.iterations_to_serve, set()
+        for number in sorted(iterations_to_serve):
+            iteration = self._tables.state.iterations[number]
             portions = iteration.portions
             if portions is None:
                 continue
             if not iteration.finished and not iteration.collected and (portions.failed or range_math.is_over(portions)):
                 self._workers.end(iteration, r.FinishIteration(number))
-            elif len(portions.next) > 1 and any(map(self._is_through, iteration.clients)):
-                self._clients.news(number)
-            for key, asked in list(self._book.wanting.items()):
-                client = self._book.state.clients[asked.client]
+            elif len(portions.next) > 1 and any(map(self._has_finished_lane, iteration.clients)):
+                self._clients.notify(number)
+            for key, call in list(self._tables.portion_requests.items()):
+                client = self._tables.state.clients[call.client]
                 if client.iteration != number:
                     continue
                 over = iteration.finished or iteration.collected
-                given = [] if over else self._choose(iteration, portions, client, asked)
+                given = [] if over else self._choose(iteration, portions, client, call)
                 if given:
-                    self._book.change(r.GivePortions(client.id, asked.life, asked.request, given))
+                    self._tables.change(r.GivePortions(client.id, call.incarnation, call.request, given))
                 if given or over:
-                    del self._book.wanting[key]
-                    self._book.answer(asked.token, [self._told(portions, each) for each in given])
+                    del self._tables.portion_requests[key]
+                    self._tables.reply(call.token, [self._reply_entry(portions, each) for each in given])
 
-    def _is_through(self, number: int) -> bool:
-        client = self._book.state.clients[number]
+    def _has_finished_lane(self, number: int) -> bool:
+        client = self._tables.state.clients[number]
         _, portions = self._of(client)
         return range_math.is_lane_over(portions, range_math.lane_of(portions, client))
 
     def _is_free(self, portions: r.PortionsEntry, number: int, client: r.ClientEntry) -> bool:
         portion = portions.open[number]
-        return portion.life == 0 and portion.client in (0, client.id)
+        return portion.incarnation == 0 and portion.client in (0, client.id)
 
     def _choose(
-        self, iteration: r.Iteration, portions: r.PortionsEntry, client: r.ClientEntry, asked: q.AskPortions
+        self, iteration: r.Iteration, portions: r.PortionsEntry, client: r.ClientEntry, call: ev.PortionsRequest
     ) -> list[int]:
         """What was begun and is nobody's, lowest first; then what is new. What workers have died over is given out alone."""
         lanes, lane = len(portions.next), range_math.lane_of(portions, client)
-        mine = (number for number, each in portions.open.items() if each.life == asked.life and each.charged)
+        mine = (
+            number for number, each in portions.open.items() if each.incarnation == call.incarnation and each.charged
+        )
         alone = min((number for number in mine if portions.open[number].client == client.id), default=None)
         if alone is not None:
             first = range_math.first_open(portions, lane)
             waits = self._terms(iteration).ordered and first < alone and self._is_free(portions, first, client)
             return [first] if waits else []
-        bound, count = inf, asked.count
+        bound, count = inf, call.count
         if self._terms(iteration).ordered:
             tasks = max(1, len(iteration.tasks))
             window = max(WINDOW_MIN, WINDOW_PER_TASK * tasks)

@@ -31,9 +31,9 @@ Change: TypeAlias = (
     | r.LosePortions
     | r.FailPortions
     | r.TakeOver
-    | r.GoBack
-    | r.LeaveOut
-    | r.TakeBackDeath
+    | r.RestoreSaved
+    | r.SkipSaved
+    | r.RevokeDeath
 )
 
 
@@ -92,10 +92,10 @@ def is_over(portions: r.PortionsEntry) -> bool:
 # -- changes --------------------------------------------------------------------------------------------------------------
 
 
-def give(portions: r.PortionsEntry, client: int, life: int, request: int, numbers: list[int]) -> None:
+def give(portions: r.PortionsEntry, client: int, incarnation: int, request: int, numbers: list[int]) -> None:
     for number in numbers:
         known = portions.open.setdefault(number, r.Portion(client))
-        known.client, known.life, known.request = client, life, request
+        known.client, known.incarnation, known.request = client, incarnation, request
         step, lane = divmod(number, len(portions.next))
         if step == portions.next[lane]:
             portions.next[lane] = step + 1
@@ -124,29 +124,29 @@ def _finish(portions: r.PortionsEntry, client: int, number: int) -> None:
     sets.add(portions.done.setdefault(client, []), step, step + 1)
 
 
-def lose(portions: r.PortionsEntry, life: int, client: int, died: str, crashed: bool) -> None:
+def lose(portions: r.PortionsEntry, incarnation: int, client: int, died: str, crashed: bool) -> None:
     """A reader may say that an answer is missing before the worker is known to be dead: that is charged, too."""
     for portion in portions.open.values():
-        if portion.life == life and client in (0, portion.client):
-            portion.life, portion.request, portion.missed = 0, 0, life
-        if portion.missed == life and died:
+        if portion.incarnation == incarnation and client in (0, portion.client):
+            portion.incarnation, portion.request, portion.missed = 0, 0, incarnation
+        if portion.missed == incarnation and died:
             portion.missed = 0
             if crashed:
                 portion.deaths.append(died)
             else:
-                portion.lost[life] = died
+                portion.lost[incarnation] = died
 
 
-def take_back(portions: r.PortionsEntry, life: int) -> None:
+def revoke_death(portions: r.PortionsEntry, incarnation: int) -> None:
     for portion in portions.open.values():
-        portion.lost.pop(life, None)
+        portion.lost.pop(incarnation, None)
 
 
 def leave(portions: r.PortionsEntry, client: int) -> None:
     """Others have what the client has not finished."""
     for number, portion in portions.open.items():
         if portion.client == client:
-            portion.client = portion.life = portion.request = 0
+            portion.client = portion.incarnation = portion.request = 0
             if portion.acked:
                 portions.left.setdefault(client, []).append((number, portion.acked))
 
@@ -157,10 +157,10 @@ def take_over(portions: r.PortionsEntry, client: int, old: int) -> None:
             table[client] = table.pop(old)
     for portion in portions.open.values():
         if portion.client == old:
-            portion.client, portion.life, portion.request = client, 0, 0
+            portion.client, portion.incarnation, portion.request = client, 0, 0
 
 
-def go_back(portions: r.PortionsEntry, client: r.ClientEntry, done: Runs, open_: list[tuple[int, int]]) -> None:
+def restore_saved(portions: r.PortionsEntry, client: r.ClientEntry, done: Runs, open_: list[tuple[int, int]]) -> None:
     """What was acknowledged after the state was taken is open again."""
     lanes, lane = len(portions.next), lane_of(portions, client)
     elements = dict(open_)
@@ -183,7 +183,7 @@ def go_back(portions: r.PortionsEntry, client: r.ClientEntry, done: Runs, open_:
     portions.failed = ""
 
 
-def leave_out(portions: r.PortionsEntry, client: r.ClientEntry, done: Runs, open_: list[tuple[int, int]]) -> None:
+def skip_saved(portions: r.PortionsEntry, client: r.ClientEntry, done: Runs, open_: list[tuple[int, int]]) -> None:
     """What is given out already stays with whoever has it."""
     lanes, lane = len(portions.next), lane_of(portions, client)
     begun = portions.next[lane]

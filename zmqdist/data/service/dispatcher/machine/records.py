@@ -2,8 +2,8 @@
 
 Theory
     A dataset (a registered pipeline) is read by jobs, each time a job is read is an iteration, and each worker has one task of an
-    iteration. A client is one reading iterator. Everything here survives a restart when there is a journal: `State.apply(record)` is the
-    only thing that changes it, so that the journal's records in their order give the same state again.
+    iteration. A client is one reading iterator. Everything here survives a restart when there is a journal: `DurableState.apply(record)` is
+    the only thing that changes it, so that the journal's records in their order give the same state again.
 
     A journal written by an older version is read by a newer one: fields are added at the end with a default, tags are never reused.
 
@@ -115,7 +115,7 @@ class Portion(Row):
     """
 
     client: int
-    life: int = 0
+    incarnation: int = 0
     acked: int = 0
     request: int = 0
     deaths: list[str] = msgspec.field(default_factory=list)
@@ -170,9 +170,9 @@ class TaskEntry(Row):
 
     Attributes:
       starting_round: of coordinated reads; PENDING: a new worker's, which no round has yet.
-      cut: its worker has left before its end: what was to come of it others do.
+      interrupted: its worker has left before its end: what was to come of it others do.
       handed: questions that handed positions back, for one that is repeated.
-      given: what each source was given last: (request, repetition, start, length), for a question that is repeated.
+      last_given: what each source was given last: (request, repetition, start, length), for a question that is repeated.
       life: of the worker that it belongs to, in coordinated reads.
       end_round: the first round of coordinated reads that it is not in any more, once it has ended.
     """
@@ -182,10 +182,10 @@ class TaskEntry(Row):
     worker: int
     finished: bool = False
     starting_round: int = 0
-    given: dict[int, tuple[int, int, int, int]] = msgspec.field(default_factory=dict)
-    cut: bool = False
-    handed: list[int] = msgspec.field(default_factory=list)
-    life: int = 0
+    last_given: dict[int, tuple[int, int, int, int]] = msgspec.field(default_factory=dict)
+    interrupted: bool = False
+    handed_back: list[int] = msgspec.field(default_factory=list)
+    incarnation: int = 0
     end_round: int = 0
 
 
@@ -197,12 +197,12 @@ class ClientEntry(Row):
 
 
 class WorkerEntry(Row):
-    """A place for a worker; `life` is the process that has it or had it last, `index` its place in the fixed list, -1 without one."""
+    """A place for a worker; `incarnation` is the process that has it or had it, `index` its place in the fixed list, -1 without one."""
 
     number: int
     name: str
     address: str
-    life: int
+    incarnation: int
     tags: tuple[str, ...] = ()
     index: int = -1
 
@@ -238,7 +238,7 @@ class CreateTask(Record, tag=6):
 
 class FinishTask(Record, tag=7):
     task: int
-    cut: bool = False
+    interrupted: bool = False
     end_round: int = 0
 
 
@@ -299,7 +299,7 @@ class GivePortions(Record, tag=30):
     """A worker's life computes these for a client, in this order."""
 
     client: int
-    life: int
+    incarnation: int
     request: int
     numbers: list[int]
 
@@ -321,7 +321,7 @@ class LosePortions(Record, tag=32):
     """
 
     iteration: int
-    life: int
+    incarnation: int
     client: int = 0
     died: str = ""
     crashed: bool = False
@@ -339,7 +339,7 @@ class TakeOver(Record, tag=34):
     old: int
 
 
-class GoBack(Record, tag=35):
+class RestoreSaved(Record, tag=35):
     """What a client has is what a saved state says: steps that are done, and (number, elements) of those that are not."""
 
     client: int
@@ -347,7 +347,7 @@ class GoBack(Record, tag=35):
     open: list[tuple[int, int]]
 
 
-class LeaveOut(Record, tag=36):
+class SkipSaved(Record, tag=36):
     """A client begins with what a saved state of another iteration says."""
 
     client: int
@@ -355,11 +355,11 @@ class LeaveOut(Record, tag=36):
     open: list[tuple[int, int]]
 
 
-class TakeBackDeath(Record, tag=37):
+class RevokeDeath(Record, tag=37):
     """A life that was lost is there again: it lost its connection, and nothing was wrong with its portions."""
 
     iteration: int
-    life: int
+    incarnation: int
 
 
 class BeginSnapshot(Record, tag=50):
@@ -388,9 +388,9 @@ Change: TypeAlias = (
     | LosePortions
     | FailPortions
     | TakeOver
-    | GoBack
-    | LeaveOut
-    | TakeBackDeath
+    | RestoreSaved
+    | SkipSaved
+    | RevokeDeath
     | StartTask
     | BeginSnapshot
 )

@@ -23,62 +23,64 @@ Promises, checked by tests/machines/splits/test_rounds.py
 from __future__ import annotations
 
 from zmqdist import errors
-from zmqdist.data.service.dispatcher.machine import questions as q
+from zmqdist.data.service.dispatcher.machine import events as ev
 from zmqdist.data.service.dispatcher.machine import records as r
 from zmqdist.data.service.dispatcher.machine.clients import Clients
-from zmqdist.data.service.dispatcher.machine.coordinated import is_coordinated, is_held, is_pending, runs
-from zmqdist.data.service.dispatcher.machine.tables import Book, Refusal
+from zmqdist.data.service.dispatcher.machine.coordinated import is_coordinated, is_held, is_pending, is_runnable
+from zmqdist.data.service.dispatcher.machine.tables import DispatcherTables, Refusal
 from zmqdist.data.service.dispatcher.machine.workers import WorkerTable
 
 
 class CoordinatedRounds:
     """See the module's docstring."""
 
-    def __init__(self, book: Book, clients: Clients, workers: WorkerTable) -> None:
-        self._book = book
+    def __init__(self, tables: DispatcherTables, clients: Clients, workers: WorkerTable) -> None:
+        self._tables = tables
         self._clients = clients
         self._workers = workers
 
-    def check(self, asked: q.Watch) -> None:
+    def check(self, call: ev.WatchRequest) -> None:
         """Refuse what makes no sense, before anything is done."""
-        client = self._book.state.clients.get(asked.client)
-        if client is None or not (asked.lost or asked.stopped >= 0):
+        client = self._tables.state.clients.get(call.client)
+        if client is None or not (call.lost or call.stopped >= 0):
             return
-        if not is_coordinated(self._book, self._book.state.iterations[client.iteration]):
-            raise Refusal(errors.FAILED_PRECONDITION, f"client {asked.client} does not take part in coordinated reads")
+        if not is_coordinated(self._tables, self._tables.state.iterations[client.iteration]):
+            raise Refusal(errors.FAILED_PRECONDITION, f"client {call.client} does not take part in coordinated reads")
 
     def decide(self, number: int) -> None:
         """A client has said where it stands."""
-        client = self._book.state.clients.get(number)
-        if client is None or number not in self._book.watching:
+        client = self._tables.state.clients.get(number)
+        if client is None or number not in self._tables.watches:
             return
-        iteration = self._book.state.iterations[client.iteration]
-        if not is_coordinated(self._book, iteration):
+        iteration = self._tables.state.iterations[client.iteration]
+        if not is_coordinated(self._tables, iteration):
             return
         standing = self._standing(iteration)
         if not standing:
             return
-        tasks = self._book.state.tasks
+        tasks = self._tables.state.tasks
         lost = set(standing[0].lost).intersection(*(each.lost for each in standing)).intersection(iteration.tasks)
         ended = {task: min(each.lost[task] for each in standing) for task in lost if not tasks[task].finished}
         begun: list[int] = []
-        if is_held(self._book, iteration) and all(each.stopped >= 0 for each in standing):
-            begun = [task for task in iteration.tasks if is_pending(tasks[task]) and runs(self._book, tasks[task])]
+        if is_held(self._tables, iteration) and all(each.stopped >= 0 for each in standing):
+            begun = [
+                task for task in iteration.tasks if is_pending(tasks[task]) and is_runnable(self._tables, tasks[task])
+            ]
         for task, end_round in ended.items():
-            self._book.change(r.FinishTask(task, end_round=end_round))
-            self._book.tasks_of.get(tasks[task].worker, {}).pop(task, None)
-            self._book.serving.pop(task, None)
+            self._tables.change(r.FinishTask(task, end_round=end_round))
+            self._tables.tasks_of.get(tasks[task].worker, {}).pop(task, None)
+            self._tables.serving.pop(task, None)
         for task in begun:
-            self._book.change(r.StartTask(task, max(each.stopped for each in standing)))
+            self._tables.change(r.StartTask(task, max(each.stopped for each in standing)))
         for task in (*ended, *begun):
-            self._workers.news(tasks[task].worker)
+            self._workers.notify(tasks[task].worker)
         if ended or begun:
-            self._clients.news(iteration.id)
+            self._clients.notify(iteration.id)
 
-    def _standing(self, iteration: r.Iteration) -> list[q.Watch]:
+    def _standing(self, iteration: r.Iteration) -> list[ev.WatchRequest]:
         """The questions of all consumers, if all wait."""
-        clients = self._book.state.clients
-        count = self._book.state.jobs[iteration.job].terms.num_consumers
-        there = [self._book.watching[number][0] for number in iteration.clients if number in self._book.watching]
+        clients = self._tables.state.clients
+        count = self._tables.state.jobs[iteration.job].terms.num_consumers
+        there = [self._tables.watches[number][0] for number in iteration.clients if number in self._tables.watches]
         whole = len(there) == len(iteration.clients) and len({clients[each.client].consumer for each in there}) == count
         return there if whole else []

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from zmqdist.data.service.dispatcher.machine import records as r
-from zmqdist.data.service.dispatcher.machine.state import State
+from zmqdist.data.service.dispatcher.machine.state import DurableState
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class PlaceRow:
 
     name: str
     address: str
-    life: int
+    incarnation: int
     index: int
     connected: bool
 
@@ -92,12 +92,12 @@ class DataSnapshot:
     journal_records: int
 
 
-def iteration_rows(state: State) -> tuple[IterationRow, ...]:
+def iteration_rows(state: DurableState) -> tuple[IterationRow, ...]:
     """A row for each iteration."""
     return tuple(_iteration_row(state, each) for each in state.iterations.values())
 
 
-def _iteration_row(state: State, iteration: r.Iteration) -> IterationRow:
+def _iteration_row(state: DurableState, iteration: r.Iteration) -> IterationRow:
     done = acknowledged = 0
     if iteration.portions is not None:
         done = sum(stop - start for runs in iteration.portions.done.values() for start, stop in runs)
@@ -115,6 +115,6 @@ def _iteration_row(state: State, iteration: r.Iteration) -> IterationRow:
     )
 
 
-def next_numbers(state: State) -> NextNumbers:
+def next_numbers(state: DurableState) -> NextNumbers:
     """The next number of each kind."""
     return NextNumbers(state.next_dataset, state.next_job, state.next_iteration, state.next_task, state.next_client)

@@ -18,14 +18,14 @@ Token: TypeAlias = Hashable
 
 @dataclass(frozen=True, slots=True)
 class WorkerJoined:
-    """`life` is the incarnation of its process, `name` its job and index, `address` where others find it.
+    """`incarnation` is the incarnation of its process, `name` its job and index, `address` where others find it.
 
     `named`: the index is the worker's own; else a dispatcher gave it, this one or one before.
     """
 
     name: str
     address: str
-    life: int
+    incarnation: int
     tags: tuple[str, ...] = ()
     named: bool = True
 
@@ -34,12 +34,12 @@ class WorkerJoined:
 class WorkerGone:
     """Its connection or its process has ended. `left`: in good order, and it will not be back."""
 
-    life: int
+    incarnation: int
     left: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class AskerGone:
+class CallerGone:
     """Nobody waits for the answer any more."""
 
     token: Token
@@ -52,7 +52,7 @@ class JournalCommitted:
 
 @dataclass(frozen=True, slots=True)
 class JournalFailed:
-    """They are not, nor is anything of theirs; the state is what the journal has (`Splits.restore`)."""
+    """They are not, nor is anything of theirs; the state is what the journal has (`DataDispatcherMachine.restore`)."""
 
     code: int
     message: str
@@ -90,7 +90,7 @@ class SavedRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Open:
+class OpenRequest:
     """Read a dataset once: joins the iteration that exists, or makes job, iteration and tasks.
 
     -> (client, iteration, state number, cut); `cut` is (positions, repetitions, length, lowest open number) where it is read in portions.
@@ -117,7 +117,7 @@ class Open:
 
 
 @dataclass(frozen=True, slots=True)
-class Watch:
+class WatchRequest:
     """What a client reads from, when that is not what it knows, else when it changes or after a while.
 
     -> (version, tasks, finished, hold, ended, failed); a task is (id, worker's address, where it serves, life, tags, starting round),
@@ -157,13 +157,13 @@ class AcknowledgeRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Missed:
+class MissedRequest:
     """An answer of this life of a worker to this client was lost: what is missing must be computed again."""
 
     token: Token
     state: int
     client: int
-    life: int
+    incarnation: int
 
 
 # -- questions of workers ---------------------------------------------------------------------------------------------------
@@ -178,7 +178,7 @@ class WorkRequest:
 
     token: Token
     state: int
-    life: int
+    incarnation: int
     has: dict[int, str]
     done: tuple[int, ...]
     figures: dict[int, Any] = field(default_factory=dict)
@@ -192,7 +192,7 @@ class SplitsRequest:
     token: Token
     state: int
     task: int
-    life: int
+    incarnation: int
     source: int
     request: int
     repetition: int
@@ -200,7 +200,7 @@ class SplitsRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class AskPortions:
+class PortionsRequest:
     """Up to `count` portions to compute for a client; answered when there are some.
 
     -> [(number, repetition, start, length, elements to leave out)]; empty: there will be none any more.
@@ -209,14 +209,14 @@ class AskPortions:
     token: Token
     state: int
     task: int
-    life: int
+    incarnation: int
     client: int
     request: int
     count: int
 
 
 @dataclass(frozen=True, slots=True)
-class Crashed:
+class CrashReport:
     """The process that a worker had for a task has died, and no other is there yet: what it computed is lost.
 
     -> None. `how` it died; "": through no fault of its own, and nothing is charged.
@@ -225,18 +225,18 @@ class Crashed:
     token: Token
     state: int
     task: int
-    life: int
+    incarnation: int
     how: str
 
 
 @dataclass(frozen=True, slots=True)
-class HandBack:
+class HandBackRequest:
     """Positions that a worker which leaves was given and has not used."""
 
     token: Token
     state: int
     task: int
-    life: int
+    incarnation: int
     source: int
     request: int
     repetition: int
@@ -248,11 +248,11 @@ class LeaveRequest:
     """A worker ends what it has and goes for good: nothing new for it."""
 
     token: Token
-    life: int
+    incarnation: int
 
 
 @dataclass(frozen=True, slots=True)
-class CompressionAsked:
+class CompressionRequest:
     """-> whether AUTO is off for this dataset; `off` is what the asker would like."""
 
     token: Token
@@ -261,37 +261,37 @@ class CompressionAsked:
 
 
 @dataclass(frozen=True, slots=True)
-class NoteSnapshot:
+class NoteSnapshotRequest:
     """-> None, when it is known for good that there is a snapshot."""
 
     token: Token
     path: str
 
 
-Question: TypeAlias = (
+Request: TypeAlias = (
     RegisterRequest
-    | Open
-    | Watch
+    | OpenRequest
+    | WatchRequest
     | ReleaseRequest
     | AcknowledgeRequest
-    | Missed
+    | MissedRequest
     | WorkRequest
     | SplitsRequest
-    | AskPortions
-    | Crashed
-    | HandBack
+    | PortionsRequest
+    | CrashReport
+    | HandBackRequest
     | LeaveRequest
-    | CompressionAsked
-    | NoteSnapshot
+    | CompressionRequest
+    | NoteSnapshotRequest
 )
-Event: TypeAlias = Question | WorkerJoined | WorkerGone | AskerGone | JournalCommitted | JournalFailed | Ticked
+Event: TypeAlias = Request | WorkerJoined | WorkerGone | CallerGone | JournalCommitted | JournalFailed | Ticked
 
 
 # -- what must be done ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerRequest:
+class ReplyToRequest:
     """`news`: the question stands for all that may change: when the journal fails it is asked again, and nobody is at fault."""
 
     token: Token
@@ -318,4 +318,4 @@ class Reload:
     """Call `restore` with what the journal has."""
 
 
-Effect: TypeAlias = AnswerRequest | FailRequest | CommitJournal | Reload
+Effect: TypeAlias = ReplyToRequest | FailRequest | CommitJournal | Reload

@@ -46,7 +46,7 @@ class _Place:
     present: bool = False
 
 
-class HostList:
+class WorkerList:
     """Who has which place in the list. An empty list knows nobody and refuses nobody.
 
     Args:
@@ -107,13 +107,13 @@ class HostList:
                 return index
         raise NotFoundError(not_in_list(worker, self.entries))
 
-    def told(self) -> tuple[tuple[str, bool], ...]:
+    def snapshot(self) -> tuple[tuple[str, bool], ...]:
         """The state: of each entry the address of its worker ("" for nobody yet), and whether it is there."""
         return tuple((place.holder, place.present) for place in self._places)
 
-    def restore(self, told: Sequence[Sequence[object]]) -> None:
-        """Go on from what `told` gave, by another process perhaps. Of a list that was changed since, what still fits its entry stays."""
-        for place, (holder, present) in zip(self._places, told, strict=False):
+    def restore(self, snapshot: Sequence[Sequence[object]]) -> None:
+        """Go on from what `snapshot` gave, perhaps by another process. Of a changed list, what still fits its entry stays."""
+        for place, (holder, present) in zip(self._places, snapshot, strict=False):
             host, port = host_and_port(str(holder))
             if host == place.host and place.port in ("", port):
                 place.holder, place.present = str(holder), bool(present)
