@@ -427,6 +427,8 @@ class Outbox:
         """By tag: how many letters are in flight, and the number of the last one."""
         self._behind: dict[int, tuple[int, bool, int]] = {}
         """Letters with a reply (number, failed, held), by the number of the one before them, which is in flight."""
+        self._held_at: dict[int, int] = {}
+        """Letters whose predecessor is being skipped: the incarnation of the receiver that holds each."""
 
     @property
     def unconfirmed(self) -> int:
@@ -456,11 +458,16 @@ class Outbox:
         if (failed or held) and after in self._in_flight:
             self._behind[after] = number, failed, held
             return None
-        return (number, after) if held else self._end(number, failed, 0)
+        return self._skip_before(number, after, held) if held else self._end(number, failed, 0)
 
     def skipped(self, number: int) -> tuple[int, int] | None:
         """The receiver has skipped the letter that `ended` named with this number. Returns as `ended`."""
-        return self._end(number, False, 0)
+        return self._end(number, False, self._held_at.pop(number, 0))
+
+    def _skip_before(self, number: int, before: int, held: int) -> tuple[int, int]:
+        """Have the letter before a held one skipped. The held one has its turn at the incarnation `held`, and at no other."""
+        self._held_at[number] = held
+        return number, before
 
     def _end(self, number: int, failed: bool, held: int) -> tuple[int, int] | None:
         """A letter had its turn, and so have the letters that waited for it only."""
@@ -480,4 +487,4 @@ class Outbox:
             number, failed, held = self._behind.pop(before)
             # Another incarnation of the receiver holds this letter: it does not know that the one before it has ended.
             if held and incarnation and held != incarnation:
-                return number, before
+                return self._skip_before(number, before, held)
