@@ -83,10 +83,10 @@ its own connection). Chunks are smaller on slow links (transport/pace.py).
 CHUNK_BYTES_MIN: Final = 16 * 2**10
 """Bytes of a chunk on the slowest links: a quarter of a second at 0.5 Mbit/s."""
 
-LANE_WINDOW_BYTES_START: Final = 32 * 2**10
+BULK_CHANNEL_WINDOW_BYTES_START: Final = 32 * 2**10
 """Bytes of chunks in flight over a link of unknown speed: half a second at 0.5 Mbit/s."""
 
-LANE_WINDOW_BYTES: Final = 2 * 2**20
+BULK_CHANNEL_WINDOW_BYTES: Final = 2 * 2**20
 """The most bytes of chunks in flight in one direction of a connection, for all transfers together: a small message may have to wait
 behind them. With half of it a small call is a third faster while an array moves, and the array a quarter slower; twice as much
 does not make arrays faster.

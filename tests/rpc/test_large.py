@@ -15,7 +15,7 @@ from tests.rpc.hosted import stranger_to
 from tests.rpc.large import MIB, SERVER, address_of, change_everything_after_each_call
 from tests.rpc.polled import until
 from zmqdist import errors, freeze
-from zmqdist.limits import CHUNK_BYTES, LANE_WINDOW_BYTES
+from zmqdist.limits import BULK_CHANNEL_WINDOW_BYTES, CHUNK_BYTES
 from zmqdist.messages import Call, Chunk, Credit
 from zmqdist.rpc import ZmqClient, ZmqServer
 from zmqdist.transport import shm_pool as arena_module
@@ -247,7 +247,7 @@ def test_a_client_that_does_not_read_holds_up_nothing_but_its_own_answer(
     for _ in range(20):
         assert other.small_blocking() == 1
     seen = server.snapshot()
-    assert 0 < seen.bytes_unacknowledged <= LANE_WINDOW_BYTES < seen.bytes_unsent
+    assert 0 < seen.bytes_unacknowledged <= BULK_CHANNEL_WINDOW_BYTES < seen.bytes_unsent
     assert unread.get_value().all()
 
 

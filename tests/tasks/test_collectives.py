@@ -604,7 +604,9 @@ def test_pieces_of_a_ring_are_copied_into_shared_memory_once(
 
 def test_it_works_without_shared_memory(four: list[Server], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "zmqdist.transport.transfers.Lanes.lends", property(lambda self: False, lambda self, value: None), raising=False
+        "zmqdist.transport.transfers.BulkChannel.shares_memory",
+        property(lambda self: False, lambda self, value: None),
+        raising=False,
     )
     monkeypatch.setattr("zmqdist.tasks.ring_schedules.this_arena", lambda: None)
     values = [np.arange(LARGE) * rank for rank in range(4)]

@@ -140,7 +140,9 @@ def test_abort_then_recv_or_send(pair: list[Server]) -> None:
 
 def test_order_is_kept_when_large_and_small_values_mix(pair: list[Server], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "zmqdist.transport.transfers.Lanes.lends", property(lambda self: False, lambda self, value: None), raising=False
+        "zmqdist.transport.transfers.BulkChannel.shares_memory",
+        property(lambda self: False, lambda self, value: None),
+        raising=False,
     )
     values: list[Any] = []
     for number in range(12):

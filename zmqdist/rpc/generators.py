@@ -200,7 +200,7 @@ class _Stream:
                     return errors.OK, ""
                 box[0] = self._method.result(box[0])
                 lanes = self.peer.lanes
-                body, sources = pack_result(box, lends=lanes is not None and lanes.lends)
+                body, sources = pack_result(box, lends=lanes is not None and lanes.shares_memory)
                 del box
                 self._put(body, sources)
         finally:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from zmqdist.errors import InvalidArgumentError
 from zmqdist.rpc import payload
 from zmqdist.transport.calls_machine import ClientCall
-from zmqdist.transport.transfers import fresh
+from zmqdist.transport.transfers import allocate_fresh
 from zmqdist.wire.arrays import is_fortran
 from zmqdist.wire.safe import array_alone
 
@@ -47,7 +47,7 @@ class OutputArray:
         dtype, shape, fortran = header
         self._check(dtype, shape)
         if sizes != [self._out.nbytes] or fortran != is_fortran(self._out):
-            return fresh(sizes)
+            return allocate_fresh(sizes)
         self._bytes = self._flat
         return [self._bytes]
 

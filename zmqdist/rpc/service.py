@@ -31,7 +31,7 @@ from typing import Any, Final
 from zmqdist import errors
 from zmqdist.errors import FailedPreconditionError, InvalidArgumentError, OpError, PermissionDeniedError, WireError
 from zmqdist.limits import BATCH_BYTES_MAX, BATCH_ITEMS_MAX, HANDLER_THREADS_MAX
-from zmqdist.messages import Call, Calls, CancelCall, Goodbye, LetIn, Replies, Reply
+from zmqdist.messages import Call, Calls, CancelCall, Goodbye, Replies, Reply, SendParts
 from zmqdist.rpc.batching import Batched, check_options
 from zmqdist.rpc.blocked_handlers_log import BlockedHandlersLog
 from zmqdist.rpc.generators import Generators
@@ -46,7 +46,7 @@ from zmqdist.transport.calls_machine import ServedCall, ServerCalls, counted
 from zmqdist.transport.figures import ServerSnapshot
 from zmqdist.transport.loop import Loop
 from zmqdist.transport.router import Peer, Router
-from zmqdist.transport.transfers import Source, fresh, nbytes_told
+from zmqdist.transport.transfers import Source, allocate_fresh, announced_bytes
 
 log = logging.getLogger("zmqdist.rpc")
 
@@ -329,10 +329,12 @@ class RpcService:
                 self._run(served, peer, method, call.body, frames)
         elif not (method.pooled or method.batch):
             self._receive(served, peer, method, call)
-        elif call.held:  # the client keeps the parts until LetIn
-            self._pool.announced(peer, served, len(call.body) + nbytes_told(call.parts), (served, peer, method, call))
+        elif call.held:  # the client keeps the parts until SendParts
+            self._pool.announced(
+                peer, served, len(call.body) + announced_bytes(call.parts), (served, peer, method, call)
+            )
             self._let_in()
-        elif self._count(served, peer, call, len(call.body) + nbytes_told(call.parts)):
+        elif self._count(served, peer, call, len(call.body) + announced_bytes(call.parts)):
             self._receive(served, peer, method, call)
 
     def _count(self, served: ServedCall, peer: Peer, call: Call, nbytes: int) -> bool:
@@ -388,7 +390,7 @@ class RpcService:
         """Receive the large parts of a call; they may be here already, in shared memory for instance."""
         arrived = partial(self._arrived, served, peer, method, call.body)
         try:
-            frames = self._router.lanes(peer).receive(call.id, call.parts, fresh, arrived)
+            frames = self._router.lanes(peer).receive(call.id, call.parts, allocate_fresh, arrived)
         except (OpError, MemoryError) as error:
             self._pool.dropped(peer, served)
             self._finished(served, peer, failed(call.id, error), ())
@@ -396,7 +398,7 @@ class RpcService:
         if frames is not None:
             self._run(served, peer, method, call.body, frames)
         elif call.held:
-            self._router.send(peer, LetIn(call.id))
+            self._router.send(peer, SendParts(call.id))
 
     def _arrived(
         self, served: ServedCall, peer: Peer, method: Method, body: bytes, frames: list[Any] | None, problem: str
@@ -488,7 +490,7 @@ class RpcService:
         if peer.lanes is not None:
             if peer.lanes.receiving(id):
                 self._calls.withdrawn(peer, id)
-            peer.lanes.over(id)
+            peer.lanes.call_ended(id)
         if served is not None and served.on_dropped is None:
             if self._pool.dropped(peer, served):
                 self._calls.finished(served)
@@ -505,7 +507,7 @@ class RpcService:
         return not len(self._calls) and not self._unsent_bytes()
 
     def _unsent_bytes(self) -> int:
-        return sum(peer.lanes.left for peer in self._router.peers if peer.lanes is not None)
+        return sum(peer.lanes.undelivered for peer in self._router.peers if peer.lanes is not None)
 
     def allowed(self, peer: Peer, name: str) -> Method:
         """Return the method of this name if a peer may call it. Raises InvalidArgumentError, PermissionDeniedError,
@@ -557,7 +559,7 @@ def _run_method(method: Method, id: int, body: bytes, frames: list[Any], peer: P
     """
     try:
         box = [method.run(body, frames, peer.name)]
-        body, sources = pack_result(box, lends=peer.lanes is not None and peer.lanes.lends)
+        body, sources = pack_result(box, lends=peer.lanes is not None and peer.lanes.shares_memory)
         return Reply(id, errors.OK, "", body), sources
     except BaseException as error:
         return failed(id, error), ()

@@ -227,7 +227,7 @@ class Channel:
     @property
     def lends(self) -> bool:
         """Whether the server can open our shared memory, as far as is known here."""
-        return self._line.lanes.lends
+        return self._line.lanes.shares_memory
 
     def snapshot(self) -> ClientSnapshot:
         """Figures of now. Raises FailedPreconditionError after a fork."""

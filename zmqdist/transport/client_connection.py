@@ -27,7 +27,19 @@ from msgspec.structs import replace
 
 from zmqdist.errors import INVALID_ARGUMENT, RESOURCE_EXHAUSTED, OpError, WireError, from_code
 from zmqdist.limits import WAIT_LOG_S
-from zmqdist.messages import Calls, CancelCall, Chunk, Credit, Goodbye, LetIn, Message, Refused, Replies, Reply, Shares
+from zmqdist.messages import (
+    Calls,
+    CancelCall,
+    Chunk,
+    Credit,
+    Goodbye,
+    Message,
+    Refused,
+    Replies,
+    Reply,
+    SendParts,
+    SharedMemoryAccepted,
+)
 from zmqdist.transport.calls_machine import ClientCall, ClientCalls
 from zmqdist.transport.connector import Connector
 from zmqdist.transport.dealer import receive_payload
@@ -36,7 +48,7 @@ from zmqdist.transport.loop import input_of
 from zmqdist.transport.monitor import Down, Up
 from zmqdist.transport.security import ClientSecurity
 from zmqdist.transport.shm_pool import this_arena
-from zmqdist.transport.transfers import Lanes, fresh, is_large
+from zmqdist.transport.transfers import BulkChannel, allocate_fresh, is_large
 from zmqdist.wire import headers
 from zmqdist.wire.hello import Hello, decode_hello, encode_hello, is_hello
 
@@ -106,7 +118,7 @@ class ClientConnection:
         self._turned_away = False
         self._log_at = monotonic() + WAIT_LOG_S
         self._link = Connector(process.context(), address, security, opened=self._opened, closing=self._closing)
-        self.lanes = Lanes(address, self._put_message)
+        self.lanes = BulkChannel(address, self._put_message)
         self._chunks = 0
         self._closing()
 
@@ -120,13 +132,13 @@ class ClientConnection:
         self._has_input: Callable[[], Any] = input_of(socket)
         self._send: Callable[..., Any] = backend.send
         self._recv: Callable[..., Any] = backend.recv
-        self.lanes = Lanes(self.address, self._put_message)
+        self.lanes = BulkChannel(self.address, self._put_message)
         self.monitor_fd = int(monitor.getsockopt(zmq.FD))
         self._watch(int(socket.getsockopt(zmq.FD)), self.monitor_fd)
 
     def _closing(self) -> None:
         self._has_input = lambda: False
-        self.lanes.gone()
+        self.lanes.connection_lost()
         self.monitor_fd = -1
         self._watch()
 
@@ -146,7 +158,7 @@ class ClientConnection:
         table, lanes = self.table, self.lanes
         return ClientSnapshot(
             connected=table.incarnation != 0,
-            shared_memory=lanes.lends,
+            shared_memory=lanes.shares_memory,
             calls_waiting=len(table.waiting) + len(table.held_back),
             bytes_waiting=table.waiting_bytes + sum(len(call.body) for call in table.held_back.values()),
             calls_in_flight=len(table.in_flight),
@@ -161,12 +173,12 @@ class ClientConnection:
 
     def close(self, linger_s: float) -> None:
         """End the connection. Calls are not touched."""
-        self.lanes.dropped()
+        self.lanes.finalize()
         self._link.close(linger_s)
 
     def drop(self, linger_s: float) -> None:
         """Send what waits, and end the connection: for a finalizer."""
-        self.lanes.dropped()
+        self.lanes.finalize()
         if self.table.waiting:
             self.flush()
         self._link.close(linger_s)
@@ -194,7 +206,7 @@ class ClientConnection:
         if not call.ended:
             message = self.table.cancelled(call)
             self.ended.append(call)
-            self.lanes.over(call.id)
+            self.lanes.call_ended(call.id)
             if message is not None:
                 self._put(headers.encode(message))
                 self.settle()
@@ -203,7 +215,7 @@ class ClientConnection:
 
     def fail(self, code: int, message: str) -> None:
         """End all calls."""
-        self.lanes.gone()
+        self.lanes.connection_lost()
         self.ended += self.table.failed(code, message)
 
     def _send_waiting(self) -> None:
@@ -303,12 +315,12 @@ class ClientConnection:
                 self._answered(reply, ())
         elif type(message) is Chunk:
             self._chunks += 1
-            self.lanes.chunk(message, frames)
+            self.lanes.chunk_arrived(message, frames)
         elif type(message) is Credit:
             self._chunks += 1
             self.lanes.credited(message)
-        elif type(message) is LetIn:
-            self.lanes.let_in(message)
+        elif type(message) is SendParts:
+            self.lanes.send_held_parts(message)
         elif type(message) is Goodbye:
             self.table.server_leaving()
         elif type(message) is not Refused:
@@ -321,7 +333,7 @@ class ClientConnection:
 
     def _answered(self, message: Reply, frames: Sequence[Any]) -> None:
         if self.lanes.tracked:
-            self.lanes.over(message.id)
+            self.lanes.call_ended(message.id)
         call = self.table.answered(message, frames)
         if call is not None:
             self.ended.append(call)
@@ -333,7 +345,7 @@ class ClientConnection:
             lanes.decline(message.parts)
             self._put(headers.encode(CancelCall(message.id)))
             return
-        room = fresh if call.room is None else partial(call.room, message.body)
+        room = allocate_fresh if call.room is None else partial(call.room, message.body)
         try:
             frames = lanes.receive(message.id, message.parts, room, partial(self._parts_arrived, message))
         except OpError as error:
@@ -363,10 +375,10 @@ class ClientConnection:
         except OpError as error:  # another major version
             self._turn_away(error)
             return
-        nonce = self.lanes.offered(hello)
+        nonce = self.lanes.open_offered_memory(hello)
         if nonce:
-            self._put(headers.encode(Shares(nonce)))
-        self.lanes.shares(hello.nonce)
+            self._put(headers.encode(SharedMemoryAccepted(nonce)))
+        self.lanes.memory_accepted(hello.nonce)
         self.table.server_up(hello.incarnation)
 
     def _turn_away(self, error: OpError) -> None:
@@ -418,6 +430,6 @@ class ClientConnection:
     def _give_up(self, calls: list[ClientCall]) -> None:
         """The server knows when a call is due, but not that its chunks are of no use any more."""
         for call in calls:
-            if self.lanes.over(call.id):
+            if self.lanes.call_ended(call.id):
                 self._put(headers.encode(CancelCall(call.id)))
         self.settle()

@@ -48,7 +48,7 @@ from zmqdist.errors import (
     WireError,
 )
 from zmqdist.limits import FRAME_BYTES_MAX, GRACE_S, HANDSHAKE_S, HEARTBEAT_SERVER_S, MESSAGES_PER_WAKE_MAX, PEERS_MAX
-from zmqdist.messages import Chunk, Credit, Goodbye, Message, Ping, Refused, Shares
+from zmqdist.messages import Chunk, Credit, Goodbye, Message, Ping, Refused, SharedMemoryAccepted
 from zmqdist.transport.address import is_ipv6, join, split
 from zmqdist.transport.dealer import Buffer, receive_payload
 from zmqdist.transport.loop import Loop, Watched
@@ -56,7 +56,7 @@ from zmqdist.transport.malloc_trim import give_back
 from zmqdist.transport.monitor import DISCONNECTED, decode_event, open_monitor
 from zmqdist.transport.security import CURVE, NONE, ServerSecurity
 from zmqdist.transport.shm_pool import this_arena
-from zmqdist.transport.transfers import Lanes
+from zmqdist.transport.transfers import BulkChannel
 from zmqdist.transport.zap import ADMIN
 from zmqdist.wire.headers import decode, encode
 from zmqdist.wire.hello import Hello, decode_hello, encode_hello, is_hello
@@ -109,7 +109,7 @@ class Peer:
         self.role = role
         self.name = name
         self.hello: Hello | None = None
-        self.lanes: Lanes | None = None
+        self.lanes: BulkChannel | None = None
         self.session: Any = None
         self.gone = False
         self.blamed = False
@@ -157,8 +157,8 @@ class Router:
         self._closed = False
         self._left = 0
         self._handlers: dict[type[Message], tuple[Handler, frozenset[str] | None]] = {}
-        self.on(Shares, lambda peer, message, frames: self.lanes(peer).shares(message.nonce))
-        self.on(Chunk, lambda peer, message, frames: self.lanes(peer).chunk(message, frames))
+        self.on(SharedMemoryAccepted, lambda peer, message, frames: self.lanes(peer).memory_accepted(message.nonce))
+        self.on(Chunk, lambda peer, message, frames: self.lanes(peer).chunk_arrived(message, frames))
         self.on(Credit, lambda peer, message, frames: self.lanes(peer).credited(message))
         loop.run(self._open)
 
@@ -185,7 +185,7 @@ class Router:
         self._closed = True
         for peer in self._peers.values():
             if peer.lanes is not None:
-                peer.lanes.gone()
+                peer.lanes.connection_lost()
         self._socket.disable_monitor()
         for socket in (self._monitor, self._socket):
             self._loop.remove_socket(socket)
@@ -260,12 +260,12 @@ class Router:
         """
         self._handlers[kind] = (fn, None if roles is None else roles | {ADMIN})
 
-    def lanes(self, peer: Peer) -> Lanes:
+    def lanes(self, peer: Peer) -> BulkChannel:
         """For messages with large parts from and to a peer."""
         if peer.lanes is None:
-            peer.lanes = Lanes(peer.name, lambda message, frames: self.send(peer, message, frames))
+            peer.lanes = BulkChannel(peer.name, lambda message, frames: self.send(peer, message, frames))
             if peer.hello is not None:
-                peer.lanes.met(peer.hello)
+                peer.lanes.hello_arrived(peer.hello)
         return peer.lanes
 
     def send(self, peer: Peer, message: Message, frames: Sequence[Buffer] = ()) -> bool:
@@ -418,7 +418,7 @@ class Router:
         arena = this_arena() if trusted and hello.memory is not None else None
         if arena is None:
             return self._hello
-        nonce = self.lanes(peer).offered(hello)
+        nonce = self.lanes(peer).open_offered_memory(hello)
         return encode_hello(replace(self._said, memory=arena.offer, nonce=nonce))
 
     def _refuse(self, peer: Peer, code: int, text: str) -> None:
@@ -483,7 +483,7 @@ class Router:
         for peer in going:
             self._peers.pop(peer.routing_id, None)
             if peer.lanes is not None:
-                peer.lanes.gone()
+                peer.lanes.connection_lost()
             if peer.hello is not None:
                 for fn in self.on_gone:
                     self._loop.call_soon(fn, peer)

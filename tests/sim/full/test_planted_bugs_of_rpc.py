@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from tests.sim.simulations.rpc import simulate_rpc
-from zmqdist.limits import LANE_WINDOW_BYTES
+from zmqdist.limits import BULK_CHANNEL_WINDOW_BYTES
 from zmqdist.rpc.admission_machine import Turns
 from zmqdist.rpc.batching_machine import Batches
-from zmqdist.transport.bulk_machine import Inbound, Outbound
+from zmqdist.transport.bulk_machine import InboundTransfers, OutboundTransfers
 from zmqdist.transport.calls_machine import ClientCalls, ServedCall, ServerCalls
 from zmqdist.transport.pace import Pace
-from zmqdist.transport.transfers import Lanes
+from zmqdist.transport.transfers import BulkChannel
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -156,17 +156,17 @@ def youngest_batch(ready: Any) -> Any:
 
 
 def one_transfer_at_a_time(next_piece: Any) -> Any:
-    def spoiled(self: Outbound, now: float) -> Any:
+    def spoiled(self: OutboundTransfers, now: float) -> Any:
         piece = next_piece(self, now)
-        if piece is not None and piece.id in self._turns:
-            self._turns = {piece.id: self._turns.pop(piece.id), **self._turns}
+        if piece is not None and piece.id in self._queue:
+            self._queue = {piece.id: self._queue.pop(piece.id), **self._queue}
         return piece
 
     return spoiled
 
 
 def without_its_first_byte(next_piece: Any) -> Any:
-    def spoiled(self: Outbound, now: float) -> Any:
+    def spoiled(self: OutboundTransfers, now: float) -> Any:
         piece = next_piece(self, now)
         return piece if piece is None or piece.nbytes < 50_000 else piece._replace(nbytes=piece.nbytes - 1)
 
@@ -174,7 +174,7 @@ def without_its_first_byte(next_piece: Any) -> Any:
 
 
 def begins_with_the_largest(init: Any) -> Any:
-    return lambda self, *args, **kwargs: init(self, *args, **{**kwargs, "window_bytes": LANE_WINDOW_BYTES})
+    return lambda self, *args, **kwargs: init(self, *args, **{**kwargs, "window_bytes": BULK_CHANNEL_WINDOW_BYTES})
 
 
 BUGS: list[tuple[str, type, str, Spoil, str | tuple[str, ...]]] = [
@@ -201,12 +201,12 @@ BUGS: list[tuple[str, type, str, Spoil, str | tuple[str, ...]]] = [
     ("batches wait on and on", Batches, "__init__", with_bound("_delay_s"), ("batching P", "calls P1")),
     ("a dropped call stays in its batch", Batches, "dropped", still_in_the_batch, ("batching P", "turns P", "")),
     ("the youngest of full batches is next", Batches, "ready", youngest_batch, ("batching P4", "batching P1")),
-    ("transfers do not take turns", Outbound, "next", one_transfer_at_a_time, "bulk P3"),
-    ("a byte of a chunk is lost", Outbound, "next", without_its_first_byte, "bulk P1"),
-    ("the last chunks are not acknowledged", Inbound, "owed", always(0), "bulk P5"),
+    ("transfers do not take turns", OutboundTransfers, "next", one_transfer_at_a_time, "bulk P3"),
+    ("a byte of a chunk is lost", OutboundTransfers, "next", without_its_first_byte, "bulk P1"),
+    ("the last chunks are not acknowledged", InboundTransfers, "owed", always(0), "bulk P5"),
     ("chunks leave without a window", Pace, "fits", always(True), ("bulk P2", "pace P3")),
     ("a slow link begins with the largest window", Pace, "__init__", begins_with_the_largest, "pace P3"),
-    ("transfers of calls that are over go on", Lanes, "over", always(False), ("bulk P", "")),
+    ("transfers of calls that are over go on", BulkChannel, "over", always(False), ("bulk P", "")),
 ]
 
 

@@ -14,13 +14,13 @@ from typing import Any, Final
 
 from tests.sim.simulations.rpc_truth import LaneAccount, Question, RpcWorld, ServerAccount
 from zmqdist.errors import OK, OpError
-from zmqdist.messages import Call, Calls, CancelCall, Chunk, Credit, Goodbye, LetIn, Message, Replies, Reply
+from zmqdist.messages import Call, Calls, CancelCall, Chunk, Credit, Goodbye, Message, Replies, Reply, SendParts
 from zmqdist.rpc.admission_machine import Turns
 from zmqdist.rpc.batching_machine import Batches, CallBatch
 from zmqdist.rpc.handler_errors import failed, no_room, stopping
 from zmqdist.testing.simulation.network import SimConnection, SimProcess
 from zmqdist.transport.calls_machine import ClientCall, ClientCalls, ServedCall, ServerCalls, counted
-from zmqdist.transport.transfers import Lanes, fresh, nbytes_told
+from zmqdist.transport.transfers import BulkChannel, allocate_fresh, announced_bytes
 
 NAP_S: Final = 0.002
 """As of transport/channel.py."""
@@ -37,7 +37,7 @@ class SimEnd:
         """Call `fn` in so many seconds, if the process lives then."""
         self.sim.clock.after(delay_s, lambda: self.process.post(fn))
 
-    def lanes(self, name: str, connection: SimConnection, send: Callable[..., None]) -> Lanes:
+    def lanes(self, name: str, connection: SimConnection, send: Callable[..., None]) -> BulkChannel:
         """The lanes of a connection, whose chunks are watched."""
         account = LaneAccount(name, self.sim.clock, connection.bytes_per_s)
 
@@ -46,20 +46,20 @@ class SimEnd:
             send(message, *map(bytes, frames))
             return True
 
-        lanes = Lanes(name, put, lambda: self.sim.clock.now)
-        credited, let_in = lanes.credited, lanes.let_in
+        lanes = BulkChannel(name, put, lambda: self.sim.clock.now)
+        credited, let_in = lanes.credited, lanes.send_held_parts
 
         def acknowledged(message: Credit) -> None:
             account.credited(message.nbytes)
             credited(message)
 
-        def begun(message: LetIn) -> None:
+        def begun(message: SendParts) -> None:
             account.begun(message.id)
             let_in(message)
 
-        lanes.credited, lanes.let_in = acknowledged, begun  # type: ignore[method-assign]
+        lanes.credited, lanes.send_held_parts = acknowledged, begun  # type: ignore[method-assign]
         if connection.bytes_per_s == inf:
-            lanes.met(self.sim.hello)
+            lanes.hello_arrived(self.sim.hello)
         return lanes
 
 
@@ -81,7 +81,7 @@ class SimRpcClient(SimEnd):
         self._last_left = {"small": 0, "large": 0}
         self._tick_at = inf
         self._napping = False
-        self._lanes: Lanes | None = None
+        self._lanes: BulkChannel | None = None
         self._connect()
 
     # -- what the program does ------------------------------------------------------------------------------------------
@@ -193,22 +193,22 @@ class SimRpcClient(SimEnd):
             for reply in message.items:
                 self._answered(reply, ())
         elif isinstance(message, Chunk):
-            self._lanes.chunk(message, frames)
+            self._lanes.chunk_arrived(message, frames)
         elif isinstance(message, Credit):
             self._lanes.credited(message)
-        elif isinstance(message, LetIn):
-            self._lanes.let_in(message)
+        elif isinstance(message, SendParts):
+            self._lanes.send_held_parts(message)
         elif isinstance(message, Goodbye):
             self.losses += 1
             self.table.server_leaving()
         self._send_waiting()
 
-    def _take_parts(self, lanes: Lanes, message: Reply) -> None:
+    def _take_parts(self, lanes: BulkChannel, message: Reply) -> None:
         if message.id not in self.table.in_flight:
             lanes.decline(message.parts)
             self._put(CancelCall(message.id))
             return
-        frames = lanes.receive(message.id, message.parts, fresh, partial(self._parts_arrived, message))
+        frames = lanes.receive(message.id, message.parts, allocate_fresh, partial(self._parts_arrived, message))
         assert frames is None, "no memory is shared here"
 
     def _parts_arrived(self, message: Reply, frames: list[Any] | None, problem: str) -> None:
@@ -223,7 +223,7 @@ class SimRpcClient(SimEnd):
 
     def _over(self, id: int) -> None:
         if self._lanes is not None:
-            self._lanes.over(id)
+            self._lanes.call_ended(id)
 
     def _ended(self, calls: list[ClientCall]) -> None:
         for call in calls:
@@ -241,7 +241,7 @@ class SimRpcClient(SimEnd):
         self._tick_at = inf
         ended = self.table.ticked(self.sim.clock.now)
         for call in ended:
-            if self._lanes is not None and self._lanes.over(call.id):
+            if self._lanes is not None and self._lanes.call_ended(call.id):
                 self._put(CancelCall(call.id))
         self._ended(ended)
         self._send_waiting()
@@ -271,7 +271,7 @@ class SimRpcClient(SimEnd):
         self.losses += 1
         self._unasked.clear()
         ended = self.table.connection_lost()
-        self._lanes.gone()
+        self._lanes.connection_lost()
         self._lanes = None
         self._ended(ended)
         self._connect()
@@ -309,7 +309,7 @@ class SimRpcServer(SimEnd):
         self.calls = ServerCalls(incarnation, sim.pending_max)
         self.turns = Turns(*sim.turn_bounds)
         self.batches: Batches[_Work] = Batches(sim.rows_max, sim.delay_s)
-        self.peers: dict[SimConnection, Lanes] = {}
+        self.peers: dict[SimConnection, BulkChannel] = {}
         self._replies: dict[SimConnection, list[Reply]] = {}
         self._busy = 0
         self._batch_runs = False
@@ -335,7 +335,7 @@ class SimRpcServer(SimEnd):
         for served in self.calls.peer_gone(connection):
             if served.on_dropped is not None:
                 served.on_dropped()
-        lanes.gone()
+        lanes.connection_lost()
         self._let_in()
         self._send_replies()
 
@@ -352,7 +352,7 @@ class SimRpcServer(SimEnd):
         elif isinstance(message, CancelCall):
             self._cancelled(connection, lanes, message.id)
         elif isinstance(message, Chunk):
-            lanes.chunk(message, frames)
+            lanes.chunk_arrived(message, frames)
         elif isinstance(message, Credit):
             lanes.credited(message)
         self._send_replies()
@@ -381,12 +381,12 @@ class SimRpcServer(SimEnd):
             if not nbytes or self._count(served, peer, call, nbytes):
                 self._run(served, peer, call, frames)
         elif call.held:
-            nbytes = len(call.body) + nbytes_told(call.parts)
+            nbytes = len(call.body) + announced_bytes(call.parts)
             self.turns.announced(peer, served, nbytes, (served, peer, call))
             self.account.announced(peer, served, nbytes)
             self._let_in()
         elif call.method in ("later", "inline") or self._count(
-            served, peer, call, len(call.body) + nbytes_told(call.parts)
+            served, peer, call, len(call.body) + announced_bytes(call.parts)
         ):
             self._receive(served, peer, call)
 
@@ -411,14 +411,16 @@ class SimRpcServer(SimEnd):
 
     def _receive(self, served: ServedCall, peer: SimConnection, call: Call) -> None:
         try:
-            frames = self.peers[peer].receive(call.id, call.parts, fresh, partial(self._arrived, served, peer, call))
+            frames = self.peers[peer].receive(
+                call.id, call.parts, allocate_fresh, partial(self._arrived, served, peer, call)
+            )
         except OpError as error:
             self._drop_turn(served)
             self._finished(served, peer, failed(call.id, error))
             return
         assert frames is None, "no memory is shared here"
         if call.held:
-            peer.send_down(LetIn(call.id))
+            peer.send_down(SendParts(call.id))
 
     def _arrived(
         self, served: ServedCall, peer: SimConnection, call: Call, frames: list[Any] | None, problem: str
@@ -468,7 +470,7 @@ class SimRpcServer(SimEnd):
         for peer, replies in gathered.items():
             peer.send_down(replies[0] if len(replies) == 1 else Replies(replies))
 
-    def _cancelled(self, peer: SimConnection, lanes: Lanes, id: int) -> None:
+    def _cancelled(self, peer: SimConnection, lanes: BulkChannel, id: int) -> None:
         served = self.calls.cancelled(peer, id)
         if served is not None and served.on_dropped is not None:
             served.on_dropped()
@@ -476,7 +478,7 @@ class SimRpcServer(SimEnd):
             self.calls.withdrawn(peer, id)
             if served is not None:
                 self.account.finished(peer, served)
-        lanes.over(id)
+        lanes.call_ended(id)
         if served is not None and served.on_dropped is None:
             if self._drop_turn(served):
                 self._finished(served, peer, None)
@@ -580,7 +582,7 @@ class SimRpcServer(SimEnd):
         for peer, served, item in self.turns.cut_off(False):
             self.account.dropped(peer, served)
             if item is None:
-                self.peers[peer].over(served.id)
+                self.peers[peer].call_ended(served.id)
             else:
                 self.peers[peer].decline(item[2].parts)
             self._finished(served, peer, failed(served.id, stopping()))
