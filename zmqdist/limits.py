@@ -105,31 +105,31 @@ RECEIVED_IDLE_BYTES_MAX: Final = 512 * 2**20
 much.
 """
 
-ARENA_SLAB_BYTES: Final = 32 * 2**20
+SHM_SLAB_BYTES: Final = 32 * 2**20
 """Bytes of a segment of shared memory that is divided into blocks of one size, so that many small arrays share one descriptor and
 one mapping.
 """
 
-ARENA_BLOCK_BYTES_MIN: Final = 128 * 2**10
+SHM_BLOCK_BYTES_MIN: Final = 128 * 2**10
 """Bytes of the smallest block of shared memory; payloads up to INLINE_BYTES_MAX never use shared memory."""
 
-ARENA_IDLE_BYTES_MAX: Final = 2**30
+SHM_IDLE_BYTES_MAX: Final = 2**30
 """Bytes of free shared memory that a process keeps for the next large array: reusing mapped pages is four times as fast as touching
 new ones.
 """
 
-ARENA_CELLS: Final = 16_384
+SHM_CELLS: Final = 16_384
 """Leases of shared memory that a process can have lent at a time; further large arrays travel by sockets. Eight bytes each."""
 
-ARENA_DESCRIPTOR_BYTES_MIN: Final = 2**20
+SHM_DESCRIPTOR_BYTES_MIN: Final = 2**20
 """Bytes of the smallest array that may get a descriptor of shared memory of its own for its lifetime: many smaller ones would use up
 the process's descriptors.
 """
 
-ARENA_MAPPED_MAX: Final = 32
+SHM_MAPPED_MAX: Final = 32
 """Segments of one peer that stay mapped while none of their blocks is in use: a descriptor each,"""
 
-ARENA_MAPPED_BYTES_MAX: Final = 2**30
+SHM_MAPPED_BYTES_MAX: Final = 2**30
 """and their bytes: if the peer is killed, the system gets its pages back only when every process that mapped them unmaps them."""
 
 PULLED_BYTES_MAX: Final = 2**30

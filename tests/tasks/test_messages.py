@@ -212,11 +212,11 @@ def test_a_large_array_reaches_another_task_of_this_host_with_one_copy(
 ) -> None:
     pair[0].send(0, "worker:1", "warm").get_value()
     copies: list[int] = []
-    from zmqdist.transport.shm_pool import Arena
+    from zmqdist.transport.shm_pool import ShmPool
 
-    kept = Arena.snapshot
+    kept = ShmPool.copy_in
     monkeypatch.setattr(
-        Arena, "snapshot", lambda arena, view: copies.append(memoryview(view).nbytes) or kept(arena, view)
+        ShmPool, "copy_in", lambda pool, view: copies.append(memoryview(view).nbytes) or kept(pool, view)
     )
     monkeypatch.setattr(
         "zmqdist.transport.transfers.memory_for", lambda nbytes: pytest.fail("it was received by the socket")

@@ -256,7 +256,7 @@ def test_a_message_of_too_many_frames_or_bytes_is_not_kept_and_its_memory_goes_b
 ) -> None:
     given_back = threading.Event()
     monkeypatch.setattr(router_module, "GIVE_BACK_S", 0.0)
-    monkeypatch.setattr(router_module, "give_back", given_back.set)
+    monkeypatch.setattr(router_module, "trim_heap", given_back.set)
     served = serve()
     raw = connect(served)
     raw.send(HELLO)

@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar
 
 from zmqdist.errors import ResourceExhaustedError
-from zmqdist.transport.memory_limits import exhausted
+from zmqdist.transport.memory_limits import memory_exhausted
 
 if TYPE_CHECKING:  # it comes with ZeroMQ, which a child may not need
     from zmqdist.transport.loop import Loop
@@ -142,7 +142,7 @@ class FrameReader(Generic[M]):
             parts = [bytearray(size) for size in sizes]
         except MemoryError:
             self._skip = sum(sizes)
-            return exhausted(self._skip, self._codec.parts)
+            return memory_exhausted(self._skip, self._codec.parts)
         for part in parts:
             early = min(len(part), len(self._buffer))
             part[:early] = self._buffer[:early]

@@ -47,7 +47,7 @@ from zmqdist.transport.figures import ClientSnapshot
 from zmqdist.transport.loop import input_of
 from zmqdist.transport.monitor import Down, Up
 from zmqdist.transport.security import ClientSecurity
-from zmqdist.transport.shm_pool import this_arena
+from zmqdist.transport.shm_pool import this_pool
 from zmqdist.transport.transfers import BulkChannel, allocate_fresh, is_large
 from zmqdist.wire import headers
 from zmqdist.wire.hello import Hello, decode_hello, encode_hello, is_hello
@@ -112,8 +112,8 @@ class ClientConnection:
         self.strays = 0
         self.sent = 0
         self.received = 0
-        arena = this_arena()
-        self._hello = encode_hello(hello if arena is None else replace(hello, memory=arena.offer))
+        pool = this_pool()
+        self._hello = encode_hello(hello if pool is None else replace(hello, memory=pool.offer))
         self._wake_fd = wake_fd
         self._turned_away = False
         self._log_at = monotonic() + WAIT_LOG_S

@@ -52,10 +52,10 @@ from zmqdist.messages import Chunk, Credit, Goodbye, Message, Ping, Refused, Sha
 from zmqdist.transport.address import is_ipv6, join, split
 from zmqdist.transport.dealer import Buffer, receive_payload
 from zmqdist.transport.loop import Loop, Watched
-from zmqdist.transport.malloc_trim import give_back
+from zmqdist.transport.malloc_trim import trim_heap
 from zmqdist.transport.monitor import DISCONNECTED, decode_event, open_monitor
 from zmqdist.transport.security import CURVE, NONE, ServerSecurity
-from zmqdist.transport.shm_pool import this_arena
+from zmqdist.transport.shm_pool import this_pool
 from zmqdist.transport.transfers import BulkChannel
 from zmqdist.transport.zap import ADMIN
 from zmqdist.wire.headers import decode, encode
@@ -359,7 +359,7 @@ class Router:
         if frames is None:
             self._count("too many frames or bytes")
             # The C library keeps what was freed, here a gigabyte or more. It takes some milliseconds: not for each of many.
-            self._loop.set_timer(give_back, self._loop.now() + GIVE_BACK_S, give_back)
+            self._loop.set_timer(trim_heap, self._loop.now() + GIVE_BACK_S, trim_heap)
             return
         if is_hello(header):
             self._greet(peer, header)
@@ -415,11 +415,11 @@ class Router:
         who has shown the user's token, and who may run code here. A key that may only call has its arrays go by the socket.
         """
         trusted = peer.role != "client" or self._security.mechanism != CURVE
-        arena = this_arena() if trusted and hello.memory is not None else None
-        if arena is None:
+        pool = this_pool() if trusted and hello.memory is not None else None
+        if pool is None:
             return self._hello
         nonce = self.lanes(peer).open_offered_memory(hello)
-        return encode_hello(replace(self._said, memory=arena.offer, nonce=nonce))
+        return encode_hello(replace(self._said, memory=pool.offer, nonce=nonce))
 
     def _refuse(self, peer: Peer, code: int, text: str) -> None:
         if peer.refusals < REFUSALS_MAX:

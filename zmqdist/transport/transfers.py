@@ -34,14 +34,14 @@ from zmqdist.messages import Call, Chunk, Credit, Message, Part, Reply, SendPart
 from zmqdist.transport.bulk_machine import DONE, WRONG, InboundTransfers, OutboundTransfers
 from zmqdist.transport.calls_machine import nbytes_of
 from zmqdist.transport.receive_buffers import memory_for
-from zmqdist.transport.shm_peer import PeerArena, open_peer
-from zmqdist.transport.shm_pool import Arena, Block, Handle, this_arena
+from zmqdist.transport.shm_peer import PeerPool, open_peer
+from zmqdist.transport.shm_pool import Block, Handle, ShmPool, this_pool
 from zmqdist.wire.hello import Hello, host_identity
 
 log = logging.getLogger("zmqdist.transport")
 
 Source: TypeAlias = "bytes | memoryview | NDArray[np.uint8] | Block"
-"""A large part to be sent: a flat buffer of bytes, or a block of our arena."""
+"""A large part to be sent: a flat buffer of bytes, or a block of our pool."""
 Frames: TypeAlias = Sequence[Any]
 Allocator: TypeAlias = "Callable[[list[int]], list[Any]]"
 """Gives a flat writable array for each size, anything for a 0. May raise OpError or MemoryError."""
@@ -106,8 +106,8 @@ class BulkChannel:
         self._peer = peer
         self._send_message = send_message
         self._clock = clock
-        self._pool: Arena | None = None
-        self._peer_pool: PeerArena | None = None
+        self._pool: ShmPool | None = None
+        self._peer_pool: PeerPool | None = None
         self._outbound = OutboundTransfers()
         self._inbound = InboundTransfers()
         self._held_count = 0
@@ -122,7 +122,7 @@ class BulkChannel:
     def open_offered_memory(self, hello: Hello) -> int:
         """The other side's hello: the number to name in return, 0 where its memory cannot be opened from here."""
         self.hello_arrived(hello)
-        if hello.memory is None or hello.host != host_identity() or this_arena() is None:
+        if hello.memory is None or hello.host != host_identity() or this_pool() is None:
             return 0
         self._peer_pool = open_peer(hello.memory)
         if self._peer_pool is None:
@@ -132,7 +132,7 @@ class BulkChannel:
 
     def memory_accepted(self, nonce: int) -> None:
         """The other side has named a number of our memory."""
-        self._pool = this_arena()
+        self._pool = this_pool()
         self.shares_memory = self._pool is not None and nonce == self._pool.nonce
 
     # -- out --------------------------------------------------------------------------------------------------------------
@@ -145,9 +145,9 @@ class BulkChannel:
     @property
     def undelivered(self) -> int:
         """How much of what was sent the other side does not have yet: bytes of chunks, and handles. Changes while it reads."""
-        arena = self._pool
+        pool = self._pool
         handles = [handle for transfer in self.tracked.values() for handle in transfer.handles]
-        return self._outbound.bytes_left + (0 if arena is None else sum(map(arena.unclaimed, handles)))
+        return self._outbound.bytes_left + (0 if pool is None else sum(map(pool.is_unclaimed, handles)))
 
     @property
     def unacknowledged(self) -> int:
@@ -335,13 +335,13 @@ class BulkChannel:
 
     def _forget_claimed(self) -> None:
         """A server is not told that an answer has arrived."""
-        arena = self._pool
-        assert arena is not None
+        pool = self._pool
+        assert pool is not None
         for id, transfer in list(self.tracked.items()):
             if (
                 transfer.on_arrived is None
                 and not transfer.held
                 and id not in self._outbound
-                and not any(map(arena.unclaimed, transfer.handles))
+                and not any(map(pool.is_unclaimed, transfer.handles))
             ):
                 del self.tracked[id]
