@@ -303,12 +303,12 @@ CONFIG_NODES_MAX: Final = 100_000
 HANDLER_THREADS_MAX: Final = 32
 """Handlers of one RPC server that run at a time, not counting inline ones; further calls wait (CALLS_PENDING_MAX for each peer)."""
 
-UNASKED_BYTES_MAX: Final = 32 * 2**20
+EAGER_BYTES_MAX: Final = 32 * 2**20
 """Bytes of arguments that a client sends with its calls while earlier calls are without a reply. Beyond it, large arrays are pulled
 by the server, and the rest waits for replies. As much fits into the path to another continent at 2.5 Gbit/s.
 """
 
-CLIENT_UNASKED_BYTES_MAX: Final = 2 * UNASKED_BYTES_MAX
+CLIENT_UNASKED_BYTES_MAX: Final = 2 * EAGER_BYTES_MAX
 """Bytes of one client's arguments that were sent with calls that have not begun; the next call gets RESOURCE_EXHAUSTED. Twice what a
 client sends, because calls that the client has given up count a little longer here.
 """

@@ -468,7 +468,7 @@ def test_a_number_that_is_used_twice_harms_nobody_else(serve: Serve, connect: Co
     server = serve(inline=frozenset({"ones"}), ones=lambda n: np.ones(n, np.uint8))
     client, other = connect(server.address), connect(server.address)
     call = client.ones(8 * MIB)._call  # reach: the number of a call in flight, which is used again
-    line = client._channel._line  # reach: a connection that shares memory, for a message that no client sends
+    line = client._channel._connection  # reach: a connection that shares memory, for a message that no client sends
     for _ in range(3):
         line._put_message(line.table.request(ClientCallTwin(call.id), 0.0), ())  # reach: as above
     assert other.ones_blocking(8 * MIB).all()

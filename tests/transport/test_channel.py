@@ -54,13 +54,13 @@ def reads(channel: Channel) -> bool:
 
 def ask(channel: Channel, body: bytes = b"x", within_s: float = LATE_S) -> ClientCall:
     call = ClientCall("m", body, (), time.monotonic() + within_s)
-    channel.ask(call)
+    channel.call_and_wait(call)
     return call
 
 
 def start(channel: Channel, body: bytes = b"x", within_s: float = LATE_S, frames: Any = ()) -> ClientCall:
     call = ClientCall("m", body, frames, time.monotonic() + within_s)
-    channel.call(call)
+    channel.submit(call)
     return call
 
 
@@ -97,7 +97,7 @@ def test_a_call_is_answered_with_its_frames(serve: Serve, open_channel: Open) ->
     channel = open_channel(serve().address)
     frames = [b"a" * 10, b"", b"c" * 10_000]
     call = ClientCall("m", b"body", frames, time.monotonic() + LATE_S)
-    channel.ask(call)
+    channel.call_and_wait(call)
     assert (call.code, call.body, [bytes(frame) for frame in call.frames]) == (0, b"body", frames)
 
 
@@ -122,7 +122,7 @@ def test_an_answer_that_a_whole_slice_did_not_announce_is_counted(
     held = Held(serve())
     channel = held.open(open_channel)
     call = start(channel)
-    line = channel._line  # reach: a slice without an announcement cannot be had from outside
+    line = channel._connection  # reach: a slice without an announcement cannot be had from outside
     poll = line.poll
 
     def deaf(timeout_ms: float) -> list[tuple[int, int]]:
@@ -214,11 +214,11 @@ def test_an_answer_that_came_before_the_server_ended_is_still_read(serve: Serve,
     assert answered.wait(LATE_S)
     served.loop.stop()
 
-    lock, line = channel._lock, channel._line  # reach: only the channel itself says in which order it looks
+    lock, line = channel._lock, channel._connection  # reach: only the channel itself says in which order it looks
 
     def tended() -> bool:
         with lock:
-            line.tend(time.monotonic())
+            line.maintain(time.monotonic())
         return call.ended
 
     until(tended)  # the end of the connection is what is heard of first
@@ -357,7 +357,7 @@ def test_a_leader_whose_answer_is_read_by_another_thread_wakes_at_once(
     channel = open_channel(held.served.address)
     call, other = start(channel), start(channel, frames=[b"frame"])  # which gathers nothing, and needs no reader
     until(lambda: len(held.calls) == 2)
-    line, wake_fd = channel._line, channel._wake_fd  # reach: what the leader hears of
+    line, wake_fd = channel._connection, channel._wake_fd  # reach: what the leader hears of
     arrived = line.poll
     poller = select.poll()
     poller.register(wake_fd, select.POLLIN)
@@ -428,7 +428,7 @@ def test_a_wait_without_end_says_whom_it_waits_for(
     channel = open_channel(served.address)
     call = ClientCall("m", b"")
     with caplog.at_level(logging.WARNING, "zmqdist.transport"):
-        channel.call(call)
+        channel.submit(call)
         until(lambda: len([r for r in caplog.records if f"wait for a server at {served.address}" in r.message]) >= 2)
     channel.close()
 

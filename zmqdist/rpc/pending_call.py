@@ -39,7 +39,7 @@ class Asked:
 
     def wanted(self) -> bool:
         """Return whether the caller still waits."""
-        return self._served.wanted(time.monotonic())
+        return self._served.is_wanted(time.monotonic())
 
     def begun(self) -> None:
         """Note that a batched call runs now, so that its arguments no longer count as waiting. Runs in the loop."""

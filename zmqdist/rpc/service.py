@@ -42,7 +42,7 @@ from zmqdist.rpc.pending_call import Asked
 from zmqdist.rpc.server_info import ABOUT, about_us
 from zmqdist.rpc.snapshots import pack_result
 from zmqdist.task_context import enter, leave
-from zmqdist.transport.calls_machine import ServedCall, ServerCalls, counted
+from zmqdist.transport.calls_machine import ServedCall, ServerCalls, counted_bytes
 from zmqdist.transport.figures import ServerSnapshot
 from zmqdist.transport.loop import Loop
 from zmqdist.transport.router import Peer, Router
@@ -285,7 +285,7 @@ class RpcService:
         method = self._methods.get(call.method)
         # One test on the fast path; which of the reasons holds is decided below.
         if method is None or method.roles is not None or self._stopping or call.incarnation != self._incarnation:
-            reply = self._calls.stale(call)
+            reply = self._calls.stale_reply(call)
             if reply is not None:
                 return reply, ()
             try:
@@ -294,7 +294,7 @@ class RpcService:
                 return failed(call.id, error), ()
         if method.inline and not call.parts:
             return _run_method(method, call.id, call.body, frames, peer)
-        served = self._calls.called(peer, call, time.monotonic())
+        served = self._calls.call_arrived(peer, call, time.monotonic())
         if isinstance(served, Reply):
             return served, ()
         self._begin(served, peer, method, call, frames)
@@ -322,9 +322,9 @@ class RpcService:
         """Run the method once all its arguments are here and it is the client's turn."""
         if not call.parts:
             if method.pooled:
-                self._submit(served, peer, method, call.body, frames, counted(call.body, frames))
+                self._submit(served, peer, method, call.body, frames, counted_bytes(call.body, frames))
                 return
-            nbytes = counted(call.body, frames) if method.batch else 0
+            nbytes = counted_bytes(call.body, frames) if method.batch else 0
             if not nbytes or self._count(served, peer, call, nbytes):
                 self._run(served, peer, method, call.body, frames)
         elif not (method.pooled or method.batch):
@@ -422,7 +422,7 @@ class RpcService:
         elif method.streaming:
             problem = InvalidArgumentError(f"{method.name} is a stream: client.stream, or client.{method.name}")
             self._finished(served, peer, failed(served.id, problem), ())
-        elif served.wanted(time.monotonic()):
+        elif served.is_wanted(time.monotonic()):
             self._finished(served, peer, *_run_method(method, served.id, body, frames, peer))
         else:
             self._finished(served, peer, None, ())
@@ -489,7 +489,7 @@ class RpcService:
             served.on_dropped()
         if peer.lanes is not None:
             if peer.lanes.receiving(id):
-                self._calls.withdrawn(peer, id)
+                self._calls.arguments_lost(peer, id)
             peer.lanes.call_ended(id)
         if served is not None and served.on_dropped is None:
             if self._pool.dropped(peer, served):
@@ -539,7 +539,7 @@ class RpcService:
     def _serve(self, served: ServedCall, peer: Peer, method: Method, body: bytes, frames: list[Any]) -> None:
         reply: Reply | None = None
         sources: Sequence[Source] = ()
-        if served.wanted(time.monotonic()):
+        if served.is_wanted(time.monotonic()):
             enter(partial(_unwanted, served))
             reply, sources = _run_method(method, served.id, body, frames, peer)
             leave()
@@ -550,7 +550,7 @@ class RpcService:
 
 
 def _unwanted(served: ServedCall) -> bool:
-    return not served.wanted(time.monotonic())
+    return not served.is_wanted(time.monotonic())
 
 
 def _run_method(method: Method, id: int, body: bytes, frames: list[Any], peer: Peer) -> tuple[Reply, Sequence[Source]]:

@@ -105,24 +105,17 @@ class Block:
       nbytes: how many.
     """
 
-    __slots__ = ("__weakref__", "_pool", "mode", "nbytes", "offset", "segment", "upstream")
+    __slots__ = ("__weakref__", "_pool", "base", "mode", "nbytes", "offset", "segment")
 
     def __init__(
-        self,
-        pool: ShmPool,
-        segment: Segment,
-        offset: int,
-        nbytes: int,
-        *,
-        mode: int = EXCLUSIVE,
-        upstream: object = None,
+        self, pool: ShmPool, segment: Segment, offset: int, nbytes: int, *, mode: int = EXCLUSIVE, base: object = None
     ) -> None:
         self._pool = pool
         self.segment = segment
         self.offset = offset
         self.nbytes = nbytes
         self.mode = mode
-        self.upstream = upstream
+        self.base = base
         """What must live as long: the lease of the process that it is of, the memory of a frozen array."""
 
     def lend(self) -> Handle | None:
@@ -135,14 +128,14 @@ class Block:
 
     def array(self) -> NDArray[np.uint8]:
         """The bytes, as memory of this process; they live as long as the array."""
-        if isinstance(self.upstream, FrozenSegment):
-            return self.upstream.array()[self.offset : self.offset + self.nbytes]
+        if isinstance(self.base, FrozenSegment):
+            return self.base.array()[self.offset : self.offset + self.nbytes]
         return _BlockMemory(self).array()
 
     def shows_same(self, other: Block) -> bool:
         """Whether both are of the same frozen bytes."""
-        mine, others = (self.upstream, self.offset, self.nbytes), (other.upstream, other.offset, other.nbytes)
-        return isinstance(self.upstream, FrozenSegment) and mine == others
+        mine, others = (self.base, self.offset, self.nbytes), (other.base, other.offset, other.nbytes)
+        return isinstance(self.base, FrozenSegment) and mine == others
 
     @property
     def address(self) -> int:
@@ -278,15 +271,15 @@ class ShmPool:
         if found is None:
             return None
         frozen, offset = found
-        return Block(self, frozen.segment, offset, view.nbytes, mode=FROZEN, upstream=frozen)
+        return Block(self, frozen.segment, offset, view.nbytes, mode=FROZEN, base=frozen)
 
-    def adopt(self, segment: Segment, offset: int, length: int, upstream: object) -> Block:
+    def adopt(self, segment: Segment, offset: int, length: int, base: object) -> Block:
         """Bytes of another process's segment, to be lent by us: they outlive that process.
 
         Args:
-          upstream: our own lease of it.
+          base: our own lease of it.
         """
-        return Block(self, segment, offset, length, upstream=upstream)
+        return Block(self, segment, offset, length, base=base)
 
     def user_array(self, nbytes: int) -> NDArray[np.uint8] | None:
         """Memory for an array of the user, in a segment of its own, so that it can be frozen. None as `allocate`."""

@@ -19,7 +19,7 @@ from zmqdist.rpc.admission_machine import Turns
 from zmqdist.rpc.batching_machine import Batches, CallBatch
 from zmqdist.rpc.handler_errors import failed, no_room, stopping
 from zmqdist.testing.simulation.network import SimConnection, SimProcess
-from zmqdist.transport.calls_machine import ClientCall, ClientCalls, ServedCall, ServerCalls, counted
+from zmqdist.transport.calls_machine import ClientCall, ClientCalls, ServedCall, ServerCalls, counted_bytes
 from zmqdist.transport.transfers import BulkChannel, allocate_fresh, announced_bytes
 
 NAP_S: Final = 0.002
@@ -93,7 +93,7 @@ class SimRpcClient(SimEnd):
         call.waits_for_server = question.waits_for_server
         self.questions[call] = question
         question.losses = self.losses
-        leave = self.table.asked(call)
+        leave = self.table.submitted(call)
         if call.ended:
             self._ended([call])
             return
@@ -165,9 +165,11 @@ class SimRpcClient(SimEnd):
         assert question.sent == 1, f"calls P2: question {question.key} was sent twice"
         assert request.incarnation == self.known_life != 0, f"calls P3: {question.key} names another life of the server"
         if request.held:
-            assert not counted(request.body, ()) or question.frames, "calls P9: a call without large parts is held"
+            assert not counted_bytes(request.body, ()) or question.frames, (
+                "calls P9: a call without large parts is held"
+            )
             return
-        count = counted(call.body, call.frames) if call.bounded else 0
+        count = counted_bytes(call.body, call.frames) if call.bounded else 0
         kind = "large" if count else "small"
         assert call.id > self._last_left[kind], f"calls P7: question {question.key} left behind a later one"
         self._last_left[kind] = call.id
@@ -217,7 +219,7 @@ class SimRpcClient(SimEnd):
 
     def _answered(self, message: Reply, frames: Sequence[Any]) -> None:
         self._over(message.id)
-        call = self.table.answered(message, frames)
+        call = self.table.replied(message, frames)
         if call is not None:
             self._ended([call])
 
@@ -281,7 +283,7 @@ class SimRpcClient(SimEnd):
         table, who = self.table, f"client {self.number}"
         left = [*table.in_flight.values(), *table.held_back.values(), *table.waiting.values()]
         assert not left, f"calls P4: {who} has {len(left)} calls at the end"
-        assert table.unasked == table.waiting_bytes == 0, f"calls P4: {who} counts bytes of calls that have ended"
+        assert table.eager_bytes == table.waiting_bytes == 0, f"calls P4: {who} counts bytes of calls that have ended"
         if self._lanes is not None:
             assert not self._lanes.tracked, f"bulk P6: {who} has transfers at the end"
             assert not self._lanes.unacknowledged, f"bulk P5: {who} waits for acknowledgments at the end"
@@ -360,7 +362,7 @@ class SimRpcServer(SimEnd):
     # -- calls ------------------------------------------------------------------------------------------------------------
 
     def _take(self, peer: SimConnection, call: Call, frames: Sequence[Any]) -> None:
-        stale = self.calls.stale(call)
+        stale = self.calls.stale_reply(call)
         if stale is not None or self.leaving:
             self._gather(peer, stale or failed(call.id, stopping()))
             return
@@ -369,7 +371,7 @@ class SimRpcServer(SimEnd):
             question.begin(None, frames, self.sim.clock.now)
             self._gather(peer, Reply(call.id, OK, "", question.body), question.result())
             return
-        served = self.calls.called(peer, call, self.sim.clock.now)
+        served = self.calls.call_arrived(peer, call, self.sim.clock.now)
         if isinstance(served, Reply):
             self._gather(peer, served)
             return
@@ -377,7 +379,7 @@ class SimRpcServer(SimEnd):
         assert question.taken == 1, f"calls P2: question {question.key} arrived twice"
         self.account.taken(peer, served)
         if not call.parts:
-            nbytes = counted(call.body, frames) if call.method in ("pool", "batch") else 0
+            nbytes = counted_bytes(call.body, frames) if call.method in ("pool", "batch") else 0
             if not nbytes or self._count(served, peer, call, nbytes):
                 self._run(served, peer, call, frames)
         elif call.held:
@@ -444,7 +446,7 @@ class SimRpcServer(SimEnd):
             question.begin(served, frames, self.sim.clock.now)
             served.on_dropped = partial(self._drop, served)
             self.after(self.sim.random.expovariate(20.0), partial(self._answer, served, peer, question))
-        elif served.wanted(self.sim.clock.now):
+        elif served.is_wanted(self.sim.clock.now):
             question.begin(served, frames, self.sim.clock.now)
             self._answer(served, peer, question)
         else:
@@ -475,7 +477,7 @@ class SimRpcServer(SimEnd):
         if served is not None and served.on_dropped is not None:
             served.on_dropped()
         if lanes.receiving(id):
-            self.calls.withdrawn(peer, id)
+            self.calls.arguments_lost(peer, id)
             if served is not None:
                 self.account.finished(peer, served)
         lanes.call_ended(id)
@@ -538,7 +540,7 @@ class SimRpcServer(SimEnd):
                     self.after(max(0.0, self.batches.deadline - self.sim.clock.now), self._run_batches)
                 return
             self.account.batches.begun([work.question for work in batch], self.sim)
-            wanted = [work for work in batch if work.served.wanted(self.sim.clock.now)]
+            wanted = [work for work in batch if work.served.is_wanted(self.sim.clock.now)]
             for work in batch:
                 self._drop_turn(work.served)
                 if work not in wanted:
@@ -556,7 +558,7 @@ class SimRpcServer(SimEnd):
     def _batch_done(self, batch: list[_Work]) -> None:
         self._busy -= 1
         for work in batch:
-            if work.served.wanted(self.sim.clock.now):
+            if work.served.is_wanted(self.sim.clock.now):
                 work.question.begin(work.served, work.frames, self.sim.clock.now)
                 self._answer(work.served, work.peer, work.question)
             else:
