@@ -110,10 +110,10 @@ def test_only_workers_and_programs_are_fetched_from(
     credentials = Credentials(keys_dir=folder_of("submit"))
     public = zmq.curve_keypair()[0] if role is None else keys.load_role(folder_of(role), role).public
     if taken:
-        assert credentials.client("127.0.0.1:1", "submit", keys.raw(public)).server_key == public
+        assert credentials.client("127.0.0.1:1", "submit", keys.decode_public(public)).server_key == public
         return
     with pytest.raises(errors.UnauthenticatedError) as raised:
-        credentials.client("127.0.0.1:1", "submit", keys.raw(public))
+        credentials.client("127.0.0.1:1", "submit", keys.decode_public(public))
     assert f"its public key {public.decode()} is of no worker or program in " in raised.value.message
 
 

@@ -21,8 +21,8 @@ from zmqdist.transport.monitor import (
     SUCCEEDED,
     AttemptFailed,
     ConnectionWatch,
-    Doubt,
     Down,
+    ProbeNeeded,
     Rejected,
     Up,
 )
@@ -47,7 +47,7 @@ def attempt(watch: ConnectionWatch, *events: tuple[int, int]) -> list[object]:
         ([(CONNECTED, 9), (SUCCEEDED, 9)], [Up]),
         ([(CONNECTED, 9), (SUCCEEDED, 9), (DISCONNECTED, 9)], [Up, Down]),
         ([(CONNECTED, 9), (FAILED_AUTH, 400), (DISCONNECTED, 9)], [Rejected, AttemptFailed]),
-        ([(CONNECTED, 9), (FAILED_PROTOCOL, MISMATCH)], [Doubt]),
+        ([(CONNECTED, 9), (FAILED_PROTOCOL, MISMATCH)], [ProbeNeeded]),
         ([(CONNECTED, 9), (FAILED_NO_DETAIL, errno.EPIPE)], [AttemptFailed]),
         ([(CONNECTED, 9), (FAILED_PROTOCOL, CRYPTOGRAPHIC)], [AttemptFailed]),
         ([(CONNECTED, 9), (FAILED_NO_DETAIL, errno.EAGAIN)], [AttemptFailed]),
@@ -63,7 +63,9 @@ def test_what_one_attempt_means(events: list[tuple[int, int]], verdicts: list[ty
 def test_the_third_handshake_in_a_row_that_was_closed_makes_it_look_at_the_greeting() -> None:
     one = watch(CURVE)
     closed = [(CONNECTED, 9), (FAILED_NO_DETAIL, errno.EPIPE)]
-    assert [type(attempt(one, *closed)[0]) for _ in range(CLOSES_MAX)] == [AttemptFailed] * (CLOSES_MAX - 1) + [Doubt]
+    assert [type(attempt(one, *closed)[0]) for _ in range(CLOSES_MAX)] == [AttemptFailed] * (CLOSES_MAX - 1) + [
+        ProbeNeeded
+    ]
 
 
 @pytest.mark.parametrize(

@@ -255,7 +255,7 @@ def test_a_message_of_too_many_frames_or_bytes_is_not_kept_and_its_memory_goes_b
     serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch, frames: list[bytes]
 ) -> None:
     given_back = threading.Event()
-    monkeypatch.setattr(router_module, "GIVE_BACK_S", 0.0)
+    monkeypatch.setattr(router_module, "TRIM_DELAY_S", 0.0)
     monkeypatch.setattr(router_module, "trim_heap", given_back.set)
     served = serve()
     raw = connect(served)
@@ -491,7 +491,7 @@ def test_two_peers_of_one_descriptor_are_both_found_out_in_whatever_order_their_
 
 def test_a_server_that_stops_lets_new_peers_wait_for_the_next_one(serve: Serve, connect: Connect) -> None:
     served = serve()
-    served.router.leaving = True
+    served.router.stopping = True
     raw = connect(served)
     raw.send(HELLO)
     until(lambda: served.router.received == 1)

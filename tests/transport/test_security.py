@@ -18,7 +18,7 @@ import pytest
 from tests.transport.wired import Dialled, Served, until
 from zmqdist.errors import FailedPreconditionError, InvalidArgumentError, OpError, UnauthenticatedError
 from zmqdist.transport import keys, token
-from zmqdist.transport.security import CURVE, NONE, PLAIN, client_security, listeners, server_security
+from zmqdist.transport.security import CURVE, NONE, PLAIN, client_security, listening_users, server_security
 
 Serve = Callable[..., Served]
 Dial = Callable[..., Dialled]
@@ -236,9 +236,9 @@ def test_who_listens_is_found_by_address_and_port(bound: str, asked: str, found:
     with socket.socket(family) as server:
         server.bind((bound, 0))
         port = server.getsockname()[1]
-        assert listeners(asked, port) == set(), "bound is not listening"
+        assert listening_users(asked, port) == set(), "bound is not listening"
         server.listen()
-        assert listeners(asked, port) == ({os.geteuid()} if found else set())
+        assert listening_users(asked, port) == ({os.geteuid()} if found else set())
 
 
 def test_where_it_cannot_be_told_who_listens_keys_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

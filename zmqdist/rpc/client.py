@@ -26,7 +26,7 @@ from zmqdist.rpc.service import METHODS
 from zmqdist.rpc.snapshots import snapshot
 from zmqdist.rpc.streams import Stream
 from zmqdist.rpc.stubs import check_name, due_after, stubs
-from zmqdist.transport.address import plain
+from zmqdist.transport.address import strip_scheme
 from zmqdist.transport.calls_machine import ClientCall
 from zmqdist.transport.channel import Channel
 from zmqdist.transport.figures import ClientSnapshot
@@ -133,7 +133,7 @@ class ZmqClient(RpcClient):
         `security` overrides `keys_dir` and `token_file`; it is for roles other than "client".
         """
         due_after(timeout_in_ms, 0)
-        self.address = plain(address)
+        self.address = strip_scheme(address)
         self.name = name
         self._timeout_in_ms = timeout_in_ms
         if security is None:

@@ -58,7 +58,7 @@ class Asked:
     def answer(self, value: Any) -> None:
         """Reply with a value. Arrays in it are copied or frozen as they are now."""
         try:
-            body, sources = pack_result([value], lends=self.peer.lanes is not None and self.peer.lanes.shares_memory)
+            body, sources = pack_result([value], lends=self.peer.bulk is not None and self.peer.bulk.shares_memory)
         except BaseException as error:
             self.fail(error)
         else:

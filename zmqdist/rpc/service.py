@@ -175,7 +175,7 @@ class RpcService:
         lost.
         """
         self._send_replies()
-        self._router.leaving = True
+        self._router.stopping = True
         for peer in self._router.peers:
             self._router.send(peer, Goodbye(reason))
 
@@ -239,7 +239,7 @@ class RpcService:
 
     def _snapshot(self) -> ServerSnapshot:
         router, peers = self._router, self._router.peers
-        lanes = [peer.lanes for peer in peers if peer.lanes is not None]
+        lanes = [peer.bulk for peer in peers if peer.bulk is not None]
         queued, running, threads, threads_max = self._pool.counts()
         return ServerSnapshot(
             clients=len(peers),
@@ -267,14 +267,14 @@ class RpcService:
         if result is not None:
             reply, sources = result
             if sources:
-                self._router.lanes(peer).send(reply, sources)
+                self._router.bulk_channel(peer).send(reply, sources)
             else:
                 self._router.send(peer, reply)
 
     def _called_many(self, peer: Peer, calls: Calls, frames: list[memoryview]) -> None:
         if frames:
             raise WireError(peer.name, "several calls in one message with payload frames")
-        self._router.worked(len(calls.items))
+        self._router.count_work(len(calls.items))
         for call in calls.items:
             result = self._take(peer, call, frames)
             if result is not None:
@@ -302,7 +302,7 @@ class RpcService:
 
     def _gather(self, peer: Peer, reply: Reply, sources: Sequence[Source]) -> None:
         if sources:
-            self._router.lanes(peer).send(reply, sources)
+            self._router.bulk_channel(peer).send(reply, sources)
             return
         replies = self._replies.get(peer)
         if replies is None:
@@ -344,7 +344,7 @@ class RpcService:
         if refused and self._drop_unwanted(peer):
             refused = self._pool.arrived(peer, served, nbytes)
         if refused:
-            self._router.lanes(peer).decline(call.parts)
+            self._router.bulk_channel(peer).decline(call.parts)
             self._finished(served, peer, no_room(served.id, refused), ())
         return not refused
 
@@ -369,7 +369,7 @@ class RpcService:
         if now < self._swept_at.get(peer, -inf) + SWEEP_S:
             return False
         self._swept_at[peer] = now
-        unwanted = [args[0] for _, args in self._pool.waiting(peer) if not args[0].wanted(now)]
+        unwanted = [args[0] for _, args in self._pool.waiting(peer) if not args[0].is_wanted(now)]
         for served in unwanted:
             self._pool.dropped(peer, served)
             self._calls.finished(served)
@@ -379,10 +379,10 @@ class RpcService:
         """Ask clients for the arguments that they hold back, as far as there is room."""
         while not self._stopping and (item := self._pool.let_in()) is not None:
             served, peer, method, call = item
-            if served.wanted(time.monotonic()):
+            if served.is_wanted(time.monotonic()):
                 self._receive(served, peer, method, call)
             else:
-                self._router.lanes(peer).decline(call.parts)
+                self._router.bulk_channel(peer).decline(call.parts)
                 self._pool.dropped(peer, served)
                 self._finished(served, peer, None, ())
 
@@ -390,7 +390,7 @@ class RpcService:
         """Receive the large parts of a call; they may be here already, in shared memory for instance."""
         arrived = partial(self._arrived, served, peer, method, call.body)
         try:
-            frames = self._router.lanes(peer).receive(call.id, call.parts, allocate_fresh, arrived)
+            frames = self._router.bulk_channel(peer).receive(call.id, call.parts, allocate_fresh, arrived)
         except (OpError, MemoryError) as error:
             self._pool.dropped(peer, served)
             self._finished(served, peer, failed(call.id, error), ())
@@ -463,9 +463,9 @@ class RpcService:
         for peer, key, item in self._pool.cut_off(ready):
             if isinstance(key, ServedCall):
                 if not ready and item is not None:
-                    self._router.lanes(peer).decline(item[3].parts)
-                elif peer.lanes is not None:
-                    peer.lanes.over(key.id)
+                    self._router.bulk_channel(peer).decline(item[3].parts)
+                elif peer.bulk is not None:
+                    peer.bulk.call_ended(key.id)
                 self._finished(key, peer, failed(key.id, stopping()), ())
             elif key.refuse is not None:
                 key.refuse(stopping())
@@ -487,10 +487,10 @@ class RpcService:
         served = self._calls.cancelled(peer, id)
         if served is not None and served.on_dropped is not None:
             served.on_dropped()
-        if peer.lanes is not None:
-            if peer.lanes.receiving(id):
+        if peer.bulk is not None:
+            if peer.bulk.receiving(id):
                 self._calls.arguments_lost(peer, id)
-            peer.lanes.call_ended(id)
+            peer.bulk.call_ended(id)
         if served is not None and served.on_dropped is None:
             if self._pool.dropped(peer, served):
                 self._calls.finished(served)
@@ -507,7 +507,7 @@ class RpcService:
         return not len(self._calls) and not self._unsent_bytes()
 
     def _unsent_bytes(self) -> int:
-        return sum(peer.lanes.undelivered for peer in self._router.peers if peer.lanes is not None)
+        return sum(peer.bulk.undelivered for peer in self._router.peers if peer.bulk is not None)
 
     def allowed(self, peer: Peer, name: str) -> Method:
         """Return the method of this name if a peer may call it. Raises InvalidArgumentError, PermissionDeniedError,
@@ -559,7 +559,7 @@ def _run_method(method: Method, id: int, body: bytes, frames: list[Any], peer: P
     """
     try:
         box = [method.run(body, frames, peer.name)]
-        body, sources = pack_result(box, lends=peer.lanes is not None and peer.lanes.shares_memory)
+        body, sources = pack_result(box, lends=peer.bulk is not None and peer.bulk.shares_memory)
         return Reply(id, errors.OK, "", body), sources
     except BaseException as error:
         return failed(id, error), ()

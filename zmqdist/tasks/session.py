@@ -419,7 +419,7 @@ def _place(target: Any, keys_dir: Any, token_file: Any) -> tuple[str, Credential
         return address, credentials
     paths = (None if path is None else os.fspath(path) for path in (token_file, keys_dir))
     token, keys = paths
-    return address, Credentials(token, keys, Credentials.of_environment().insecure)
+    return address, Credentials(token, keys, Credentials.from_environment().insecure)
 
 
 def _checked(config: Mapping[str, Any] | None) -> dict[str, Any]:

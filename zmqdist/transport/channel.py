@@ -11,8 +11,7 @@ Theory of operation: leader and followers
     Calls that no thread waits for gather and leave together (calls_machine.py): with the next use of the socket that finds or wants
     an answer, with every CHECK_EVERY_CALLS-th call, or by the reader thread, which wakes every GATHER_S while calls gather.
 
-    A leader spins for SPIN_S before it sleeps: waking a thread takes as long as a quick answer. It does not where spinning was in
-    vain, and while others of this process wait.
+    A leader spins for SPIN_S before it sleeps, unless that was in vain or others wait: waking a thread takes as long as a quick answer.
 
 Rules
     R1  Every use of the socket is under the lock, and before the lock is released EVENTS was asked last and showed no input,

@@ -44,7 +44,7 @@ from zmqdist.transport.calls_machine import ClientCall, ClientCalls
 from zmqdist.transport.connector import Connector
 from zmqdist.transport.dealer import receive_payload
 from zmqdist.transport.figures import ClientSnapshot
-from zmqdist.transport.loop import input_of
+from zmqdist.transport.loop import input_check
 from zmqdist.transport.monitor import Down, Up
 from zmqdist.transport.security import ClientSecurity
 from zmqdist.transport.shm_pool import this_pool
@@ -101,7 +101,7 @@ class ClientConnection:
       monitor_fd: the one of them after which `maintain` must be called.
       strays: messages that were not understood or not expected, and dropped.
       sent, received: messages since it was made.
-      lanes: the large parts of calls and answers, on the present connection.
+      bulk: the large parts of calls and answers, on the present connection.
     """
 
     def __init__(self, address: str, security: ClientSecurity, hello: Hello, wake_fd: int) -> None:
@@ -131,7 +131,7 @@ class ClientConnection:
         assert socket is not None
         assert monitor is not None
         backend: Any = super(zmq.Socket, socket)  # the wrappers cost as much as the calls themselves
-        self._has_input: Callable[[], Any] = input_of(socket)
+        self._has_input: Callable[[], Any] = input_check(socket)
         self._send: Callable[..., Any] = backend.send
         self._recv: Callable[..., Any] = backend.recv
         self.bulk = BulkChannel(self.address, self._put_message)
@@ -157,16 +157,16 @@ class ClientConnection:
 
     def snapshot(self, threads_waiting: int, stalls: int) -> ClientSnapshot:
         """Figures of now, with those of its owner."""
-        table, lanes = self.table, self.bulk
+        table, bulk = self.table, self.bulk
         return ClientSnapshot(
             connected=table.incarnation != 0,
-            shared_memory=lanes.shares_memory,
+            shared_memory=bulk.shares_memory,
             calls_waiting=len(table.waiting) + len(table.held_back),
             bytes_waiting=table.waiting_bytes + sum(len(call.body) for call in table.held_back.values()),
             calls_in_flight=len(table.in_flight),
             threads_waiting=threads_waiting,
-            transfers=len(lanes.tracked),
-            bytes_unacknowledged=lanes.unacknowledged,
+            transfers=len(bulk.tracked),
+            bytes_unacknowledged=bulk.unacknowledged,
             messages_sent=self.sent,
             messages_received=self.received,
             strays=self.strays,
@@ -342,14 +342,14 @@ class ClientConnection:
 
     def _receive_parts(self, message: Reply) -> None:
         """An answer whose large parts come by a lane. Its call ends when they are all here."""
-        call, lanes = self.table.in_flight.get(message.id), self.bulk
+        call, bulk = self.table.in_flight.get(message.id), self.bulk
         if call is None:  # nobody waits for it any more
-            lanes.decline(message.parts)
+            bulk.decline(message.parts)
             self._put(headers.encode(CancelCall(message.id)))
             return
         room = allocate_fresh if call.allocate is None else partial(call.allocate, message.body)
         try:
-            frames = lanes.receive(message.id, message.parts, room, partial(self._parts_arrived, message))
+            frames = bulk.receive(message.id, message.parts, room, partial(self._parts_arrived, message))
         except OpError as error:
             self._fail_reply(message.id, error.error_code, error.message)
         except MemoryError:

@@ -137,17 +137,17 @@ def open_memfd(pid: int, fd: int, inode: int, *, nbytes: int, writable: bool = T
     flags = (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
     ours = os.open(f"/proc/{pid}/fd/{fd}", flags)
     try:
-        told = os.fstat(ours)
-        if told.st_ino != inode:
+        status = os.fstat(ours)
+        if status.st_ino != inode:
             raise OSError(errno.ENOENT, f"descriptor {fd} of process {pid} is another file by now")
-        if not stat.S_ISREG(told.st_mode):
+        if not stat.S_ISREG(status.st_mode):
             raise ValueError(f"descriptor {fd} of process {pid} is no regular file, and no memfd")
         try:
             seals = fcntl.fcntl(ours, _GET_SEALS)
         except OSError:
             raise ValueError(f"descriptor {fd} of process {pid} is no memfd") from None
-        if not seals & _SEAL_SHRINK or told.st_size < nbytes:
-            raise ValueError(f"descriptor {fd} of process {pid} has {told.st_size} bytes, or an open size")
+        if not seals & _SEAL_SHRINK or status.st_size < nbytes:
+            raise ValueError(f"descriptor {fd} of process {pid} has {status.st_size} bytes, or an open size")
     except BaseException:
         os.close(ours)
         raise

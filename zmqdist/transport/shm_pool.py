@@ -561,13 +561,13 @@ def this_pool() -> ShmPool | None:
 
 def _make() -> None:
     global _pool, _tried
-    told = os.environ.get(POOL_VARIABLE, "")
-    is_number = told.isascii() and told.isdecimal()
-    if told not in ("", "off") and not is_number:
-        log.warning('%s is %r, wants "off" or a number of MiB: the default is used', POOL_VARIABLE, told)
-    if told != "off":
+    setting = os.environ.get(POOL_VARIABLE, "")
+    is_number = setting.isascii() and setting.isdecimal()
+    if setting not in ("", "off") and not is_number:
+        log.warning('%s is %r, wants "off" or a number of MiB: the default is used', POOL_VARIABLE, setting)
+    if setting != "off":
         try:
-            _pool = ShmPool(int(told) << 20 if is_number else usable_bytes() // 4)
+            _pool = ShmPool(int(setting) << 20 if is_number else usable_bytes() // 4)
         except (OSError, AttributeError) as error:
             log.warning("no shared memory here (%s): large arrays travel by sockets, which is slower", error)
     _tried = True

@@ -234,8 +234,8 @@ class BulkChannel:
         """
         sizes = self._sizes(id, parts)
         if self._inbound.announced + sum(sizes) > RECEIVING_BYTES_MAX:
-            told = f"{self._peer} has announced more than {RECEIVING_BYTES_MAX} bytes that have not come: send fewer at a time"
-            raise ResourceExhaustedError(told)
+            text = f"{self._peer} has announced more than {RECEIVING_BYTES_MAX} bytes that have not come: send fewer at a time"
+            raise ResourceExhaustedError(text)
         frames = allocate(sizes)
         for number, part in enumerate(parts):
             if not sizes[number]:
@@ -298,10 +298,10 @@ class BulkChannel:
 
     def call_ended(self, id: int) -> bool:
         """A call is over, however: nothing more is sent or written for it. True: the other side is still to be told."""
-        told = self._forget_call(id)
+        unfinished = self._forget_call(id)
         if owed := self._inbound.idle_credit():
             self._send_message(Credit(owed), ())
-        return told
+        return unfinished
 
     def _forget_call(self, id: int) -> bool:
         transfer = self.tracked.pop(id, None)

@@ -37,7 +37,7 @@ class SimEnd:
         """Call `fn` in so many seconds, if the process lives then."""
         self.sim.clock.after(delay_s, lambda: self.process.post(fn))
 
-    def lanes(self, name: str, connection: SimConnection, send: Callable[..., None]) -> BulkChannel:
+    def bulk(self, name: str, connection: SimConnection, send: Callable[..., None]) -> BulkChannel:
         """The lanes of a connection, whose chunks are watched."""
         account = LaneAccount(name, self.sim.clock, connection.bytes_per_s)
 
@@ -46,8 +46,8 @@ class SimEnd:
             send(message, *map(bytes, frames))
             return True
 
-        lanes = BulkChannel(name, put, lambda: self.sim.clock.now)
-        credited, let_in = lanes.credited, lanes.send_held_parts
+        bulk = BulkChannel(name, put, lambda: self.sim.clock.now)
+        credited, let_in = bulk.credited, bulk.send_held_parts
 
         def acknowledged(message: Credit) -> None:
             account.credited(message.nbytes)
@@ -57,10 +57,10 @@ class SimEnd:
             account.begun(message.id)
             let_in(message)
 
-        lanes.credited, lanes.send_held_parts = acknowledged, begun  # type: ignore[method-assign]
+        bulk.credited, bulk.send_held_parts = acknowledged, begun  # type: ignore[method-assign]
         if connection.bytes_per_s == inf:
-            lanes.hello_arrived(self.sim.hello)
-        return lanes
+            bulk.hello_arrived(self.sim.hello)
+        return bulk
 
 
 class SimRpcClient(SimEnd):
@@ -81,7 +81,7 @@ class SimRpcClient(SimEnd):
         self._last_left = {"small": 0, "large": 0}
         self._tick_at = inf
         self._napping = False
-        self._lanes: BulkChannel | None = None
+        self._bulk: BulkChannel | None = None
         self._connect()
 
     # -- what the program does ------------------------------------------------------------------------------------------
@@ -148,7 +148,7 @@ class SimRpcClient(SimEnd):
             if len(calls) > 1:
                 sent = self._put(Calls(requests))
             elif frames:
-                sent = self._lanes is not None and self._lanes.send(requests[0], frames)
+                sent = self._bulk is not None and self._bulk.send(requests[0], frames)
             else:
                 sent = self._put(requests[0])
             if not sent:
@@ -184,33 +184,33 @@ class SimRpcClient(SimEnd):
 
     def hear(self, connection: SimConnection, message: Message, *frames: bytes) -> None:
         """A message has arrived by a connection."""
-        if connection is not self.connection or self._lanes is None:
+        if connection is not self.connection or self._bulk is None:
             return
         if isinstance(message, Reply):
             if message.parts:
-                self._take_parts(self._lanes, message)
+                self._take_parts(self._bulk, message)
             else:
                 self._answered(message, frames)
         elif isinstance(message, Replies):
             for reply in message.items:
                 self._answered(reply, ())
         elif isinstance(message, Chunk):
-            self._lanes.chunk_arrived(message, frames)
+            self._bulk.chunk_arrived(message, frames)
         elif isinstance(message, Credit):
-            self._lanes.credited(message)
+            self._bulk.credited(message)
         elif isinstance(message, SendParts):
-            self._lanes.send_held_parts(message)
+            self._bulk.send_held_parts(message)
         elif isinstance(message, Goodbye):
             self.losses += 1
             self.table.server_leaving()
         self._send_waiting()
 
-    def _take_parts(self, lanes: BulkChannel, message: Reply) -> None:
+    def _take_parts(self, bulk: BulkChannel, message: Reply) -> None:
         if message.id not in self.table.in_flight:
-            lanes.decline(message.parts)
+            bulk.decline(message.parts)
             self._put(CancelCall(message.id))
             return
-        frames = lanes.receive(message.id, message.parts, allocate_fresh, partial(self._parts_arrived, message))
+        frames = bulk.receive(message.id, message.parts, allocate_fresh, partial(self._parts_arrived, message))
         assert frames is None, "no memory is shared here"
 
     def _parts_arrived(self, message: Reply, frames: list[Any] | None, problem: str) -> None:
@@ -224,8 +224,8 @@ class SimRpcClient(SimEnd):
             self._ended([call])
 
     def _over(self, id: int) -> None:
-        if self._lanes is not None:
-            self._lanes.call_ended(id)
+        if self._bulk is not None:
+            self._bulk.call_ended(id)
 
     def _ended(self, calls: list[ClientCall]) -> None:
         for call in calls:
@@ -243,7 +243,7 @@ class SimRpcClient(SimEnd):
         self._tick_at = inf
         ended = self.table.ticked(self.sim.clock.now)
         for call in ended:
-            if self._lanes is not None and self._lanes.call_ended(call.id):
+            if self._bulk is not None and self._bulk.call_ended(call.id):
                 self._put(CancelCall(call.id))
         self._ended(ended)
         self._send_waiting()
@@ -256,7 +256,7 @@ class SimRpcClient(SimEnd):
         if self.connection is None:
             self.after(self.sim.random.uniform(0.05, 0.5), self._connect)
         else:
-            self._lanes = self.lanes(f"client {self.number}", self.connection, self.connection.send_up)
+            self._bulk = self.bulk(f"client {self.number}", self.connection, self.connection.send_up)
             self._last_left = dict.fromkeys(self._last_left, 0)
 
     def welcome(self, connection: SimConnection, incarnation: int) -> None:
@@ -268,13 +268,13 @@ class SimRpcClient(SimEnd):
 
     def lose(self, connection: SimConnection) -> None:
         """The connection has ended, and what it brought was read."""
-        if connection is not self.connection or self._lanes is None:
+        if connection is not self.connection or self._bulk is None:
             return
         self.losses += 1
         self._unasked.clear()
         ended = self.table.connection_lost()
-        self._lanes.connection_lost()
-        self._lanes = None
+        self._bulk.connection_lost()
+        self._bulk = None
         self._ended(ended)
         self._connect()
 
@@ -284,10 +284,10 @@ class SimRpcClient(SimEnd):
         left = [*table.in_flight.values(), *table.held_back.values(), *table.waiting.values()]
         assert not left, f"calls P4: {who} has {len(left)} calls at the end"
         assert table.eager_bytes == table.waiting_bytes == 0, f"calls P4: {who} counts bytes of calls that have ended"
-        if self._lanes is not None:
-            assert not self._lanes.tracked, f"bulk P6: {who} has transfers at the end"
-            assert not self._lanes.unacknowledged, f"bulk P5: {who} waits for acknowledgments at the end"
-            assert not self._lanes.faults, f"bulk P4: {who} counts faults of its server"
+        if self._bulk is not None:
+            assert not self._bulk.tracked, f"bulk P6: {who} has transfers at the end"
+            assert not self._bulk.unacknowledged, f"bulk P5: {who} waits for acknowledgments at the end"
+            assert not self._bulk.faults, f"bulk P4: {who} counts faults of its server"
 
 
 @dataclass(eq=False)
@@ -322,14 +322,14 @@ class SimRpcServer(SimEnd):
         """A client has connected. One that comes while the server leaves is not greeted, as in transport/router.py."""
         if self.leaving:
             return
-        self.peers[connection] = self.lanes(f"server {self.incarnation}", connection, connection.send_down)
+        self.peers[connection] = self.bulk(f"server {self.incarnation}", connection, connection.send_down)
         greet = partial(client.welcome, connection, self.incarnation)
         connection.in_order(1, 0, lambda: client.process.post(greet))
 
     def lose(self, connection: SimConnection) -> None:
         """The connection of a client has ended, and what it brought was read."""
-        lanes = self.peers.pop(connection, None)
-        if lanes is None:
+        bulk = self.peers.pop(connection, None)
+        if bulk is None:
             return
         self.account.gone(connection)
         self.turns.gone(connection)
@@ -337,14 +337,14 @@ class SimRpcServer(SimEnd):
         for served in self.calls.peer_gone(connection):
             if served.on_dropped is not None:
                 served.on_dropped()
-        lanes.connection_lost()
+        bulk.connection_lost()
         self._let_in()
         self._send_replies()
 
     def hear(self, connection: SimConnection, message: Message, *frames: bytes) -> None:
         """A message has arrived by a connection."""
-        lanes = self.peers.get(connection)
-        if lanes is None:
+        bulk = self.peers.get(connection)
+        if bulk is None:
             return
         if isinstance(message, Call):
             self._take(connection, message, frames)
@@ -352,11 +352,11 @@ class SimRpcServer(SimEnd):
             for call in message.items:
                 self._take(connection, call, ())
         elif isinstance(message, CancelCall):
-            self._cancelled(connection, lanes, message.id)
+            self._cancelled(connection, bulk, message.id)
         elif isinstance(message, Chunk):
-            lanes.chunk_arrived(message, frames)
+            bulk.chunk_arrived(message, frames)
         elif isinstance(message, Credit):
-            lanes.credited(message)
+            bulk.credited(message)
         self._send_replies()
 
     # -- calls ------------------------------------------------------------------------------------------------------------
@@ -472,15 +472,15 @@ class SimRpcServer(SimEnd):
         for peer, replies in gathered.items():
             peer.send_down(replies[0] if len(replies) == 1 else Replies(replies))
 
-    def _cancelled(self, peer: SimConnection, lanes: BulkChannel, id: int) -> None:
+    def _cancelled(self, peer: SimConnection, bulk: BulkChannel, id: int) -> None:
         served = self.calls.cancelled(peer, id)
         if served is not None and served.on_dropped is not None:
             served.on_dropped()
-        if lanes.receiving(id):
+        if bulk.receiving(id):
             self.calls.arguments_lost(peer, id)
             if served is not None:
                 self.account.finished(peer, served)
-        lanes.call_ended(id)
+        bulk.call_ended(id)
         if served is not None and served.on_dropped is None:
             if self._drop_turn(served):
                 self._finished(served, peer, None)
@@ -599,7 +599,7 @@ class SimRpcServer(SimEnd):
             "turns P6: bytes are counted at the end"
         )
         assert not len(self.batches), f"batching P5: {len(self.batches)} calls wait for company at the end"
-        for lanes in self.peers.values():
-            assert not lanes.tracked, "bulk P6: the server has transfers at the end"
-            assert not lanes.unacknowledged, "bulk P5: the server waits for acknowledgments at the end"
-            assert not lanes.faults, "bulk P4: the server counts faults of a client"
+        for bulk in self.peers.values():
+            assert not bulk.tracked, "bulk P6: the server has transfers at the end"
+            assert not bulk.unacknowledged, "bulk P5: the server waits for acknowledgments at the end"
+            assert not bulk.faults, "bulk P4: the server counts faults of a client"

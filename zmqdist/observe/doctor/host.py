@@ -40,7 +40,7 @@ def examine(descriptors_wanted: int = DESCRIPTORS_MIN) -> list[Finding]:
     """
     return [
         versions(),
-        transport(port_probe.build()),
+        transport(port_probe.zmq_build()),
         descriptors(descriptors_wanted),
         proc(),
         shared_memory(),
@@ -57,7 +57,7 @@ def versions() -> Finding:
     return ok("zmqdist", f"{message}, NumPy {np.__version__}, msgspec {msgspec.__version__}")
 
 
-def transport(build: port_probe.Build) -> Finding:
+def transport(build: port_probe.ZmqBuild) -> Finding:
     """Check pyzmq and the libzmq in it."""
     libzmq = ".".join(map(str, build.libzmq))
     message = f"pyzmq {build.pyzmq}, libzmq {libzmq}"

@@ -134,7 +134,7 @@ def main(pipe_fd: int, page_fd: int) -> None:
         pipe.send(SlotStarted(os.getpid(), None if reporter.pool is None else reporter.pool.offer))
         welcome, _ = pipe.receive()
         assert isinstance(welcome, SlotWelcome)
-        fetcher = SlotFetcher(HolderClients(Credentials.of_environment(), "worker"), welcome.worker, welcome.key)
+        fetcher = SlotFetcher(HolderClients(Credentials.from_environment(), "worker"), welcome.worker, welcome.key)
         remote_results.fetch_with(fetcher)
         functions = Functions(fetcher)
         resources.build_in(functions.resources)
