@@ -90,8 +90,8 @@ def _descriptors() -> set[str]:
 
 def _leases() -> set[str]:
     """Shared memory that is still lent; the pool itself stays for the life of the process."""
-    pool = sys.modules.get("zmqdist.transport.shm_pool")
-    pool = None if pool is None else pool._pool  # reach: the public way to it would make one
+    module = sys.modules.get("zmqdist.transport.shm_pool")
+    pool = None if module is None else module._pool  # reach: the public way to it would make one
     if pool is None or not pool.lease_count:
         return set()
     gc.collect()

@@ -275,7 +275,7 @@ def test_what_a_client_gave_up_makes_room_for_it_though_that_was_just_done_for_a
 ) -> None:
     monkeypatch.setattr("zmqdist.rpc.service.SWEEP_S", 3600.0)
     given_up = threading.Event()
-    monkeypatch.setattr("zmqdist.transport.calls_machine.ServedCall.wanted", lambda self, now: not given_up.is_set())
+    monkeypatch.setattr("zmqdist.transport.calls_machine.ServedCall.is_wanted", lambda self, now: not given_up.is_set())
     body = safe.encode((b"\0" * 1000 * 60,))[0]
     count = CLIENT_UNASKED_BYTES_MAX // len(body)
     with Held() as held, stranger_to(held.server.address) as one, stranger_to(held.server.address) as other:

@@ -52,10 +52,7 @@ def one_in_flight(channel: Channel, held: Held) -> Any:
 
 def sees_the_end(channel: Channel, call: Any) -> bool:
     """Look at the connection; whether its end has ended this call."""
-    lock, look = (
-        channel._lock,
-        channel._check_connection,
-    )  # reach: every use from outside would also send what has gathered
+    lock, look = channel._lock, channel._check_connection  # reach: a use from outside would send what has gathered
     with lock:
         look(time.monotonic())
     return bool(call.ended)
@@ -222,9 +219,9 @@ def test_a_gathered_call_that_is_cancelled_or_late_never_leaves(serve: Serve, op
     one_in_flight(channel, held)
     cancelled, late = start(channel, b"cancelled"), start(channel, b"late", within_s=0.01)
     assert channel.cancel(cancelled)
-    lock, line = channel._lock, channel._connection  # reach: every use from outside would also send what has gathered
+    lock, connection = channel._lock, channel._connection  # reach: a use from outside would send what has gathered
     with lock:
-        line.expire(time.monotonic() + 1)
+        connection.expire(time.monotonic() + 1)
     assert (cancelled.code, late.code) == (errors.CANCELLED, errors.DEADLINE_EXCEEDED)
     start(channel, b"framed", frames=[b"frame"])
     until(lambda: len(arrived) == 2)

@@ -97,9 +97,9 @@ def test_the_error_names_what_was_asked_for_what_is_there_and_the_remedies(monke
     check_room(100 * MIB, "a copy")
     with pytest.raises(errors.ResourceExhaustedError) as caught:
         check_room(200 * MIB, "a copy")
-    told = caught.value.message
-    assert told.startswith("no memory for a copy: 200 MiB (100 MiB are available to this process).")
-    assert all(word in told for word in ("queue_bytes_max", "ulimit -v", "ZMQDIST_ARENA", "control group"))
+    text = caught.value.message
+    assert text.startswith("no memory for a copy: 200 MiB (100 MiB are available to this process).")
+    assert all(word in text for word in ("queue_bytes_max", "ulimit -v", "ZMQDIST_ARENA", "control group"))
 
 
 def test_what_is_small_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -97,7 +97,7 @@ def doubted(mechanism: str, closes: int, mismatch: bool) -> ConnectionWatch:
 
 
 @pytest.mark.parametrize(
-    ("ours", "closes", "mismatch", "greeting", "error", "told"),
+    ("ours", "closes", "mismatch", "greeting", "error", "problem"),
     [
         (CURVE, 3, False, "CURVE", UnauthenticatedError, "does not have the key that this side expects"),
         (PLAIN, 3, False, "PLAIN", UnavailableError, "closed 3 handshakes in a row: its log may say why"),
@@ -111,12 +111,12 @@ def doubted(mechanism: str, closes: int, mismatch: bool) -> ConnectionWatch:
     ],
 )
 def test_the_greeting_has_the_last_word(
-    ours: str, closes: int, mismatch: bool, greeting: str | None, error: type[Exception], told: str
+    ours: str, closes: int, mismatch: bool, greeting: str | None, error: type[Exception], problem: str
 ) -> None:
     refused = doubted(ours, closes, mismatch).judge(greeting)
     assert refused is not None
     assert type(refused.error) is error
-    assert re.search(re.escape(told), str(refused.error))
+    assert re.search(re.escape(problem), str(refused.error))
     assert ADDRESS in str(refused.error)
 
 
@@ -130,7 +130,7 @@ def test_a_greeting_that_proves_nothing_lets_it_go_on(closes: int, mismatch: boo
 
 
 @pytest.mark.parametrize(
-    ("mechanism", "status", "told"),
+    ("mechanism", "status", "problem"),
     [
         (
             PLAIN,
@@ -145,8 +145,8 @@ def test_a_greeting_that_proves_nothing_lets_it_go_on(closes: int, mismatch: boo
         (PLAIN, 500, "its authentication failed with status 500"),
     ],
 )
-def test_a_refused_secret_is_named_with_its_source(mechanism: str, status: int, told: str) -> None:
+def test_a_refused_secret_is_named_with_its_source(mechanism: str, status: int, problem: str) -> None:
     (refused,) = attempt(watch(mechanism), (CONNECTED, 9), (FAILED_AUTH, status))
     assert isinstance(refused, Rejected)
     assert isinstance(refused.error, UnauthenticatedError)
-    assert str(refused.error) == f"the server at {ADDRESS} refused this side as worker (token /somewhere): {told}"
+    assert str(refused.error) == f"the server at {ADDRESS} refused this side as worker (token /somewhere): {problem}"

@@ -196,8 +196,8 @@ def test_a_published_block_is_used_again_after_its_last_reader(owner: ShmPool, r
 
 def changed(handle: shm_pool.Handle, **changes: int) -> Any:
     names = ("fd", "inode", "nbytes", "offset", "length", "cell", "serial", "mode")
-    told = dict(zip(names, handle, strict=True)) | changes
-    return tuple(told[name] for name in names)
+    altered = dict(zip(names, handle, strict=True)) | changes
+    return tuple(altered[name] for name in names)
 
 
 LIES = [
@@ -235,9 +235,9 @@ def test_a_file_that_is_no_memfd_is_never_mapped(owner: ShmPool, receiver: PeerP
     handle = lend(owner, ramp(MIB))
     with open(tmp_path / "file", "w+b") as file:
         file.truncate(40 * MIB)
-        told = changed(handle, fd=file.fileno(), inode=os.fstat(file.fileno()).st_ino)
+        altered = changed(handle, fd=file.fileno(), inode=os.fstat(file.fileno()).st_ino)
         with pytest.raises(WireError, match="no memfd"):
-            receiver.attach(told)
+            receiver.attach(altered)
     owner.sweep()
 
 
@@ -260,9 +260,9 @@ def test_a_memfd_whose_size_is_open_is_never_mapped(owner: ShmPool, receiver: Pe
     handle = lend(owner, ramp(MIB))
     fd = os.memfd_create("zmqdist-arena")
     os.ftruncate(fd, 40 * MIB)
-    told = changed(handle, fd=fd, inode=os.fstat(fd).st_ino)
+    altered = changed(handle, fd=fd, inode=os.fstat(fd).st_ino)
     with pytest.raises(WireError, match="open size"):
-        receiver.attach(told)
+        receiver.attach(altered)
     os.close(fd)
     owner.sweep()
 

@@ -12,7 +12,7 @@ from zmqdist.rpc import payload
 from zmqdist.transport.calls_machine import ClientCall
 from zmqdist.transport.transfers import allocate_fresh
 from zmqdist.wire.arrays import is_fortran
-from zmqdist.wire.safe import array_alone
+from zmqdist.wire.safe import single_array_layout
 
 
 class OutputArray:
@@ -41,7 +41,7 @@ class OutputArray:
         """Return the memory for a reply with this body and parts of these sizes. Raises InvalidArgumentError if the reply does not
         fit.
         """
-        header = array_alone(body, "server")
+        header = single_array_layout(body, "server")
         if header is None:
             raise InvalidArgumentError("the reply is not one array, as `out` needs")
         dtype, shape, fortran = header

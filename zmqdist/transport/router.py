@@ -235,9 +235,9 @@ class Router:
 
         Returns, raises: as `bind`.
         """
-        with sockets.socket(fileno=fd) as given:
-            name = given.getsockname()
-            given.detach()
+        with sockets.socket(fileno=fd) as wrapped:
+            name = wrapped.getsockname()
+            wrapped.detach()
         if not isinstance(name, tuple):
             raise InvalidArgumentError(f"descriptor {fd} is not a TCP socket")
         self._security.check_bind(name[0])

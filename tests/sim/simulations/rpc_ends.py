@@ -405,7 +405,7 @@ class SimRpcServer(SimEnd):
             served, peer, call = item
             self.account.let_in(peer, served)
             self.sim.held += 1
-            if served.wanted(self.sim.clock.now):
+            if served.is_wanted(self.sim.clock.now):
                 self._receive(served, peer, call)
             else:
                 self._drop_turn(served)
@@ -509,7 +509,7 @@ class SimRpcServer(SimEnd):
             self.account.begun(peer, served)
             if self.turns.outside:
                 self.after(0.0, self._let_in)
-            if served.wanted(self.sim.clock.now):
+            if served.is_wanted(self.sim.clock.now):
                 item.question.begin(served, item.frames, self.sim.clock.now)
                 self.after(self.sim.random.expovariate(30.0), partial(self._done, served, peer, item.question))
             else:
