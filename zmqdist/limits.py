@@ -83,10 +83,10 @@ its own connection). Chunks are smaller on slow links (transport/pace.py).
 CHUNK_BYTES_MIN: Final = 16 * 2**10
 """Bytes of a chunk on the slowest links: a quarter of a second at 0.5 Mbit/s."""
 
-LANE_WINDOW_BYTES_START: Final = 32 * 2**10
+BULK_CHANNEL_WINDOW_BYTES_START: Final = 32 * 2**10
 """Bytes of chunks in flight over a link of unknown speed: half a second at 0.5 Mbit/s."""
 
-LANE_WINDOW_BYTES: Final = 2 * 2**20
+BULK_CHANNEL_WINDOW_BYTES: Final = 2 * 2**20
 """The most bytes of chunks in flight in one direction of a connection, for all transfers together: a small message may have to wait
 behind them. With half of it a small call is a third faster while an array moves, and the array a quarter slower; twice as much
 does not make arrays faster.
@@ -105,31 +105,31 @@ RECEIVED_IDLE_BYTES_MAX: Final = 512 * 2**20
 much.
 """
 
-ARENA_SLAB_BYTES: Final = 32 * 2**20
+SHM_SLAB_BYTES: Final = 32 * 2**20
 """Bytes of a segment of shared memory that is divided into blocks of one size, so that many small arrays share one descriptor and
 one mapping.
 """
 
-ARENA_BLOCK_BYTES_MIN: Final = 128 * 2**10
+SHM_BLOCK_BYTES_MIN: Final = 128 * 2**10
 """Bytes of the smallest block of shared memory; payloads up to INLINE_BYTES_MAX never use shared memory."""
 
-ARENA_IDLE_BYTES_MAX: Final = 2**30
+SHM_IDLE_BYTES_MAX: Final = 2**30
 """Bytes of free shared memory that a process keeps for the next large array: reusing mapped pages is four times as fast as touching
 new ones.
 """
 
-ARENA_CELLS: Final = 16_384
+SHM_CELLS: Final = 16_384
 """Leases of shared memory that a process can have lent at a time; further large arrays travel by sockets. Eight bytes each."""
 
-ARENA_DESCRIPTOR_BYTES_MIN: Final = 2**20
+SHM_DESCRIPTOR_BYTES_MIN: Final = 2**20
 """Bytes of the smallest array that may get a descriptor of shared memory of its own for its lifetime: many smaller ones would use up
 the process's descriptors.
 """
 
-ARENA_MAPPED_MAX: Final = 32
+SHM_MAPPED_MAX: Final = 32
 """Segments of one peer that stay mapped while none of their blocks is in use: a descriptor each,"""
 
-ARENA_MAPPED_BYTES_MAX: Final = 2**30
+SHM_MAPPED_BYTES_MAX: Final = 2**30
 """and their bytes: if the peer is killed, the system gets its pages back only when every process that mapped them unmaps them."""
 
 PULLED_BYTES_MAX: Final = 2**30
@@ -303,12 +303,12 @@ CONFIG_NODES_MAX: Final = 100_000
 HANDLER_THREADS_MAX: Final = 32
 """Handlers of one RPC server that run at a time, not counting inline ones; further calls wait (CALLS_PENDING_MAX for each peer)."""
 
-UNASKED_BYTES_MAX: Final = 32 * 2**20
+EAGER_BYTES_MAX: Final = 32 * 2**20
 """Bytes of arguments that a client sends with its calls while earlier calls are without a reply. Beyond it, large arrays are pulled
 by the server, and the rest waits for replies. As much fits into the path to another continent at 2.5 Gbit/s.
 """
 
-CLIENT_UNASKED_BYTES_MAX: Final = 2 * UNASKED_BYTES_MAX
+CLIENT_UNASKED_BYTES_MAX: Final = 2 * EAGER_BYTES_MAX
 """Bytes of one client's arguments that were sent with calls that have not begun; the next call gets RESOURCE_EXHAUSTED. Twice what a
 client sends, because calls that the client has given up count a little longer here.
 """

@@ -73,7 +73,7 @@ class Call(Message, tag=1):
     """Run a method and send a Reply. Payload frames are large arrays of the arguments, unless `parts` says where those are.
 
     `incarnation` is that of the server for which the call is meant: another incarnation replies UNAVAILABLE. `left_ms` is the
-    time for which the caller will still wait, 0 for no limit. `held`: the chunks of `parts` are sent only after LetIn.
+    time for which the caller will still wait, 0 for no limit. `held`: the chunks of `parts` are sent only after SendParts.
     """
 
     SENT = "client -> server"
@@ -159,14 +159,14 @@ class Credit(Message, tag=13):
     nbytes: int
 
 
-class Shares(Message, tag=14):
+class SharedMemoryAccepted(Message, tag=14):
     """The client has mapped the shared memory of the server's hello and read this nonce in it: the server may lend it memory."""
 
     SENT = "client -> server"
     nonce: int
 
 
-class LetIn(Message, tag=15):
+class SendParts(Message, tag=15):
     """There is room for the chunks of Call `id`, which was `held`: send them."""
 
     SENT = "server -> client"

@@ -129,7 +129,7 @@ def test_values_that_stay_with_their_worker(worker: zd.WorkerServer, coordinator
     assert (worker.snapshot().results, worker.snapshot().held.parts) == (1, 1)
     assert worker.snapshot().held.bytes == LARGE
     value.get()
-    if shm_pool.this_arena() is not None:
+    if shm_pool.this_pool() is not None:
         assert coordinator.snapshot().memories == 1
     del value
     gc.collect()

@@ -297,8 +297,8 @@ def test_a_worker_is_known_by_its_own_key(secrets: dict[str, dict[str, Any]]) ->
 def test_another_protocol_version(serve: Callable[..., ZmqServer]) -> None:
     server = serve()
     router = server._service._router  # reach: no server of another protocol version can be installed beside this one
-    said = replace(router._said, protocol=(9, 1))  # reach: the greeting of that version
-    router._said, router._hello = said, encode_hello(said)  # reach: as above
+    said = replace(router._hello_fields, protocol=(9, 1))  # reach: the greeting of that version
+    router._hello_fields, router._hello = said, encode_hello(said)  # reach: as above
     told = (
         rf"speaks zmqdist protocol 9\.1, this side {PROTOCOL[0]}\.{PROTOCOL[1]}: install the same zmqdist on both ends"
     )
@@ -380,7 +380,7 @@ def test_a_port_of_the_file_that_another_program_has(
 
 
 def test_a_port_of_the_file_on_another_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(port_probe, "is_own", lambda number: False)
+    monkeypatch.setattr(port_probe, "is_local_address", lambda number: False)
     told = "127.0.0.1 is up, and nothing listens on port .* yet"
     one(plan(f"127.0.0.1:{free_port()}"), "warning", told, "start it on 127.0.0.1")
 

@@ -14,8 +14,8 @@ from tests.conftest import ROOT
 from tests.rpc.large import SERVER, address_of
 from tests.rpc.polled import until
 from zmqdist.rpc import Client, ZmqClient, ZmqServer
-from zmqdist.transport import shm_pool as arena_module
-from zmqdist.transport.shm_pool import this_arena
+from zmqdist.transport import shm_pool
+from zmqdist.transport.shm_pool import this_pool
 
 LATE_MS = 20_000
 """Longer than any test waits for something: what ends in time ended for another reason."""
@@ -71,9 +71,9 @@ def lane(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
     """Both ways; what is started in the test goes this one."""
     if request.param == "sockets":
         monkeypatch.setenv("ZMQDIST_ARENA", "off")
-        monkeypatch.setattr(arena_module, "_arena", None)
-        monkeypatch.setattr(arena_module, "_tried", True)
-    elif this_arena() is None:
+        monkeypatch.setattr(shm_pool, "_pool", None)
+        monkeypatch.setattr(shm_pool, "_tried", True)
+    elif this_pool() is None:
         pytest.skip("no shared memory on this system")
     return str(request.param)
 

@@ -15,13 +15,13 @@ from tests.rpc.hosted import stranger_to
 from tests.rpc.large import MIB, SERVER, address_of, change_everything_after_each_call
 from tests.rpc.polled import until
 from zmqdist import errors, freeze
-from zmqdist.limits import CHUNK_BYTES, LANE_WINDOW_BYTES
+from zmqdist.limits import BULK_CHANNEL_WINDOW_BYTES, CHUNK_BYTES
 from zmqdist.messages import Call, Chunk, Credit
 from zmqdist.rpc import ZmqClient, ZmqServer
-from zmqdist.transport import shm_pool as arena_module
+from zmqdist.transport import shm_pool
 from zmqdist.transport.client_connection import ClientConnection
 from zmqdist.transport.router import Router
-from zmqdist.transport.shm_pool import this_arena
+from zmqdist.transport.shm_pool import this_pool
 from zmqdist.wire import headers, safe
 
 Serve = Callable[..., ZmqServer]
@@ -175,7 +175,7 @@ def test_an_array_of_another_kind_or_made_read_only_later_harms_no_other_call(re
 def test_with_shared_memory_a_few_hundred_bytes_pass_the_socket(
     serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if this_arena() is None:
+    if this_pool() is None:
         pytest.skip("no shared memory on this system")
     client = connect(serve(echo=lambda value: value).address, timeout_in_ms=30_000)
     client.echo_blocking(np.zeros(8 * MIB))
@@ -238,8 +238,8 @@ def test_small_calls_pass_while_a_large_array_moves(remote: ZmqClient) -> None:
 def test_a_client_that_does_not_read_holds_up_nothing_but_its_own_answer(
     serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(arena_module, "_arena", None)
-    monkeypatch.setattr(arena_module, "_tried", True)
+    monkeypatch.setattr(shm_pool, "_pool", None)
+    monkeypatch.setattr(shm_pool, "_tried", True)
     server = serve(ones=lambda n: np.ones(n, np.uint8), small=lambda: 1)
     idle, other = connect(server.address), connect(server.address)
     unread = idle.ones(24 * MIB)
@@ -247,7 +247,7 @@ def test_a_client_that_does_not_read_holds_up_nothing_but_its_own_answer(
     for _ in range(20):
         assert other.small_blocking() == 1
     seen = server.snapshot()
-    assert 0 < seen.bytes_unacknowledged <= LANE_WINDOW_BYTES < seen.bytes_unsent
+    assert 0 < seen.bytes_unacknowledged <= BULK_CHANNEL_WINDOW_BYTES < seen.bytes_unsent
     assert unread.get_value().all()
 
 
@@ -306,10 +306,10 @@ def test_after_a_kill_with_memory_lent_out_nothing_is_missing(
         process.wait()
         until(lambda: not server.snapshot().clients)
         server.stop()
-    arena = this_arena()
-    if arena is not None:
+    pool = this_pool()
+    if pool is not None:
         gc.collect()
-        until(lambda: arena.sweep() >= 0 and arena.lent == 0)
+        until(lambda: pool.sweep() >= 0 and pool.lease_count == 0)
 
 
 KEEPER = """
@@ -326,20 +326,20 @@ sys.stdin.read()
 def test_a_peer_that_keeps_every_segment_is_served_by_the_socket(
     child: Child, connect: Connect, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    if this_arena() is None:
+    if this_pool() is None:
         pytest.skip("no shared memory on this system")
-    small = arena_module.Arena(48 * MIB)
-    monkeypatch.setattr(arena_module, "_arena", small)
+    small = shm_pool.ShmPool(48 * MIB)
+    monkeypatch.setattr(shm_pool, "_pool", small)
     client = connect(address_of(child(SERVER)), timeout_in_ms=30_000)
     array = np.ones(8 * MIB, np.uint8)
     for number in range(12):
         assert client.keep_blocking(array) == number + 1
-    assert 0 < small.lent < 12
+    assert 0 < small.lease_count < 12
     assert len([record for record in caplog.records if "no room in shared memory" in record.message]) == 1
     client.forget_blocking()
     client.close()
     gc.collect()
-    until(lambda: small.sweep() >= 0 and small.lent == 0)
+    until(lambda: small.sweep() >= 0 and small.lease_count == 0)
 
 
 @pytest.mark.parametrize("fault", ["memfd", "proc"])
@@ -352,9 +352,9 @@ def test_memory_that_cannot_be_shared_leaves_the_socket(
         raise OSError(1, "Operation not permitted")
 
     if fault == "memfd":
-        monkeypatch.setattr(arena_module, "_arena", None)
-        monkeypatch.setattr(arena_module, "_tried", False)
-        monkeypatch.setattr(arena_module, "make_memfd", refused)
+        monkeypatch.setattr(shm_pool, "_pool", None)
+        monkeypatch.setattr(shm_pool, "_tried", False)
+        monkeypatch.setattr(shm_pool, "make_memfd", refused)
         told = "no shared memory here"
     else:
         monkeypatch.setattr("zmqdist.transport.shm_peer._peers", {})
@@ -428,8 +428,8 @@ def test_a_wrong_chunk_fails_its_call_and_nothing_is_delivered_half(
 def test_an_answer_with_a_wrong_chunk_is_an_error_and_not_half_an_array(
     serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(arena_module, "_arena", None)
-    monkeypatch.setattr(arena_module, "_tried", True)
+    monkeypatch.setattr(shm_pool, "_pool", None)
+    monkeypatch.setattr(shm_pool, "_tried", True)
     send = Router.send
 
     def wrong(self: Router, peer: Any, message: Any, frames: Any = ()) -> bool:
@@ -468,7 +468,7 @@ def test_a_number_that_is_used_twice_harms_nobody_else(serve: Serve, connect: Co
     server = serve(inline=frozenset({"ones"}), ones=lambda n: np.ones(n, np.uint8))
     client, other = connect(server.address), connect(server.address)
     call = client.ones(8 * MIB)._call  # reach: the number of a call in flight, which is used again
-    line = client._channel._line  # reach: a connection that shares memory, for a message that no client sends
+    line = client._channel._connection  # reach: a connection that shares memory, for a message that no client sends
     for _ in range(3):
         line._put_message(line.table.request(ClientCallTwin(call.id), 0.0), ())  # reach: as above
     assert other.ones_blocking(8 * MIB).all()

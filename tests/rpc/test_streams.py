@@ -155,8 +155,8 @@ def test_an_object_that_is_called_may_be_a_generator_function(serve: Serve, conn
 def test_a_stream_may_last_longer_than_python_can_wait(
     server: ZmqServer, connect: Connect, source: Source, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("zmqdist.transport.calls_machine.FAR_S", math.inf)
-    monkeypatch.setattr("zmqdist.rpc.stubs.FAR_S", math.inf)
+    monkeypatch.setattr("zmqdist.transport.calls_machine.NEVER_S", math.inf)
+    monkeypatch.setattr("zmqdist.rpc.stubs.NEVER_S", math.inf)
     with connect(server.address).count(timeout_in_ms=1e15) as stream:
         until(lambda: source.made >= STREAM_ITEMS_AHEAD)
         assert list(itertools.islice(stream, 2000)) == list(range(2000))
@@ -607,7 +607,7 @@ def raw(channel: Channel, method: str, args: Any) -> Any:
     from zmqdist.rpc.future import StatusOrResult
 
     call = ClientCall(method, payload.pack(tuple(args))[0])
-    channel.call(call)
+    channel.submit(call)
     return StatusOrResult(channel, call, lambda call, address: None)
 
 

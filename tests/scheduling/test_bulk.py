@@ -24,11 +24,11 @@ from zmqdist.scheduling.worker.fetch import CLIENTS_KEPT, Fetcher
 from zmqdist.scheduling.worker.references import Held, Reference, decode_reference, encode_reference
 from zmqdist.scheduling.worker.store import BulkStore
 from zmqdist.scheduling.worker.worker_cache import Pulled
-from zmqdist.transport import shm_pool as arena_module
+from zmqdist.transport import shm_pool
 from zmqdist.transport.credentials import Credentials
 from zmqdist.transport.loop import Loop
 from zmqdist.transport.router import Router
-from zmqdist.transport.shm_pool import this_arena
+from zmqdist.transport.shm_pool import this_pool
 from zmqdist.wire.hello import our_hello
 
 MIB = 2**20
@@ -348,11 +348,11 @@ def test_what_there_is_no_memory_for_is_an_error_and_tried_again_by_the_next(
     far, pulled = hold(near=False), Pulled(hold(), fetcher)
     payload = encode_reference(far.hold([ramp(LARGE)], shared=True))
 
-    def no_arena() -> None:
+    def no_pool() -> None:
         raise MemoryError
 
     with monkeypatch.context() as full:
-        full.setattr("zmqdist.scheduling.worker.worker_cache.this_arena", no_arena)
+        full.setattr("zmqdist.scheduling.worker.worker_cache.this_pool", no_pool)
         with pytest.raises(MemoryError):
             pulled.pull(payload)
     assert (len(pulled), pulled.nbytes) == (0, 0)
@@ -399,10 +399,10 @@ def add_one(array: np.ndarray[Any, Any]) -> int:
 def look() -> tuple[int, int]:
     """Leases that the slot has out, and bytes of its pool."""
     gc.collect()
-    pool = this_arena()
+    pool = this_pool()
     assert pool is not None
     pool.sweep()
-    return pool.lent, pool.nbytes
+    return pool.lease_count, pool.nbytes
 
 
 @pytest.fixture(scope="module")
@@ -418,11 +418,11 @@ def coordinator(two: zd.local_cluster) -> Iterator[ClusterCoordinator]:
 
 
 @pytest.fixture
-def without_arena(monkeypatch: pytest.MonkeyPatch) -> None:
+def without_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither this process nor those that it starts have one."""
-    monkeypatch.setenv(arena_module.VARIABLE, "off")
-    monkeypatch.setattr(arena_module, "_arena", None)
-    monkeypatch.setattr(arena_module, "_tried", False)
+    monkeypatch.setenv(shm_pool.POOL_VARIABLE, "off")
+    monkeypatch.setattr(shm_pool, "_pool", None)
+    monkeypatch.setattr(shm_pool, "_tried", False)
 
 
 @pytest.mark.timeout(60)
@@ -466,7 +466,7 @@ def test_large_results_leave_nothing_with_the_slots(coordinator: ClusterCoordina
 
 @pytest.mark.timeout(60)
 def test_an_array_from_another_host_moves_once_to_a_worker_whatever_its_slots(
-    two: zd.local_cluster, without_arena: None, monkeypatch: pytest.MonkeyPatch
+    two: zd.local_cluster, without_shared_memory: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The cluster has shared memory, and its coordinator, as one elsewhere, has none."""
     reads: list[int] = []
@@ -486,7 +486,7 @@ def test_an_array_from_another_host_moves_once_to_a_worker_whatever_its_slots(
 
 
 @pytest.fixture
-def unreachable(without_arena: None, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+def unreachable(without_shared_memory: None, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Once it is called, servers that begin here tell an address at which nobody listens, as one behind a router does."""
     bind = Router.bind
 

@@ -18,7 +18,7 @@ import pytest
 from tests.transport.wired import Dialled, Served, until
 from zmqdist.errors import FailedPreconditionError, InvalidArgumentError, OpError, UnauthenticatedError
 from zmqdist.transport import keys, token
-from zmqdist.transport.security import CURVE, NONE, PLAIN, client_security, listeners, server_security
+from zmqdist.transport.security import CURVE, NONE, PLAIN, client_security, listening_users, server_security
 
 Serve = Callable[..., Served]
 Dial = Callable[..., Dialled]
@@ -219,7 +219,7 @@ def test_a_stranger_that_takes_over_the_freed_port_learns_nothing(
 
 
 @pytest.mark.parametrize(
-    ("bound", "asked", "found"),
+    ("bound", "queried", "found"),
     [
         ("127.0.0.1", "127.0.0.1", True),
         ("0.0.0.0", "127.0.0.1", True),
@@ -229,23 +229,23 @@ def test_a_stranger_that_takes_over_the_freed_port_learns_nothing(
         ("127.0.0.1", "::1", False),
     ],
 )
-def test_who_listens_is_found_by_address_and_port(bound: str, asked: str, found: bool) -> None:
+def test_who_listens_is_found_by_address_and_port(bound: str, queried: str, found: bool) -> None:
     family = socket.AF_INET6 if ":" in bound else socket.AF_INET
     if family == socket.AF_INET6 and not Path("/proc/net/if_inet6").exists():
         pytest.skip("no IPv6 here")
     with socket.socket(family) as server:
         server.bind((bound, 0))
         port = server.getsockname()[1]
-        assert listeners(asked, port) == set(), "bound is not listening"
+        assert listening_users(queried, port) == set(), "bound is not listening"
         server.listen()
-        assert listeners(asked, port) == ({os.geteuid()} if found else set())
+        assert listening_users(queried, port) == ({os.geteuid()} if found else set())
 
 
 def test_where_it_cannot_be_told_who_listens_keys_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     def unreadable(*args: Any) -> None:
         raise PermissionError("hidden")
 
-    monkeypatch.setattr("zmqdist.transport.security._collect", unreadable)
+    monkeypatch.setattr("zmqdist.transport.security._collect_listening", unreadable)
     with pytest.raises(FailedPreconditionError, match=r"cannot tell who listens on 127\.0\.0\.1:1 .*zmqdist keygen"):
         client_security("127.0.0.1:1", "client").may_connect("127.0.0.1:1")
 

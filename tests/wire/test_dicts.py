@@ -132,7 +132,7 @@ def test_such_keys_are_found_at_each_size_that_the_dict_has_while_it_grows() -> 
 
 
 def looked(hashes: Iterable[int], bits: int) -> int:
-    """As `dicts.looks`, one key after the other, as CPython does."""
+    """As `dicts.probe_count`, one key after the other, as CPython does."""
     taken, made = set(), 0
     for each in hashes:
         rest = each % 2**64
@@ -151,10 +151,10 @@ def test_looks_are_those_of_one_key_after_the_other(seed: int) -> None:
     drawn = random.Random(seed)
     step = 1 << drawn.choice([0, 0, 3, 6, 10, 20])
     hashes = [drawn.randrange(-(2**20), 2**20) * step if seed % 2 else number * step for number in range(170)]
-    assert dicts.looks(np.array(hashes, np.int64), 8) == looked(hashes, 8)
+    assert dicts.probe_count(np.array(hashes, np.int64), 8) == looked(hashes, 8)
     chain = chained(9, 300)
     drawn.shuffle(chain)
-    assert dicts.looks(np.array(chain), 9) == looked(chain, 9)
+    assert dicts.probe_count(np.array(chain), 9) == looked(chain, 9)
 
 
 drawn = random.Random(5)

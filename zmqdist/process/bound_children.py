@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from zmqdist.limits import LEASE_S, LOG_TAIL_BYTES, LOG_TAIL_LINES
-from zmqdist.process.zygote import BEAT, BORN, KILL, SPAWN, WORD, Order
+from zmqdist.process.zygote import BEAT, BORN, CONTROL_RECORD, KILL, SPAWN, Order
 from zmqdist.process.zygote_process import ZygoteProcess
 from zmqdist.transport.loop import Loop
 
@@ -55,7 +55,7 @@ class BoundChild:
         os.set_blocking(their_errors, True)
         self._theirs = [their_errors, *descriptors]
         self._lines: deque[bytes] = deque(maxlen=LOG_TAIL_LINES)
-        self._line = b""
+        self._last_line = b""
         self.killed = self._closed = False
         self._loop.add_fd(self._errors, self._read_errors)
 
@@ -63,15 +63,15 @@ class BoundChild:
         """With SIGKILL, and all that it has started; `exited` is called as ever."""
         self.killed = True
         if self.ticket:
-            self._owner.tell(KILL, self.ticket)
+            self._owner.send_record(KILL, self.ticket)
 
     def tail(self) -> str:
         """The last lines that it wrote to standard error."""
         self._read_errors()
-        lines = [*self._lines, self._line] if self._line else list(self._lines)
+        lines = [*self._lines, self._last_line] if self._last_line else list(self._lines)
         return b"\n".join(lines)[-LOG_TAIL_BYTES:].decode(errors="replace").strip()
 
-    def ask(self, ticket: int) -> list[int]:
+    def take_order(self, ticket: int) -> list[int]:
         """The zygote is asked for it: return the descriptors that go there, and are closed here then, so that its end is seen."""
         self.ticket = ticket
         theirs, self._theirs = self._theirs, []
@@ -94,9 +94,9 @@ class BoundChild:
                 self._loop.remove_fd(self._errors)
                 return
             os.write(2, data)
-            *lines, self._line = (self._line + data).split(b"\n")
+            *lines, self._last_line = (self._last_line + data).split(b"\n")
             self._lines.extend(line for line in lines if line)
-            self._line = self._line[-LOG_TAIL_BYTES:]
+            self._last_line = self._last_line[-LOG_TAIL_BYTES:]
 
 
 class BoundChildren:
@@ -114,19 +114,19 @@ class BoundChildren:
         self._control = zygote.control
         self._control.setblocking(False)
         self._tickets = itertools.count(1)
-        self._unasked: deque[BoundChild] = deque()
+        self._unordered: deque[BoundChild] = deque()
         self._children: dict[int, BoundChild] = {}
         """Those that the zygote was asked for and that have not ended, by ticket."""
-        self._unborn = 0
-        self._untold: deque[tuple[bytes, list[int]]] = deque()
+        self._being_forked = 0
+        self._unsent: deque[tuple[bytes, list[int]]] = deque()
         """What the control socket had no room for: messages, with descriptors that are closed when they are sent."""
         self._watch_s = LEASE_S / 2
-        self._closed = self._lost = self._clogged = False
+        self._closed = self._lost = self._blocked = False
         loop.call_soon(self._open)
 
     def _open(self) -> None:
-        self.loop.add_fd(self._control.fileno(), self._hear, self._send_untold)
-        self._beat()
+        self.loop.add_fd(self._control.fileno(), self._read_control, self._send_queued)
+        self._send_beat()
 
     def spawn(self, module: str, descriptors: Sequence[int], exited: Exited) -> BoundChild:
         """Fork a child that runs `main` of a module with these descriptors.
@@ -136,75 +136,75 @@ class BoundChildren:
           exited: called once when it has ended; not after `close`.
         """
         child = BoundChild(self, module, descriptors, exited)
-        self._unasked.append(child)
-        self._ask()
+        self._unordered.append(child)
+        self._order_next()
         return child
 
     def watch(self, watch_s: float) -> None:
         """From now on children are ended when this process does not run for so long."""
         self._watch_s = watch_s
-        self._beat()
+        self._send_beat()
 
-    def tell(self, verb: bytes, ticket: int, number: int = 0) -> None:
+    def send_record(self, verb: bytes, ticket: int, number: int = 0) -> None:
         """Send the zygote a word; without effect when it has ended."""
-        self._send(WORD.pack(verb, ticket, number), [])
+        self._send(CONTROL_RECORD.pack(verb, ticket, number), [])
 
     def close(self) -> None:
         """End all children and the zygote."""
         if self._closed:
             return
         self._closed = True
-        self.loop.set_timer((self, "beat"), None, self._beat)
+        self.loop.set_timer((self, "beat"), None, self._send_beat)
         self.loop.remove_fd(self._control.fileno())
-        for child in (*self._unasked, *self._children.values()):
+        for child in (*self._unordered, *self._children.values()):
             child.close()
-        self._unasked.clear()
-        self._forget_untold()
+        self._unordered.clear()
+        self._drop_unsent()
         self._zygote.close()
 
-    def _ask(self) -> None:
+    def _order_next(self) -> None:
         """Ask the zygote for the next children."""
-        while self._unasked and self._unborn < SPAWNS_AT_ONCE and not self._lost:
-            child = self._unasked.popleft()
+        while self._unordered and self._being_forked < SPAWNS_AT_ONCE and not self._lost:
+            child = self._unordered.popleft()
             ticket = next(self._tickets)
             self._children[ticket] = child
-            self._unborn += 1
-            self._send(SPAWN, child.ask(ticket))
+            self._being_forked += 1
+            self._send(SPAWN, child.take_order(ticket))
             if child.killed:
                 child.kill()
 
     def _send(self, message: bytes, descriptors: list[int]) -> None:
-        self._untold.append((message, descriptors))
-        if not self._clogged:
-            self._send_untold()
+        self._unsent.append((message, descriptors))
+        if not self._blocked:
+            self._send_queued()
 
-    def _send_untold(self) -> None:
-        while self._untold and not self._closed and not self._lost:
-            message, descriptors = self._untold[0]
+    def _send_queued(self) -> None:
+        while self._unsent and not self._closed and not self._lost:
+            message, descriptors = self._unsent[0]
             try:
                 socket.send_fds(self._control, [message], descriptors)
             except BlockingIOError:
                 break
             except OSError:  # its end comes through _hear
-                self._forget_untold()
+                self._drop_unsent()
                 break
-            self._untold.popleft()
+            self._unsent.popleft()
             for descriptor in descriptors:
                 os.close(descriptor)
-        if bool(self._untold) != self._clogged and not self._closed and not self._lost:
-            self._clogged = not self._clogged
-            self.loop.watch_writable(self._control.fileno(), self._clogged)
+        if bool(self._unsent) != self._blocked and not self._closed and not self._lost:
+            self._blocked = not self._blocked
+            self.loop.watch_writable(self._control.fileno(), self._blocked)
 
-    def _forget_untold(self) -> None:
-        for _, descriptors in self._untold:
+    def _drop_unsent(self) -> None:
+        for _, descriptors in self._unsent:
             for descriptor in descriptors:
                 os.close(descriptor)
-        self._untold.clear()
+        self._unsent.clear()
 
-    def _hear(self) -> None:
+    def _read_control(self) -> None:
         while not self._closed:
             try:
-                data = self._control.recv(WORD.size)
+                data = self._control.recv(CONTROL_RECORD.size)
             except BlockingIOError:
                 return
             except OSError:
@@ -212,11 +212,11 @@ class BoundChildren:
             if not data:
                 self._zygote_died()
                 return
-            verb, ticket, number = WORD.unpack(data)
+            verb, ticket, number = CONTROL_RECORD.unpack(data)
             if verb == BORN:
                 self._children[ticket].pid = number
-                self._unborn -= 1
-                self._ask()
+                self._being_forked -= 1
+                self._order_next()
             else:
                 self._exited(ticket, number)
 
@@ -228,16 +228,16 @@ class BoundChildren:
     def _zygote_died(self) -> None:
         """Somebody killed it, and all children with it."""
         self._lost = True
-        self._forget_untold()
+        self._drop_unsent()
         code = self._zygote.wait(1.0)
         self.loop.remove_fd(self._control.fileno())
         log.error("the process that slots are forked from ended with %s; this worker cannot go on", code)
         for ticket in list(self._children):
             self._exited(ticket, -int(signal.SIGKILL))
-        for told in self.on_lost:
-            told(code)
+        for callback in self.on_lost:
+            callback(code)
 
-    def _beat(self) -> None:
+    def _send_beat(self) -> None:
         """Tell the zygote that this process runs."""
-        self.tell(BEAT, 0, round(self._watch_s * 1000))
-        self.loop.set_timer((self, "beat"), self.loop.now() + self._watch_s / 4, self._beat)
+        self.send_record(BEAT, 0, round(self._watch_s * 1000))
+        self.loop.set_timer((self, "beat"), self.loop.now() + self._watch_s / 4, self._send_beat)

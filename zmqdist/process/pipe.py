@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar
 
 from zmqdist.errors import ResourceExhaustedError
-from zmqdist.transport.memory_limits import exhausted
+from zmqdist.transport.memory_limits import memory_exhausted
 
 if TYPE_CHECKING:  # it comes with ZeroMQ, which a child may not need
     from zmqdist.transport.loop import Loop
@@ -142,7 +142,7 @@ class FrameReader(Generic[M]):
             parts = [bytearray(size) for size in sizes]
         except MemoryError:
             self._skip = sum(sizes)
-            return exhausted(self._skip, self._codec.parts)
+            return memory_exhausted(self._skip, self._codec.parts)
         for part in parts:
             early = min(len(part), len(self._buffer))
             part[:early] = self._buffer[:early]
@@ -225,17 +225,17 @@ class LoopPipe(Generic[M]):
         self._on_message = on_message
         self._frames = FrameReader(codec)
         self._out: deque[memoryview] = deque()
-        self._clogged = self._ending = self._closed = False
-        self._over = False
+        self._blocked = self._ending = self._closed = False
+        self._finished = False
         """The child has ended, or this end is closed: nothing is read or written any more."""
         loop.add_fd(self._socket.fileno(), self._read, self._write)
 
     def send(self, message: M) -> None:
         """Queue a message; it leaves at once where the socket takes it. Without effect where the child has ended."""
-        if self._over or self._ending:
+        if self._finished or self._ending:
             return
         self._out.append(memoryview(frame(self._codec.encode(message))))
-        if not self._clogged:
+        if not self._blocked:
             self._write()
 
     def end(self) -> bool:
@@ -254,7 +254,7 @@ class LoopPipe(Generic[M]):
     def close(self) -> None:
         """Idempotent. What is queued is dropped."""
         if not self._closed:
-            self._closed = self._over = True
+            self._closed = self._finished = True
             self._loop.remove_fd(self._socket.fileno())
             self._socket.close()
 
@@ -276,8 +276,8 @@ class LoopPipe(Generic[M]):
             with contextlib.suppress(OSError):  # the same
                 self._socket.shutdown(socket.SHUT_WR)
         clogged = bool(out)
-        if clogged != self._clogged and not self._over:  # most messages leave at once, and the loop need not know
-            self._clogged = clogged
+        if clogged != self._blocked and not self._finished:  # most messages leave at once, and the loop need not know
+            self._blocked = clogged
             self._loop.watch_writable(self._socket.fileno(), clogged)
 
     def _read(self) -> None:
@@ -288,7 +288,7 @@ class LoopPipe(Generic[M]):
 
     def _read_some(self) -> int:
         """Return how many bytes were read; 0 where there are none, or none will come."""
-        if self._over:
+        if self._finished:
             return 0
         try:
             count = self._socket.recv_into(self._frames.room())
@@ -297,7 +297,7 @@ class LoopPipe(Generic[M]):
         except OSError:
             count = 0
         if not count:
-            self._over = True
+            self._finished = True
             self._out.clear()
             self._loop.remove_fd(self._socket.fileno())
             return 0

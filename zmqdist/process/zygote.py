@@ -50,7 +50,7 @@ from types import ModuleType
 from zmqdist.child_command import add_working_directory
 from zmqdist.process import reaper
 
-WORD = struct.Struct("<4sqq")
+CONTROL_RECORD = struct.Struct("<4sqq")
 """A verb, the ticket of the child that it is about, and a number."""
 
 SPAWN, KILL, BEAT, BORN, ENDED = b"spwn", b"kill", b"beat", b"born", b"end "
@@ -115,12 +115,12 @@ class _Child:
 
     pid: int
     ticket: int
-    told: socket.socket
+    report_to: socket.socket
     silenced: bool = False
 
-    def tell(self, verb: bytes, number: int, descriptors: Sequence[int] = ()) -> None:
+    def report(self, verb: bytes, number: int, descriptors: Sequence[int] = ()) -> None:
         with contextlib.suppress(OSError):  # the starting process has given up, or is gone
-            socket.send_fds(self.told, [WORD.pack(verb, self.ticket, number)], descriptors)
+            socket.send_fds(self.report_to, [CONTROL_RECORD.pack(verb, self.ticket, number)], descriptors)
 
 
 class Zygote:
@@ -154,9 +154,9 @@ class Zygote:
     def serve(self) -> Callable[[], int] | None:
         """Fork children until the starting process is gone. Return None then, and in each child what it has to run."""
         while True:
-            ready = self._poll.poll(self._patience_ms())
+            ready = self._poll.poll(self._silence_left_ms())
             if not ready:
-                self._silence()
+                self._end_children_for_silence()
             for fd, _ in ready:
                 if fd in self._children:
                     self._report(fd)
@@ -168,16 +168,16 @@ class Zygote:
                         for child in self._bound.values():
                             reaper.end_group(child.pid)
                         return None
-                    if (run := self._obey(data, descriptors)) is not None:
+                    if (run := self._handle(data, descriptors)) is not None:
                         return run
 
-    def _patience_ms(self) -> int | None:
+    def _silence_left_ms(self) -> int | None:
         """So long the starting process may be silent still."""
         if self._watch_s is None or not self._bound:
             return None
         return max(0, math.ceil((self._silent_at - time.monotonic()) * 1000))
 
-    def _silence(self) -> None:
+    def _end_children_for_silence(self) -> None:
         self._beat(self._watch_s or 0.0)
         for child in self._bound.values():
             child.silenced = True
@@ -194,7 +194,7 @@ class Zygote:
             return b"", []
         return data, descriptors
 
-    def _obey(self, data: bytes, descriptors: list[int]) -> Callable[[], int] | None:
+    def _handle(self, data: bytes, descriptors: list[int]) -> Callable[[], int] | None:
         """Return what it is to run, in a child."""
         if data == SPAWN:
             return self._spawn(*descriptors)
@@ -202,7 +202,7 @@ class Zygote:
             with contextlib.suppress(Exception):  # whoever needs it is told when it is ordered
                 _imported(*json.loads(data))
             return None
-        verb, ticket, number = WORD.unpack(data)
+        verb, ticket, number = CONTROL_RECORD.unpack(data)
         if verb == BEAT:
             self._beat(number / 1000)
         elif ticket in self._bound:
@@ -216,9 +216,9 @@ class Zygote:
             with open(payload, "rb") as file:
                 file.seek(0)
                 order = Order(**json.load(file))
-            given = list(descriptors)
-            status = None if order.ticket else given.pop(0)
-            directory = None if order.environment is None else given.pop(0)
+            descriptors_in = list(descriptors)
+            status = None if order.ticket else descriptors_in.pop(0)
+            directory = None if order.environment is None else descriptors_in.pop(0)
             try:
                 module = _imported(order.module, order.arguments)
                 path = None if directory is None else self._path(order, os.readlink(f"/proc/self/fd/{directory}"))
@@ -235,8 +235,8 @@ class Zygote:
             stack.pop_all()
             if status is not None:
                 os.close(status)
-            self._become(order, directory, path, given)
-            main = partial(module.main, *given[len(order.numbers) :])
+            self._set_up_child(order, directory, path, descriptors_in)
+            main = partial(module.main, *descriptors_in[len(order.numbers) :])
             return partial(_run_bound, main) if order.ticket else main
 
     def _fork(self, bound: bool) -> int:
@@ -277,7 +277,7 @@ class Zygote:
         self._poll.register(pidfd, select.POLLIN)
         if child.ticket:
             self._bound[child.ticket] = child
-        child.tell(BORN, child.pid, () if child.ticket else [pidfd])
+        child.report(BORN, child.pid, () if child.ticket else [pidfd])
 
     def _report(self, pidfd: int) -> None:
         """Tell the exit code of a child that has ended."""
@@ -288,32 +288,34 @@ class Zygote:
         if child.ticket:
             del self._bound[child.ticket]
             reaper.end_group(child.pid)
-            child.tell(ENDED, SILENT if child.silenced else code)
+            child.report(ENDED, SILENT if child.silenced else code)
             reaper.reap(child.pid)
         else:
-            self._ended[child.told.fileno()] = child
-            child.tell(ENDED, code)
-            self._poll.register(child.told, 0)  # its end: it is reported without being asked for
+            self._ended[child.report_to.fileno()] = child
+            child.report(ENDED, code)
+            self._poll.register(child.report_to, 0)  # its end: it is reported without being asked for
 
     def _reap(self, fd: int) -> None:
         """The starting process knows the exit code of a child, or does not want it."""
         child = self._ended.pop(fd)
         self._poll.unregister(fd)
-        child.told.close()
+        child.report_to.close()
         reaper.reap(child.pid)
 
-    def _become(self, order: Order, directory: int | None, path: list[str] | None, given: Sequence[int]) -> None:
+    def _set_up_child(
+        self, order: Order, directory: int | None, path: list[str] | None, descriptors_in: Sequence[int]
+    ) -> None:
         """In the child: what a new process with this order would have."""
         self._control.close()
         os.close(self._starter)
         for pidfd in self._children:
             os.close(pidfd)
         for child in (*self._children.values(), *self._ended.values()):
-            child.told.close()
+            child.report_to.close()
         if directory is not None:
             os.fchdir(directory)
             os.close(directory)
-        _place(given, order.numbers)
+        _place(descriptors_in, order.numbers)
         if order.environment is not None:
             os.environ.clear()
             os.environ.update(order.environment)

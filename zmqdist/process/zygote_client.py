@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import IO
 
 from zmqdist.errors import describe_exit
-from zmqdist.process.zygote import BORN, SPAWN, WORD, Order
+from zmqdist.process.zygote import BORN, CONTROL_RECORD, SPAWN, Order
 from zmqdist.process.zygote_process import CLOSE_S, start_zygote
 
 log = logging.getLogger("zmqdist.launch")
@@ -50,10 +50,10 @@ _READ_AT_START = (
 _INHERITED = ("Umask", "SigIgn", "Uid", "Gid", "Groups", "CapEff", "Cpus_allowed", "NoNewPrivs")
 _LIMITS = sorted(value for name, value in vars(resource).items() if name.startswith("RLIMIT_"))
 
-Facts = tuple[object, ...]
+InheritedState = tuple[object, ...]
 
 
-class Forked:
+class ForkedProcess:
     """A child of the zygote; what `Child` needs of a `subprocess.Popen`, and its pidfd.
 
     Attributes:
@@ -73,11 +73,11 @@ class Forked:
         """Wait for its end, and return its exit code: negative for a signal."""
         if self.returncode is None:
             try:
-                word = self._status.recv(WORD.size)
+                word = self._status.recv(CONTROL_RECORD.size)
             except OSError:
                 word = b""
             # Without a word the zygote was killed, and how this child ended nobody knows.
-            self.returncode = WORD.unpack(word)[2] if word else -int(signal.SIGKILL)
+            self.returncode = CONTROL_RECORD.unpack(word)[2] if word else -int(signal.SIGKILL)
             self._status.close()
             os.close(self.pidfd)
         return self.returncode
@@ -91,14 +91,14 @@ class _Zygote:
     """
 
     def __init__(self) -> None:
-        self.works = False
+        self.has_forked = False
         self._process = start_zygote()
         self._control = self._process.control
 
     def fileno(self) -> int:
         return self._control.fileno()
 
-    def tell(self, module: str, arguments: Sequence[str]) -> None:
+    def request_import(self, module: str, arguments: Sequence[str]) -> None:
         with contextlib.suppress(OSError):  # it is dead: the next order finds that out
             self._control.send(json.dumps([module, list(arguments)]).encode())
 
@@ -113,7 +113,7 @@ class _Zygote:
                 finally:
                     os.close(payload)
             status.settimeout(BIRTH_S)
-            word, pidfds, _, _ = socket.recv_fds(status, WORD.size, 1)
+            word, pidfds, _, _ = socket.recv_fds(status, CONTROL_RECORD.size, 1)
         except OSError:
             word = b""
         if not word:
@@ -121,8 +121,8 @@ class _Zygote:
             return None
         assert word[:4] == BORN
         status.settimeout(None)
-        self.works = True
-        return WORD.unpack(word)[2], pidfds[0], status
+        self.has_forked = True
+        return CONTROL_RECORD.unpack(word)[2], pidfds[0], status
 
     def exit_code_soon(self) -> int | None:
         """Its exit code, or None: it is not about to end. A process that is killed closes its descriptors first."""
@@ -148,7 +148,7 @@ class _Zygote:
 
 
 _lock = threading.Lock()
-_zygotes: dict[Facts, _Zygote | None] = {}
+_zygotes: dict[InheritedState, _Zygote | None] = {}
 """None: it could not fork a child; with these facts, children are started by command."""
 
 
@@ -159,20 +159,20 @@ def prepare(module: str, *arguments: str) -> None:
       module: whose `main` children will run.
       arguments: those of `module.prepare`.
     """
-    zygote = _zygote(_facts())
+    zygote = _zygote(_inherited_state())
     if zygote is not None:
-        zygote.tell(module, arguments)
+        zygote.request_import(module, arguments)
 
 
-def fork(order: Order, given: Sequence[int], stdout: IO[bytes] | None = None) -> Forked | None:
+def fork(order: Order, descriptors: Sequence[int], stdout: IO[bytes] | None = None) -> ForkedProcess | None:
     """Have a child forked. None: it has to be started by command.
 
     Args:
-      given: its descriptors, its standard output and error too; it gets them under `order.numbers`.
-      stdout: the other end of its standard output, for the Forked.
+      descriptors: its descriptors, its standard output and error too; it gets them under `order.numbers`.
+      stdout: the other end of its standard output, for the ForkedProcess.
     """
-    facts = _facts()
-    if _fixed(order.environment or {}) != _fixed(os.environ):
+    facts = _inherited_state()
+    if _start_variables(order.environment or {}) != _start_variables(os.environ):
         return None
     zygote = _zygote(facts)
     if zygote is None:
@@ -182,13 +182,13 @@ def fork(order: Order, given: Sequence[int], stdout: IO[bytes] | None = None) ->
     except OSError:
         return None
     try:
-        made = zygote.order(order, [directory, *given])
+        made = zygote.order(order, [directory, *descriptors])
     finally:
         os.close(directory)
     if made is None:
-        _look_after(facts, zygote)
+        _discard_if_dead(facts, zygote)
         return None
-    return Forked(*made, stdout)
+    return ForkedProcess(*made, stdout)
 
 
 def control_descriptors() -> set[int]:
@@ -206,7 +206,7 @@ def close() -> None:
         zygote.close()
 
 
-def _zygote(facts: Facts) -> _Zygote | None:
+def _zygote(facts: InheritedState) -> _Zygote | None:
     with _lock:
         if facts not in _zygotes:
             if len(_zygotes) >= ZYGOTES_MAX:
@@ -219,7 +219,7 @@ def _zygote(facts: Facts) -> _Zygote | None:
         return _zygotes[facts]
 
 
-def _look_after(facts: Facts, zygote: _Zygote) -> None:
+def _discard_if_dead(facts: InheritedState, zygote: _Zygote) -> None:
     """It has not forked a child: it goes, if it is dead."""
     code = zygote.exit_code_soon()
     if code is None:  # it refused this one
@@ -228,22 +228,22 @@ def _look_after(facts: Facts, zygote: _Zygote) -> None:
         if _zygotes.get(facts) is not zygote:
             return
         del _zygotes[facts]
-        if not zygote.works:
+        if not zygote.has_forked:
             _zygotes[facts] = None
     zygote.close()
     how = describe_exit(code)
     log.warning("the zygote, from which child processes are forked, ended (%s); this child is started by command", how)
 
 
-def _facts() -> Facts:
+def _inherited_state() -> InheritedState:
     """What a zygote has inherited, and its children do from it."""
     lines = Path("/proc/self/status").read_text().splitlines()
     inherited = tuple(line for line in lines if line.partition(":")[0] in _INHERITED)
     limits = tuple(resource.getrlimit(number) for number in _LIMITS)
-    return inherited, limits, os.getpriority(os.PRIO_PROCESS, 0), tuple(sorted(_fixed(os.environ).items()))
+    return inherited, limits, os.getpriority(os.PRIO_PROCESS, 0), tuple(sorted(_start_variables(os.environ).items()))
 
 
-def _fixed(environment: Mapping[str, str]) -> dict[str, str]:
+def _start_variables(environment: Mapping[str, str]) -> dict[str, str]:
     """The variables that are read when Python, NumPy and the C library start. PYTHONPATH is the child's own."""
     return {
         name: value for name, value in environment.items() if name.startswith(_READ_AT_START) and name != "PYTHONPATH"

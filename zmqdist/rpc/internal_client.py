@@ -69,7 +69,7 @@ def packed(
     body, parts = payload.pack(args)
     if not parts:
         return body, ()
-    return body, snapshot(parts, lends=channel_of(client).lends, still=still) if block is None else [block]
+    return body, snapshot(parts, lends=channel_of(client).shares_memory, still=still) if block is None else [block]
 
 
 def start_packed(
@@ -89,9 +89,9 @@ def start_packed(
     read = as_returned
     if out is not None:
         output = OutputArray(out)
-        call.room, read = output.room, output.read
+        call.allocate, read = output.room, output.read
     channel = channel_of(client)
-    channel.call(call)
+    channel.submit(call)
     return StatusOrResult(channel, call, read)
 
 

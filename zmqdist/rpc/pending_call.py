@@ -39,7 +39,7 @@ class Asked:
 
     def wanted(self) -> bool:
         """Return whether the caller still waits."""
-        return self._served.wanted(time.monotonic())
+        return self._served.is_wanted(time.monotonic())
 
     def begun(self) -> None:
         """Note that a batched call runs now, so that its arguments no longer count as waiting. Runs in the loop."""
@@ -58,7 +58,7 @@ class Asked:
     def answer(self, value: Any) -> None:
         """Reply with a value. Arrays in it are copied or frozen as they are now."""
         try:
-            body, sources = pack_result([value], lends=self.peer.lanes is not None and self.peer.lanes.lends)
+            body, sources = pack_result([value], lends=self.peer.bulk is not None and self.peer.bulk.shares_memory)
         except BaseException as error:
             self.fail(error)
         else:

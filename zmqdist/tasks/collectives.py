@@ -47,7 +47,7 @@ from zmqdist.tasks.mail import LockedMailbox
 from zmqdist.tasks.mailbox_machine import Key, Mailbox
 from zmqdist.tasks.node import TASKS, Node
 from zmqdist.tasks.snapshot import GroupRow
-from zmqdist.transport.shm_peer import lendable
+from zmqdist.transport.shm_peer import lendable_block
 
 Array: TypeAlias = NDArray[Any]
 
@@ -332,7 +332,7 @@ class Collectives:
     def _send(
         self, group: GroupMembers, name: str, to: int, index: int, piece: Array, timeout_s: float
     ) -> StatusOrResult:
-        block = lendable(piece) if piece.nbytes > CHUNK_BYTES else None
+        block = lendable_block(piece) if piece.nbytes > CHUNK_BYTES else None
         args = (group.name, name, group.rank, index, piece)
         due = monotonic() + timeout_s
         return self._call(name, group.tasks[to], "collective.piece", *args, due=due, still=True, block=block)

@@ -55,7 +55,7 @@ class ReachabilityProbe:
                 raise self._node.stopped
             if code != DEADLINE_EXCEEDED:
                 return message
-            seen = port_probe.look(address, timeout_s)
+            seen = port_probe.probe(address, timeout_s)
         except OpError as error:
             if self._node.closed:
                 raise UnavailableError(
@@ -64,4 +64,4 @@ class ReachabilityProbe:
             return error.message
         if seen.failure is None:
             return f"it takes connections, and does not reply within {timeout_s:g} s"
-        return port_probe.explain(address, seen, timeout_s)[0]
+        return port_probe.explain_failure(address, seen, timeout_s)[0]

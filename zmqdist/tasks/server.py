@@ -97,7 +97,7 @@ class Server:
         credentials = Credentials(
             None if token_file is None else os.fspath(token_file),
             None if keys_dir is None else os.fspath(keys_dir),
-            insecure or Credentials.of_environment().insecure,
+            insecure or Credentials.from_environment().insecure,
         )
         self._spec = ClusterSpec(self._definition.cluster)
         self._life_lock = threading.Lock()

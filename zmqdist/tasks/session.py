@@ -176,8 +176,8 @@ class Session:
           AbortedError: the target was reset, or the task was restarted.
         """
         with self._pickling:
-            constant = self._functions.constant(fn)
-            function = sendable(self._functions.changing(fn) if constant is None else constant)
+            constant = self._functions.pack_constant(fn)
+            function = sendable(self._functions.pack_changing(fn) if constant is None else constant)
         parts = sendable(trusted.pack_call(args, {}))
         operation, is_constant = trusted.describe(fn), constant is not None
         reply = self._call_task(operation, task, timeout_in_ms, "session.run", function, is_constant, *parts)
@@ -419,7 +419,7 @@ def _place(target: Any, keys_dir: Any, token_file: Any) -> tuple[str, Credential
         return address, credentials
     paths = (None if path is None else os.fspath(path) for path in (token_file, keys_dir))
     token, keys = paths
-    return address, Credentials(token, keys, Credentials.of_environment().insecure)
+    return address, Credentials(token, keys, Credentials.from_environment().insecure)
 
 
 def _checked(config: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -318,7 +318,7 @@ class Sessions:
             packed = trusted.pack(fn(*args))
             reply = [VALUE, *sendable(packed)]
         except BaseException as error:
-            reply = [RAISED, trusted.pack_error(trusted.tamed(error))]
+            reply = [RAISED, trusted.pack_error(trusted.as_ordinary_error(error))]
         finally:
             task_context.leave()
             _here.sessions = _here.variables = None

@@ -309,7 +309,7 @@ def connect(
     else:
         raise ValueError(f"no cluster with parameter servers: {source!r}; wanted {ACCEPTED}")
     check_cluster(spec, task_type, task_id)
-    return _invited(spec, connect_timeout_s, slots, credentials or Credentials.of_environment())
+    return _invited(spec, connect_timeout_s, slots, credentials or Credentials.from_environment())
 
 
 def stop_servers(addresses: list[str], credentials: Credentials, grace_s: float = GRACE_S) -> list[str]:
@@ -366,8 +366,8 @@ def _dispatcher(spec: ClusterSpec, addresses: list[str], credentials: Credential
     if "chief" in spec.jobs and spec.num_tasks("chief"):
         host, port = split(spec.task_address("chief", spec.task_indices("chief")[0]))
         with contextlib.suppress(OSError):  # the name cannot be resolved here
-            number = port_probe.number_of(host, TASK_PROBE_S)
-            if port_probe.is_own(number):
+            number = port_probe.resolve_host(host, TASK_PROBE_S)
+            if port_probe.is_local_address(number):
                 endpoints.insert(0, (number, port))
     for endpoint in endpoints:
         config = DispatcherConfig(
@@ -440,10 +440,10 @@ def _describe_absent(absent: dict[Task, str]) -> list[str]:
 
     def look(task: Task) -> str:
         address = absent[task]
-        probed = port_probe.look(address, TASK_PROBE_S)
+        probed = port_probe.probe(address, TASK_PROBE_S)
         why = "it takes connections and does not answer"
         if probed.failure is not None:
-            why = port_probe.explain(address, probed, TASK_PROBE_S)[0]
+            why = port_probe.explain_failure(address, probed, TASK_PROBE_S)[0]
         return f"{named(task)} at {address}: {why}"
 
     with ThreadPoolExecutor(PROBES_AT_ONCE, thread_name_prefix="zmqdist-look") as pool:

@@ -33,7 +33,7 @@ def split(address: str) -> tuple[str, int]:
     return ("127.0.0.1" if host == "localhost" else "0.0.0.0" if host == "*" else host), int(port)
 
 
-def plain(address: str) -> str:
+def strip_scheme(address: str) -> str:
     """An address without the `zmq://` that may stand before it. Raises TypeError: not a text."""
     if not isinstance(address, str):
         raise TypeError(f"an address is a str, as '127.0.0.1:5050', not {type(address).__name__}")

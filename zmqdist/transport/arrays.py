@@ -9,9 +9,9 @@ import numpy.typing as npt
 from numpy.typing import NDArray
 
 from zmqdist.errors import InvalidArgumentError
-from zmqdist.limits import ARENA_DESCRIPTOR_BYTES_MIN
+from zmqdist.limits import SHM_DESCRIPTOR_BYTES_MIN
 from zmqdist.transport import shm_mapping
-from zmqdist.transport.shm_pool import this_arena
+from zmqdist.transport.shm_pool import this_pool
 from zmqdist.wire import arrays as wire_arrays
 from zmqdist.wire.arrays import bytes_of, is_fortran, is_frozen
 
@@ -67,9 +67,9 @@ def _order(a: NDArray[Any]) -> Literal["C", "F"]:
 
 
 def _frozen_bytes(source: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    arena = this_arena() if source.nbytes >= ARENA_DESCRIPTOR_BYTES_MIN else None
-    if arena is not None:
-        frozen = arena.freeze(shm_mapping.address_of(source), source.nbytes) or arena.frozen_copy(source)
+    pool = this_pool() if source.nbytes >= SHM_DESCRIPTOR_BYTES_MIN else None
+    if pool is not None:
+        frozen = pool.freeze(shm_mapping.address_of(source), source.nbytes) or pool.frozen_copy(source)
         if frozen is not None:
             return frozen.array()[: source.nbytes]
     return wire_arrays.frozen(source.copy())
@@ -78,8 +78,8 @@ def _frozen_bytes(source: NDArray[np.uint8]) -> NDArray[np.uint8]:
 def _empty(shape: int | tuple[int, ...], dtype: np.dtype[Any], order: Literal["C", "F"]) -> NDArray[Any]:
     _check(dtype)
     count = int(np.prod(shape, dtype=object))
-    arena = this_arena() if count * dtype.itemsize >= ARENA_DESCRIPTOR_BYTES_MIN else None
-    memory_of_its_own = None if arena is None else arena.own_array(count * dtype.itemsize)
+    pool = this_pool() if count * dtype.itemsize >= SHM_DESCRIPTOR_BYTES_MIN else None
+    memory_of_its_own = None if pool is None else pool.user_array(count * dtype.itemsize)
     if memory_of_its_own is None:
         return np.empty(shape, dtype, order)
     array: NDArray[Any] = np.ndarray(shape, dtype, memory_of_its_own, order=order)

@@ -1,6 +1,6 @@
 """Large payloads in chunks: both ends of one connection's bulk lane, without I/O.
 
-Rule 1: each end of a connection has one `Outbound` for what it sends and one `Inbound` for what it receives.
+Rule 1: each end of a connection has one `OutboundTransfers` for what it sends and one `InboundTransfers` for what it receives.
 Rule 2: the shell calls a method when something has happened; what it must do now is what the method returns.
 Rule 3: a wrong chunk is an outcome, not an exception: it ends its own transfer and nothing else.
 
@@ -44,7 +44,7 @@ class OutgoingChunk(NamedTuple):
     nbytes: int
 
 
-class _Place:
+class _Progress:
     """How far a transfer has come: `part` is the first that is not complete, len(sizes) at the end."""
 
     __slots__ = ("offset", "part", "sizes", "total")
@@ -57,7 +57,7 @@ class _Place:
         self.advance(0)
 
     @property
-    def left(self) -> int:
+    def part_bytes_left(self) -> int:
         """Bytes of the present part."""
         return self.sizes[self.part] - self.offset
 
@@ -70,7 +70,7 @@ class _Place:
         return self.part == len(self.sizes)
 
 
-class Outbound:
+class OutboundTransfers:
     """The transfers that leave by one connection.
 
     Attributes:
@@ -79,13 +79,13 @@ class Outbound:
 
     def __init__(self, pace: Pace | None = None) -> None:
         self.pace = Pace() if pace is None else pace
-        self._turns: dict[int, _Place] = {}
+        self._queue: dict[int, _Progress] = {}
 
     def __len__(self) -> int:
-        return len(self._turns)
+        return len(self._queue)
 
     def __contains__(self, id: int) -> bool:
-        return id in self._turns
+        return id in self._queue
 
     def begun(self, id: int, sizes: Sequence[int]) -> None:
         """The header of a transfer has left.
@@ -94,26 +94,26 @@ class Outbound:
           id: not in use.
           sizes: bytes of each part, 0 for one that goes another way; at least one is more.
         """
-        assert id not in self._turns
-        self._turns[id] = _Place(sizes)
+        assert id not in self._queue
+        self._queue[id] = _Progress(sizes)
 
     @property
-    def left(self) -> int:
+    def bytes_left(self) -> int:
         """Bytes that have not been sent, or not acknowledged."""
-        unsent = sum(sum(place.sizes[place.part :]) - place.offset for place in self._turns.values())
+        unsent = sum(sum(place.sizes[place.part :]) - place.offset for place in self._queue.values())
         return self.pace.unacknowledged + unsent
 
-    def next(self, now: float) -> OutgoingChunk | None:
+    def next_chunk(self, now: float) -> OutgoingChunk | None:
         """The chunk to send now, which counts as sent; None when nothing is left or the window is full."""
-        for id, place in self._turns.items():
-            nbytes = min(place.left, self.pace.chunk_bytes)
+        for id, place in self._queue.items():
+            nbytes = min(place.part_bytes_left, self.pace.chunk_bytes)
             if not self.pace.fits(nbytes):
                 return None
             piece = OutgoingChunk(id, place.part, place.offset, nbytes)
             self.pace.sent(nbytes, now)
-            del self._turns[id]
+            del self._queue[id]
             if not place.advance(nbytes):
-                self._turns[id] = place  # behind the others
+                self._queue[id] = place  # behind the others
             return piece
         return None
 
@@ -123,7 +123,7 @@ class Outbound:
 
     def ended(self, id: int) -> bool:
         """Nobody wants the rest of a transfer; False: all of it was sent, or it was none."""
-        return self._turns.pop(id, None) is not None
+        return self._queue.pop(id, None) is not None
 
 
 LATE: Final = 0
@@ -136,7 +136,7 @@ WRONG: Final = 3
 """Not what belongs here: the transfer has failed and is over; `problem` says why."""
 
 
-class Inbound:
+class InboundTransfers:
     """The transfers that arrive by one connection.
 
     Attributes:
@@ -149,41 +149,41 @@ class Inbound:
         self.announced = 0
         self.late = 0
         self.problem = ""
-        self._taken = 0
-        self._places: dict[int, _Place] = {}
+        self._uncredited = 0
+        self._progress: dict[int, _Progress] = {}
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._progress)
 
     def __contains__(self, id: int) -> bool:
-        return id in self._places
+        return id in self._progress
 
     def begun(self, id: int, sizes: Sequence[int]) -> None:
-        """The header of a transfer has arrived. Args as in `Outbound.begun`."""
-        assert id not in self._places
-        place = self._places[id] = _Place(sizes)
+        """The header of a transfer has arrived. Args as in `OutboundTransfers.begun`."""
+        assert id not in self._progress
+        place = self._progress[id] = _Progress(sizes)
         self.announced += place.total
 
-    def room(self, id: int, part: int, offset: int) -> int:
+    def room_at(self, id: int, part: int, offset: int) -> int:
         """How many bytes may arrive there now; 0: none, the chunk that says so is late or wrong."""
-        place = self._places.get(id)
+        place = self._progress.get(id)
         if place is None or (place.part, place.offset) != (part, offset):
             return 0
-        return place.left
+        return place.part_bytes_left
 
     def arrived(self, id: int, part: int, offset: int, nbytes: int) -> int:
-        """A chunk was taken out of the queue: LATE, MORE, DONE or WRONG, and `credit` says what to acknowledge in any case.
+        """A chunk was taken out of the queue: LATE, MORE, DONE or WRONG, and `credit_after` says what to acknowledge in any case.
 
-        Its bytes were written only where there was `room`.
+        Its bytes were written only where there was `room_at`.
         """
-        place = self._places.get(id)
+        place = self._progress.get(id)
         if place is None:
             self.late += 1
             return LATE
-        if (place.part, place.offset) != (part, offset) or not 0 < nbytes <= place.left:
+        if (place.part, place.offset) != (part, offset) or not 0 < nbytes <= place.part_bytes_left:
             self.problem = (
                 f"a chunk of {nbytes} bytes at {offset} of part {part}, "
-                f"where at most {place.left} at {place.offset} of part {place.part} belong"
+                f"where at most {place.part_bytes_left} at {place.offset} of part {place.part} belong"
             )
             self.ended(id)
             return WRONG
@@ -192,24 +192,24 @@ class Inbound:
             return DONE
         return MORE
 
-    def credit(self, nbytes: int) -> int:
+    def credit_after(self, nbytes: int) -> int:
         """How many bytes to acknowledge after a chunk of so many; 0: none yet."""
-        if self._taken == 0 and nbytes == CHUNK_BYTES and self._places:
-            self._taken = nbytes
+        if self._uncredited == 0 and nbytes == CHUNK_BYTES and self._progress:
+            self._uncredited = nbytes
             return 0
-        taken, self._taken = self._taken + nbytes, 0
+        taken, self._uncredited = self._uncredited + nbytes, 0
         return taken
 
-    def owed(self) -> int:
+    def idle_credit(self) -> int:
         """How many bytes to acknowledge although no chunk has arrived: nothing is awaited, so none will."""
-        if self._places:
+        if self._progress:
             return 0
-        taken, self._taken = self._taken, 0
+        taken, self._uncredited = self._uncredited, 0
         return taken
 
     def ended(self, id: int) -> bool:
         """Nobody wants the rest of a transfer; False: it is over, or was none."""
-        place = self._places.pop(id, None)
+        place = self._progress.pop(id, None)
         if place is None:
             return False
         self.announced -= place.total

@@ -13,7 +13,7 @@ Theory of operation
     never sent again - and what waits goes on waiting for a server.
     So that no client fills a server's memory, arguments leave unasked only while those of unanswered calls are within a window.
     Beyond it a call with large parts is sent without them: the server lets them in when it has room. Any other call is held back
-    until answers have come, unless it is so small that it does not count (`counted`, the rule of both ends): those pass, so that
+    until answers have come, unless it is so small that it does not count (`counted_bytes`, the rule of both ends): those pass, so that
     a handler can wait for a small call of the very client whose large ones keep the server busy.
     The server takes a call only when it names this life of it, holds at most `pending_max` of one peer, and drops what
     nobody waits for any more: cancelled, past its time, or of a peer that has gone.
@@ -28,7 +28,7 @@ Promises, checked by tests/machines/test_calls.py and in simulation (tests/sim/t
     P7  calls leave in the order of asking, but for those that are held back (P9); one message has at most BATCH_ITEMS_MAX of them
         and closes at BATCH_BYTES_MAX; a call with frames has one of its own
     P8  a call does not wait for company when nothing is in flight, when a full message waits, or when it has frames
-    P9  arguments of unanswered calls that were sent unasked and count are at most `unasked_max` bytes, or one call; those of a call
+    P9  arguments of unanswered calls that were sent unasked and count are at most `eager_bytes_max` bytes, or one call; those of a call
         with more than CHUNK_BYTES in its frames leave later where they do not fit, other calls that count are held back, in the
         order of asking, and neither stands in the way of a call that counts nothing
 
@@ -47,12 +47,12 @@ from zmqdist.limits import (
     BATCH_ITEMS_MAX,
     CALLS_PENDING_MAX,
     CHUNK_BYTES,
-    UNASKED_BYTES_MAX,
+    EAGER_BYTES_MAX,
     UNCOUNTED_BYTES_MAX,
 )
 from zmqdist.messages import Call, CancelCall, Reply
 
-FAR_S: Final = 1e9
+NEVER_S: Final = 1e9
 """A call that is due later than that, on the shell's clock, is due never: 30 years."""
 
 Frames: TypeAlias = Sequence[Any]
@@ -64,28 +64,29 @@ def nbytes_of(frames: Frames) -> int:
     return sum(frame.nbytes if hasattr(frame, "nbytes") else len(frame) for frame in frames)
 
 
-def counted(body: bytes, frames: Frames) -> int:
+def counted_bytes(body: bytes, frames: Frames) -> int:
     """What the arguments of a call count in bytes, among those that were sent unasked: nothing, if they are small. At both ends."""
     nbytes = len(body) + nbytes_of(frames) if frames else len(body)
     return nbytes if nbytes > UNCOUNTED_BYTES_MAX else 0
 
 
 class ClientCall:
-    """One question, from `asked` to its end.
+    """One question, from `submitted` to its end.
 
     Attributes:
       method, body, frames: what is asked; the shell empties body and frames once they are sent.
       due: when the caller stops waiting, on the shell's clock in seconds; `inf` for never.
-      id: number in the table, 0 before `asked`.
+      id: number in the table, 0 before `submitted`.
       ended: whether it has ended; then `code` (0: value), `message`, and `body` and `frames` of the answer.
       waits_for_server: False: it ends with UNAVAILABLE where it would have to wait for a server to appear.
       bounded: False: it is left out of P9, because the method that it asks for begins at once, and has bounds of its own.
-      nbytes: what it counts of P9, 0 before `asked`; `held`: it was sent without its large parts.
+      nbytes: what it counts of P9, 0 before `submitted`; `held`: it was sent without its large parts.
       room: where large parts of the answer are received; None for wherever the shell likes.
       waiters, callbacks: the shell's own; empty until it needs them.
     """
 
     __slots__ = (
+        "allocate",
         "body",
         "bounded",
         "callbacks",
@@ -98,7 +99,6 @@ class ClientCall:
         "message",
         "method",
         "nbytes",
-        "room",
         "waiters",
         "waits_for_server",
     )
@@ -116,7 +116,7 @@ class ClientCall:
         self.bounded = True
         self.nbytes = 0
         self.held = False
-        self.room: Any = None
+        self.allocate: Any = None
         self.waiters: Any = None
         self.callbacks: Any = None
 
@@ -142,13 +142,13 @@ class ClientCalls:
     """
 
     def __init__(
-        self, address: str, pending_max: int = CALLS_PENDING_MAX, unasked_max: int = UNASKED_BYTES_MAX
+        self, address: str, pending_max: int = CALLS_PENDING_MAX, eager_bytes_max: int = EAGER_BYTES_MAX
     ) -> None:
         self._address = address
         self._pending_max = pending_max
-        self._unasked_max = unasked_max
+        self._eager_bytes_max = eager_bytes_max
         self._last_id = 0
-        self.unasked = 0
+        self.eager_bytes = 0
         self.deadline = inf
         self.waiting_bytes = 0
         self.incarnation = 0
@@ -156,7 +156,7 @@ class ClientCalls:
         self.waiting: dict[int, ClientCall] = {}
         self.held_back: dict[int, ClientCall] = {}
 
-    def asked(self, call: ClientCall) -> bool:
+    def submitted(self, call: ClientCall) -> bool:
         """A new call. It waits, or has ended here (then `ended` is set): there are too many, or no server for one that waits for none.
 
         Returns:
@@ -177,7 +177,7 @@ class ClientCalls:
         nbytes = len(call.body)
         self.waiting_bytes += nbytes
         if call.bounded:
-            call.nbytes = counted(call.body, call.frames)
+            call.nbytes = counted_bytes(call.body, call.frames)
         waiting[call.id] = call
         return self.incarnation != 0 and (
             not in_flight
@@ -192,20 +192,20 @@ class ClientCalls:
             return []
         waiting = self.waiting
         if self.held_back:
-            if calls := self._leave(self.held_back):
+            if calls := self._next_calls(self.held_back):
                 return calls
         elif len(waiting) == 1:
             number, call = waiting.popitem()
             self.waiting_bytes = 0
-            if call.nbytes and not self._may_leave(call):
+            if call.nbytes and not self._may_send(call):
                 self.held_back[number] = call
                 return []
             self.in_flight[number] = call
-            self.unasked += call.nbytes
+            self.eager_bytes += call.nbytes
             return [call]
-        return self._leave(waiting) if waiting else []
+        return self._next_calls(waiting) if waiting else []
 
-    def _leave(self, source: dict[int, ClientCall]) -> list[ClientCall]:
+    def _next_calls(self, source: dict[int, ClientCall]) -> list[ClientCall]:
         """The first calls of `held_back` or `waiting`, as many as make a message. Those of `waiting` that may not leave are held back."""
         held_back = self.held_back
         resumes = source is held_back
@@ -216,12 +216,12 @@ class ClientCalls:
             if call.frames and calls:
                 break
             if call.nbytes:
-                if not self._may_leave(call, resumes or not (held_back or behind)):
+                if not self._may_send(call, resumes or not (held_back or behind)):
                     if resumes:
                         break
                     behind.append(call)
                     continue
-                self.unasked += call.nbytes
+                self.eager_bytes += call.nbytes
             calls.append(call)
             byte_count += len(call.body)
             if call.frames or len(calls) >= BATCH_ITEMS_MAX or byte_count >= BATCH_BYTES_MAX:
@@ -238,33 +238,33 @@ class ClientCalls:
                 held_back[call.id] = source.pop(call.id)
         return calls
 
-    def _may_leave(self, call: ClientCall, first: bool = True) -> bool:
+    def _may_send(self, call: ClientCall, first: bool = True) -> bool:
         """P9 for a call that counts: whether it may leave now, perhaps without its large parts.
 
         Args:
           first: no call is held back that was asked before it.
         """
-        if first and self.unasked + call.nbytes <= self._unasked_max:
+        if first and self.eager_bytes + call.nbytes <= self._eager_bytes_max:
             return True
         if call.frames and nbytes_of(call.frames) > CHUNK_BYTES:
             call.held, call.nbytes = True, 0
             return True
-        return first and not self.unasked
+        return first and not self.eager_bytes
 
-    def waits(self, call: ClientCall) -> bool:
+    def is_unsent(self, call: ClientCall) -> bool:
         """Whether it has not been sent: for a server, for company or for answers to others."""
         return call.id in self.waiting or call.id in self.held_back
 
     def request(self, call: ClientCall, now: float) -> Call:
         """What the server is told of a call."""
-        left_ms = max(1, ceil((call.due - now) * 1000)) if call.due < FAR_S else 0
+        left_ms = max(1, ceil((call.due - now) * 1000)) if call.due < NEVER_S else 0
         return Call(call.id, call.method, self.incarnation, left_ms, call.body, (), call.held)
 
     def undelivered(self, calls: list[ClientCall]) -> None:
         """The message of these calls could not be handed to the connection: they were not sent, so they wait, before the others."""
         unsent = {call.id: call for call in calls if self.in_flight.pop(call.id, None) is not None}
-        self.unasked -= sum(call.nbytes for call in unsent.values())
-        self._wait_again(unsent)
+        self.eager_bytes -= sum(call.nbytes for call in unsent.values())
+        self._requeue(unsent)
 
     def server_up(self, incarnation: int) -> None:
         """A server's hello arrived: what waits can be sent."""
@@ -273,13 +273,13 @@ class ClientCalls:
     def server_leaving(self) -> None:
         """The server said goodbye: it still answers what it has, and takes nothing new. New calls wait for its next life."""
         self.incarnation = 0
-        self._wait_again({})
+        self._requeue({})
 
     def connection_lost(self) -> list[ClientCall]:
         """The connection has ended, and what it had brought was read: the calls that ended with it."""
         self.incarnation = 0
-        self.unasked = 0
-        self._wait_again({})
+        self.eager_bytes = 0
+        self._requeue({})
         ended = list(self.in_flight.values())
         self.in_flight.clear()
         for call in ended:
@@ -293,11 +293,11 @@ class ClientCalls:
             ended.append(call)
         return ended
 
-    def answered(self, reply: Reply, frames: Frames) -> ClientCall | None:
+    def replied(self, reply: Reply, frames: Frames) -> ClientCall | None:
         """An answer arrived: the call that ended; None when nobody waits for it any more."""
         call = self.in_flight.pop(reply.id, None)
         if call is not None:
-            self.unasked -= call.nbytes
+            self.eager_bytes -= call.nbytes
             call.code = reply.code
             call.message = reply.message
             call.body = reply.body
@@ -332,7 +332,7 @@ class ClientCalls:
         for calls in self._tables():
             calls.clear()
         self.waiting_bytes = 0
-        self.unasked = 0
+        self.eager_bytes = 0
         for call in ended:
             call.end(code, message)
         return ended
@@ -340,7 +340,7 @@ class ClientCalls:
     def _tables(self) -> tuple[dict[int, ClientCall], ...]:
         return self.in_flight, self.held_back, self.waiting
 
-    def _wait_again(self, unsent: dict[int, ClientCall]) -> None:
+    def _requeue(self, unsent: dict[int, ClientCall]) -> None:
         """These, and all that are held back, wait with the others, in the order of asking."""
         if unsent or self.held_back:
             again = {**unsent, **self.held_back}
@@ -351,7 +351,7 @@ class ClientCalls:
     def _forget(self, call: ClientCall) -> bool:
         """Take it out of the table, which may make room for what is held back; whether it was in flight."""
         if self.in_flight.pop(call.id, None) is not None:
-            self.unasked -= call.nbytes
+            self.eager_bytes -= call.nbytes
             return True
         if self.waiting.pop(call.id, None) is not None:
             self.waiting_bytes -= len(call.body)
@@ -361,7 +361,7 @@ class ClientCalls:
 
 
 class ServedCall:
-    """One call that a server holds. `wanted` may be asked from any thread, the rest is the loop's.
+    """One call that a server holds. `is_wanted` may be asked from any thread, the rest is the loop's.
 
     Attributes:
       on_dropped: the shell's own: what to do when nobody waits for it any more; None for nothing.
@@ -376,7 +376,7 @@ class ServedCall:
         self.dropped = False
         self.on_dropped: Any = None
 
-    def wanted(self, now: float) -> bool:
+    def is_wanted(self, now: float) -> bool:
         """Whether somebody still waits for the answer."""
         return not self.dropped and now < self.due
 
@@ -394,7 +394,7 @@ class ServerCalls:
     def __len__(self) -> int:
         return sum(map(len, self._by_peer.values()))
 
-    def stale(self, call: Call) -> Reply | None:
+    def stale_reply(self, call: Call) -> Reply | None:
         """The answer to a call that was meant for another life of this server; None for one that was meant for this one."""
         if call.incarnation == self._incarnation:
             return None
@@ -402,9 +402,9 @@ class ServerCalls:
             call.id, UNAVAILABLE, "the call was meant for an earlier life of this server; it was not carried out", b""
         )
 
-    def called(self, peer: Hashable, call: Call, now: float) -> ServedCall | Reply:
+    def call_arrived(self, peer: Hashable, call: Call, now: float) -> ServedCall | Reply:
         """A call that will take its time: its record, or the answer that refuses it."""
-        refused = self.stale(call)
+        refused = self.stale_reply(call)
         if refused is not None:
             return refused
         calls = self._by_peer.setdefault(peer, {})
@@ -427,7 +427,7 @@ class ServerCalls:
             del calls[served.id]
             if not calls:
                 del self._by_peer[served.peer]
-        wanted, served.dropped = served.wanted(now), True
+        wanted, served.dropped = served.is_wanted(now), True
         return wanted
 
     def cancelled(self, peer: Hashable, id: int) -> ServedCall | None:
@@ -442,7 +442,7 @@ class ServerCalls:
         served.dropped = True
         return served
 
-    def withdrawn(self, peer: Hashable, id: int) -> None:
+    def arguments_lost(self, peer: Hashable, id: int) -> None:
         """The arguments of this call will not arrive: it is not run."""
         served = self._by_peer.get(peer, {}).get(id)
         if served is not None:

@@ -8,12 +8,10 @@ Theory of operation: leader and followers
     A reader thread leads in the same way, but only when somebody needs what no waiting thread fetches: a callback is wanted,
     a call waits for a server to appear while its caller does something else, or its arguments are still leaving in chunks.
 
-    Calls that nobody waits for gather and leave together (calls_machine.py). They leave with the next use of the socket that
-    finds an answer or wants one; a look for answers comes with every LOOK_EVERY of them. If there is no such use, the reader
-    thread sends them: while calls gather it takes naps of NAP_S instead of sleeping.
+    Calls that no thread waits for gather and leave together (calls_machine.py): with the next use of the socket that finds or wants
+    an answer, with every CHECK_EVERY_CALLS-th call, or by the reader thread, which wakes every GATHER_S while calls gather.
 
-    A leader looks again and again for a short while (SPIN_S) before it sleeps: to be woken takes a thread as long as a quick
-    answer does. It stops doing so where that was in vain, and while others of this process wait, too.
+    A leader spins for SPIN_S before it sleeps, unless that was in vain or others wait: waking a thread takes as long as a quick answer.
 
 Rules
     R1  Every use of the socket is under the lock, and before the lock is released EVENTS was asked last and showed no input,
@@ -24,7 +22,7 @@ Rules
         anybody while there is none, opens and closes sockets: so no descriptor changes its owner while it is polled.
     R3  A follower sleeps on its own lock, never on another's.
     R4  A leader that leaves, for whatever reason, promotes a follower, if there is one.
-    R5  Whoever takes a follower out of `_followers` releases its lock; `dict.pop` decides who that is.
+    R5  The thread that takes a follower out of `_followers` (`dict.pop` decides which) releases its lock.
     R6  A follower that wakes decides under the lock: ended? leader now? out of time?
     R7  While the main thread is inside, Ctrl-C sets a flag and wakes it; KeyboardInterrupt is raised outside the lock (interrupt_guard.py).
         Another handler than Python's own that raises in here may cost the answer that was being read, but no thread is left
@@ -61,9 +59,9 @@ from zmqdist.wire.hello import Hello
 log = logging.getLogger("zmqdist.transport")
 
 SLICE_S: Final = 1.0
-NAP_S: Final = 0.002
+GATHER_S: Final = 0.002
 """So long, or twice, calls that nobody asks about are kept for company."""
-LOOK_EVERY: Final = 32
+CHECK_EVERY_CALLS: Final = 32
 """So many calls gather between two looks whether an answer has come: a look costs as much as gathering a few."""
 SPIN_S: Final = 0.0002
 """So long a leader looks before it sleeps: a round trip on one host, from answers that are ready at once."""
@@ -76,8 +74,9 @@ YIELD_S: Final = 0.0001
 """A leader of a large transfer steps aside for this long when it has woken somebody."""
 LINGER_S: Final = 0.5
 """What was sent right before `close` has this long to leave."""
-_NOBODY: Final = 0
-_owing: Final[set[Channel]] = set()  # channels that owe callbacks: the collector must not take one whose reader sleeps
+_NO_THREAD: Final = 0
+# Channels that owe callbacks: the collector must not take one whose reader sleeps.
+_channels_with_callbacks: Final[set[Channel]] = set()
 
 
 class _Sleeper:
@@ -116,27 +115,27 @@ class Channel:
         self.address = address
         self.stalls = 0
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._line = ClientConnection(address, security, hello, self._wake_fd)
+        self._connection = ClientConnection(address, security, hello, self._wake_fd)
         self._lock = allocate_lock()
         self._turnstile = allocate_lock()
-        self._woke = False
-        self._leader = _NOBODY
+        self._woke_waiters = False
+        self._leader = _NO_THREAD
         self._leader_call: ClientCall | None = None
         self._followers: dict[_Sleeper, None] = {}
         self._parked: dict[_Sleeper, None] = {}
         self._reader: threading.Thread | None = None
-        self._to_call: list[tuple[Callable[[ClientCall], object], ClientCall]] = []
-        self._with_callbacks = 0
-        self._looked_at = 0.0
-        self._napping = False
+        self._due_callbacks: list[tuple[Callable[[ClientCall], object], ClientCall]] = []
+        self._calls_with_callbacks = 0
+        self._checked_at = 0.0
+        self._gathering = False
         self._spins_in_vain = 0
-        self._gate = InterruptGuard(address, self._wake_fd)
+        self._guard = InterruptGuard(address, self._wake_fd)
         self._closed = False
-        self._line.tend(monotonic())
+        self._connection.maintain(monotonic())
 
     # -- what callers do ------------------------------------------------------------------------------------------------
 
-    def call(self, call: ClientCall) -> None:
+    def submit(self, call: ClientCall) -> None:
         """Ask, and do not wait. Frames are copied before this returns, unless they are large (transfers.py): then they are the call's.
 
         A call on a closed channel ends at once with FAILED_PRECONDITION.
@@ -144,14 +143,14 @@ class Channel:
         Raises:
           FailedPreconditionError: the channel was made in another process, before a fork.
         """
-        if self._napping and not call.frames and self._gather(call):
+        if self._gathering and not call.frames and self._gather(call):
             return
-        with self._gate:
+        with self._guard:
             self._submit(call, False)
 
-    def ask(self, call: ClientCall) -> None:
-        """Ask, and wait until the call has ended. Raises as `call` does, and KeyboardInterrupt."""
-        with self._gate as shielded:
+    def call_and_wait(self, call: ClientCall) -> None:
+        """Ask, and wait until the call has ended. Raises as `submit` does, and KeyboardInterrupt."""
+        with self._guard as shielded:
             if self._submit(call, True):
                 self._lead(call, shielded)
             elif not call.ended:
@@ -161,87 +160,87 @@ class Channel:
         """Wait until the call has ended. From any thread, any number of them."""
         if call.ended:
             return
-        with self._gate as shielded:
+        with self._guard as shielded:
             self._wait(call, shielded)
 
     def poll(self, call: ClientCall) -> bool:
         """Whether the call has ended; reads what has arrived, but waits for nothing."""
         if call.ended:
             return True
-        with self._gate, self._lock:
+        with self._guard, self._lock:
             now = monotonic()
             if not self._closed:
-                self._line.flush()
-                if self._leader == _NOBODY:
-                    self._look(now)
-            self._line.expire(now)
-            self._tell()
+                self._connection.flush()
+                if self._leader == _NO_THREAD:
+                    self._check_connection(now)
+            self._connection.expire(now)
+            self._wake_waiters()
         return call.ended
 
     def cancel(self, call: ClientCall) -> bool:
         """End the call with CANCELLED and tell the server; False when it had ended before."""
-        with self._gate, self._lock:
+        with self._guard, self._lock:
             if call.ended or self._closed:
                 return False
-            self._line.cancel(call)
-            self._tell()
+            self._connection.cancel(call)
+            self._wake_waiters()
             return True
 
     def add_done_callback(self, call: ClientCall, fn: Callable[[ClientCall], object]) -> None:
         """Have `fn(call)` called once when the call has ended: by the reader thread, or here when it has ended already."""
-        with self._gate, self._lock:
+        with self._guard, self._lock:
             if not call.ended:
                 if call.callbacks is None:
                     call.callbacks = []
-                    self._with_callbacks += 1
-                    _owing.add(self)
+                    self._calls_with_callbacks += 1
+                    _channels_with_callbacks.add(self)
                 call.callbacks.append(fn)
-                if self._line.table.waiting:
-                    self._line.flush()
-                    self._tell()
-                self._need_reader()
+                if self._connection.table.waiting:
+                    self._connection.flush()
+                    self._wake_waiters()
+                self._ensure_reader()
                 return
         fn(call)
 
     def close(self) -> None:
         """End every pending call with CANCELLED, and the connection. What was just sent has LINGER_S to leave. Idempotent."""
-        if self._gate.forked:
+        if self._guard.forked:
             return
-        with self._gate, self._lock:
+        with self._guard, self._lock:
             if self._closed:
                 return
-            self._closed, self._napping = True, False
-            self._line.flush()
-            self._line.fail(CANCELLED, f"the client of {self.address} was closed")
-            self._tell()
-            if self._leader == _NOBODY:
-                self._line.close(LINGER_S)
+            self._closed, self._gathering = True, False
+            self._connection.flush()
+            self._connection.fail(CANCELLED, f"the client of {self.address} was closed")
+            self._wake_waiters()
+            if self._leader == _NO_THREAD:
+                self._connection.close(LINGER_S)
             else:
                 os.eventfd_write(self._wake_fd, 1)
             self._wake_reader()
 
     def is_sent(self, call: ClientCall) -> bool:
         """Whether it has left: then it ends by itself when the connection does. Else it waits for a server, or for company."""
-        return not self._line.table.waits(call)
+        return not self._connection.table.is_unsent(call)
 
     @property
-    def lends(self) -> bool:
+    def shares_memory(self) -> bool:
         """Whether the server can open our shared memory, as far as is known here."""
-        return self._line.lanes.lends
+        return self._connection.bulk.shares_memory
 
     def snapshot(self) -> ClientSnapshot:
         """Figures of now. Raises FailedPreconditionError after a fork."""
-        with self._gate, self._lock:
-            return self._line.snapshot(len(self._followers) + (self._leader_call is not None), self.stalls)
+        with self._guard, self._lock:
+            return self._connection.snapshot(len(self._followers) + (self._leader_call is not None), self.stalls)
 
     def __del__(self) -> None:
-        if "_gate" in self.__dict__ and not self._gate.forked:
+        if "_guard" in self.__dict__ and not self._guard.forked:
             # The finalizer of a stream in the same garbage may have given a thread a reference, and that may be inside.
             if not self._lock.acquire(False):
                 in_background("zmqdist-client-close", self.close)
                 return
-            self._closed, self._napping = True, False
-            self._line.drop(LINGER_S)
+            self._closed, self._gathering = True, False
+            self._connection.finalize(LINGER_S)
             self._wake_reader()
             self._lock.release()
         if "_wake_fd" in self.__dict__:
@@ -251,20 +250,20 @@ class Channel:
 
     def _gather(self, call: ClientCall) -> bool:
         """The short way of a call that can wait for company, without the socket and so without the gate."""
-        self._gate.check()
+        self._guard.check()
         with self._lock:
-            line, table = self._line, self._line.table
-            if not self._napping or not table.in_flight or not table.incarnation:
+            connection, table = self._connection, self._connection.table
+            if not self._gathering or not table.in_flight or not table.incarnation:
                 return False
-            leave = table.asked(call)
-            if not leave and len(table.waiting) % LOOK_EVERY:
+            leave = table.submitted(call)
+            if not leave and len(table.waiting) % CHECK_EVERY_CALLS:
                 return True
-        with self._gate, self._lock:
+        with self._guard, self._lock:
             if leave:
-                line.flush()
-            elif self._leader == _NOBODY and not self._closed:
-                line.settle()
-            self._tell()
+                connection.flush()
+            elif self._leader == _NO_THREAD and not self._closed:
+                connection.read_arrived()
+            self._wake_waiters()
         return True
 
     def _submit(self, call: ClientCall, waits: bool) -> bool:
@@ -274,42 +273,42 @@ class Channel:
             if self._closed:
                 call.end(FAILED_PRECONDITION, f"the client of {self.address} is closed")
                 return False
-            line, table = self._line, self._line.table
-            if self._leader == _NOBODY and (now - self._looked_at > FRESH_S or not table.incarnation):
-                self._look(now)
-            line.submit(call, waits)
+            connection, table = self._connection, self._connection.table
+            if self._leader == _NO_THREAD and (now - self._checked_at > FRESH_S or not table.incarnation):
+                self._check_connection(now)
+            connection.submit(call, waits)
             if table.waiting:
                 if table.incarnation:
-                    self._nap()
+                    self._begin_gathering()
                 else:
-                    self._attend(now, waits)
-            if not waits and (table.held_back or (line.lanes.tracked and line.lanes.sending)):
-                self._need_reader()  # for what the server acknowledges, lets in or answers
-            lead = waits and self._leader == _NOBODY and not call.ended
+                    self._ensure_connecting(now, waits)
+            if not waits and (table.held_back or (connection.bulk.tracked and connection.bulk.sending)):
+                self._ensure_reader()  # for what the server acknowledges, lets in or answers
+            lead = waits and self._leader == _NO_THREAD and not call.ended
             if lead:
                 self._leader = get_ident()
                 self._leader_call = call
             else:
-                line.settle()
-            if line.ended:
-                self._tell()
+                connection.read_arrived()
+            if connection.ended:
+                self._wake_waiters()
             return lead
 
-    def _attend(self, now: float, waits: bool) -> None:
+    def _ensure_connecting(self, now: float, waits: bool) -> None:
         """A call waits for a server: somebody must see to the connection, now and later."""
-        if self._leader == _NOBODY:
-            self._line.tend(now)
+        if self._leader == _NO_THREAD:
+            self._connection.maintain(now)
         else:
             os.eventfd_write(self._wake_fd, 1)
         if not waits:
-            self._need_reader()
+            self._ensure_reader()
 
-    def _nap(self) -> None:
+    def _begin_gathering(self) -> None:
         """Calls have begun to gather: the reader sees to it that they leave soon."""
-        if not self._napping:
-            self._napping = True
-            self._need_reader()
-            if self._leader != _NOBODY and self._leader_call is None:  # the reader leads, and may be asleep
+        if not self._gathering:
+            self._gathering = True
+            self._ensure_reader()
+            if self._leader != _NO_THREAD and self._leader_call is None:  # the reader leads, and may be asleep
                 os.eventfd_write(self._wake_fd, 1)
 
     # -- waiting --------------------------------------------------------------------------------------------------------
@@ -317,12 +316,12 @@ class Channel:
     def _wait(self, call: ClientCall, shielded: bool) -> None:
         me = None
         with self._turnstile, self._lock:
-            if self._line.table.waiting:
-                self._line.flush()
-                self._tell()
+            if self._connection.table.waiting:
+                self._connection.flush()
+                self._wake_waiters()
             if call.ended:
                 return
-            if self._leader == _NOBODY:
+            if self._leader == _NO_THREAD:
                 self._leader = get_ident()
                 self._leader_call = call
             else:
@@ -339,20 +338,20 @@ class Channel:
         slice_ms = 0.0  # first EVENTS must be asked, since this thread or another has sent (R1)
         try:
             while True:
-                ready = self._line.poll(slice_ms) if slice_ms else self._spin()
-                if self._line.lanes.tracked:
-                    self._woke = _let_others(self._turnstile, self._woke)
+                ready = self._connection.poll(slice_ms) if slice_ms else self._spin()
+                if self._connection.bulk.tracked:
+                    self._woke_waiters = _yield_to_others(self._turnstile, self._woke_waiters)
                 with self._lock:
-                    self._serve(ready, slice_ms)
-                    if call.ended or (shielded and self._gate.interrupted):
+                    self._after_poll(ready, slice_ms)
+                    if call.ended or (shielded and self._guard.interrupted):
                         self._step_down()
                         return
                 slice_ms = self._slice_ms(call.due)
         except BaseException:  # from a signal handler of the user, or a bug: the others must have a leader (R4)
             with self._lock:
                 if self._leader == get_ident():
-                    self._line.settle()
-                    self._tell(self._leader)
+                    self._connection.read_arrived()
+                    self._wake_waiters(self._leader)
                     self._step_down()
             raise
 
@@ -364,7 +363,7 @@ class Channel:
             self._spins_in_vain += 1
             if self._spins_in_vain % SPIN_AGAIN:
                 return []
-        poll = self._line.poll
+        poll = self._connection.poll
         end = monotonic() + SPIN_S
         while not (ready := poll(0)):
             if monotonic() >= end:
@@ -378,43 +377,43 @@ class Channel:
         """Sleep until the call has ended; True when this thread has become the leader instead."""
         if shielded:
             followers = self._followers
-            self._gate.wake = lambda: _release(followers, me)
+            self._guard.wake = lambda: _release(followers, me)
         try:
             while True:
                 # A Ctrl-C that came before `wake` was set woke nobody.
-                slice_s = 0.0 if shielded and self._gate.interrupted else SLICE_S
+                slice_s = 0.0 if shielded and self._guard.interrupted else SLICE_S
                 me.lock.acquire(True, max(0.0, min(slice_s, call.due - monotonic())))
                 with self._turnstile, self._lock:
-                    if self._decide(me, call, shielded):
+                    if self._ends_sleep(me, call, shielded):
                         return me.promoted
         except BaseException:  # as in _lead
             with self._lock:
-                self._withdraw(me, call)
+                self._leave_followers(me, call)
             raise
         finally:
             if shielded:
-                self._gate.wake = None
+                self._guard.wake = None
 
-    def _decide(self, me: _Sleeper, call: ClientCall, shielded: bool) -> bool:
+    def _ends_sleep(self, me: _Sleeper, call: ClientCall, shielded: bool) -> bool:
         """R6: whether this follower's sleep is over. It leads then, if `promoted` is still set."""
         asleep = me in self._followers
-        if call.ended or (shielded and self._gate.interrupted):
+        if call.ended or (shielded and self._guard.interrupted):
             self.stalls += call.ended and asleep
-            self._withdraw(me, call)
+            self._leave_followers(me, call)
             return True
         if me.promoted:
             return True
-        if self._leader == _NOBODY:
+        if self._leader == _NO_THREAD:
             self.stalls += asleep
             self._promote(me)
             return True
-        self._line.expire(monotonic())
-        self._tell()
+        self._connection.expire(monotonic())
+        self._wake_waiters()
         if not call.ended and not asleep:  # woken by a Ctrl-C that was taken back
             self._followers[me] = None
         return call.ended
 
-    def _withdraw(self, me: _Sleeper, call: ClientCall) -> None:
+    def _leave_followers(self, me: _Sleeper, call: ClientCall) -> None:
         self._followers.pop(me, None)
         if call.waiters is not None and me in call.waiters:
             call.waiters.remove(me)
@@ -430,87 +429,87 @@ class Channel:
 
     def _step_down(self) -> None:
         """R4."""
-        self._leader = _NOBODY
+        self._leader = _NO_THREAD
         self._leader_call = None
         if self._followers:
             self._promote(next(reversed(self._followers)))
         elif self._closed:
-            self._line.close(LINGER_S)
+            self._connection.close(LINGER_S)
         elif self._parked and self._reader_needed():
             self._wake_reader()
 
     def _slice_ms(self, due: float) -> float:
         """How long a leader may sleep: to the deadline, to the next step of connecting, at most a slice."""
-        line_due = self._line.due
-        due = due if line_due is None else min(due, line_due)
+        connection_due = self._connection.due
+        due = due if connection_due is None else min(due, connection_due)
         return max(0.0, min(SLICE_S, due - monotonic()) * 1000)
 
     # -- under the lock ---------------------------------------------------------------------------------------------------
 
-    def _serve(self, ready: list[tuple[int, int]], slept_ms: float) -> None:
+    def _after_poll(self, ready: list[tuple[int, int]], slept_ms: float) -> None:
         """What the leader does after each poll, which had so much time."""
-        line = self._line
+        connection = self._connection
         if self._closed:
             return
-        tend, announced = not line.table.incarnation, False
+        tend, announced = not connection.table.incarnation, False
         for fd, _ in ready:
             if fd == self._wake_fd:
                 os.eventfd_read(fd)
-            elif fd == line.monitor_fd:
+            elif fd == connection.monitor_fd:
                 tend = True
             else:
                 announced = True
         # A shorter sleep often ends as something arrives, perhaps between this look and the question below.
-        unannounced = not ready and slept_ms >= SLICE_S * 1000 and not line.poll(0)
+        unannounced = not ready and slept_ms >= SLICE_S * 1000 and not connection.poll(0)
         if unannounced and self._leader_call is not None:
             self.stalls += self._leader_call.ended
-        if line.settle(announced):
+        if connection.read_arrived(announced):
             self.stalls += unannounced
-        now = self._looked_at = monotonic()
+        now = self._checked_at = monotonic()
         if tend:
-            line.tend(now)
-        if now >= line.table.deadline:
-            line.expire(now)
-        if line.ended:
-            self._tell(self._leader)
+            connection.maintain(now)
+        if now >= connection.table.deadline:
+            connection.expire(now)
+        if connection.ended:
+            self._wake_waiters(self._leader)
 
-    def _look(self, now: float) -> None:
+    def _check_connection(self, now: float) -> None:
         """The same for somebody who does not lead and will not wait."""
-        self._looked_at = now
-        line = self._line
-        line.settle()
-        if not line.table.incarnation or line.poll(0):
-            line.tend(now)
+        self._checked_at = now
+        connection = self._connection
+        connection.read_arrived()
+        if not connection.table.incarnation or connection.poll(0):
+            connection.maintain(now)
 
-    def _tell(self, reader: int = _NOBODY) -> None:
+    def _wake_waiters(self, reader: int = _NO_THREAD) -> None:
         """Wake whoever waits for the calls that have ended. `reader` is the leader, when that is who calls this."""
-        ended = self._line.ended
+        ended = self._connection.ended
         for call in ended:
             if call is self._leader_call and self._leader != reader:
                 os.eventfd_write(self._wake_fd, 1)  # R2
             if call.waiters is not None:
-                self._woke = True
+                self._woke_waiters = True
                 for follower in call.waiters:
                     _release(self._followers, follower)
                 call.waiters = None
             if call.callbacks is not None:
-                self._to_call += [(fn, call) for fn in call.callbacks]
+                self._due_callbacks += [(fn, call) for fn in call.callbacks]
                 call.callbacks = None
-                self._with_callbacks -= 1
-                self._need_reader()
+                self._calls_with_callbacks -= 1
+                self._ensure_reader()
         ended.clear()
 
     # -- the reader thread ------------------------------------------------------------------------------------------------
 
     def _reader_needed(self) -> bool:
-        line, table = self._line, self._line.table
-        waits_for_server = table.waiting and not table.incarnation
-        return bool(self._with_callbacks or self._to_call or waits_for_server or table.held_back or line.lanes.sending)
+        connection, table = self._connection, self._connection.table
+        waiting = table.held_back or (table.waiting and not table.incarnation)
+        return bool(self._calls_with_callbacks or self._due_callbacks or waiting or connection.bulk.sending)
 
-    def _need_reader(self) -> None:
+    def _ensure_reader(self) -> None:
         if self._reader is None:
             self._reader = threading.Thread(
-                target=_read_for_others, args=(weakref.ref(self),), name=f"zmqdist-reader-{self.address}", daemon=True
+                target=_reader_main, args=(weakref.ref(self),), name=f"zmqdist-reader-{self.address}", daemon=True
             )
             self._reader.start()
         else:
@@ -523,7 +522,7 @@ class Channel:
     def reader_turn(self, me: _Sleeper) -> float | None:
         """What the reader thread does between two sleeps: how long the next may be, in seconds; None: it is not needed any more."""
         with self._lock:
-            to_call, self._to_call = self._to_call, []
+            to_call, self._due_callbacks = self._due_callbacks, []
         for fn, call in to_call:
             try:
                 fn(call)
@@ -531,56 +530,57 @@ class Channel:
                 log.exception("a callback of a call to %s raised", self.address)
         to_call.clear()
         with self._lock:
-            if not (self._with_callbacks or self._to_call):
-                _owing.discard(self)
+            if not (self._calls_with_callbacks or self._due_callbacks):
+                _channels_with_callbacks.discard(self)
             woken = self._parked.pop(me, me) is me
             me.lock.acquire(False)  # it may have been released after the sleep had ended
             if not woken:
-                self._end_nap()
-                self._line.expire(monotonic())
-                self._tell()
-            if self._to_call:
+                self._send_gathered()
+                self._connection.expire(monotonic())
+                self._wake_waiters()
+            if self._due_callbacks:
                 return 0.0
             if self._closed:
                 self._reader = None
                 return None
-            if self._leader == _NOBODY and self._reader_needed():
+            if self._leader == _NO_THREAD and self._reader_needed():
                 self._leader = me.thread
-            elif woken or self._napping or self._reader_needed():
+            elif woken or self._gathering or self._reader_needed():
                 self._parked[me] = None
-                return max(0.0, min(NAP_S if self._napping else SLICE_S, self._line.table.deadline - monotonic()))
+                left_s = self._connection.table.deadline - monotonic()
+                return max(0.0, min(GATHER_S if self._gathering else SLICE_S, left_s))
             else:
                 self._reader = None
                 return None
-        self._lead_a_slice()
+        self._lead_one_slice()
         return 0.0
 
-    def _lead_a_slice(self) -> None:
+    def _lead_one_slice(self) -> None:
         try:
-            slice_ms = min(NAP_S * 1000 if self._napping else inf, self._slice_ms(self._line.table.deadline))
-            ready = self._line.poll(slice_ms)
-            if self._line.lanes.tracked:
-                self._woke = _let_others(self._turnstile, self._woke)
+            slice_ms = min(GATHER_S * 1000 if self._gathering else inf, self._slice_ms(self._connection.table.deadline))
+            ready = self._connection.poll(slice_ms)
+            if self._connection.bulk.tracked:
+                self._woke_waiters = _yield_to_others(self._turnstile, self._woke_waiters)
             with self._lock:
-                self._serve(ready, slice_ms)
-                self._end_nap()
-                self._tell(self._leader)
+                self._after_poll(ready, slice_ms)
+                self._send_gathered()
+                self._wake_waiters(self._leader)
         finally:
             with self._lock:
                 self._step_down()
 
-    def _end_nap(self) -> None:
+    def _send_gathered(self) -> None:
         """The reader's: send what has gathered. When nothing has, or no server is there to take it, it may sleep again."""
-        table = self._line.table
+        table = self._connection.table
         if table.waiting and table.incarnation:
-            if self._leader == _NOBODY:
-                self._look(monotonic())
-            self._line.flush()
+            if self._leader == _NO_THREAD:
+                self._check_connection(monotonic())
+            self._connection.flush()
         else:
-            self._napping = False
+            self._gathering = False
 
 
-def _let_others(turnstile: LockType, woke: bool) -> Literal[False]:
+def _yield_to_others(turnstile: LockType, woke: bool) -> Literal[False]:
     """Who waits for the lock holds the turnstile: a leader that takes it again and again would starve others. The new value of `woke`."""
     if woke:  # whoever was woken would have to wait for the GIL for a whole switch interval
         sleep(YIELD_S)
@@ -588,7 +588,7 @@ def _let_others(turnstile: LockType, woke: bool) -> Literal[False]:
         return False
 
 
-def _read_for_others(channel_ref: weakref.ref[Channel]) -> None:
+def _reader_main(channel_ref: weakref.ref[Channel]) -> None:
     """The reader thread. It keeps the channel alive while it leads; while callbacks are owed the channel does so itself."""
     me = _Sleeper(None)
     while (channel := channel_ref()) is not None:

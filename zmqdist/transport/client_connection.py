@@ -27,16 +27,28 @@ from msgspec.structs import replace
 
 from zmqdist.errors import INVALID_ARGUMENT, RESOURCE_EXHAUSTED, OpError, WireError, from_code
 from zmqdist.limits import WAIT_LOG_S
-from zmqdist.messages import Calls, CancelCall, Chunk, Credit, Goodbye, LetIn, Message, Refused, Replies, Reply, Shares
+from zmqdist.messages import (
+    Calls,
+    CancelCall,
+    Chunk,
+    Credit,
+    Goodbye,
+    Message,
+    Refused,
+    Replies,
+    Reply,
+    SendParts,
+    SharedMemoryAccepted,
+)
 from zmqdist.transport.calls_machine import ClientCall, ClientCalls
 from zmqdist.transport.connector import Connector
 from zmqdist.transport.dealer import receive_payload
 from zmqdist.transport.figures import ClientSnapshot
-from zmqdist.transport.loop import input_of
+from zmqdist.transport.loop import input_check
 from zmqdist.transport.monitor import Down, Up
 from zmqdist.transport.security import ClientSecurity
-from zmqdist.transport.shm_pool import this_arena
-from zmqdist.transport.transfers import Lanes, fresh, is_large
+from zmqdist.transport.shm_pool import this_pool
+from zmqdist.transport.transfers import BulkChannel, allocate_fresh, is_large
 from zmqdist.wire import headers
 from zmqdist.wire.hello import Hello, decode_hello, encode_hello, is_hello
 
@@ -44,14 +56,14 @@ log = logging.getLogger("zmqdist.transport")
 
 SOCKETS_MAX: Final = 65_536
 
-CHUNKS_A_TURN: Final = 4
+CHUNKS_PER_TURN: Final = 4
 """Messages of large transfers after which other threads have their turn."""
 
 _NOBLOCK: Final = int(zmq.NOBLOCK)
 _MORE: Final = int(zmq.NOBLOCK | zmq.SNDMORE)
 
 
-class Process:
+class ProcessContext:
     """What all clients of a process share: one context. A forked child starts anew, and refuses its parent's clients."""
 
     def __init__(self) -> None:
@@ -67,13 +79,13 @@ class Process:
             return self._context
 
 
-process = Process()
-"""The one of the running process: another one after a fork, so ask for it by `client_connection.process`."""
+process_context = ProcessContext()
+"""The one of the running process: another one after a fork, so ask for it by `client_connection.process_context`."""
 
 
 def _forked() -> None:
-    global process
-    process = Process()
+    global process_context
+    process_context = ProcessContext()
 
 
 os.register_at_fork(after_in_child=_forked)
@@ -86,10 +98,10 @@ class ClientConnection:
       table: the calls.
       ended: calls that have ended and whose waiters were not told yet.
       poll: `poll(timeout_ms)` over all descriptors that matter; another one after each attempt to connect.
-      monitor_fd: the one of them after which `tend` must be called.
+      monitor_fd: the one of them after which `maintain` must be called.
       strays: messages that were not understood or not expected, and dropped.
       sent, received: messages since it was made.
-      lanes: the large parts of calls and answers, on the present connection.
+      bulk: the large parts of calls and answers, on the present connection.
     """
 
     def __init__(self, address: str, security: ClientSecurity, hello: Hello, wake_fd: int) -> None:
@@ -100,33 +112,35 @@ class ClientConnection:
         self.strays = 0
         self.sent = 0
         self.received = 0
-        arena = this_arena()
-        self._hello = encode_hello(hello if arena is None else replace(hello, memory=arena.offer))
+        pool = this_pool()
+        self._hello = encode_hello(hello if pool is None else replace(hello, memory=pool.offer))
         self._wake_fd = wake_fd
-        self._turned_away = False
+        self._refused = False
         self._log_at = monotonic() + WAIT_LOG_S
-        self._link = Connector(process.context(), address, security, opened=self._opened, closing=self._closing)
-        self.lanes = Lanes(address, self._put_message)
+        self._connector = Connector(
+            process_context.context(), address, security, opened=self._opened, closing=self._closing
+        )
+        self.bulk = BulkChannel(address, self._put_message)
         self._chunks = 0
         self._closing()
 
     # -- the socket of the present attempt --------------------------------------------------------------------------------
 
     def _opened(self) -> None:
-        socket, monitor = self._link.socket, self._link.monitor
+        socket, monitor = self._connector.socket, self._connector.monitor
         assert socket is not None
         assert monitor is not None
         backend: Any = super(zmq.Socket, socket)  # the wrappers cost as much as the calls themselves
-        self._has_input: Callable[[], Any] = input_of(socket)
+        self._has_input: Callable[[], Any] = input_check(socket)
         self._send: Callable[..., Any] = backend.send
         self._recv: Callable[..., Any] = backend.recv
-        self.lanes = Lanes(self.address, self._put_message)
+        self.bulk = BulkChannel(self.address, self._put_message)
         self.monitor_fd = int(monitor.getsockopt(zmq.FD))
         self._watch(int(socket.getsockopt(zmq.FD)), self.monitor_fd)
 
     def _closing(self) -> None:
         self._has_input = lambda: False
-        self.lanes.gone()
+        self.bulk.connection_lost()
         self.monitor_fd = -1
         self._watch()
 
@@ -138,21 +152,21 @@ class ClientConnection:
 
     @property
     def due(self) -> float | None:
-        """When `tend` must be called, besides after input; None: only input matters."""
-        return self._link.due
+        """When `maintain` must be called, besides after input; None: only input matters."""
+        return self._connector.due
 
     def snapshot(self, threads_waiting: int, stalls: int) -> ClientSnapshot:
         """Figures of now, with those of its owner."""
-        table, lanes = self.table, self.lanes
+        table, bulk = self.table, self.bulk
         return ClientSnapshot(
             connected=table.incarnation != 0,
-            shared_memory=lanes.lends,
+            shared_memory=bulk.shares_memory,
             calls_waiting=len(table.waiting) + len(table.held_back),
             bytes_waiting=table.waiting_bytes + sum(len(call.body) for call in table.held_back.values()),
             calls_in_flight=len(table.in_flight),
             threads_waiting=threads_waiting,
-            transfers=len(lanes.tracked),
-            bytes_unacknowledged=lanes.unacknowledged,
+            transfers=len(bulk.tracked),
+            bytes_unacknowledged=bulk.unacknowledged,
             messages_sent=self.sent,
             messages_received=self.received,
             strays=self.strays,
@@ -161,15 +175,15 @@ class ClientConnection:
 
     def close(self, linger_s: float) -> None:
         """End the connection. Calls are not touched."""
-        self.lanes.dropped()
-        self._link.close(linger_s)
+        self.bulk.finalize()
+        self._connector.close(linger_s)
 
-    def drop(self, linger_s: float) -> None:
+    def finalize(self, linger_s: float) -> None:
         """Send what waits, and end the connection: for a finalizer."""
-        self.lanes.dropped()
+        self.bulk.finalize()
         if self.table.waiting:
             self.flush()
-        self._link.close(linger_s)
+        self._connector.close(linger_s)
 
     # -- out --------------------------------------------------------------------------------------------------------------
 
@@ -179,31 +193,31 @@ class ClientConnection:
         Args:
           waits: somebody waits for it, so it does not wait for company.
         """
-        if self.table.asked(call) or waits:
+        if self.table.submitted(call) or waits:
             self._send_waiting()
-        if call.frames and self.table.waits(call) and not is_large(call.frames):
+        if call.frames and self.table.is_unsent(call) and not is_large(call.frames):
             call.frames = [bytes(frame) for frame in call.frames]  # the caller may change its arrays after this
 
     def flush(self) -> None:
         """Send what waits, if there is a server, and read what has arrived."""
         self._send_waiting()
-        self.settle()
+        self.read_arrived()
 
     def cancel(self, call: ClientCall) -> None:
         """The caller gives up; a call that has ended is fine."""
         if not call.ended:
             message = self.table.cancelled(call)
             self.ended.append(call)
-            self.lanes.over(call.id)
+            self.bulk.call_ended(call.id)
             if message is not None:
                 self._put(headers.encode(message))
-                self.settle()
+                self.read_arrived()
             if self.table.held_back:
                 self.flush()  # what had no room beside it may have some now
 
     def fail(self, code: int, message: str) -> None:
         """End all calls."""
-        self.lanes.gone()
+        self.bulk.connection_lost()
         self.ended += self.table.failed(code, message)
 
     def _send_waiting(self) -> None:
@@ -213,7 +227,7 @@ class ClientConnection:
             if len(calls) > 1:
                 sent = self._put(headers.encode(Calls([table.request(call, now) for call in calls])))
             elif frames:
-                sent = self.lanes.send(table.request(calls[0], now), frames)
+                sent = self.bulk.send(table.request(calls[0], now), frames)
             else:
                 sent = self._put(headers.encode(table.request(calls[0], now)))
             if not sent:
@@ -244,7 +258,7 @@ class ClientConnection:
 
     # -- in ---------------------------------------------------------------------------------------------------------------
 
-    def settle(self, announced: bool = False) -> bool:
+    def read_arrived(self, announced: bool = False) -> bool:
         """Read all that has arrived, and send what waited for that; whether anything had arrived.
 
         Args:
@@ -268,47 +282,47 @@ class ClientConnection:
         return True
 
     def _drain(self) -> None:
-        """Read all that has arrived; something has. Of large transfers CHUNKS_A_TURN, and then the eventfd says that there is more."""
+        """Read all that has arrived; something has. Of large transfers CHUNKS_PER_TURN, and then the eventfd says that there is more."""
         table = self.table
         while True:
             frame = self._recv(_NOBLOCK, False)
             self.received += 1
-            frames = receive_payload(self._link.socket) if frame.more else ()  # type: ignore[arg-type]
+            frames = receive_payload(self._connector.socket) if frame.more else ()  # type: ignore[arg-type]
             try:
                 if frames is None:
                     raise WireError(self.address, "a message of too many frames or bytes")
-                self._take(frame.bytes, frames)
+                self._handle_message(frame.bytes, frames)
             except WireError as error:
                 self.strays += 1
                 log.warning("message dropped: %s", error)
             if (not table.in_flight and table.incarnation) or not self._has_input():
                 return
-            if self._chunks >= CHUNKS_A_TURN:
+            if self._chunks >= CHUNKS_PER_TURN:
                 self._chunks = 0
                 os.eventfd_write(self._wake_fd, 1)
                 return
 
-    def _take(self, header: bytes, frames: Sequence[Any]) -> None:
+    def _handle_message(self, header: bytes, frames: Sequence[Any]) -> None:
         if is_hello(header):
-            self._greeted(header)
+            self._handle_hello(header)
             return
         message = headers.decode(header, self.address)
         if type(message) is Reply:
             if message.parts:
-                self._take_parts(message)
+                self._receive_parts(message)
             else:
-                self._answered(message, frames)
+                self._end_call(message, frames)
         elif type(message) is Replies:
             for reply in message.items:
-                self._answered(reply, ())
+                self._end_call(reply, ())
         elif type(message) is Chunk:
             self._chunks += 1
-            self.lanes.chunk(message, frames)
+            self.bulk.chunk_arrived(message, frames)
         elif type(message) is Credit:
             self._chunks += 1
-            self.lanes.credited(message)
-        elif type(message) is LetIn:
-            self.lanes.let_in(message)
+            self.bulk.credited(message)
+        elif type(message) is SendParts:
+            self.bulk.send_held_parts(message)
         elif type(message) is Goodbye:
             self.table.server_leaving()
         elif type(message) is not Refused:
@@ -317,69 +331,69 @@ class ClientConnection:
             self.strays += 1
             log.warning("%s refused a message: %s", self.address, message.message)
         else:
-            self._turn_away(from_code(message.code, message.message))  # it did not take our hello
+            self._note_refusal(from_code(message.code, message.message))  # it did not take our hello
 
-    def _answered(self, message: Reply, frames: Sequence[Any]) -> None:
-        if self.lanes.tracked:
-            self.lanes.over(message.id)
-        call = self.table.answered(message, frames)
+    def _end_call(self, message: Reply, frames: Sequence[Any]) -> None:
+        if self.bulk.tracked:
+            self.bulk.call_ended(message.id)
+        call = self.table.replied(message, frames)
         if call is not None:
             self.ended.append(call)
 
-    def _take_parts(self, message: Reply) -> None:
+    def _receive_parts(self, message: Reply) -> None:
         """An answer whose large parts come by a lane. Its call ends when they are all here."""
-        call, lanes = self.table.in_flight.get(message.id), self.lanes
+        call, bulk = self.table.in_flight.get(message.id), self.bulk
         if call is None:  # nobody waits for it any more
-            lanes.decline(message.parts)
+            bulk.decline(message.parts)
             self._put(headers.encode(CancelCall(message.id)))
             return
-        room = fresh if call.room is None else partial(call.room, message.body)
+        room = allocate_fresh if call.allocate is None else partial(call.allocate, message.body)
         try:
-            frames = lanes.receive(message.id, message.parts, room, partial(self._parts_arrived, message))
+            frames = bulk.receive(message.id, message.parts, room, partial(self._parts_arrived, message))
         except OpError as error:
-            self._spoilt(message.id, error.error_code, error.message)
+            self._fail_reply(message.id, error.error_code, error.message)
         except MemoryError:
-            self._spoilt(message.id, RESOURCE_EXHAUSTED, f"no memory here for the answer of {self.address}")
+            self._fail_reply(message.id, RESOURCE_EXHAUSTED, f"no memory here for the answer of {self.address}")
         else:
             if frames is not None:
-                self._answered(message, frames)
+                self._end_call(message, frames)
 
     def _parts_arrived(self, message: Reply, frames: list[Any] | None, problem: str) -> None:
         if frames is not None:
-            self._answered(message, frames)
+            self._end_call(message, frames)
         else:
-            self._spoilt(message.id, INVALID_ARGUMENT, f"peer {self.address}: {problem}")
+            self._fail_reply(message.id, INVALID_ARGUMENT, f"peer {self.address}: {problem}")
 
-    def _spoilt(self, id: int, code: int, text: str) -> None:
+    def _fail_reply(self, id: int, code: int, text: str) -> None:
         """An answer that cannot be taken ends its call, and what is still on the way is not wanted."""
-        self._answered(Reply(id, code, text, b""), ())
+        self._end_call(Reply(id, code, text, b""), ())
         self._put(headers.encode(CancelCall(id)))
 
-    def _greeted(self, header: bytes) -> None:
+    def _handle_hello(self, header: bytes) -> None:
         try:
             hello = decode_hello(header, self.address)
         except WireError:
             raise
         except OpError as error:  # another major version
-            self._turn_away(error)
+            self._note_refusal(error)
             return
-        nonce = self.lanes.offered(hello)
+        nonce = self.bulk.open_offered_memory(hello)
         if nonce:
-            self._put(headers.encode(Shares(nonce)))
-        self.lanes.shares(hello.nonce)
+            self._put(headers.encode(SharedMemoryAccepted(nonce)))
+        self.bulk.memory_accepted(hello.nonce)
         self.table.server_up(hello.incarnation)
 
-    def _turn_away(self, error: OpError) -> None:
-        self._turned_away = True  # the socket is closed by `tend`: here the leader may be polling it
+    def _note_refusal(self, error: OpError) -> None:
+        self._refused = True  # the socket is closed by `maintain`: here the leader may be polling it
         self.fail(error.error_code, error.message)
 
     # -- the connection -----------------------------------------------------------------------------------------------------
 
-    def tend(self, now: float) -> None:
+    def maintain(self, now: float) -> None:
         """See to what has happened to the connection, and whether it is time to try again. May change `poll`."""
-        link, table = self._link, self.table
-        if self._turned_away:
-            self._turned_away = False
+        link, table = self._connector, self.table
+        if self._refused:
+            self._refused = False
             link.close()
         if link.socket is None and link.due is None and table.waiting:
             link.retry(now)  # it was refused before; somebody asks again
@@ -399,7 +413,7 @@ class ClientConnection:
                 link.retry(now)
             else:
                 self.fail(change.error.error_code, change.error.message)
-        self.settle()
+        self.read_arrived()
         if table.waiting and not table.incarnation and now >= self._log_at:
             self._log_at = now + WAIT_LOG_S
             trouble = link.trouble or "it has not answered our hello yet"
@@ -410,14 +424,14 @@ class ClientConnection:
         if now >= self.table.deadline:
             ended = self.table.ticked(now)
             self.ended += ended
-            if self.lanes.tracked:
-                self._give_up(ended)
+            if self.bulk.tracked:
+                self._cancel_transfers(ended)
             if self.table.held_back:
                 self.flush()
 
-    def _give_up(self, calls: list[ClientCall]) -> None:
+    def _cancel_transfers(self, calls: list[ClientCall]) -> None:
         """The server knows when a call is due, but not that its chunks are of no use any more."""
         for call in calls:
-            if self.lanes.over(call.id):
+            if self.bulk.call_ended(call.id):
                 self._put(headers.encode(CancelCall(call.id)))
-        self.settle()
+        self.read_arrived()

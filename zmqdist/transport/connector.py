@@ -29,8 +29,8 @@ from zmqdist.transport.monitor import (
     CLIENT_EVENTS,
     AttemptFailed,
     ConnectionWatch,
-    Doubt,
     Down,
+    ProbeNeeded,
     Rejected,
     Up,
     decode_event,
@@ -47,7 +47,7 @@ CONNECT_S: Final = 5.0
 """An attempt without a TCP connection after this long is given up; a name that cannot be looked up gives no event at all."""
 PROBE_STEP_S: Final = 0.005
 
-_open: Final[set[zmq.Socket[bytes]]] = set()
+_open_sockets: Final[set[zmq.Socket[bytes]]] = set()
 """Sockets are closed by their link alone: the garbage collector, which finalizes what belongs to a dropped client in any order, must not
 close them while the client's own finalizer still sends what waits."""
 
@@ -86,7 +86,7 @@ class Connector:
         self._watch = ConnectionWatch(address, security)
         self._failures = 0
         self._probe: PortProbe | None = None
-        self._waiting = True
+        self._between_attempts = True
 
     @property
     def up(self) -> bool:
@@ -99,7 +99,7 @@ class Connector:
             return None
         if self._probe is not None:
             return self._step_probe(self._probe, now)
-        if self._waiting:
+        if self._between_attempts:
             return self._begin(now)
         self._fail("no connection was made", now)
         return None
@@ -112,13 +112,13 @@ class Connector:
             verdict = self._watch.feed(event, value)
             if isinstance(verdict, AttemptFailed):
                 self._fail(verdict.why, now)
-            elif isinstance(verdict, Doubt):
+            elif isinstance(verdict, ProbeNeeded):
                 self._drop()
                 self._start_probe(now)
             elif isinstance(verdict, Rejected):
                 changes.append(self._refuse(verdict))
             elif verdict is not None:
-                self._settled(isinstance(verdict, Up))
+                self._note_change(isinstance(verdict, Up))
                 changes.append(verdict)
             elif self._watch.connected:  # from here on ZeroMQ watches the time (HANDSHAKE_IVL)
                 self.trouble = "it is there, but has not finished the handshake"
@@ -128,7 +128,7 @@ class Connector:
     def retry(self, now: float) -> None:
         """Give up the present connection or refusal, and try again after the back-off."""
         self._drop()
-        self._wait(now)
+        self._schedule_attempt(now)
 
     def close(self, linger_s: float = 0.0) -> None:
         """End it; what was sent has `linger_s` to leave. `retry` would begin anew."""
@@ -145,7 +145,7 @@ class Connector:
             self._open()
         except OpError as error:
             return self._refuse(Rejected(error))
-        self._waiting = False
+        self._between_attempts = False
         self.due = now + CONNECT_S
         return None
 
@@ -160,11 +160,11 @@ class Connector:
             socket.close(linger=0)
             raise
         self.socket, self.monitor = socket, monitor
-        _open.update((socket, monitor))
+        _open_sockets.update((socket, monitor))
         self._opened()
         socket.connect(endpoint(self.address))
 
-    def _settled(self, up: bool) -> None:
+    def _note_change(self, up: bool) -> None:
         if up:
             self._failures = 0
             self.trouble = ""
@@ -175,15 +175,15 @@ class Connector:
     def _fail(self, why: str, now: float) -> None:
         self.trouble = why
         self._drop()
-        self._wait(now)
+        self._schedule_attempt(now)
 
     def _refuse(self, refusal: Rejected) -> Rejected:
         self.trouble = str(refusal.error)
         self._drop()
         return refusal
 
-    def _wait(self, now: float) -> None:
-        self._waiting = True
+    def _schedule_attempt(self, now: float) -> None:
+        self._between_attempts = True
         pause_s = min(BACKOFF_MAX_S, BACKOFF_MIN_S * 2 ** min(self._failures, 10))
         self._failures += 1
         self.due = now + pause_s * chance.uniform(0.5, 1.0)
@@ -194,7 +194,7 @@ class Connector:
             self._probe.close()
             self._probe = None
         self.due = None
-        self._waiting = False
+        self._between_attempts = False
         self._watch.begin()
         socket, monitor = self.socket, self.monitor
         if socket is None or monitor is None:
@@ -204,7 +204,7 @@ class Connector:
         socket.disable_monitor()
         monitor.close(linger=0)
         socket.close(linger=round(linger_s * 1000))
-        _open.difference_update((socket, monitor))
+        _open_sockets.difference_update((socket, monitor))
 
     # -- the look at the server -----------------------------------------------------------------------------------------
 
@@ -220,7 +220,7 @@ class Connector:
         refusal = self._watch.judge(probe.mechanism)
         if refusal is not None:
             return self._refuse(refusal)
-        self._wait(now)
+        self._schedule_attempt(now)
         return None
 
 

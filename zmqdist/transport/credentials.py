@@ -23,7 +23,7 @@ class Credentials:
     insecure: bool = False
 
     @classmethod
-    def of_environment(cls) -> Credentials:
+    def from_environment(cls) -> Credentials:
         """For a child process: what `environment` has put there is found by the security itself, but for `insecure`."""
         return cls(insecure=os.environ.get(INSECURE_VARIABLE) == "1")
 

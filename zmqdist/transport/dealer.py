@@ -22,7 +22,7 @@ from zmqdist.errors import FailedPreconditionError, OpError, WireError, from_cod
 from zmqdist.limits import FRAMES_MAX, MESSAGES_PER_WAKE_MAX, PAYLOAD_BYTES_MAX
 from zmqdist.messages import Message, Ping, Refused
 from zmqdist.transport.connector import Connector
-from zmqdist.transport.loop import Loop, Watched
+from zmqdist.transport.loop import Loop, WatchedSocket
 from zmqdist.transport.monitor import Down, Rejected, Up
 from zmqdist.transport.security import ClientSecurity
 from zmqdist.wire.headers import decode, encode
@@ -71,32 +71,32 @@ class DealerConnection:
         self._on_message = on_message
         self._on_down = on_down
         self._on_refused = on_refused
-        self._watched: Watched | None = None
-        self._link = Connector(loop.context, address, security, opened=self._opened, closing=self._closing)
-        self._link.due = None
+        self._watched: WatchedSocket | None = None
+        self._connector = Connector(loop.context, address, security, opened=self._opened, closing=self._closing)
+        self._connector.due = None
         self._closed = False
         loop.on_stop(self.close)
 
     @property
     def trouble(self) -> str:
-        return self._link.trouble
+        return self._connector.trouble
 
     def connect(self) -> None:
         """Begin, and go on for ever."""
-        self._link.due = self._loop.now()
+        self._connector.due = self._loop.now()
         self._rearm()
 
     def reconnect(self) -> None:
         """Give up the present connection or refusal without a word to the owner, and try again after the back-off."""
         self.up = False
-        self._link.retry(self._loop.now())
+        self._connector.retry(self._loop.now())
         self._rearm()
 
     def close(self, linger_s: float = 0.0) -> None:
         """End it without a callback; what was sent has `linger_s` to leave. Again: nothing."""
         self._closed = True
         self.up = False
-        self._link.close(linger_s)
+        self._connector.close(linger_s)
         self._rearm()
 
     def send(self, message: Message, frames: Sequence[Buffer] = ()) -> bool:
@@ -127,7 +127,7 @@ class DealerConnection:
     # -- the link -----------------------------------------------------------------------------------------------------
 
     def _opened(self) -> None:
-        socket, monitor = self._link.socket, self._link.monitor
+        socket, monitor = self._connector.socket, self._connector.monitor
         assert socket is not None
         assert monitor is not None
         self._watched = self._loop.add_socket(socket, self._read)
@@ -136,7 +136,7 @@ class DealerConnection:
         self._loop.add_socket(monitor, self._read_monitor)
 
     def _closing(self) -> None:
-        socket, monitor = self._link.socket, self._link.monitor
+        socket, monitor = self._connector.socket, self._connector.monitor
         assert socket is not None
         assert monitor is not None
         self._loop.remove_socket(socket)
@@ -144,16 +144,16 @@ class DealerConnection:
         self._watched = None
 
     def _rearm(self) -> None:
-        self._loop.set_timer(self, None if self._closed else self._link.due, self._tick)
+        self._loop.set_timer(self, None if self._closed else self._connector.due, self._tick)
 
     def _tick(self) -> None:
-        refused = self._link.tick(self._loop.now())
+        refused = self._connector.tick(self._loop.now())
         self._rearm()
         if refused is not None:
             self._on_refused(refused.error)
 
     def _read_monitor(self) -> None:
-        for change in self._link.read(self._loop.now()):
+        for change in self._connector.read(self._loop.now()):
             if isinstance(change, Up):
                 self._send(self._hello)
             elif isinstance(change, Down):
@@ -169,14 +169,14 @@ class DealerConnection:
         if self._closed or self._watched is None:  # one of the last messages ended it
             return
         was_up, self.up = self.up, False
-        self._link.retry(self._loop.now())
+        self._connector.retry(self._loop.now())
         if was_up:
             self._on_down()
 
     def _refuse(self, error: OpError) -> None:
         self.up = False
-        self._link.close()
-        self._link.trouble = str(error)
+        self._connector.close()
+        self._connector.trouble = str(error)
         self._rearm()
         self._on_refused(error)
 
@@ -194,7 +194,7 @@ class DealerConnection:
             frame = self._raw_recv(_NOBLOCK, False)
             frames = receive_payload(watched.socket) if frame.more else []
             try:
-                self._take(frame.bytes, frames)
+                self._handle_frames(frame.bytes, frames)
             except WireError as error:
                 if not self._drop("not a message"):
                     log.warning("%s", error)
@@ -202,11 +202,11 @@ class DealerConnection:
                 self._loop.fault(f"handler of a message from {self.address}")
         return True
 
-    def _take(self, header: bytes, frames: list[memoryview] | None) -> None:
+    def _handle_frames(self, header: bytes, frames: list[memoryview] | None) -> None:
         if frames is None:
             self._drop("too many frames or bytes")
         elif is_hello(header):
-            self._greet(header)
+            self._handle_hello(header)
         elif self.up:
             message = decode(header, self.address)
             if type(message) is not Ping:
@@ -218,7 +218,7 @@ class DealerConnection:
             else:
                 self._drop("before the hello")
 
-    def _greet(self, header: bytes) -> None:
+    def _handle_hello(self, header: bytes) -> None:
         if self.up:
             self._drop("second hello")
             return

@@ -35,17 +35,17 @@ class InterruptGuard:
         self.wake: Callable[[], None] | None = None
         self._address = address
         self._wake_fd = wake_fd
-        self._process = client_connection.process
+        self._process = client_connection.process_context
         self._shields = False
 
     @property
     def forked(self) -> bool:
         """Whether this is another process than the one that made it."""
-        return self._process is not client_connection.process
+        return self._process is not client_connection.process_context
 
     def check(self) -> None:
         """Raises FailedPreconditionError after a fork."""
-        if self._process is not client_connection.process:
+        if self._process is not client_connection.process_context:
             raise FailedPreconditionError(
                 f"the client of {self._address} was made before a fork: make a new one in this process"
             )

@@ -118,12 +118,12 @@ def load_authorized(folder: str | Path) -> dict[bytes, str]:
     return roles
 
 
-def raw(public: bytes) -> bytes:
+def decode_public(public: bytes) -> bytes:
     """The 32 bytes of a public key that was loaded here: what `load_authorized` has as its keys."""
     return z85.decode(public)
 
 
-def text(public: bytes) -> str:
+def encode_public(public: bytes) -> str:
     """The 40 characters of a public key of 32 bytes, as they stand in key files."""
     return z85.encode(public).decode()
 

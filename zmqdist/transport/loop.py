@@ -17,7 +17,7 @@ One turn
     most likely stopped too (SIGSTOP, suspended machine) and first has to read from the network.
 
 ZeroMQ's descriptor is edge-triggered: it tells that EVENTS must be asked, not that there is a message. So each socket
-has a mark, `Watched.dirty`, and the loop sleeps only when EVENTS has been asked for every marked one and showed no
+has a mark, `WatchedSocket.dirty`, and the loop sleeps only when EVENTS has been asked for every marked one and showed no
 input. It is set by the descriptor, before each callback, and by whoever uses the socket elsewhere in the loop's thread. A
 callback may take it away when EVENTS was the last that it asked, and showed none.
 
@@ -58,7 +58,7 @@ CONTEXT_ENDS_S: Final = 1.0
 """How long `stop` waits for the end of the context of a loop that never ran. Without a socket it is there at once."""
 SLEEP_MAX_S: Final = 3600.0
 
-_open: Final[set[Loop]] = set()
+_live_loops: Final[set[Loop]] = set()
 """Loops that have not been stopped, also those that were never started. Without a reference to it the garbage collector would run the
 finalizers of a loop's sockets and context in any order and in any thread: ZeroMQ waits for ever for a context whose sockets are open,
 and the collector with it; and the owner's finalizer, which stops the loop, would use the same sockets at the same time."""
@@ -71,12 +71,12 @@ _BROKEN: Final = select.EPOLLHUP | select.EPOLLERR
 T = TypeVar("T")
 
 
-def input_of(socket: zmq.Socket[bytes]) -> Callable[[], Any]:
+def input_check(socket: zmq.Socket[bytes]) -> Callable[[], Any]:
     """A function that asks EVENTS of a socket, without the enums that `getsockopt` makes on its way: true when it has input."""
     return functools.partial(zmq_poll, [(socket, _POLLIN)], 0)
 
 
-class Watched:
+class WatchedSocket:
     """A socket in a loop.
 
     Attributes:
@@ -90,7 +90,7 @@ class Watched:
         self.socket = socket
         self.on_readable = on_readable
         self.fd = int(socket.getsockopt(zmq.FD))
-        self.has_input = input_of(socket)
+        self.has_input = input_check(socket)
         self.dirty = True
 
 
@@ -117,13 +117,13 @@ class Loop:
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.context.max_sockets = 65_536
         self.faults = 0
-        self._sockets: dict[int, Watched] = {}
+        self._sockets: dict[int, WatchedSocket] = {}
         self._descriptors: dict[int, _Descriptor] = {}
         self._timers: dict[Hashable, tuple[float, int, Callable[[], object]]] = {}
         self._heap: list[tuple[float, int, Hashable]] = []
         self._serial = itertools.count()
         self._hooks: list[Callable[[], object]] = []
-        self._closers: list[Callable[[], object]] = []
+        self._stop_functions: list[Callable[[], object]] = []
         self._inbox: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
         # Re-entrant: a finalizer that the garbage collector runs under this lock may hand something in too.
         self._lock = threading.RLock()
@@ -138,7 +138,7 @@ class Loop:
         self._thread = threading.Thread(target=self._main, name=name, daemon=True)
         self._started = False
         self._finished = threading.Event()
-        _open.add(self)
+        _live_loops.add(self)
 
     # -- life -----------------------------------------------------------------------------------------------------
 
@@ -249,13 +249,13 @@ class Loop:
 
     # -- in the loop's thread, or before start ------------------------------------------------------------------------
 
-    def add_socket(self, socket: zmq.Socket[bytes], on_readable: Callable[[], object]) -> Watched:
+    def add_socket(self, socket: zmq.Socket[bytes], on_readable: Callable[[], object]) -> WatchedSocket:
         """Call `on_readable` while the socket has input. The loop closes the socket when it stops.
 
         Args:
           on_readable: takes at most MESSAGES_PER_WAKE_MAX messages; returns True when it stopped at that bound.
         """
-        watched = Watched(socket, on_readable)
+        watched = WatchedSocket(socket, on_readable)
         self._sockets[watched.fd] = watched
         self._epoll.register(watched.fd, _READ)
         return watched
@@ -313,7 +313,7 @@ class Loop:
 
     def on_stop(self, fn: Callable[[], object]) -> None:
         """Call `fn` in the loop's thread when it ends; the last one registered first."""
-        self._closers.append(fn)
+        self._stop_functions.append(fn)
 
     # -- the turn -----------------------------------------------------------------------------------------------------
 
@@ -457,8 +457,8 @@ class Loop:
     def _finish(self) -> None:
         try:
             self._run_inbox()
-            while self._closers:
-                self._guard(self._closers.pop())
+            while self._stop_functions:
+                self._guard(self._stop_functions.pop())
             while self._accepting:
                 self._run_inbox()
                 with self._lock:
@@ -472,5 +472,5 @@ class Loop:
                 os.close(self._wake_fd)
                 self._wake_fd = -1
         finally:
-            _open.discard(self)
+            _live_loops.discard(self)
             self._finished.set()

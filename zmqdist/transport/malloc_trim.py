@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 
 
-def give_back() -> None:
+def trim_heap() -> None:
     """Takes milliseconds, for gigabytes a tenth of a second. Does nothing where the C library has no `malloc_trim`."""
     try:
         ctypes.CDLL(None).malloc_trim(0)

@@ -15,7 +15,7 @@ from typing import Final
 
 from zmqdist.errors import ResourceExhaustedError
 
-LOOKED_BYTES_MIN: Final = 32 * 2**20
+CHECKED_BYTES_MIN: Final = 32 * 2**20
 """What is smaller is taken without a look: to touch so much fresh memory takes a hundred times as long as the look."""
 
 _PROC, _GROUPS = Path("/proc"), Path("/sys/fs/cgroup")
@@ -45,19 +45,19 @@ def oom_kills(proc: Path = _PROC) -> int:
     return _field(proc / "vmstat", "oom_kill") or 0
 
 
-def check_room(nbytes: int, what: str) -> None:
-    """Raises ResourceExhaustedError where so much memory is not there; `what` says for what it is wanted."""
-    if nbytes >= LOOKED_BYTES_MIN:
+def check_room(nbytes: int, purpose: str) -> None:
+    """Raises ResourceExhaustedError where so much memory is not there; `purpose` says for what it is wanted."""
+    if nbytes >= CHECKED_BYTES_MIN:
         available = available_bytes()
         if available is not None and nbytes > available:
-            raise exhausted(nbytes, what)
+            raise memory_exhausted(nbytes, purpose)
 
 
-def exhausted(nbytes: int, what: str) -> ResourceExhaustedError:
+def memory_exhausted(nbytes: int, purpose: str) -> ResourceExhaustedError:
     """The error: so much memory was asked for, and is not there."""
     available = available_bytes()
     there = "" if available is None else f" ({available / 2**20:.0f} MiB are available to this process)"
-    return ResourceExhaustedError(f"no memory for {what}: {nbytes / 2**20:.0f} MiB{there}. {_REMEDY}")
+    return ResourceExhaustedError(f"no memory for {purpose}: {nbytes / 2**20:.0f} MiB{there}. {_REMEDY}")
 
 
 def _limits(proc: Path, groups: Path) -> Iterator[tuple[int, int]]:

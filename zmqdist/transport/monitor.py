@@ -8,7 +8,7 @@ What libzmq tells (each line was found by experiment)
     another mechanism          FAILED_PROTOCOL with MECHANISM_MISMATCH, or FAILED_NO_DETAIL with EPIPE: a race
     a wrong key of the server  FAILED_NO_DETAIL with EPIPE, again and again, never anything more
     a busy server              FAILED_NO_DETAIL with EAGAIN after HANDSHAKE_IVL: not a refusal
-So a mismatch, and the third handshake in a row that was closed, make the watch ask for the server's greeting (`Doubt`;
+So a mismatch, and the third handshake in a row that was closed, make the watch ask for the server's greeting (`ProbeNeeded`;
 port_probe.py reads it), which names its mechanism; `judge` then has the last word.
 """
 
@@ -82,7 +82,7 @@ class AttemptFailed:
 
 
 @dataclass(frozen=True)
-class Doubt:
+class ProbeNeeded:
     """This attempt has failed in a way that needs a look at the server's greeting."""
 
 
@@ -93,10 +93,10 @@ class Rejected:
     error: OpError
 
 
-Verdict: TypeAlias = "Up | Down | AttemptFailed | Doubt | Rejected"
+Verdict: TypeAlias = "Up | Down | AttemptFailed | ProbeNeeded | Rejected"
 
-_KNOWN_AS: Final = {PLAIN: "the user's token (PLAIN)", CURVE: "CURVE keys", NONE: "no security"}
-_NAMED: Final = {"PLAIN": PLAIN, "CURVE": CURVE, "NULL": NONE}
+_MECHANISM_NAMES: Final = {PLAIN: "the user's token (PLAIN)", CURVE: "CURVE keys", NONE: "no security"}
+_MECHANISMS: Final = {"PLAIN": PLAIN, "CURVE": CURVE, "NULL": NONE}
 _ADVICE: Final = {
     PLAIN: "leave out the keys on this side, or start the server with them",
     CURVE: "give this side the folder of the server's keys (ZMQDIST_KEYS_DIR)",
@@ -139,25 +139,27 @@ class ConnectionWatch:
             self._mismatch = False
             return Up()
         if event == FAILED_AUTH:
-            return Rejected(self._not_let_in(value))
+            return Rejected(self._refusal(value))
         if event == FAILED_PROTOCOL and value == MISMATCH:
             self._mismatch = True
-            return Doubt()
+            return ProbeNeeded()
         if event in (FAILED_PROTOCOL, FAILED_NO_DETAIL):
-            return self._closed(value)
+            return self._handshake_closed(value)
         if was_up:
             return Down()
         if not was_connected:
             self._closes = 0
             return AttemptFailed("nobody listens there")
-        return self._closed(0)  # what libzmq tells of a server that speaks something else, or nothing any more
+        return self._handshake_closed(
+            0
+        )  # what libzmq tells of a server that speaks something else, or nothing any more
 
-    def _closed(self, value: int) -> Verdict:
+    def _handshake_closed(self, value: int) -> Verdict:
         if value == zmq.EAGAIN:
             return AttemptFailed("the server did not finish the handshake in time: it may be very busy")
         self._closes += 1
         return (
-            Doubt()
+            ProbeNeeded()
             if self._closes >= CLOSES_MAX
             else AttemptFailed("the server closed the connection during the handshake")
         )
@@ -177,15 +179,18 @@ class ConnectionWatch:
         if mechanism is None:
             if not mismatch:
                 return None
-            text = f"{address} does not use {_KNOWN_AS[ours]}, as this side does: give both the same security"
+            text = f"{address} does not use {_MECHANISM_NAMES[ours]}, as this side does: give both the same security"
             return Rejected(FailedPreconditionError(text))
-        theirs = _NAMED.get(mechanism)
+        theirs = _MECHANISMS.get(mechanism)
         if theirs is None:
             text = f"what listens on {address} is not a zmqdist server: is the port right?"
             return Rejected(FailedPreconditionError(text))
         if theirs != ours:
             plaintext = ", in plaintext" if theirs == NONE else ""
-            text = f"the server at {address} uses {_KNOWN_AS[theirs]}{plaintext}, this side {_KNOWN_AS[ours]}: {_ADVICE[theirs]}"
+            text = (
+                f"the server at {address} uses {_MECHANISM_NAMES[theirs]}{plaintext}, this side {_MECHANISM_NAMES[ours]}: "
+                f"{_ADVICE[theirs]}"
+            )
             return Rejected(FailedPreconditionError(text))
         if closes < CLOSES_MAX:
             self._closes = closes
@@ -199,7 +204,7 @@ class ConnectionWatch:
         text = f"the server at {address} closed {closes} handshakes in a row: its log may say why"
         return Rejected(UnavailableError(text))
 
-    def _not_let_in(self, status: int) -> OpError:
+    def _refusal(self, status: int) -> OpError:
         source = self.security.source or "nothing"
         if status != 400:
             why = f"its authentication failed with status {status}"

@@ -33,7 +33,7 @@ from collections import deque
 from math import inf
 from typing import Final, NamedTuple
 
-from zmqdist.limits import CHUNK_BYTES, CHUNK_BYTES_MIN, LANE_WINDOW_BYTES, LANE_WINDOW_BYTES_START
+from zmqdist.limits import BULK_CHANNEL_WINDOW_BYTES, BULK_CHANNEL_WINDOW_BYTES_START, CHUNK_BYTES, CHUNK_BYTES_MIN
 
 QUEUE_S: Final = 0.25
 """What may wait in queues: enough to keep a link busy, an eighth of the heartbeat's time-out."""
@@ -89,10 +89,10 @@ class Pace:
 
     def __init__(
         self,
-        window_max: int = LANE_WINDOW_BYTES,
+        window_max: int = BULK_CHANNEL_WINDOW_BYTES,
         chunk_max: int = CHUNK_BYTES,
         *,
-        window_bytes: int = LANE_WINDOW_BYTES_START,
+        window_bytes: int = BULK_CHANNEL_WINDOW_BYTES_START,
         chunk_min: int = CHUNK_BYTES_MIN,
     ) -> None:
         """Args:
@@ -152,10 +152,10 @@ class Pace:
                 break
             last, left = oldest, left - oldest.nbytes
         if last is not None:
-            self._measured(last, nbytes, now)
+            self._adjust(last, nbytes, now)
         return True
 
-    def _measured(self, chunk: _Sent, nbytes: int, now: float) -> None:
+    def _adjust(self, chunk: _Sent, nbytes: int, now: float) -> None:
         sojourn_s = max(now - chunk.at, 1e-6)
         stale = now - self._trip_at > TRIP_KEPT_S
         if sojourn_s <= self.trip_s or (stale and chunk.alone):

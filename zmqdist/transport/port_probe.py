@@ -28,7 +28,7 @@ from zmqdist.transport.address import is_ipv6, join, split
 from zmqdist.transport.security import listening_sockets
 
 GREETING_BYTES: Final = 64
-PATIENCE_S: Final = 1.0
+PROBE_S: Final = 1.0
 """So long a probe waits for a connection, unless it is told otherwise, and then for the greeting."""
 
 _STEP_MS: Final = 20
@@ -47,7 +47,7 @@ class PortProbe:
       mechanism: at the end: "NULL", "PLAIN", "CURVE"; "" for a server that does not speak ZeroMQ; None: no answer.
     """
 
-    def __init__(self, address: str, now: float, connect_s: float = PATIENCE_S) -> None:
+    def __init__(self, address: str, now: float, connect_s: float = PROBE_S) -> None:
         """Raises InvalidArgumentError: not an address."""
         self.connected = False
         self.failure: OSError | None = None
@@ -100,7 +100,7 @@ class PortProbe:
             # for it to find a mechanism that it does not like. send raises ENOTCONN until TCP stands.
             self._socket.send(_SIGNATURE + b"\x03")
             self.connected = True
-            self._until = now + PATIENCE_S
+            self._until = now + PROBE_S
         while len(self._seen) < GREETING_BYTES:
             part = self._socket.recv(GREETING_BYTES - len(self._seen))
             self._seen += part
@@ -113,7 +113,7 @@ class PortProbe:
         return True
 
 
-def _run(probes: Iterable[PortProbe], connect_only: bool = False) -> None:
+def _run_probes(probes: Iterable[PortProbe], connect_only: bool = False) -> None:
     """Wait until all have ended, or have a connection."""
     left = list(probes)
     while True:
@@ -130,7 +130,7 @@ def _run(probes: Iterable[PortProbe], connect_only: bool = False) -> None:
 def connect_failure(address: str, connect_s: float) -> OSError | None:
     """Why no TCP connection can be made to "host:port"; None: one was made. A refused one says that nobody listens there."""
     probe = PortProbe(address, time.monotonic(), connect_s)
-    _run([probe], connect_only=True)
+    _run_probes([probe], connect_only=True)
     probe.close()
     return probe.failure
 
@@ -141,12 +141,12 @@ def listening(addresses: Mapping[tuple[str, int], str]) -> set[tuple[str, int]]:
     for task, address in addresses.items():
         with contextlib.suppress(InvalidArgumentError):  # no address: a cluster may have such, and nobody listens there
             probes[task] = PortProbe(address, time.monotonic())
-    _run(probes.values())
+    _run_probes(probes.values())
     return {task for task, probe in probes.items() if probe.mechanism}
 
 
 @dataclass(frozen=True)
-class Build:
+class ZmqBuild:
     """The ZeroMQ that this process uses."""
 
     pyzmq: str
@@ -155,7 +155,7 @@ class Build:
 
 
 @dataclass(frozen=True)
-class Seen:
+class ProbeResult:
     """What a port looks like from here.
 
     Attributes:
@@ -165,14 +165,14 @@ class Seen:
       mechanism: as of a PortProbe.
     """
 
-    number: str
+    ip_address: str
     failure: OSError | None = None
     connect_s: float = 0.0
     mechanism: str | None = None
 
 
 @dataclass(frozen=True)
-class Owner:
+class PortOwner:
     """Who listens on a port of this machine.
 
     Attributes:
@@ -188,72 +188,72 @@ class Owner:
     state: str = ""
 
 
-def build() -> Build:
+def zmq_build() -> ZmqBuild:
     """Versions, and whether encryption is there."""
     major, minor, patch = zmq.zmq_version_info()
-    return Build(zmq.pyzmq_version(), (major, minor, patch), bool(zmq.has("curve")))
+    return ZmqBuild(zmq.pyzmq_version(), (major, minor, patch), bool(zmq.has("curve")))
 
 
-def number_of(host: str, timeout_s: float) -> str:
+def resolve_host(host: str, timeout_s: float) -> str:
     """The IP number of a host as zmqdist connects to it: IPv4, unless an IPv6 number is written.
 
     Raises:
       socket.gaierror: the name cannot be looked up.
       TimeoutError: nobody answered within `timeout_s`.
     """
-    told: list[str | OSError] = []
+    outcome: list[str | OSError] = []
 
-    def ask() -> None:
+    def look_up() -> None:
         family = socket.AF_INET6 if is_ipv6(host) else socket.AF_INET
         try:
-            told.append(str(socket.getaddrinfo(host, None, family, socket.SOCK_STREAM)[0][4][0]))
+            outcome.append(str(socket.getaddrinfo(host, None, family, socket.SOCK_STREAM)[0][4][0]))
         except OSError as error:
-            told.append(error)
+            outcome.append(error)
         except UnicodeError:  # a label of more than 63 characters
-            told.append(socket.gaierror(socket.EAI_NONAME, "not a host name"))
+            outcome.append(socket.gaierror(socket.EAI_NONAME, "not a host name"))
         except BaseException as error:  # it must not look like a name server that does not answer
-            told.append(OSError(f"{type(error).__name__}: {error}"))
+            outcome.append(OSError(f"{type(error).__name__}: {error}"))
 
-    asking = threading.Thread(target=ask, name="zmqdist-name", daemon=True)
-    asking.start()
-    asking.join(timeout_s)
-    if not told:
+    thread = threading.Thread(target=look_up, name="zmqdist-name", daemon=True)
+    thread.start()
+    thread.join(timeout_s)
+    if not outcome:
         raise TimeoutError
-    if isinstance(told[0], OSError):
-        raise told[0]
-    return told[0]
+    if isinstance(outcome[0], OSError):
+        raise outcome[0]
+    return outcome[0]
 
 
-def is_own(number: str) -> bool:
+def is_local_address(ip_address: str) -> bool:
     """Whether an IP number is of this machine."""
     try:
-        with socket.socket(socket.AF_INET6 if is_ipv6(number) else socket.AF_INET) as probe:
-            probe.bind((number, 0))
+        with socket.socket(socket.AF_INET6 if is_ipv6(ip_address) else socket.AF_INET) as probe:
+            probe.bind((ip_address, 0))
     except OSError:
         return False
     return True
 
 
-def look(address: str, timeout_s: float) -> Seen:
+def probe(address: str, timeout_s: float) -> ProbeResult:
     """Look up, connect, and read the greeting; `timeout_s` for each of the first two."""
     host, port = split(address)
     try:
-        number = number_of(host, timeout_s)
+        number = resolve_host(host, timeout_s)
     except OSError as error:
-        return Seen("", error)
+        return ProbeResult("", error)
     began = time.monotonic()
     probe = PortProbe(join(number, port), began, timeout_s)
-    _run([probe], connect_only=True)
+    _run_probes([probe], connect_only=True)
     connect_s = time.monotonic() - began
-    _run([probe])
-    return Seen(number, probe.failure, connect_s, probe.mechanism)
+    _run_probes([probe])
+    return ProbeResult(number, probe.failure, connect_s, probe.mechanism)
 
 
-def explain(address: str, seen: Seen, timeout_s: float) -> tuple[str, str]:
+def explain_failure(address: str, result: ProbeResult, timeout_s: float) -> tuple[str, str]:
     """What a failed look means, and what to do about it."""
     host, port = split(address)
-    failure = seen.failure
-    if not seen.number:
+    failure = result.failure
+    if not result.ip_address:
         why = "nobody answered" if isinstance(failure, TimeoutError) else failure and failure.strerror
         advice = "correct its spelling, have it in DNS or /etc/hosts of this machine, or write its IP number"
         return f"the host name {host} cannot be looked up ({why})", advice
@@ -263,14 +263,14 @@ def explain(address: str, seen: Seen, timeout_s: float) -> tuple[str, str]:
     if isinstance(failure, TimeoutError):
         advice = f"see that {host} is up and that a firewall lets TCP port {port} through (nc -vz {host} {port})"
         return f"no answer to a TCP connection within {timeout_s:g} s", advice
-    advice = f"see that {host} is on a network that this machine reaches (ip route get {seen.number})"
+    advice = f"see that {host} is on a network that this machine reaches (ip route get {result.ip_address})"
     return f"no TCP connection ({failure and failure.strerror})", advice
 
 
-def owner(number: str, port: int) -> Owner | None:
+def port_owner(ip_address: str, port: int) -> PortOwner | None:
     """Who listens at an IP number of this machine; None: nobody, or this system does not tell."""
     try:
-        sockets = listening_sockets(number, port)
+        sockets = listening_sockets(ip_address, port)
     except (OSError, ValueError, IndexError):
         return None
     if not sockets:
@@ -278,8 +278,8 @@ def owner(number: str, port: int) -> Owner | None:
     wanted = {f"socket:[{inode}]" for _, inode in sockets}
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit() and _holds(folder, wanted):
-            return Owner(min(uid for uid, _ in sockets), int(folder.name), _command(folder), _state(folder))
-    return Owner(min(uid for uid, _ in sockets))
+            return PortOwner(min(uid for uid, _ in sockets), int(folder.name), _command(folder), _state(folder))
+    return PortOwner(min(uid for uid, _ in sockets))
 
 
 def _holds(folder: Path, wanted: set[str]) -> bool:

@@ -22,7 +22,7 @@ _KEPT_BYTES_MIN = 2**20
 """The C library itself keeps what is smaller."""
 
 
-class Received(Exporter):
+class ReceivedMemory(Exporter):
     """What owns the memory of a received array; all views keep it."""
 
     __slots__ = ("_memory", "_pool")
@@ -48,7 +48,7 @@ class _Pool:
         if memory.nbytes + sum(other.nbytes for other in tuple(self._returned)) <= RECEIVED_IDLE_BYTES_MAX:
             self._returned.append(memory)
 
-    def place(self, nbytes: int) -> NDArray[np.uint8]:
+    def take(self, nbytes: int) -> NDArray[np.uint8]:
         with self.lock:
             while self._returned:
                 self._free.append(self._returned.popleft())
@@ -67,7 +67,7 @@ def memory_for(nbytes: int) -> NDArray[np.uint8]:
     """So many bytes that nobody else has, with any content. Raises MemoryError."""
     if nbytes < _KEPT_BYTES_MIN:
         return np.empty(nbytes, np.uint8)
-    return Received(_pool.place(nbytes), nbytes).array()
+    return ReceivedMemory(_pool.take(nbytes), nbytes).array()
 
 
 def _in_child() -> None:

@@ -48,15 +48,15 @@ from zmqdist.errors import (
     WireError,
 )
 from zmqdist.limits import FRAME_BYTES_MAX, GRACE_S, HANDSHAKE_S, HEARTBEAT_SERVER_S, MESSAGES_PER_WAKE_MAX, PEERS_MAX
-from zmqdist.messages import Chunk, Credit, Goodbye, Message, Ping, Refused, Shares
+from zmqdist.messages import Chunk, Credit, Goodbye, Message, Ping, Refused, SharedMemoryAccepted
 from zmqdist.transport.address import is_ipv6, join, split
 from zmqdist.transport.dealer import Buffer, receive_payload
-from zmqdist.transport.loop import Loop, Watched
-from zmqdist.transport.malloc_trim import give_back
+from zmqdist.transport.loop import Loop, WatchedSocket
+from zmqdist.transport.malloc_trim import trim_heap
 from zmqdist.transport.monitor import DISCONNECTED, decode_event, open_monitor
 from zmqdist.transport.security import CURVE, NONE, ServerSecurity
-from zmqdist.transport.shm_pool import this_arena
-from zmqdist.transport.transfers import Lanes
+from zmqdist.transport.shm_pool import this_pool
+from zmqdist.transport.transfers import BulkChannel
 from zmqdist.transport.zap import ADMIN
 from zmqdist.wire.headers import decode, encode
 from zmqdist.wire.hello import Hello, decode_hello, encode_hello, is_hello
@@ -69,7 +69,7 @@ SUSPECT_STEP_MAX_S: Final = 60.0
 """The longest pause between two questions, each of which costs a Ping to an innocent suspect."""
 REFUSALS_MAX: Final = 32
 """Answers of Refused for one peer: one that does not read must not fill our memory."""
-GIVE_BACK_S: Final = 1.0
+TRIM_DELAY_S: Final = 1.0
 """So long after the last message that was too large for us the memory that it took goes back to the system."""
 LINGER_S: Final = 0.2
 """So long the last answers have to leave when the server stops."""
@@ -96,12 +96,24 @@ class Peer:
       role: "client", "submit", "worker" or "admin".
       hello: None until it came; without one the peer is shown to nobody.
       name: for people, with its address until the hello.
-      lanes: the large parts on their way from and to it; None until there were any, or shared memory.
+      bulk: the large parts on their way from and to it; None until there were any, or shared memory.
       session: whatever the owner of the router keeps with it.
       gone: it was found out that it has gone; nothing can be sent to it.
     """
 
-    __slots__ = ("blamed", "fd", "gone", "hello", "lanes", "name", "refusals", "role", "routing_id", "session", "shut")
+    __slots__ = (
+        "bulk",
+        "fault_logged",
+        "fd",
+        "gone",
+        "hello",
+        "ignored",
+        "name",
+        "refusals",
+        "role",
+        "routing_id",
+        "session",
+    )
 
     def __init__(self, routing_id: bytes, fd: int, role: str, name: str) -> None:
         self.routing_id = routing_id
@@ -109,12 +121,12 @@ class Peer:
         self.role = role
         self.name = name
         self.hello: Hello | None = None
-        self.lanes: Lanes | None = None
+        self.bulk: BulkChannel | None = None
         self.session: Any = None
         self.gone = False
-        self.blamed = False
+        self.fault_logged = False
         self.refusals = 0
-        self.shut = False
+        self.ignored = False
 
     def __repr__(self) -> str:
         return f"Peer({self.name!r}, {self.role}{', gone' if self.gone else ''})"
@@ -144,22 +156,24 @@ class Router:
         self.received = 0
         self.refused_handshakes = 0
         self.peers_max = PEERS_MAX
-        self.leaving = False
+        self.stopping = False
         self._loop = loop
         self._security = security
-        self._said = hello
+        self._hello_fields = hello
         self._hello = encode_hello(hello)
         self._peers: dict[bytes, Peer] = {}
         self._by_fd: dict[int, list[Peer]] = {}
-        self._ends: Counter[int] = Counter()
+        self._reported_ends: Counter[int] = Counter()
         """By descriptor: ends that were reported, less the peers that were found to have gone."""
-        self._going: list[Peer] = []
+        self._gone_unread: list[Peer] = []
         self._closed = False
-        self._left = 0
+        self._turn_budget = 0
         self._handlers: dict[type[Message], tuple[Handler, frozenset[str] | None]] = {}
-        self.on(Shares, lambda peer, message, frames: self.lanes(peer).shares(message.nonce))
-        self.on(Chunk, lambda peer, message, frames: self.lanes(peer).chunk(message, frames))
-        self.on(Credit, lambda peer, message, frames: self.lanes(peer).credited(message))
+        self.on(
+            SharedMemoryAccepted, lambda peer, message, frames: self.bulk_channel(peer).memory_accepted(message.nonce)
+        )
+        self.on(Chunk, lambda peer, message, frames: self.bulk_channel(peer).chunk_arrived(message, frames))
+        self.on(Credit, lambda peer, message, frames: self.bulk_channel(peer).credited(message))
         loop.run(self._open)
 
     def _open(self) -> None:
@@ -177,15 +191,15 @@ class Router:
         self._send: Callable[[Buffer, int], Any] = super(zmq.Socket, socket).send
         self._recv: Callable[..., Any] = super(zmq.Socket, socket).recv
         self._monitor = open_monitor(socket, DISCONNECTED)
-        self._watched: Watched = self._loop.add_socket(socket, self._read)
+        self._watched: WatchedSocket = self._loop.add_socket(socket, self._read)
         self._loop.add_socket(self._monitor, self._read_monitor)
         self._loop.on_stop(self._close)
 
     def _close(self) -> None:
         self._closed = True
         for peer in self._peers.values():
-            if peer.lanes is not None:
-                peer.lanes.gone()
+            if peer.bulk is not None:
+                peer.bulk.connection_lost()
         self._socket.disable_monitor()
         for socket in (self._monitor, self._socket):
             self._loop.remove_socket(socket)
@@ -221,9 +235,9 @@ class Router:
 
         Returns, raises: as `bind`.
         """
-        with sockets.socket(fileno=fd) as given:
-            name = given.getsockname()
-            given.detach()
+        with sockets.socket(fileno=fd) as wrapped:
+            name = wrapped.getsockname()
+            wrapped.detach()
         if not isinstance(name, tuple):
             raise InvalidArgumentError(f"descriptor {fd} is not a TCP socket")
         self._security.check_bind(name[0])
@@ -238,7 +252,7 @@ class Router:
         try:
             socket.bind(f"tcp://{address if port else address[:-1] + '*'}")
         except zmq.ZMQError as error:
-            raise UnknownError(f"could not bind {address}: {_why(error)}") from None
+            raise UnknownError(f"could not bind {address}: {_bind_problem(error)}") from None
         finally:
             socket.setsockopt(zmq.USE_FD, -1)
         bound = socket.getsockopt(zmq.LAST_ENDPOINT)
@@ -260,20 +274,20 @@ class Router:
         """
         self._handlers[kind] = (fn, None if roles is None else roles | {ADMIN})
 
-    def lanes(self, peer: Peer) -> Lanes:
+    def bulk_channel(self, peer: Peer) -> BulkChannel:
         """For messages with large parts from and to a peer."""
-        if peer.lanes is None:
-            peer.lanes = Lanes(peer.name, lambda message, frames: self.send(peer, message, frames))
+        if peer.bulk is None:
+            peer.bulk = BulkChannel(peer.name, lambda message, frames: self.send(peer, message, frames))
             if peer.hello is not None:
-                peer.lanes.met(peer.hello)
-        return peer.lanes
+                peer.bulk.hello_arrived(peer.hello)
+        return peer.bulk
 
     def send(self, peer: Peer, message: Message, frames: Sequence[Buffer] = ()) -> bool:
         """Send without waiting.
 
         Args:
           frames: payload, copied. For what is small: ZeroMQ's way of sending without a copy takes longer, and large parts have
-            their own ways (`lanes`).
+            their own ways (`bulk_channel`).
 
         Returns:
           False: the peer has gone (`on_gone` is called later, from the loop), or its queue is full; nothing was sent.
@@ -300,9 +314,9 @@ class Router:
 
     # -- in -----------------------------------------------------------------------------------------------------------
 
-    def worked(self, count: int) -> None:
+    def count_work(self, count: int) -> None:
         """A handler says that its message was as much work as `count` of them: it is the bound of a turn that counts."""
-        self._left -= count - 1
+        self._turn_budget -= count - 1
 
     @property
     def peers(self) -> list[Peer]:
@@ -312,60 +326,60 @@ class Router:
     def _read(self) -> bool:
         """Take what is there, up to the bound; True when stopped at the bound. The loop has just seen that there is something."""
         has_input, recv, peers = self._watched.has_input, self._recv, self._peers
-        self._left = MESSAGES_PER_WAKE_MAX
-        while self._left > 0:
-            if self._left < MESSAGES_PER_WAKE_MAX and not has_input():
+        self._turn_budget = MESSAGES_PER_WAKE_MAX
+        while self._turn_budget > 0:
+            if self._turn_budget < MESSAGES_PER_WAKE_MAX and not has_input():
                 self._watched.dirty = False
                 return False
-            self._left -= 1
+            self._turn_budget -= 1
             self.received += 1
             routing_id = recv(_NOBLOCK)
             peer = peers.get(routing_id)
             frame = recv(_NOBLOCK, False)
             if peer is None:
-                peer = self._meet(routing_id, frame)
+                peer = self._add_peer(routing_id, frame)
             frames = receive_payload(self._socket) if frame.more else []
             try:
-                self._take(peer, frame.bytes, frames)
+                self._handle_frames(peer, frame.bytes, frames)
             except WireError as error:
                 self._count("not a message")
-                if not peer.blamed:
-                    peer.blamed = True
+                if not peer.fault_logged:
+                    peer.fault_logged = True
                     log.warning("%s (further ones of it are only counted)", error)
             except Exception:
                 self._loop.fault(f"handler of a message from {peer.name}")
         return True
 
-    def _meet(self, routing_id: bytes, frame: zmq.Frame) -> Peer:
+    def _add_peer(self, routing_id: bytes, frame: zmq.Frame) -> Peer:
         """The first message of a connection that we do not know."""
         role = ADMIN if self._security.mechanism == NONE else _property(frame, "User-Id")
         fd = _fd_of(frame)
         peer = Peer(routing_id, fd, role, f"at {_property(frame, 'Peer-Address') or 'an unknown address'}")
         if len(self._peers) >= self.peers_max:
-            peer.shut = True
+            peer.ignored = True
             self._refuse(peer, RESOURCE_EXHAUSTED, f"this server has its {self.peers_max} connections already")
             return peer
         self._peers[routing_id] = peer
         if fd >= 0:
             self._by_fd.setdefault(fd, []).append(peer)
-            if self._ends[fd] > 0:
+            if self._reported_ends[fd] > 0:
                 self._suspect_later(peer, SUSPECT_STEP_S)  # after our hello, which must be the first that it hears
         return peer
 
-    def _take(self, peer: Peer, header: bytes, frames: list[memoryview] | None) -> None:
-        if peer.shut:
+    def _handle_frames(self, peer: Peer, header: bytes, frames: list[memoryview] | None) -> None:
+        if peer.ignored:
             self._count("refused peer")
             return
         if frames is None:
             self._count("too many frames or bytes")
             # The C library keeps what was freed, here a gigabyte or more. It takes some milliseconds: not for each of many.
-            self._loop.set_timer(give_back, self._loop.now() + GIVE_BACK_S, give_back)
+            self._loop.set_timer(trim_heap, self._loop.now() + TRIM_DELAY_S, trim_heap)
             return
         if is_hello(header):
-            self._greet(peer, header)
+            self._handle_hello(peer, header)
             return
         if peer.hello is None:
-            peer.shut = True
+            peer.ignored = True
             self._count("before the hello")
             self._refuse(peer, FAILED_PRECONDITION, "the first message of a connection must be a hello")
             return
@@ -384,42 +398,42 @@ class Router:
             return
         fn(peer, message, frames)
 
-    def _greet(self, peer: Peer, header: bytes) -> None:
+    def _handle_hello(self, peer: Peer, header: bytes) -> None:
         if peer.hello is not None:
             self._count("second hello")
             return
-        if self.leaving:
+        if self.stopping:
             return
         try:
             hello = decode_hello(header, peer.name)
         except ProtocolMismatchError as error:
-            peer.shut = True
+            peer.ignored = True
             self._count("other protocol version")
             log.warning("refused: %s", error)
             self._send_raw(peer, self._hello)  # it names both versions on the other side too
             return
         except WireError:
-            peer.shut = True
+            peer.ignored = True
             raise
         peer.name = _printable(hello.name) or f"{_printable(hello.kind)} {peer.name}"
-        if not self._send_raw(peer, self._answer_to(peer, hello)):  # it has gone while its hello lay here
+        if not self._send_raw(peer, self._hello_for(peer, hello)):  # it has gone while its hello lay here
             return
         peer.hello = hello
         if self.on_hello is not None:
             self.on_hello(peer)
 
-    def _answer_to(self, peer: Peer, hello: Hello) -> bytes:
+    def _hello_for(self, peer: Peer, hello: Hello) -> bytes:
         """Our hello, with our shared memory for whoever has offered its own.
 
         What is offered may be anybody's whom we can open, ourselves included. So it is believed only of those who could read that anyway:
         who has shown the user's token, and who may run code here. A key that may only call has its arrays go by the socket.
         """
         trusted = peer.role != "client" or self._security.mechanism != CURVE
-        arena = this_arena() if trusted and hello.memory is not None else None
-        if arena is None:
+        pool = this_pool() if trusted and hello.memory is not None else None
+        if pool is None:
             return self._hello
-        nonce = self.lanes(peer).offered(hello)
-        return encode_hello(replace(self._said, memory=arena.offer, nonce=nonce))
+        nonce = self.bulk_channel(peer).open_offered_memory(hello)
+        return encode_hello(replace(self._hello_fields, memory=pool.offer, nonce=nonce))
 
     def _refuse(self, peer: Peer, code: int, text: str) -> None:
         if peer.refusals < REFUSALS_MAX:
@@ -436,8 +450,8 @@ class Router:
             if not int(self._monitor.getsockopt(zmq.EVENTS)) & _POLLIN:
                 return False
             _, fd = decode_event(self._monitor.recv_multipart(_NOBLOCK)[0])
-            self._ends[fd] += 1
-            if self._ends[fd] <= 0:
+            self._reported_ends[fd] += 1
+            if self._reported_ends[fd] <= 0:
                 continue  # of a peer that a send has found to have gone
             suspects = tuple(self._by_fd.get(fd, ()))
             if not suspects:
@@ -448,7 +462,7 @@ class Router:
 
     def _suspect(self, peer: Peer, step_s: float) -> None:
         """Ask whether it has gone, now and again; `step_s` is the next pause."""
-        if not peer.gone and self._ends[peer.fd] > 0 and not self._is_gone(peer):
+        if not peer.gone and self._reported_ends[peer.fd] > 0 and not self._is_gone(peer):
             self._suspect_later(peer, step_s)
 
     def _suspect_later(self, peer: Peer, step_s: float) -> None:
@@ -465,25 +479,25 @@ class Router:
         peer.gone = True
         if peer in (met := self._by_fd.get(peer.fd, [])):
             met.remove(peer)
-            self._ends[peer.fd] -= 1
-            self._loop.set_timer((self, peer), None, self._let_go)
-        self._going.append(peer)
-        if len(self._going) == 1:
-            self._loop.call_soon(self._let_go)
+            self._reported_ends[peer.fd] -= 1
+            self._loop.set_timer((self, peer), None, self._forget_gone)
+        self._gone_unread.append(peer)
+        if len(self._gone_unread) == 1:
+            self._loop.call_soon(self._forget_gone)
 
-    def _let_go(self) -> None:
+    def _forget_gone(self) -> None:
         """Forget those who have gone, when nothing of them can be left to read."""
         if self._closed:
             return
         self._watched.dirty = True
         if self._watched.has_input() and self._read():
-            self._loop.call_soon(self._let_go)  # there is more: let others have their turn
+            self._loop.call_soon(self._forget_gone)  # there is more: let others have their turn
             return
-        going, self._going = self._going, []
+        going, self._gone_unread = self._gone_unread, []
         for peer in going:
             self._peers.pop(peer.routing_id, None)
-            if peer.lanes is not None:
-                peer.lanes.gone()
+            if peer.bulk is not None:
+                peer.bulk.connection_lost()
             if peer.hello is not None:
                 for fn in self.on_gone:
                     self._loop.call_soon(fn, peer)
@@ -536,7 +550,7 @@ def _printable(text: str) -> str:
     return "".join(char if char.isprintable() else "?" for char in text[:NAME_CHARS_MAX])
 
 
-def _why(error: zmq.ZMQError) -> str:
+def _bind_problem(error: zmq.ZMQError) -> str:
     if error.errno == zmq.EADDRINUSE:
         return "the port is in use; stop what listens there, or take port 0 for a free one"
     if error.errno in (errno.EADDRNOTAVAIL, errno.ENODEV):

@@ -49,7 +49,7 @@ CURVE: Final = "curve"
 NONE: Final = "none"
 
 SERVER: Final = "server"
-LISTENERS: Final = frozenset({"worker", "submit", "admin"})
+LISTENING_ROLES: Final = frozenset({"worker", "submit", "admin"})
 """Roles whose key a process may show that listens without being a server."""
 
 NEVER_MS: Final = 1_000_000_000
@@ -72,7 +72,7 @@ class ServerSecurity:
     @property
     def public(self) -> bytes:
         """The public key that it shows, in 32 bytes: to be told with its address. Empty without CURVE."""
-        return b"" if self.key is None else keys.raw(self.key.public)
+        return b"" if self.key is None else keys.decode_public(self.key.public)
 
     def apply(self, socket: zmq.Socket[bytes]) -> None:
         """Set the options of a ROUTER, before it binds."""
@@ -158,7 +158,7 @@ class ClientSecurity:
         host, port = split(address)
         if not is_loopback(host):
             raise _needs_keys(host)
-        uids = listeners(host, port)
+        uids = listening_users(host, port)
         strangers = uids - {os.geteuid()}
         if strangers:
             raise UnauthenticatedError(
@@ -231,7 +231,7 @@ def client_security(
         pair = keys.load_role(folder, role)
         # By the key itself: the file may be replaced while this one is in use.
         source = f"key {pair.public.decode()}, read from {Path(folder, role)}.key"
-        return ClientSecurity(CURVE, role, source, key=pair, server_key=_expected(address, folder, peer))
+        return ClientSecurity(CURVE, role, source, key=pair, server_key=_expected_key(address, folder, peer))
     if insecure:
         return ClientSecurity(NONE, role)
     if not is_loopback(host):
@@ -240,16 +240,16 @@ def client_security(
     return ClientSecurity(PLAIN, role, f"token {path}", token=secret)
 
 
-def _expected(address: str, folder: str | Path, peer: bytes) -> bytes:
+def _expected_key(address: str, folder: str | Path, peer: bytes) -> bytes:
     """The public key that the other side has to have, as ZeroMQ takes it."""
     if not peer:
         return keys.load_server_public(folder)
-    if keys.load_authorized(folder).get(peer) not in LISTENERS:
+    if keys.load_authorized(folder).get(peer) not in LISTENING_ROLES:
         raise UnauthenticatedError(
-            f"{address} is not connected to: its public key {keys.text(peer)} is of no worker or program in "
+            f"{address} is not connected to: its public key {keys.encode_public(peer)} is of no worker or program in "
             f"{Path(folder, keys.AUTHORIZED)}",
         )
-    return keys.text(peer).encode()
+    return keys.encode_public(peer).encode()
 
 
 def _keys_folder(curve: bool | None, keys_dir: str | Path | None, token_file: str | Path | None) -> str | Path | None:
@@ -271,7 +271,7 @@ def _needs_keys(host: str) -> FailedPreconditionError:
     )
 
 
-def listeners(host: str, port: int) -> set[int]:
+def listening_users(host: str, port: int) -> set[int]:
     """User ids of the sockets that would take a connection to a loopback address; empty when nobody listens.
 
     Raises:
@@ -301,7 +301,7 @@ def listening_sockets(host: str, port: int) -> set[tuple[int, int]]:
         exact, wild = {wanted}, {ipaddress.ip_address("::")}
     found: dict[Any, set[tuple[int, int]]] = {}
     for name in ("tcp", "tcp6"):
-        _collect(f"/proc/net/{name}", port, found)
+        _collect_listening(f"/proc/net/{name}", port, found)
         if (
             wanted in found
         ):  # only sockets of one user can share an address, and each table takes milliseconds where it is empty
@@ -313,7 +313,7 @@ def listening_sockets(host: str, port: int) -> set[tuple[int, int]]:
     return set()
 
 
-def _collect(path: str, port: int, found: dict[Any, set[tuple[int, int]]]) -> None:
+def _collect_listening(path: str, port: int, found: dict[Any, set[tuple[int, int]]]) -> None:
     suffix = f":{port:04X}"
     if path.endswith("6") and not os.path.exists(path):  # a kernel without IPv6
         return

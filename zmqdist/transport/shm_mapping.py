@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from zmqdist.errors import ResourceExhaustedError
 from zmqdist.transport.memory_limits import check_room
 
-NAME: Final = "zmqdist-arena"
+MEMFD_NAME: Final = "zmqdist-arena"
 
 _MAP_PRIVATE: Final = 0x02
 _MAP_SHARED: Final = 0x01
@@ -42,7 +42,7 @@ _ADD_SEALS: Final = 1033
 _GET_SEALS: Final = 1034
 
 _LOCK: Final = struct.Struct("hhqqi4x")
-PAGE: Final = mmap.PAGESIZE
+PAGE_BYTES: Final = mmap.PAGESIZE
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
@@ -98,7 +98,7 @@ def _map(address: int, fd: int, nbytes: int, offset: int, *, writable: bool, fla
 
 def make_memfd(nbytes: int) -> int:
     """A new memfd of fixed size, closed on exec. Raises OSError."""
-    fd = os.memfd_create(NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    fd = os.memfd_create(MEMFD_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(fd, nbytes)
         fcntl.fcntl(fd, _ADD_SEALS, SEAL_SIZE)
@@ -137,17 +137,17 @@ def open_memfd(pid: int, fd: int, inode: int, *, nbytes: int, writable: bool = T
     flags = (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
     ours = os.open(f"/proc/{pid}/fd/{fd}", flags)
     try:
-        told = os.fstat(ours)
-        if told.st_ino != inode:
+        status = os.fstat(ours)
+        if status.st_ino != inode:
             raise OSError(errno.ENOENT, f"descriptor {fd} of process {pid} is another file by now")
-        if not stat.S_ISREG(told.st_mode):
+        if not stat.S_ISREG(status.st_mode):
             raise ValueError(f"descriptor {fd} of process {pid} is no regular file, and no memfd")
         try:
             seals = fcntl.fcntl(ours, _GET_SEALS)
         except OSError:
             raise ValueError(f"descriptor {fd} of process {pid} is no memfd") from None
-        if not seals & _SEAL_SHRINK or told.st_size < nbytes:
-            raise ValueError(f"descriptor {fd} of process {pid} has {told.st_size} bytes, or an open size")
+        if not seals & _SEAL_SHRINK or status.st_size < nbytes:
+            raise ValueError(f"descriptor {fd} of process {pid} has {status.st_size} bytes, or an open size")
     except BaseException:
         os.close(ours)
         raise
@@ -163,7 +163,7 @@ def is_sealed_against_writing(fd: int) -> bool:
     return bool(fcntl.fcntl(fd, _GET_SEALS) & SEAL_WRITE)
 
 
-def punch(fd: int, nbytes: int) -> None:
+def free_pages(fd: int, nbytes: int) -> None:
     """Give the pages back to the system, whoever has them mapped."""
     _libc.fallocate(fd, _FALLOC_PUNCH, 0, nbytes)
 

@@ -20,22 +20,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zmqdist.errors import UnavailableError, WireError
-from zmqdist.limits import ARENA_CELLS, ARENA_DESCRIPTOR_BYTES_MIN, ARENA_MAPPED_BYTES_MAX, ARENA_MAPPED_MAX
+from zmqdist.limits import SHM_CELLS, SHM_DESCRIPTOR_BYTES_MIN, SHM_MAPPED_BYTES_MAX, SHM_MAPPED_MAX
 from zmqdist.transport import shm_mapping
 from zmqdist.transport.shm_mapping import Exporter, Mapping, open_memfd
 from zmqdist.transport.shm_pool import (
+    EXCLUSIVE,
     FROZEN,
     FROZEN_PUBLISHED,
     NONCE_CELL,
-    OURS,
     PUBLISHED,
     Block,
-    Frozen,
+    FrozenSegment,
     Handle,
     Offer,
     Segment,
-    _Kept,
-    this_arena,
+    _BlockMemory,
+    this_pool,
 )
 
 LOCK_TRIES: Final = 1000
@@ -44,8 +44,8 @@ LOCK_TRIES: Final = 1000
 log = logging.getLogger("zmqdist.transport")
 
 
-class PeerArena:
-    """The arena of one other process (or of this one, as a peer of itself). Any thread may use it.
+class PeerPool:
+    """The shared-memory pool of one other process (or of this one, as a peer of itself). Any thread may use it.
 
     Attributes:
       offer: as its owner told it.
@@ -53,13 +53,13 @@ class PeerArena:
     """
 
     def __init__(self, offer: Offer) -> None:
-        """Raises OSError where it cannot be opened, ValueError for something that is no arena."""
+        """Raises OSError where it cannot be opened, ValueError for something that is no pool."""
         self.offer = offer
         pid, fd, inode = offer
         self._pid = pid
-        self._table_fd = open_memfd(pid, fd, inode, nbytes=8 * ARENA_CELLS)
+        self._table_fd = open_memfd(pid, fd, inode, nbytes=8 * SHM_CELLS)
         try:
-            array = Mapping(self._table_fd, 8 * ARENA_CELLS).array()
+            array = Mapping(self._table_fd, 8 * SHM_CELLS).array()
         except BaseException:
             os.close(self._table_fd)
             raise
@@ -94,17 +94,17 @@ class PeerArena:
           WireError: not a handle of this owner, or one that was used before.
         """
         _, _, nbytes, offset, length, cell, serial, mode = handle
-        if mode == OURS and offset % shm_mapping.PAGE:
+        if mode == EXCLUSIVE and offset % shm_mapping.PAGE_BYTES:
             raise WireError(f"process {self._pid}", f"memory that does not begin with a page: {handle}")
-        if not (0 <= offset <= offset + length <= nbytes and NONCE_CELL < cell < ARENA_CELLS and serial > 0 < length):
+        if not (0 <= offset <= offset + length <= nbytes and NONCE_CELL < cell < SHM_CELLS and serial > 0 < length):
             raise WireError(f"process {self._pid}", f"no such memory: {handle}")
         try:
-            if mode == OURS:
-                return self._take(handle)
+            if mode == EXCLUSIVE:
+                return self._attach_exclusive(handle)
             if mode == PUBLISHED:
-                return self._share(handle)
+                return self._attach_published(handle)
             if mode in (FROZEN, FROZEN_PUBLISHED):
-                return self._read(handle)
+                return self._attach_frozen(handle)
         except ValueError as error:
             raise WireError(f"process {self._pid}", f"no such memory: {error}") from None
         except OSError as error:
@@ -113,10 +113,10 @@ class PeerArena:
             ) from None
         raise WireError(f"process {self._pid}", f"no such way to share memory: {mode}")
 
-    def adopt(self, handle: Handle) -> tuple[Segment, ArenaLease]:
+    def adopt(self, handle: Handle) -> tuple[Segment, BlockLease]:
         """For whoever lends it on without looking into it: the segment, and the lease. Raises as `attach`."""
         fd, inode, nbytes, _, _, cell, serial, mode = handle
-        if mode != OURS:
+        if mode != EXCLUSIVE:
             raise WireError(f"process {self._pid}", "only what was lent to one can be adopted")
         try:
             lease = self._claim(cell, serial)
@@ -130,22 +130,22 @@ class PeerArena:
 
     # -- lent to us alone -----------------------------------------------------------------------------------------------
 
-    def _take(self, handle: Handle) -> NDArray[np.uint8]:
+    def _attach_exclusive(self, handle: Handle) -> NDArray[np.uint8]:
         _, _, _, offset, length, cell, serial, _ = handle
         lease = self._claim(cell, serial)
-        segment = self._segment(handle)
-        hold = _Hold(lease, segment, offset, length)
-        _holds.add(hold)
+        segment = self._mapped_segment(handle)
+        hold = _ExclusiveMemory(lease, segment, offset, length)
+        _exclusive_memories.add(hold)
         return hold.array()
 
-    def _claim(self, cell: int, serial: int) -> ArenaLease:
-        lease = ArenaLease(self)
+    def _claim(self, cell: int, serial: int) -> BlockLease:
+        lease = BlockLease(self)
         self._lock_cell(self._table_fd, cell, serial)
         if self._cells[cell] != serial:
             # Ours already, when it says -serial: then the lock is in use and stays.
             if self._cells[cell] >= 0:
                 shm_mapping.unlock(self._table_fd, cell)
-            raise self._gone()
+            raise self._taken_back()
         lease.cell = cell
         self._cells[cell] = -serial
         return lease
@@ -158,12 +158,12 @@ class PeerArena:
             if shm_mapping.try_lock(fd, cell, shared=shared):
                 return
             os.sched_yield()  # the owner, or somebody with an old handle, is looking at it
-        raise self._gone()
+        raise self._taken_back()
 
-    def _gone(self) -> UnavailableError:
+    def _taken_back(self) -> UnavailableError:
         return UnavailableError(f"process {self._pid} has taken the memory back, or lent it to somebody else")
 
-    def _segment(self, handle: Handle) -> Segment:
+    def _mapped_segment(self, handle: Handle) -> Segment:
         """Mapped shared and writable; kept for the next array in it."""
         fd, inode, nbytes = handle[:3]
         segment = self._mapped.get(inode)
@@ -173,8 +173,8 @@ class PeerArena:
             segment.mapping = Mapping(ours, nbytes)
             self._mapped[inode] = segment
             while len(self._mapped) > 1 and (
-                len(self._mapped) > ARENA_MAPPED_MAX
-                or sum(other.nbytes for other in tuple(self._mapped.values())) > ARENA_MAPPED_BYTES_MAX
+                len(self._mapped) > SHM_MAPPED_MAX
+                or sum(other.nbytes for other in tuple(self._mapped.values())) > SHM_MAPPED_BYTES_MAX
             ):
                 self._mapped.popitem(last=False)
         elif segment.nbytes < nbytes:
@@ -189,20 +189,20 @@ class PeerArena:
 
     # -- published, and frozen ------------------------------------------------------------------------------------------
 
-    def _share(self, handle: Handle) -> NDArray[np.uint8]:
+    def _attach_published(self, handle: Handle) -> NDArray[np.uint8]:
         fd, inode, nbytes, offset, length, cell, serial, _ = handle
         lock = self._read_lock(cell, serial)
         # Held until the array is collected; a small one is copied, so that many of them do not take all descriptors.
         ours = open_memfd(self._pid, fd, inode, nbytes=nbytes, writable=False)
         try:
-            start = offset // shm_mapping.PAGE * shm_mapping.PAGE
+            start = offset // shm_mapping.PAGE_BYTES * shm_mapping.PAGE_BYTES
             mapping = Mapping(ours, offset + length - start, private=True, offset=start)
         finally:
             os.close(ours)
-        array = _Shared(lock, mapping, offset - start, length).array()
-        return array if length >= ARENA_DESCRIPTOR_BYTES_MIN else array.copy()
+        array = _CopyOnWriteMemory(lock, mapping, offset - start, length).array()
+        return array if length >= SHM_DESCRIPTOR_BYTES_MIN else array.copy()
 
-    def _read(self, handle: Handle) -> NDArray[np.uint8]:
+    def _attach_frozen(self, handle: Handle) -> NDArray[np.uint8]:
         fd, inode, nbytes, offset, length, cell, serial, mode = handle
         lock = self._read_lock(cell, serial)
         frozen = _known_frozen.get(inode)
@@ -211,7 +211,7 @@ class PeerArena:
             if not shm_mapping.is_sealed_against_writing(ours):
                 os.close(ours)
                 raise ValueError("it is said to be frozen, and is not")
-            frozen = _known_frozen[inode] = Frozen(Segment(ours, nbytes, 0, None))
+            frozen = _known_frozen[inode] = FrozenSegment(Segment(ours, nbytes, 0, None))
         elif frozen.segment.nbytes < nbytes:
             raise ValueError(f"a segment of {frozen.segment.nbytes} bytes is said to have {nbytes}")
         if mode == FROZEN:  # we have it, and the owner may let go
@@ -224,33 +224,33 @@ class PeerArena:
         lock = _ReadLock(os.open(f"/proc/self/fd/{self._table_fd}", os.O_RDWR | os.O_CLOEXEC))
         self._lock_cell(lock.fd, cell, serial, shared=True)
         if self._cells[cell] != serial:
-            raise self._gone()
+            raise self._taken_back()
         return lock
 
 
-class ArenaLease:
+class BlockLease:
     """Something lent to us alone; given back when dropped, unless a fork has shared it. A forked child's copy does nothing."""
 
-    __slots__ = ("cell", "forked", "owner", "process")
+    __slots__ = ("cell", "owner", "process", "shared_by_fork")
 
-    def __init__(self, owner: PeerArena) -> None:
+    def __init__(self, owner: PeerPool) -> None:
         self.owner = owner
         self.cell = 0
         """0 while nothing is claimed."""
-        self.forked = False
-        self.process = _process
+        self.shared_by_fork = False
+        self.process = _this_process
 
     def __del__(self) -> None:
-        if self.cell and not self.forked and self.process is _process:
+        if self.cell and not self.shared_by_fork and self.process is _this_process:
             self.owner._release(self.cell)
 
 
-class _Hold(Exporter):
+class _ExclusiveMemory(Exporter):
     """The memory of an array that was lent to us alone."""
 
     __slots__ = ("lease", "length", "offset", "segment")
 
-    def __init__(self, lease: ArenaLease, segment: Segment, offset: int, length: int) -> None:
+    def __init__(self, lease: BlockLease, segment: Segment, offset: int, length: int) -> None:
         assert segment.mapping is not None
         super().__init__(segment.mapping.address + offset, length, writable=True)
         self.lease = lease
@@ -258,14 +258,14 @@ class _Hold(Exporter):
         self.offset = offset
         self.length = length
 
-    def part_from_others(self) -> None:
+    def make_private(self) -> None:
         """Before a fork. Blocks begin and end with pages."""
-        if self.lease.forked:
+        if self.lease.shared_by_fork:
             return
         assert self.segment.mapping is not None
-        nbytes = -(-self.length // shm_mapping.PAGE) * shm_mapping.PAGE
+        nbytes = -(-self.length // shm_mapping.PAGE_BYTES) * shm_mapping.PAGE_BYTES
         shm_mapping.make_private(self.segment.mapping.address + self.offset, nbytes, self.segment.fd, self.offset)
-        self.lease.forked = True
+        self.lease.shared_by_fork = True
 
 
 class _ReadLock:
@@ -278,7 +278,7 @@ class _ReadLock:
         os.close(self.fd)
 
 
-class _Shared(Exporter):
+class _CopyOnWriteMemory(Exporter):
     """The memory of an array that many have: what is written to it stays in this mapping."""
 
     __slots__ = ("lock", "mapping")
@@ -289,7 +289,7 @@ class _Shared(Exporter):
         self.mapping = mapping
 
 
-def lendable(array: NDArray[Any]) -> Block | None:
+def lendable_block(array: NDArray[Any]) -> Block | None:
     """Shared memory that shows an array which begins with a block of ours, or with one that was lent to us; else None.
 
     Of use when nobody changes the array any more: then it can be lent on as it is.
@@ -297,38 +297,38 @@ def lendable(array: NDArray[Any]) -> Block | None:
     base: Any = array
     while isinstance(base, np.ndarray):
         base = base.base
-    arena = this_arena()
-    if arena is None or not isinstance(base, (_Kept, _Hold)) or not array.flags.forc:
+    pool = this_pool()
+    if pool is None or not isinstance(base, (_BlockMemory, _ExclusiveMemory)) or not array.flags.forc:
         return None
     if array.ctypes.data != base.array().ctypes.data:
         return None
-    if isinstance(base, _Hold):
-        return arena.adopt(base.segment, base.offset, array.nbytes, base)
+    if isinstance(base, _ExclusiveMemory):
+        return pool.adopt(base.segment, base.offset, array.nbytes, base)
     return base.block if base.block.nbytes == array.nbytes else None
 
 
-_process = object()
+_this_process = object()
 """Another one after a fork."""
-_holds: weakref.WeakSet[_Hold] = weakref.WeakSet()
-_known_frozen: weakref.WeakValueDictionary[int, Frozen] = weakref.WeakValueDictionary()
-_peers: weakref.WeakValueDictionary[Offer, PeerArena] = weakref.WeakValueDictionary()
+_exclusive_memories: weakref.WeakSet[_ExclusiveMemory] = weakref.WeakSet()
+_known_frozen: weakref.WeakValueDictionary[int, FrozenSegment] = weakref.WeakValueDictionary()
+_peers: weakref.WeakValueDictionary[Offer, PeerPool] = weakref.WeakValueDictionary()
 
 
-def open_peer(offer: Offer) -> PeerArena | None:
-    """The arena that a peer offers; None where it cannot be opened: another host, user or namespace, or it has ended."""
+def open_peer(offer: Offer) -> PeerPool | None:
+    """The pool that a peer offers; None where it cannot be opened: another host, user or namespace, or it has ended."""
     peer = _peers.get(offer)
     if peer is None:
         try:
-            peer = _peers[offer] = PeerArena(offer)
+            peer = _peers[offer] = PeerPool(offer)
         except (OSError, ValueError):
             return None
     return peer
 
 
 def _before_fork() -> None:
-    for hold in list(_holds):
+    for hold in list(_exclusive_memories):
         try:
-            hold.part_from_others()
+            hold.make_private()
         except OSError:  # no more mappings: the others still can
             log.exception("an array in shared memory could not be parted from the child of a fork")
         _shared_with_child.add(hold.lease.owner)
@@ -336,8 +336,8 @@ def _before_fork() -> None:
 
 def _in_child() -> None:
     """The locks of a peer's table are shared with the parent: the child opens it anew."""
-    global _process
-    _process = object()
+    global _this_process
+    _this_process = object()
     for peer in list(_peers.values()):
         if peer not in _shared_with_child:
             peer.close()  # else what the parent is lent from now on would not be given back when it is killed
@@ -345,8 +345,8 @@ def _in_child() -> None:
     _peers.clear()
 
 
-_inherited: list[PeerArena] = []
-_shared_with_child: set[PeerArena] = set()
+_inherited: list[PeerPool] = []
+_shared_with_child: set[PeerPool] = set()
 """Of use from right before a fork to right after it."""
 
 os.register_at_fork(before=_before_fork, after_in_parent=_shared_with_child.clear, after_in_child=_in_child)

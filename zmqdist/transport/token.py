@@ -123,10 +123,10 @@ def _check_folder(folder: Path) -> None:
         status = os.stat(folder)
     except OSError as error:
         raise FailedPreconditionError(f"cannot look at the folder {folder}: {error.strerror}") from None
-    refuse_strangers(status, f"the folder of the token, {folder},", mode_bits=0o077)
+    require_private(status, f"the folder of the token, {folder},", mode_bits=0o077)
 
 
-def refuse_strangers(status: os.stat_result, what: str, *, mode_bits: int) -> None:
+def require_private(status: os.stat_result, what: str, *, mode_bits: int) -> None:
     """Refuse a file or folder of another user, or one that is open to other users. Raises FailedPreconditionError.
 
     Args:

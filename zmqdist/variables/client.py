@@ -555,7 +555,7 @@ def client_of(address: str, credentials: Credentials | None = None) -> PsClient:
                 known = credentials or _credentials.get(address)
                 if known is None:  # a handle arrived here with a pickled function
                     role = "worker" if task_context.scheduled() else "submit"
-                    client = _clients[address] = PsClient(address, Credentials.of_environment(), role)
+                    client = _clients[address] = PsClient(address, Credentials.from_environment(), role)
                 else:
                     client = _clients[address] = PsClient(address, known)
                     _credentials[address] = known

@@ -26,8 +26,8 @@ from numpy.typing import NDArray
 
 from zmqdist.limits import ARRAY_BYTES_MAX, DEPTH_MAX, NDIM_MAX
 
-DTypeTold: TypeAlias = "str | list[Any]"
-"""A dtype as plain data, as `tell_dtype` gives it."""
+DTypeJson: TypeAlias = "str | list[Any]"
+"""A dtype as plain data, as `dtype_to_json` gives it."""
 
 Buffer: TypeAlias = "bytes | bytearray | memoryview"
 """What holds the bytes of an array. Any other object with the buffer protocol does as well."""
@@ -99,24 +99,24 @@ _ML = re.compile(r"(bfloat|float|int|uint|complex|bcomplex)\d{1,3}(_[a-z0-9]+)?"
 # -- dtypes ---------------------------------------------------------------------------------------------------------
 
 
-def tell_dtype(dtype: np.dtype[Any]) -> DTypeTold:
+def dtype_to_json(dtype: np.dtype[Any]) -> DTypeJson:
     """A dtype as plain data.
 
     Raises:
       BadArray: it holds pointers, or is of a package that zmqdist does not know.
     """
-    told = _KNOWN_DTYPES.get(dtype)
-    return told if told is not None else _tell_any(dtype)
+    described = _KNOWN_DTYPES.get(dtype)
+    return described if described is not None else _any_to_json(dtype)
 
 
-def _tell_any(dtype: np.dtype[Any]) -> DTypeTold:
+def _any_to_json(dtype: np.dtype[Any]) -> DTypeJson:
     if dtype.hasobject or dtype.kind in "OT":
         raise BadArray(f"dtype {dtype} holds Python objects, whose bytes mean nothing elsewhere")
     if dtype.subdtype is not None:
         base, shape = dtype.subdtype
-        return ["array", tell_dtype(base), list(shape)]
+        return ["array", dtype_to_json(base), list(shape)]
     if dtype.names is not None:
-        fields = [[name, *_tell_field(dtype.fields[name])] for name in dtype.names]  # type: ignore[index]
+        fields = [[name, *_field_to_json(dtype.fields[name])] for name in dtype.names]  # type: ignore[index]
         return ["fields", fields, dtype.itemsize, dtype.isalignedstruct]
     if dtype.type.__module__.partition(".")[0] == "ml_dtypes" and _ML.fullmatch(dtype.name):
         return str(dtype.name)
@@ -127,11 +127,11 @@ def _tell_any(dtype: np.dtype[Any]) -> DTypeTold:
     raise BadArray(f"dtype {dtype} is not one that zmqdist knows")
 
 
-def _tell_field(field: tuple[Any, ...]) -> tuple[Any, ...]:
+def _field_to_json(field: tuple[Any, ...]) -> tuple[Any, ...]:
     dtype, offset, *title = field
     if title and not isinstance(title[0], str):
         raise BadArray(f"the title {title[0]!r} of a field is not a str")
-    return (tell_dtype(dtype), offset, title[0] if title else None)
+    return (dtype_to_json(dtype), offset, title[0] if title else None)
 
 
 @lru_cache(maxsize=1)
@@ -139,27 +139,27 @@ def _long_bits() -> int:
     return int(np.finfo(np.longdouble).nmant)
 
 
-def read_dtype(told: Any) -> np.dtype[Any]:
-    """The dtype that `tell_dtype` told.
+def dtype_from_json(described: Any) -> np.dtype[Any]:
+    """The dtype that `dtype_to_json` described.
 
     Raises:
       BadArray: nothing that it would have told, or of ml_dtypes where that is not installed.
     """
-    dtype = _KNOWN_NAMES.get(told) if type(told) is str else None
-    return dtype if dtype is not None else _read_any(told, DEPTH_MAX)
+    dtype = _KNOWN_NAMES.get(described) if type(described) is str else None
+    return dtype if dtype is not None else _any_from_json(described, DEPTH_MAX)
 
 
-def _read_any(told: Any, depth_left: int) -> np.dtype[Any]:
+def _any_from_json(described: Any, depth_left: int) -> np.dtype[Any]:
     if depth_left == 0:
         raise BadArray(f"a dtype nested deeper than {DEPTH_MAX}")
     try:
-        match told:
+        match described:
             case str():
-                return _read_name(told)
+                return _named_dtype(described)
             case ["array", base, [*shape]]:
-                return np.dtype((_read_any(base, depth_left - 1), _read_shape(shape)))
+                return np.dtype((_any_from_json(base, depth_left - 1), _checked_shape(shape)))
             case ["fields", [*fields], int(itemsize), bool(aligned)]:
-                return _read_fields(fields, itemsize, aligned, depth_left - 1)
+                return _fields_from_json(fields, itemsize, aligned, depth_left - 1)
     except BadArray:
         raise
     except (TypeError, ValueError, OverflowError) as error:  # numpy's own checks
@@ -168,21 +168,21 @@ def _read_any(told: Any, depth_left: int) -> np.dtype[Any]:
 
 
 @lru_cache(maxsize=256)
-def _read_name(name: str) -> np.dtype[Any]:
+def _named_dtype(name: str) -> np.dtype[Any]:
     if _PLAIN.fullmatch(name):
         return np.dtype(name)
     if _LONG.fullmatch(name):
-        told, _, bits = name.partition("/")
-        dtype = np.dtype(told[0] + ("g" if told[1] == "f" else "G"))
-        if dtype.str != told or int(bits) != _long_bits():
-            raise BadArray(f"a long double {name}, which this machine does not have (its own: {tell_dtype(dtype)})")
+        code, _, bits = name.partition("/")
+        dtype = np.dtype(code[0] + ("g" if code[1] == "f" else "G"))
+        if dtype.str != code or int(bits) != _long_bits():
+            raise BadArray(f"a long double {name}, which this machine does not have (its own: {dtype_to_json(dtype)})")
         return dtype
     if _ML.fullmatch(name):
-        return _read_ml(name)
+        return _ml_dtype(name)
     raise BadArray(f"no such dtype: {name[:40]!r}")
 
 
-def _read_ml(name: str) -> np.dtype[Any]:
+def _ml_dtype(name: str) -> np.dtype[Any]:
     try:
         found = getattr(importlib.import_module("ml_dtypes"), name, None)
     except ImportError:
@@ -192,13 +192,13 @@ def _read_ml(name: str) -> np.dtype[Any]:
     return np.dtype(found)
 
 
-def _read_fields(fields: list[Any], itemsize: int, aligned: bool, depth_left: int) -> np.dtype[Any]:
+def _fields_from_json(fields: list[Any], itemsize: int, aligned: bool, depth_left: int) -> np.dtype[Any]:
     names, formats, offsets, titles = [], [], [], []
     for field in fields:
         match field:
-            case [str(name), told, int(offset), str() | None as title]:
+            case [str(name), described, int(offset), str() | None as title]:
                 names.append(name)
-                formats.append(_read_any(told, depth_left))
+                formats.append(_any_from_json(described, depth_left))
                 offsets.append(offset)
                 titles.append(title)
             case _:
@@ -220,7 +220,7 @@ def _common_dtypes() -> dict[np.dtype[Any], str]:
 
 
 _KNOWN_DTYPES = _common_dtypes()
-_KNOWN_NAMES = {told: dtype for dtype, told in _KNOWN_DTYPES.items()}
+_KNOWN_NAMES = {described: dtype for dtype, described in _KNOWN_DTYPES.items()}
 
 
 # -- arrays ---------------------------------------------------------------------------------------------------------
@@ -251,7 +251,7 @@ def rebuild(dtype: np.dtype[Any], shape: Any, fortran: bool, buffer: Any) -> NDA
     Raises:
       BadArray: sizes that no array has, or another number of bytes than they need.
     """
-    sizes = _read_shape(shape)
+    sizes = _checked_shape(shape)
     count = 1
     for size in sizes:
         count *= size
@@ -267,7 +267,7 @@ def rebuild(dtype: np.dtype[Any], shape: Any, fortran: bool, buffer: Any) -> NDA
     return array
 
 
-def _read_shape(shape: Any) -> tuple[int, ...]:
+def _checked_shape(shape: Any) -> tuple[int, ...]:
     if not isinstance(shape, (list, tuple)) or len(shape) > NDIM_MAX:
         raise BadArray(f"a shape is a list of at most {NDIM_MAX} sizes")
     for size in shape:

@@ -5,7 +5,7 @@ multiples of 2**61 - 1, all of hash 0, a dict of 60,000 keys takes a minute. The
 need no care. Others are looked at here before there is a dict of them:
 
     No more than SAME_HASH_MAX keys of a dict have the same hash. Keys that nobody chose for it have different ones.
-    A dict of more than FEW_KEYS keys may take LOOKS_MAX looks for each of them, where CPython needs about two. Keys of different
+    A dict of more than FEW_KEYS keys may take PROBES_MAX probes for each of them, where CPython needs about two. Keys of different
     hashes can be chosen, too, so that each is looked for in the places of many others.
 
 msgspec makes dicts itself, with keys of any type. One with fewer than 128 items cannot take long; a body in which there may be a larger one
@@ -30,7 +30,7 @@ SAME_HASH_MAX: Final = 64
 """Keys of one dict that may have the same hash."""
 FEW_KEYS: Final = 8192
 """A dict of fewer keys cannot take long once few of them have the same hash: a quarter of a microsecond for each byte at most."""
-LOOKS_MAX: Final = 64
+PROBES_MAX: Final = 64
 """Places of a dict that are looked at for each of its keys, on average."""
 
 _SMALL_BYTES: Final = 1024
@@ -69,7 +69,7 @@ def _unpack(body: bytes, typed_below: int, depth_left: int) -> Any:
     """The same for a part. `typed_below`: it may be read with types where it is not longer; a longer one, around it, was tried in vain."""
     if depth_left == 0:
         raise ValueError(f"a large part is nested deeper than {2 * DEPTH_MAX}")
-    if not (b"\xde" in body or b"\xdf" in body) or _is_short_and_without(body) or not _may_have_large_map(body):
+    if not (b"\xde" in body or b"\xdf" in body) or _ends_without_large_map(body) or not _may_have_large_map(body):
         return _unpack_any(body)
     first = body[0]
     if (
@@ -107,7 +107,7 @@ def _may_have_large_map(body: bytes) -> bool:
     return False
 
 
-def _is_short_and_without(body: bytes) -> bool:
+def _ends_without_large_map(body: bytes) -> bool:
     """Whether a walk over what is in it, one after the other whatever lies in what, comes to its end soon and meets no large map."""
     at = 0
     for _ in range(_JUMPS_MAX):
@@ -157,20 +157,20 @@ def _check(keys: list[Any], kinds: set[type]) -> None:
     while count > FEW_KEYS:
         # A dict of this size takes two keys for three places; with one more it is made again, twice as large.
         fitting = 2 ** (bits + 1) // 3
-        if looks(hashes[:fitting], bits) > LOOKS_MAX * min(count, fitting):
+        if probe_count(hashes[:fitting], bits) > PROBES_MAX * min(count, fitting):
             raise ValueError(f"a dict whose {count} keys are looked for in the same places")
         if fitting >= count:
             return
         bits += 1
 
 
-def looks(hashes: NDArray[np.int64], bits: int) -> int:
+def probe_count(hashes: NDArray[np.int64], bits: int) -> int:
     """Places that CPython looks at while it puts keys of these different hashes, in this order, into a dict of 2**bits places.
 
     That is counted without a step of Python for each: all keys look at once, a place belongs to the earliest key that has looked
     at it, and a key that has not got its place, or loses it, looks at its next. As in the college admissions of Gale and Shapley it ends
     the same whatever the order of looking, here as if one key came after the other, and so with as many looks. Counting ends, with a figure
-    above LOOKS_MAX for each key, when there are more, or when it takes as long as if there were.
+    above PROBES_MAX for each key, when there are more, or when it takes as long as if there were.
     """
     count, mask = len(hashes), 2**bits - 1
     rest = hashes.view(np.uint64).copy()
@@ -181,8 +181,8 @@ def looks(hashes: NDArray[np.int64], bits: int) -> int:
     while len(asking):
         made += len(asking)
         rounds += 1
-        if made > LOOKS_MAX * count or rounds > 1000 + LOOKS_MAX * count // 256:
-            return max(made, LOOKS_MAX * count + 1)
+        if made > PROBES_MAX * count or rounds > 1000 + PROBES_MAX * count // 256:
+            return max(made, PROBES_MAX * count + 1)
         at = place[asking]
         held = owner[at]
         # Of several that come to one place NumPy keeps what is written last: the earliest key.

@@ -36,7 +36,7 @@ from zmqdist.wire.trusted import (
     goes_by_name,
     is_importable_module,
     pack_function,
-    pack_function_apart,
+    pack_function_parts,
 )
 
 P = TypeVar("P")
@@ -56,15 +56,15 @@ class FunctionCache:
         # The captured objects are kept with the blob: while they live, nothing else has their ids.
         self._kept: OrderedDict[tuple[int, ...], tuple[bytes, list[Any]]] = OrderedDict()
 
-    def changing(self, fn: Callable[..., Any]) -> Packed:
+    def pack_changing(self, fn: Callable[..., Any]) -> Packed:
         """A function that is not constant, pickled now, with the large arrays that it captures beside the pickle.
 
         Raises:
           InvalidArgumentError: as `pack_function`.
         """
-        return self._counted(pack_function_apart, fn)
+        return self._counted(pack_function_parts, fn)
 
-    def constant(self, fn: Callable[..., Any]) -> bytes | None:
+    def pack_constant(self, fn: Callable[..., Any]) -> bytes | None:
         """The pickle of `fn` where it captures nothing mutable: the same object until something captured is rebound. Else None.
 
         Raises:
@@ -174,20 +174,20 @@ def _rebinds(code: CodeType) -> bool:
 _rebinding: dict[int, tuple[CodeType, bool]] = {}
 
 
-def _inside(code: CodeType) -> Iterator[CodeType]:
+def _nested_code(code: CodeType) -> Iterator[CodeType]:
     yield code
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            yield from _inside(constant)
+            yield from _nested_code(constant)
 
 
 def _binds_globals(code: CodeType) -> bool:
-    ops = (i.opname for each in _inside(code) for i in dis.get_instructions(each))
+    ops = (i.opname for each in _nested_code(code) for i in dis.get_instructions(each))
     return any(op in ("STORE_GLOBAL", "DELETE_GLOBAL") for op in ops)
 
 
 def _bound_cells(code: CodeType) -> set[str]:
-    ops = ((i, each) for each in _inside(code) for i in dis.get_instructions(each))
+    ops = ((i, each) for each in _nested_code(code) for i in dis.get_instructions(each))
     return {i.argval for i, each in ops if i.opname in ("STORE_DEREF", "DELETE_DEREF") and i.argval in each.co_freevars}
 
 

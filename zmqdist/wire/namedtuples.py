@@ -15,7 +15,7 @@ from zmqdist.limits import NAMEDTUPLE_FIELDS_MAX, NAMEDTUPLE_KINDS_KEPT_MAX
 
 
 @lru_cache(maxsize=NAMEDTUPLE_KINDS_KEPT_MAX)
-def is_kind(name: str, fields: tuple[str, ...]) -> bool:
+def is_valid_kind(name: str, fields: tuple[str, ...]) -> bool:
     """Whether a namedtuple can have these names; `_0`, `_1`, ... are what namedtuple(rename=True) gives bad ones."""
     if not isinstance(fields, tuple) or len(fields) > NAMEDTUPLE_FIELDS_MAX or len(set(fields)) != len(fields):
         return False

@@ -38,9 +38,18 @@ from zmqdist.limits import (
     SAFE_BODY_BYTES_MAX,
 )
 from zmqdist.specs import TensorSpec
-from zmqdist.wire.arrays import BadArray, bytes_of, frozen, is_fortran, is_frozen, read_dtype, rebuild, tell_dtype
+from zmqdist.wire.arrays import (
+    BadArray,
+    bytes_of,
+    dtype_from_json,
+    dtype_to_json,
+    frozen,
+    is_fortran,
+    is_frozen,
+    rebuild,
+)
 from zmqdist.wire.dicts import dict_of, unpack
-from zmqdist.wire.namedtuples import generic_namedtuple, is_kind
+from zmqdist.wire.namedtuples import generic_namedtuple, is_valid_kind
 
 ALLOWED = (
     "None, bool, int, float, complex, str, bytes, list, tuple, namedtuple, dict, numpy scalars and arrays, TensorSpec"
@@ -202,23 +211,23 @@ def _is_key(key: Any) -> bool:
 def _write_named(value: Any, out: _Writer, depth: int) -> Any:
     depth = _deeper(depth)
     name, fields = type(value).__name__, value._fields
-    if not is_kind(name, fields) or len(fields) != len(value):
+    if not is_valid_kind(name, fields) or len(fields) != len(value):
         raise _Refused(f"is a {type(value).__qualname__}, which has no proper names for its fields")
     return (_NAMED, name, fields, *[_node(item, out, depth) for item in value])
 
 
 def _write_array(value: Any, out: _Writer, depth: int) -> Any:
     try:
-        told = tell_dtype(value.dtype)
+        described = dtype_to_json(value.dtype)
     except BadArray as error:
         raise _Refused(f"is an array that cannot travel by RPC: {error}") from None
     fortran = is_fortran(value)
     node: Any
     if value.nbytes > INLINE_BYTES_MAX:
         out.frames.append(bytes_of(value))
-        node = (_ARRAY, told, value.shape, fortran, None)
+        node = (_ARRAY, described, value.shape, fortran, None)
     else:
-        node = (_ARRAY, told, value.shape, fortran, value.tobytes("F" if fortran else "C"))
+        node = (_ARRAY, described, value.shape, fortran, value.tobytes("F" if fortran else "C"))
     return (_FROZEN, node) if is_frozen(value) else node
 
 
@@ -228,10 +237,10 @@ def _write_scalar(value: Any, out: _Writer, depth: int) -> Any:
         return (_SCALAR, "U", str.encode(value, "utf-8", "surrogatepass"))
     if isinstance(value, np.bytes_):
         return (_SCALAR, "S", bytes(value))
-    _, told, _, _, data = _write_array(np.asarray(value), _Writer(careful=False), depth)
+    _, described, _, _, data = _write_array(np.asarray(value), _Writer(careful=False), depth)
     if data is None:
         raise _Refused(f"is a scalar of {value.nbytes} bytes: make it an array")
-    return (_SCALAR, told, data)
+    return (_SCALAR, described, data)
 
 
 def _write_complex(value: complex, out: _Writer, depth: int) -> Any:
@@ -261,7 +270,7 @@ def _write_bytes(value: Any, out: _Writer, depth: int) -> Any:
 
 
 def _write_spec(value: TensorSpec, out: _Writer, depth: int) -> Any:
-    return (_SPEC, value.shape, tell_dtype(value.dtype), value.name)
+    return (_SPEC, value.shape, dtype_to_json(value.dtype), value.name)
 
 
 _WRITERS: dict[type, Callable[[Any, _Writer, int], Any]] = {
@@ -336,7 +345,7 @@ class _Reader:
         key = (name, tuple(fields))
         kind = self._kinds.get(key)
         if kind is None:
-            if len(self._kinds) >= NAMEDTUPLE_KINDS_MAX or not is_kind(*key):
+            if len(self._kinds) >= NAMEDTUPLE_KINDS_MAX or not is_valid_kind(*key):
                 raise ValueError(f"more than {NAMEDTUPLE_KINDS_MAX} kinds of namedtuple, or one without proper names")
             kind = self._kinds[key] = generic_namedtuple(*key)
         return kind
@@ -381,7 +390,7 @@ def decode(body: bytes | memoryview, frames: Sequence[Any], peer: str) -> Any:
     return value
 
 
-def array_alone(body: bytes | memoryview, peer: str) -> tuple[np.dtype[Any], tuple[int, ...], bool] | None:
+def single_array_layout(body: bytes | memoryview, peer: str) -> tuple[np.dtype[Any], tuple[int, ...], bool] | None:
     """Dtype, shape, and whether the first index goes fastest, of a value that is one array with its bytes in a frame; else None.
 
     Raises:
@@ -392,8 +401,8 @@ def array_alone(body: bytes | memoryview, peer: str) -> tuple[np.dtype[Any], tup
         if type(node) is list and len(node) == 2 and node[0] == _FROZEN:
             node = node[1]
         match node:
-            case [int(tag), told, [*shape], bool(fortran), None] if tag == _ARRAY:
-                return read_dtype(told), tuple(shape), fortran
+            case [int(tag), described, [*shape], bool(fortran), None] if tag == _ARRAY:
+                return dtype_from_json(described), tuple(shape), fortran
     except (msgspec.DecodeError, ValueError, TypeError, OverflowError, RecursionError) as error:
         raise WireError(peer, f"not a value of the safe codec: {error}") from None
     return None
@@ -459,7 +468,7 @@ def _read_named(node: list[Any], reader: _Reader, depth: int) -> Any:
 
 
 def _read_array(node: list[Any], reader: _Reader, depth: int) -> Any:
-    _, told, shape, fortran, data = _exactly(node, 5)
+    _, described, shape, fortran, data = _exactly(node, 5)
     if type(fortran) is not bool:
         raise ValueError("an array without an order")
     if data is None:
@@ -468,7 +477,7 @@ def _read_array(node: list[Any], reader: _Reader, depth: int) -> Any:
             data = bytearray(data)
     else:
         data = bytearray(_bytes_in(data))
-    return rebuild(read_dtype(told), shape, fortran, data)
+    return rebuild(dtype_from_json(described), shape, fortran, data)
 
 
 def _read_frozen(node: list[Any], reader: _Reader, depth: int) -> Any:
@@ -479,13 +488,13 @@ def _read_frozen(node: list[Any], reader: _Reader, depth: int) -> Any:
 
 
 def _read_scalar(node: list[Any], reader: _Reader, depth: int) -> Any:
-    _, told, data = _exactly(node, 3)
+    _, described, data = _exactly(node, 3)
     data = _bytes_in(data)
-    if told == "U":
+    if described == "U":
         return np.str_(data.decode("utf-8", "surrogatepass"))
-    if told == "S":
+    if described == "S":
         return np.bytes_(data)
-    return rebuild(read_dtype(told), [], False, bytearray(data))[()]
+    return rebuild(dtype_from_json(described), [], False, bytearray(data))[()]
 
 
 def _read_complex(node: list[Any], reader: _Reader, depth: int) -> Any:
@@ -511,10 +520,10 @@ def _read_bytes(node: list[Any], reader: _Reader, depth: int) -> Any:
 
 
 def _read_spec(node: list[Any], reader: _Reader, depth: int) -> Any:
-    _, shape, told, name = _exactly(node, 4)
+    _, shape, described, name = _exactly(node, 4)
     if not (shape is None or type(shape) is list) or not (name is None or type(name) is str):
         raise ValueError("a TensorSpec without a proper shape or name")
-    return TensorSpec(shape, read_dtype(told), name)
+    return TensorSpec(shape, dtype_from_json(described), name)
 
 
 _READERS: dict[int, Callable[[list[Any], _Reader, int], Any]] = {

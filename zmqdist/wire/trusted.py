@@ -45,12 +45,12 @@ from zmqdist.specs import Function
 from zmqdist.wire.arrays import (
     BadArray,
     bytes_of,
+    dtype_from_json,
+    dtype_to_json,
     frozen,
     is_fortran,
     is_frozen,
-    read_dtype,
     rebuild,
-    tell_dtype,
     writable_alias,
 )
 
@@ -130,9 +130,9 @@ def _pack(value: Any, roots: Sequence[tuple[str, Any]]) -> Packed:
     try:
         return _joined(_dumps(value, parts), parts)
     except MemoryError as error:
-        _fail_for_want_of_memory(roots[0][0], error)
+        _raise_no_memory(roots[0][0], error)
     except Exception as error:
-        _blame(roots, error)
+        _raise_not_picklable(roots, error)
 
 
 def _joined(blob: bytes, parts: list[Any]) -> Packed:
@@ -154,15 +154,20 @@ class _Dump:
 
     def reduce_array(self, array: np.ndarray[Any, Any]) -> tuple[Any, ...] | str:
         try:
-            told = tell_dtype(array.dtype)
+            described = dtype_to_json(array.dtype)
         except BadArray:  # objects, and dtypes of other packages: numpy's own way
             return array.__reduce_ex__(5)
         fortran = is_fortran(array)
         if is_frozen(array):
-            return _frozen, (told, array.shape, fortran, _buffer(bytes_of(array)))
+            return _frozen, (described, array.shape, fortran, _buffer(bytes_of(array)))
         data = bytes_of(array)
         # A read-only buffer would be one at the receiver, too.
-        return _array, (told, array.shape, fortran, _buffer(writable_alias(data) if data.readonly and data else data))
+        return _array, (
+            described,
+            array.shape,
+            fortran,
+            _buffer(writable_alias(data) if data.readonly and data else data),
+        )
 
     def keep(self, buffer: pickle.PickleBuffer) -> bool:
         """Whether this buffer stays in the pickle."""
@@ -235,14 +240,14 @@ def _names_by_value_module(blob: bytes) -> bool:
     return any(module.encode() in blob for module in cloudpickle.list_registry_pickle_by_value())
 
 
-def _array(told: Any, shape: tuple[int, ...], fortran: bool, buffer: Any) -> np.ndarray[Any, Any]:
+def _array(described: Any, shape: tuple[int, ...], fortran: bool, buffer: Any) -> np.ndarray[Any, Any]:
     """What the pickle of an array calls; the name is part of the protocol."""
-    return rebuild(read_dtype(told), shape, fortran, buffer)
+    return rebuild(dtype_from_json(described), shape, fortran, buffer)
 
 
-def _frozen(told: Any, shape: tuple[int, ...], fortran: bool, buffer: Any) -> np.ndarray[Any, Any]:
+def _frozen(described: Any, shape: tuple[int, ...], fortran: bool, buffer: Any) -> np.ndarray[Any, Any]:
     """The same for a frozen one."""
-    return frozen(rebuild(read_dtype(told), shape, fortran, buffer))
+    return frozen(rebuild(dtype_from_json(described), shape, fortran, buffer))
 
 
 def _loads(blob: Any, buffers: Sequence[Any]) -> Any:
@@ -269,34 +274,34 @@ def _here() -> str:
 # -- who is to blame ------------------------------------------------------------------------------------------------
 
 
-def _fail_for_want_of_memory(what: str, error: MemoryError) -> NoReturn:
+def _raise_no_memory(what: str, error: MemoryError) -> NoReturn:
     """What is pickled is not to blame, and is not pickled again to look at its parts."""
     said = f": {error}" if str(error) else ""
     text = f"no memory to pickle {what}{said}. Give less at a time; arrays of NumPy are not copied into the pickle, lists and text are"
     raise ResourceExhaustedError(text) from error
 
 
-def _blame(roots: Sequence[tuple[str, Any]], error: Exception) -> NoReturn:
+def _raise_not_picklable(roots: Sequence[tuple[str, Any]], error: Exception) -> NoReturn:
     """Go down to the smallest part that cannot be pickled on its own, and say where it is."""
-    path, culprit = roots[0]
+    path, smallest = roots[0]
     parts: Iterator[tuple[str, Any]] = iter(roots)
     seen: list[Any] = []
     while len(seen) < DEPTH_MAX:
         for where, part in parts:
-            fault = None if any(part is other for other in seen) else _fault(part)
+            fault = None if any(part is other for other in seen) else _pickling_error(part)
             if fault is not None:
-                path, culprit, error = (where if not seen else path + where), part, fault
+                path, smallest, error = (where if not seen else path + where), part, fault
                 seen.append(part)
                 parts = _parts(part)
                 break
         else:
             break
     raise NotPicklableError(
-        f"{path}, a {_type_name(culprit)}, cannot be pickled: {type(error).__name__}: {error}"
+        f"{path}, a {_type_name(smallest)}, cannot be pickled: {type(error).__name__}: {error}"
     ) from error
 
 
-def _fault(value: Any) -> Exception | None:
+def _pickling_error(value: Any) -> Exception | None:
     try:
         _dumps(value, None)
     except Exception as error:
@@ -362,10 +367,10 @@ def pack_function(fn: Callable[..., Any]) -> bytes:
     try:
         return _dumps(fn, None)
     except Exception as error:
-        _blame(((describe(fn), fn),), error)
+        _raise_not_picklable(((describe(fn), fn),), error)
 
 
-def pack_function_apart(fn: Callable[..., Any]) -> Packed:
+def pack_function_parts(fn: Callable[..., Any]) -> Packed:
     """The same with the large arrays that it captures beside the pickle, as `pack`: for `unpack` or `unpack_parts`.
 
     Raises: as `pack_function`.
@@ -374,9 +379,9 @@ def pack_function_apart(fn: Callable[..., Any]) -> Packed:
     try:
         return _joined(_dumps(fn, parts), parts)
     except MemoryError as error:
-        _fail_for_want_of_memory(describe(fn), error)
+        _raise_no_memory(describe(fn), error)
     except Exception as error:
-        _blame(((describe(fn), fn),), error)
+        _raise_not_picklable(((describe(fn), fn),), error)
 
 
 class _Unset:
@@ -464,8 +469,8 @@ def pack_error(error: BaseException, *, unpickling: bool = False) -> bytes:
     UnknownError with its class's name and its text. A StopIteration, which would end the receiver's own loops, becomes an
     OutOfRangeError. With `unpickling` it was met before the function began, and its RemoteTraceback says so.
     """
-    told = traceback.format_exception(error)
-    text = _cut("".join(told))
+    lines = traceback.format_exception(error)
+    text = _cut("".join(lines))
     if isinstance(error, StopIteration):
         error = OutOfRangeError(f"StopIteration: {_text(error)}")
     return pickle.dumps((_pickled_error(error), _type_name(error), _text(error), text, unpickling), 5)
@@ -487,20 +492,20 @@ def unpack_error(blob: bytes | bytearray | memoryview) -> BaseException:
     return error
 
 
-def tamed(error: BaseException) -> BaseException:
+def as_ordinary_error(error: BaseException) -> BaseException:
     """An error that a function raised, for whoever asked: SystemExit and KeyboardInterrupt end the one who raises them, and must not end
     the one who gets the result, so they become an UnknownError, whose `original_exception` says which it was."""
     if isinstance(error, Exception):
         return error
     mild = UnknownError(f"the function raised {type(error).__name__}({_text(error)})")
-    if type(error) in _ENDS and ATOMS.issuperset(map(type, error.args)):
+    if type(error) in _PROGRAM_ENDS and ATOMS.issuperset(map(type, error.args)):
         mild.original_exception = type(error)(*error.args)  # type: ignore[attr-defined]
     return mild.with_traceback(error.__traceback__)
 
 
-_ENDS: Final = (SystemExit, KeyboardInterrupt, GeneratorExit)
+_PROGRAM_ENDS: Final = (SystemExit, KeyboardInterrupt, GeneratorExit)
 
-_ITS_OWN: Final = (Exception, SystemExit, GeneratorExit)
+_RAISED_BY_METHODS: Final = (Exception, SystemExit, GeneratorExit)
 """What the methods of an exception may raise. Not KeyboardInterrupt, which may be the user's Ctrl-C."""
 
 
@@ -527,7 +532,7 @@ def _pickled_error(error: BaseException) -> bytes:
         try:
             blob = _dumps(form, None)
             copy = pickle.loads(blob)
-        except _ITS_OWN:
+        except _RAISED_BY_METHODS:
             continue
         if type(copy) is type(error) and (is_last or _text(copy) == _text(error)):
             return blob if len(blob) <= ERROR_BYTES_MAX else b""
@@ -537,7 +542,7 @@ def _pickled_error(error: BaseException) -> bytes:
 def _text(error: BaseException) -> str:
     try:
         return _cut(str(error))
-    except _ITS_OWN as broken:
+    except _RAISED_BY_METHODS as broken:
         return f"(its own str() raised {type(broken).__name__})"
 
 

@@ -9,7 +9,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from zmqdist.errors import CANCELLED, DEADLINE_EXCEEDED, OK, RESOURCE_EXHAUSTED, UNAVAILABLE
-from zmqdist.limits import CHUNK_BYTES, HEARTBEAT_TIMEOUT_S, LANE_WINDOW_BYTES
+from zmqdist.limits import BULK_CHANNEL_WINDOW_BYTES, CHUNK_BYTES, HEARTBEAT_TIMEOUT_S
 from zmqdist.messages import Call, Chunk, Message, Reply
 from zmqdist.testing.simulation.clock import SimClock
 from zmqdist.wire.hello import our_hello
@@ -157,7 +157,7 @@ class LaneAccount:
         self._on_the_way.append(nbytes)
         total = sum(self._on_the_way)
         assert nbytes <= CHUNK_BYTES, f"bulk P1: {self._name} sends a chunk of {nbytes} bytes"
-        assert total <= LANE_WINDOW_BYTES, f"bulk P2: {self._name} has {total} bytes on the way"
+        assert total <= BULK_CHANNEL_WINDOW_BYTES, f"bulk P2: {self._name} has {total} bytes on the way"
         wait_s = total / self._bytes_per_s
         assert wait_s <= HEARTBEAT_TIMEOUT_S, f"pace P3: {self._name} has chunks of {wait_s:.1f} s on the way"
         others = self._since.pop(message.id, {})

@@ -60,9 +60,9 @@ class FunctionNumbers:
     def pickled(self, fn: Callable[..., Any]) -> Packed:
         """Pickle a function as it is now; a result that is a list must be held. Raises InvalidArgumentError if it cannot be pickled."""
         began, pickles = time.perf_counter() if metrics.enable_metrics else 0.0, self._cache.pickles
-        packed: Packed | None = self._cache.constant(fn)
+        packed: Packed | None = self._cache.pack_constant(fn)
         if packed is None:
-            packed = self._cache.changing(fn)
+            packed = self._cache.pack_changing(fn)
             if isinstance(packed, bytes):
                 packed = CHANGING + packed if len(packed) < INLINE_BYTES_MAX else [packed]
         elif len(packed) > INLINE_BYTES_MAX:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from zmqdist.transport.malloc_trim import give_back
+from zmqdist.transport.malloc_trim import trim_heap
 
 WORTH_ITEMS = 50_000
 """A queue that was shorter than this leaves nothing worth returning."""
@@ -26,4 +26,4 @@ class MemoryKeeper:
             self._longest = queued
         elif not queued and self._longest >= WORTH_ITEMS and idle():
             self._longest = 0
-            give_back()
+            trim_heap()

@@ -32,7 +32,7 @@ from zmqdist.scheduling.worker.references import Held, Reference
 from zmqdist.scheduling.worker.store import READ
 from zmqdist.transport.credentials import Credentials
 from zmqdist.transport.pace import Pace
-from zmqdist.transport.shm_peer import PeerArena, open_peer
+from zmqdist.transport.shm_peer import PeerPool, open_peer
 
 log = logging.getLogger("zmqdist.scheduling")
 
@@ -54,7 +54,7 @@ UNREACHABLE_S = 60.0
 CLIENTS_KEPT = 8
 """Connections that a process keeps to those it fetched from: four descriptors each."""
 
-ARENAS_KEPT = 64
+PEER_POOLS_KEPT = 64
 """Processes whose shared memory is kept open: a descriptor and a page table each."""
 
 
@@ -62,43 +62,43 @@ class Near:
     """Shared memory of the holders on this host, kept open. Any thread may use it."""
 
     def __init__(self) -> None:
-        self._arenas: OrderedDict[int, PeerArena | None] = OrderedDict()
+        self._peer_pools: OrderedDict[int, PeerPool | None] = OrderedDict()
 
     def __len__(self) -> int:
         """How many holders' memory is open."""
-        return sum(arena is not None for arena in list(self._arenas.values()))
+        return sum(peer_pool is not None for peer_pool in list(self._peer_pools.values()))
 
     def attach(self, reference: Reference) -> list[Any]:
         """The parts; those that are not to be had here are still `Held`."""
         return [self._part(reference, part) if isinstance(part, Held) else part for part in reference.parts]
 
     def _part(self, reference: Reference, part: Held) -> Any:
-        arena = self._arena(reference) if part.handle is not None else None
-        if arena is None or part.handle is None:
+        peer_pool = self._peer_pool(reference) if part.handle is not None else None
+        if peer_pool is None or part.handle is None:
             return part
         try:
-            return arena.attach(part.handle)
+            return peer_pool.attach(part.handle)
         except errors.OpError as error:  # the holder has freed it, or has ended: asking it tells
             log.debug("part %d of %s: %s", part.bulk, reference.address, error)
             return part
 
-    def _arena(self, reference: Reference) -> PeerArena | None:
-        if reference.store not in self._arenas:
-            for store, arena in list(self._arenas.items()):
-                if arena is not None and not arena.alive:
-                    self._arenas.pop(store, None)  # its memory goes with what we still have of it
-            self._arenas[reference.store] = self._open(reference)
-            if len(self._arenas) > ARENAS_KEPT:
-                self._arenas.popitem(last=False)
-        return self._arenas.get(reference.store)
+    def _peer_pool(self, reference: Reference) -> PeerPool | None:
+        if reference.store not in self._peer_pools:
+            for store, peer_pool in list(self._peer_pools.items()):
+                if peer_pool is not None and not peer_pool.alive:
+                    self._peer_pools.pop(store, None)  # its memory goes with what we still have of it
+            self._peer_pools[reference.store] = self._open(reference)
+            if len(self._peer_pools) > PEER_POOLS_KEPT:
+                self._peer_pools.popitem(last=False)
+        return self._peer_pools.get(reference.store)
 
-    def _open(self, reference: Reference) -> PeerArena | None:
+    def _open(self, reference: Reference) -> PeerPool | None:
         """Process and descriptor numbers mean something else on another host: the nonce tells."""
         if reference.memory is None:
             return None
         *offer, nonce = reference.memory
-        arena = open_peer((offer[0], offer[1], offer[2]))
-        return arena if arena is not None and arena.nonce == nonce else None
+        peer_pool = open_peer((offer[0], offer[1], offer[2]))
+        return peer_pool if peer_pool is not None and peer_pool.nonce == nonce else None
 
 
 class HolderClients:

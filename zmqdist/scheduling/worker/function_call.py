@@ -85,7 +85,7 @@ def run(functions: Functions, coordinator: int, fn: int, payload: bytes) -> tupl
     except Exception as error:
         return ERROR, trusted.pack_error(error, unpickling=not began)
     except BaseException as error:
-        return ERROR, trusted.pack_error(trusted.tamed(error), unpickling=not began)
+        return ERROR, trusted.pack_error(trusted.as_ordinary_error(error), unpickling=not began)
     if keep:
         return KEPT, [packed] if isinstance(packed, bytes) else packed
     return (VALUE, packed) if isinstance(packed, bytes) else (BULK, packed)

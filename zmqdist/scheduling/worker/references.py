@@ -37,7 +37,7 @@ class Reference(msgspec.Struct, array_like=True, frozen=True):
     Attributes:
       store: the random number of the life of the holder's store: no two stores share one.
       address: the holder's "host:port".
-      memory: how its arena is found (transport/shm_pool.py: the offer and the nonce); None where it has none.
+      memory: how its shared-memory pool is found (transport/shm_pool.py: the offer and the nonce); None where it has none.
       parts: each as its bytes, or held.
       holder: whose store it is, as "worker:1", for errors; "" for one that does not say.
       key: the holder's public key, told with its address (transport/security.py); empty without CURVE.

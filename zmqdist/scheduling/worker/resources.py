@@ -153,7 +153,7 @@ class SlotResources:
                     if what == ITERATOR:
                         value = datasets.WorkerIterator(value, sharers)
         except BaseException as error:
-            entry.failure = trusted.pack_error(trusted.tamed(error))
+            entry.failure = trusted.pack_error(trusted.as_ordinary_error(error))
         else:
             entry.value = value
         entry.built = True

@@ -47,8 +47,8 @@ from zmqdist.task_context import Worker
 from zmqdist.transport.loop import Loop
 from zmqdist.transport.memory_limits import oom_kills
 from zmqdist.transport.processes import is_alive
-from zmqdist.transport.shm_peer import PeerArena, open_peer
-from zmqdist.transport.shm_pool import FROZEN, Block, Handle, this_arena
+from zmqdist.transport.shm_peer import PeerPool, open_peer
+from zmqdist.transport.shm_pool import FROZEN, Block, Handle, this_pool
 from zmqdist.wire import trusted
 
 LOOK_S = 0.02
@@ -200,7 +200,7 @@ class ProcessSlots:
 
     def finished(self, process: _SlotProcess, message: SlotMessage, parts: Parts) -> None:
         if isinstance(message, SlotStarted):
-            process.arena = None if message.memory is None else open_peer(message.memory)
+            process.peer_pool = None if message.memory is None else open_peer(message.memory)
             self._feed(SlotReady(process.slot))
         elif isinstance(message, SlotReport):
             outcomes = message.outcomes
@@ -255,7 +255,7 @@ class _SlotProcess:
         self.given_to = 0
         self.finished_to = 0
         self.seen_at = 0
-        self.arena: PeerArena | None = None
+        self.peer_pool: PeerPool | None = None
         self._page_fd = os.memfd_create("zmqdist-slot", os.MFD_CLOEXEC)
         os.ftruncate(self._page_fd, PAGE_BYTES)
         self._page = mmap.mmap(self._page_fd, PAGE_BYTES)
@@ -273,13 +273,13 @@ class _SlotProcess:
         return [next(came) if handle is None else self._adopt(handle) for handle in report.parts]
 
     def _adopt(self, handle: Handle) -> Block | NDArray[np.uint8]:
-        arena = this_arena()
-        if arena is None or self.arena is None:
+        pool = this_pool()
+        if pool is None or self.peer_pool is None:
             raise UnavailableError(f"shared memory of slot process {self.child.pid} cannot be opened here")
         if handle[-1] == FROZEN:
-            return self.arena.attach(handle)
-        segment, lease = self.arena.adopt(handle)
-        return arena.adopt(segment, handle[3], handle[4], lease)
+            return self.peer_pool.attach(handle)
+        segment, lease = self.peer_pool.adopt(handle)
+        return pool.adopt(segment, handle[3], handle[4], lease)
 
     def theirs(self) -> list[int]:
         """The descriptors that its process is given."""

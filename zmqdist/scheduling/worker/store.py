@@ -30,7 +30,7 @@ from zmqdist.rpc.pending_call import Asked
 from zmqdist.rpc.service import RpcService
 from zmqdist.scheduling.worker.references import Held, Memory, Reference
 from zmqdist.transport import memory_limits, shm_mapping
-from zmqdist.transport.shm_pool import Block, Handle, this_arena
+from zmqdist.transport.shm_pool import Block, Handle, this_pool
 
 Part: TypeAlias = "bytes | bytearray | memoryview | NDArray[np.uint8] | Block"
 
@@ -86,7 +86,7 @@ class BulkStore:
       address: "host:port" of the service, as its peers know it; set before the first `hold`.
       holder: the name of the task whose store it is, for errors elsewhere; "" where it has none.
       key: the public key of the service, told with the address; empty without CURVE.
-      memory: how others find its arena; None where there is none.
+      memory: how others find its shared-memory pool; None where there is none.
       copies: how often a part was copied.
     """
 
@@ -96,8 +96,8 @@ class BulkStore:
         self.key = b""
         self.number = number
         self.copies = 0
-        self._arena = this_arena()
-        self.memory: Memory | None = None if self._arena is None else (*self._arena.offer, self._arena.nonce)
+        self._pool = this_pool()
+        self.memory: Memory | None = None if self._pool is None else (*self._pool.offer, self._pool.nonce)
         self._entries: dict[int, _Entry] = {}
         self._recent: OrderedDict[tuple[int | bytes, int], int] = OrderedDict()
         self._numbers = itertools.count(1)
@@ -193,8 +193,8 @@ class BulkStore:
             self._end(entry)
 
     def _end(self, entry: _Entry) -> None:
-        if entry.handle is not None and self._arena is not None:
-            self._arena.take_back(entry.handle)
+        if entry.handle is not None and self._pool is not None:
+            self._pool.take_back(entry.handle)
 
     def answer(self, read: Read) -> tuple[ReadDone, list[memoryview]]:
         """What to send to a dispatcher that reads for somebody else."""
@@ -208,7 +208,7 @@ class BulkStore:
         if isinstance(part, Block):
             return self.keep(part, shared=shared)
         source = np.frombuffer(part, np.uint8)
-        frozen = None if self._arena is None else self._arena.find(source)
+        frozen = None if self._pool is None else self._pool.find_frozen(source)
         address = shm_mapping.address_of(source)
         if not shared:  # whoever it is lent to writes to it
             return self.keep(self._snapshot(part, source) if frozen is None else frozen, shared=False)
@@ -245,7 +245,7 @@ class BulkStore:
         return None
 
     def _snapshot(self, part: Any, source: NDArray[np.uint8]) -> NDArray[np.uint8] | Block:
-        block = None if self._arena is None else self._arena.snapshot(source)
+        block = None if self._pool is None else self._pool.copy_in(source)
         self.copies += 1
         if block is not None:
             return block
@@ -256,7 +256,7 @@ class BulkStore:
         try:
             copy: NDArray[np.uint8] = source.copy()
         except MemoryError:
-            raise memory_limits.exhausted(source.nbytes, what) from None
+            raise memory_limits.memory_exhausted(source.nbytes, what) from None
         return copy
 
     def _give(self, asked: Asked, bulk: int) -> None:

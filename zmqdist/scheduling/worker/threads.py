@@ -88,7 +88,7 @@ class ThreadSlots:
             except (
                 BaseException
             ) as error:  # no memory for the result, say: it is the end of this work, and not of its slot
-                kind, result = ERROR, trusted.pack_error(trusted.tamed(error))
+                kind, result = ERROR, trusted.pack_error(trusted.as_ordinary_error(error))
             task_context.leave()
             slot.busy = False
             self._tell(SlotFinished(slot.number, [(position, kind, result)]))

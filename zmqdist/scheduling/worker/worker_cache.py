@@ -20,7 +20,7 @@ from zmqdist.limits import PULLED_BYTES_MAX
 from zmqdist.scheduling.worker.fetch import Fetcher, HolderClients, Near, read_parts
 from zmqdist.scheduling.worker.references import Held, Reference, decode_reference, encode_reference
 from zmqdist.scheduling.worker.store import BulkStore
-from zmqdist.transport.shm_pool import this_arena
+from zmqdist.transport.shm_pool import this_pool
 
 PULL = "zmqdist_bulk_pull"
 """Method of a worker, for its slots: the encoded reference of a payload -> one to the same payload in its own store."""
@@ -109,8 +109,8 @@ class Pulled:
 
     def _fetch(self, reference: Reference, part: Held, future: Future[Held], key: tuple[int, int]) -> None:
         try:  # others wait for the outcome, whatever it is
-            arena = this_arena()
-            block = None if arena is None else arena.place(part.size)
+            pool = this_pool()
+            block = None if pool is None else pool.allocate(part.size)
             place = np.empty(part.size, np.uint8) if block is None else block.array()
             self._fetcher.read(reference, [part], [place])
             held = self._store.keep(place if block is None else block)

@@ -21,7 +21,7 @@ from contextlib import suppress
 
 from zmqdist.errors import DataLossError, NotFoundError, OpError, ResourceExhaustedError
 from zmqdist.files import open_regular
-from zmqdist.transport.token import refuse_strangers
+from zmqdist.transport.token import require_private
 
 _PLAIN = re.compile(r"[a-z0-9_-]{1,64}")
 
@@ -105,7 +105,7 @@ def read(path: str) -> str:
     """
     try:
         with open_regular(path) as file:
-            refuse_strangers(os.fstat(file.fileno()), path, mode_bits=_WRITABLE_BY_OTHERS)
+            require_private(os.fstat(file.fileno()), path, mode_bits=_WRITABLE_BY_OTHERS)
             checksum, _, body = file.read().partition(b"\n")
     except OSError as error:
         raise _damaged(path, f"it cannot be read: {error.strerror}") from error
@@ -141,12 +141,12 @@ def _make_private(folder: str) -> None:
             status = os.stat(each)
         except OSError:  # putting the first dataset there, or opening the journal, says what is wrong with it
             return
-        refuse_strangers(status, f"the dispatcher's work_dir {each}", mode_bits=_WRITABLE_BY_OTHERS)
+        require_private(status, f"the dispatcher's work_dir {each}", mode_bits=_WRITABLE_BY_OTHERS)
     with os.scandir(work_dir) as entries:
         for entry in entries:
             if entry.name.startswith("journal."):
                 status = entry.stat(follow_symlinks=False)
-                refuse_strangers(status, f"the dispatcher's journal {entry.path}", mode_bits=_WRITABLE_BY_OTHERS)
+                require_private(status, f"the dispatcher's journal {entry.path}", mode_bits=_WRITABLE_BY_OTHERS)
 
 
 def _private(path: str, flags: int) -> int:

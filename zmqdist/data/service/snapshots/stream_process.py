@@ -143,7 +143,7 @@ def main(pipe_fd: int) -> None:
     pipe = BlockingPipe(pipe_fd, BYTES)
     first, _ = pipe.receive()
     begin = msgspec.msgpack.decode(first, type=StreamTerms)
-    security = Credentials.of_environment().client(begin.dispatcher, "worker")
+    security = Credentials.from_environment().client(begin.dispatcher, "worker")
     client = ZmqClient(begin.dispatcher, "snapshots", security=security)
 
     def report(over: bool) -> None:

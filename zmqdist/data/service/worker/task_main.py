@@ -93,7 +93,7 @@ def main(pipe_fd: int, page_fd: int, listener_fd: int) -> None:
         task.failed = TaskFailure(from_code(*begin.failure), begin.for_good)
     task.done = begin.done
     loop = Loop(f"zmqdist-task-{task.id}")
-    credentials = Credentials.of_environment()
+    credentials = Credentials.from_environment()
     incarnation = secrets.randbits(62) | 1
     security = credentials.server(begin.host, "worker")
     router = Router(loop, security, our_hello("server", incarnation, f"task {task.id} of {begin.worker}"))
