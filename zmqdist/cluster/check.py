@@ -159,6 +159,8 @@ class Config(Protocol):
     def launcher(self) -> str: ...
     @property
     def ssh(self) -> Any: ...
+    @property
+    def runtime(self) -> Any: ...
 
 
 # -- rules between keys ----------------------------------------------------------------------------------------------
@@ -231,7 +233,7 @@ def _on_hosts(config: Config) -> Iterator[Mistake]:
     """Yield what a launcher that places roles on hosts cannot do."""
     for name in ("worker", "ps"):
         job = config.jobs.task_jobs().get(name)
-        if job is not None and job.tasks is not None:
+        if job is not None and job.tasks is not None and config.runtime is None:  # the launcher has filled them in
             yield Mistake(
                 ("jobs", name, "tasks"),
                 f"launcher: {config.launcher} finds the addresses itself",
