@@ -48,6 +48,7 @@ CAPABILITIES: Final = (
     "distributed snapshot",
     "exactly once",
     "executor",
+    "hosts",
     "journal",
     "launch",
     "local cluster",

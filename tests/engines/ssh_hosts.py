@@ -4,8 +4,8 @@
         net.head.run([sys.executable, "-m", "zmqdist_cli", "launch", ...])   # on the host that has no sshd
         net["b"].cut()
 
-Nothing of the user's ssh is read or written: the client's config, its known hosts and its key stand in a temporary folder, and `net.options`
-names them (`ssh.options` of a cluster file).
+Nothing of the user's ssh is read or written: the client's config, its known hosts and its key stand in a temporary folder, and
+`net.options` names them (`ssh.options` of a cluster file).
 """
 
 from __future__ import annotations

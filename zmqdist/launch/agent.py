@@ -145,7 +145,7 @@ class HostAgent:
     def _start(self, order: StartRole) -> None:
         try:
             for name, text in order.files.items():
-                _write_private(self._folder.path / name, text)
+                _write_private(self._folder.path, name, text)
             with self._naming:
                 child = self._children.start(
                     order.name,
@@ -174,7 +174,6 @@ class HostAgent:
     def _say(self, event: AgentEvent) -> None:
         with self._writing, contextlib.suppress(OSError):  # the launcher has gone: the end of the orders says so
             self._events.write(encode(event))
-            self._events.flush()
 
     def _received(self) -> Iterator[AgentOrder]:
         """Yield orders until they end, for one of the reasons of A1 or because all roles were closed as ordered."""
@@ -206,8 +205,10 @@ def _hello(folder: str) -> AgentHello:
     )
 
 
-def _write_private(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+def _write_private(folder: Path, name: str, text: str) -> None:
+    path = folder / name
+    for parent in reversed(path.relative_to(folder).parents):
+        (folder / parent).mkdir(exist_ok=True, mode=0o700)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     with open(descriptor, "w") as file:
         file.write(text)
@@ -232,7 +233,7 @@ def _terminate(number: int, _: object) -> None:
 
 def main() -> int:
     """Run the agent of this host until it has to end. `sys.argv` has the silence limit in seconds."""
-    orders, events = os.dup(0), os.fdopen(os.dup(1), "wb")
+    orders, events = os.dup(0), os.fdopen(os.dup(1), "wb", buffering=0)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
@@ -244,7 +245,6 @@ def main() -> int:
         reason = f"neither {MEMORY_FOLDER} nor a temporary folder can be written ({error})"
         unfit = AgentUnfit(platform.python_version(), sys.executable, reason, "make one writable, or set TMPDIR there")
         events.write(encode(unfit))
-        events.flush()
         return 1
     try:
         for number in _ENDING_SIGNALS:
@@ -255,4 +255,5 @@ def main() -> int:
         pass
     finally:
         folder.close()
+        events.close()
     return 0
