@@ -27,7 +27,19 @@ from msgspec.structs import replace
 
 from zmqdist.errors import INVALID_ARGUMENT, RESOURCE_EXHAUSTED, OpError, WireError, from_code
 from zmqdist.limits import WAIT_LOG_S
-from zmqdist.messages import Calls, CancelCall, Chunk, Credit, Goodbye, LetIn, Message, Refused, Replies, Reply, Shares
+from zmqdist.messages import (
+    Calls,
+    CancelCall,
+    Chunk,
+    Credit,
+    Goodbye,
+    Message,
+    Refused,
+    Replies,
+    Reply,
+    SendParts,
+    SharedMemoryAccepted,
+)
 from zmqdist.transport.calls_machine import ClientCall, ClientCalls
 from zmqdist.transport.connector import Connector
 from zmqdist.transport.dealer import receive_payload
@@ -307,7 +319,7 @@ class ClientConnection:
         elif type(message) is Credit:
             self._chunks += 1
             self.lanes.credited(message)
-        elif type(message) is LetIn:
+        elif type(message) is SendParts:
             self.lanes.let_in(message)
         elif type(message) is Goodbye:
             self.table.server_leaving()
@@ -365,7 +377,7 @@ class ClientConnection:
             return
         nonce = self.lanes.offered(hello)
         if nonce:
-            self._put(headers.encode(Shares(nonce)))
+            self._put(headers.encode(SharedMemoryAccepted(nonce)))
         self.lanes.shares(hello.nonce)
         self.table.server_up(hello.incarnation)
 

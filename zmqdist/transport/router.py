@@ -48,7 +48,7 @@ from zmqdist.errors import (
     WireError,
 )
 from zmqdist.limits import FRAME_BYTES_MAX, GRACE_S, HANDSHAKE_S, HEARTBEAT_SERVER_S, MESSAGES_PER_WAKE_MAX, PEERS_MAX
-from zmqdist.messages import Chunk, Credit, Goodbye, Message, Ping, Refused, Shares
+from zmqdist.messages import Chunk, Credit, Goodbye, Message, Ping, Refused, SharedMemoryAccepted
 from zmqdist.transport.address import is_ipv6, join, split
 from zmqdist.transport.dealer import Buffer, receive_payload
 from zmqdist.transport.loop import Loop, Watched
@@ -157,7 +157,7 @@ class Router:
         self._closed = False
         self._left = 0
         self._handlers: dict[type[Message], tuple[Handler, frozenset[str] | None]] = {}
-        self.on(Shares, lambda peer, message, frames: self.lanes(peer).shares(message.nonce))
+        self.on(SharedMemoryAccepted, lambda peer, message, frames: self.lanes(peer).shares(message.nonce))
         self.on(Chunk, lambda peer, message, frames: self.lanes(peer).chunk(message, frames))
         self.on(Credit, lambda peer, message, frames: self.lanes(peer).credited(message))
         loop.run(self._open)

@@ -13,7 +13,7 @@ Rules
     Nothing is delivered half: the parts are given on when the last byte of the last one is here.
 
 Shared memory is used towards a peer that has named the number that stands in our table: then it has really opened it. In a server's
-hello that number is one of the fields, a client sends Shares.
+hello that number is one of the fields, a client sends SharedMemoryAccepted.
 
 Not here: what the parts are, and whom they are for.
 """
@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from zmqdist.errors import OpError, ResourceExhaustedError, WireError
 from zmqdist.limits import ARRAY_BYTES_MAX, CHUNK_BYTES, FRAMES_MAX, RECEIVING_BYTES_MAX
-from zmqdist.messages import Call, Chunk, Credit, LetIn, Message, Part, Reply
+from zmqdist.messages import Call, Chunk, Credit, Message, Part, Reply, SendParts
 from zmqdist.transport.bulk_machine import DONE, WRONG, Inbound, Outbound
 from zmqdist.transport.calls_machine import nbytes_of
 from zmqdist.transport.receive_buffers import memory_for
@@ -71,7 +71,7 @@ class _Transfer:
 
     Attributes:
       handles: what was lent with its message.
-      views: what leaves in chunks; `held`: after LetIn.
+      views: what leaves in chunks; `held`: after SendParts.
       frames: what has arrived, or is arriving in chunks; `end` is told.
     """
 
@@ -193,7 +193,7 @@ class Lanes:
                 self._begin(message.id, transfer)
         return True
 
-    def let_in(self, message: LetIn) -> None:
+    def let_in(self, message: SendParts) -> None:
         """The other side has room for what was held; for a call that is over it had."""
         transfer = self.tracked.get(message.id)
         if transfer is not None and transfer.held:

@@ -14,8 +14,8 @@ from typing import Any, Final
 
 from tests.sim.simulations.rpc_truth import LaneAccount, Question, RpcWorld, ServerAccount
 from zmqdist.errors import OK, OpError
-from zmqdist.messages import Call, Calls, CancelCall, Chunk, Credit, Goodbye, LetIn, Message, Replies, Reply
-from zmqdist.rpc.admission_machine import Turns
+from zmqdist.messages import Call, Calls, CancelCall, Chunk, Credit, Goodbye, Message, Replies, Reply, SendParts
+from zmqdist.rpc.admission_machine import FairAdmission
 from zmqdist.rpc.batching_machine import Batches, CallBatch
 from zmqdist.rpc.handler_errors import failed, no_room, stopping
 from zmqdist.testing.simulation.network import SimConnection, SimProcess
@@ -53,7 +53,7 @@ class SimEnd:
             account.credited(message.nbytes)
             credited(message)
 
-        def begun(message: LetIn) -> None:
+        def begun(message: SendParts) -> None:
             account.begun(message.id)
             let_in(message)
 
@@ -196,7 +196,7 @@ class SimRpcClient(SimEnd):
             self._lanes.chunk(message, frames)
         elif isinstance(message, Credit):
             self._lanes.credited(message)
-        elif isinstance(message, LetIn):
+        elif isinstance(message, SendParts):
             self._lanes.let_in(message)
         elif isinstance(message, Goodbye):
             self.losses += 1
@@ -307,7 +307,7 @@ class SimRpcServer(SimEnd):
         self.leaving = False
         self.account = ServerAccount(sim)
         self.calls = ServerCalls(incarnation, sim.pending_max)
-        self.turns = Turns(*sim.turn_bounds)
+        self.turns = FairAdmission(*sim.turn_bounds)
         self.batches: Batches[_Work] = Batches(sim.rows_max, sim.delay_s)
         self.peers: dict[SimConnection, Lanes] = {}
         self._replies: dict[SimConnection, list[Reply]] = {}
@@ -330,7 +330,7 @@ class SimRpcServer(SimEnd):
         if lanes is None:
             return
         self.account.gone(connection)
-        self.turns.gone(connection)
+        self.turns.client_lost(connection)
         self._replies.pop(connection, None)
         for served in self.calls.peer_gone(connection):
             if served.on_dropped is not None:
@@ -418,7 +418,7 @@ class SimRpcServer(SimEnd):
             return
         assert frames is None, "no memory is shared here"
         if call.held:
-            peer.send_down(LetIn(call.id))
+            peer.send_down(SendParts(call.id))
 
     def _arrived(
         self, served: ServedCall, peer: SimConnection, call: Call, frames: list[Any] | None, problem: str

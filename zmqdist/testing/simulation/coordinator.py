@@ -8,20 +8,20 @@ from random import Random
 from typing import Any, Protocol
 
 from zmqdist.events import Heard, Send, Ticked
-from zmqdist.messages import CANCELLED, ERROR, KEPT, VALUE, Forget, Message, StartsLost, Submit, Withdraw
+from zmqdist.messages import CANCELLED, ERROR, KEPT, VALUE, CancelWork, Forget, Message, StartsLost, Submit
 from zmqdist.scheduling.coordinator.affinity import PLAIN, MembersChanged, Scheduled, WorkOptions
 from zmqdist.scheduling.coordinator.closures import Closures
 from zmqdist.scheduling.coordinator.coordinator_events import (
     BulkArrived,
+    CancelRequested,
     DispatcherDown,
     DispatcherUp,
-    EndAsked,
+    EndRoundRequested,
     Event,
     FunctionsDefined,
     FunctionsDropped,
     KeptDropped,
-    TakeBackAsked,
-    WithdrawAsked,
+    TakeBackRequested,
 )
 from zmqdist.scheduling.coordinator.dependencies_and_retries import (
     FIRST_ATTEMPT,
@@ -32,7 +32,7 @@ from zmqdist.scheduling.coordinator.dependencies_and_retries import (
     Dependencies,
     Free,
     HandIn,
-    Remade,
+    Recomputed,
 )
 from zmqdist.scheduling.coordinator.effects import (
     Effect,
@@ -42,13 +42,13 @@ from zmqdist.scheduling.coordinator.effects import (
     Replace,
     Resolve,
     RoomMade,
-    RoundEnded,
+    RoundSettled,
     WorkBegun,
 )
 from zmqdist.scheduling.coordinator.machine import CoordinatorMachine
 from zmqdist.scheduling.dispatcher.rules import BrokerRules
 from zmqdist.testing.simulation.clock import SimClock
-from zmqdist.testing.simulation.coordinator_plans import INPUT_GONE, REMAKES_MAX, SimPlans, decode_loss
+from zmqdist.testing.simulation.coordinator_plans import INPUT_GONE, RECOMPUTATIONS_MAX, SimPlans, decode_loss
 from zmqdist.testing.simulation.network import SimConnection
 from zmqdist.testing.simulation.worker import SimWorker, Truth
 
@@ -88,9 +88,9 @@ class SimCoordinator:
     Attributes:
       resolved: how often each piece of work was resolved.
       kinds: what each piece of work does.
-      options: of work that has some: for one worker, before other work, apart from the rounds.
+      options: of work that has some: for one worker, before other work, detached from the rounds.
       members: the incarnations of the present workers by name, from the last report.
-      rounds: for each generation that has ended, the last work of it.
+      rounds: for each round that has ended, the last work of it.
       kept: results that the user has, and that are with their workers: number of the run -> our connection when it came.
     """
 
@@ -104,9 +104,9 @@ class SimCoordinator:
         self.kinds: dict[int, str] = {}
         self.options: dict[int, WorkOptions] = {}
         self.members: dict[str, int] = {}
-        self._withdrawn: set[int] = set()
+        self._cancelled: set[int] = set()
         self._wanted_back: set[int] = set()
-        self._asked_back: dict[int, SimConnection | None] = {}
+        self._take_back_requested: dict[int, SimConnection | None] = {}
         """Work that the user takes back unless it has begun -> the connection at that time; the reply has not arrived."""
         self._goes_on: set[int] = set()
         """Work that has begun, by the replies to attempts to take it back."""
@@ -126,8 +126,8 @@ class SimCoordinator:
         self.plans = SimPlans(self, cluster.random, calm=calm)
         self._fetching: dict[int, int] = {}
         self._queue_max = queue_max
-        self._starts_told = cluster.random.random() < 0.5
-        self._width = cluster.random.choice((None, 1, 3, 8)) if self._starts_told and not calm else None
+        self._starts_reported = cluster.random.random() < 0.5
+        self._width = cluster.random.choice((None, 1, 3, 8)) if self._starts_reported and not calm else None
         closures = Closures(
             coordinator=number,
             queue_max=queue_max,
@@ -135,10 +135,10 @@ class SimCoordinator:
             lost_limit_s=60.0,
             recovery_limit_s=15.0,
             now=cluster.clock.now,
-            starts=self._starts_told,
+            starts=self._starts_reported,
             width=self._width,
         )
-        self.machine = CoordinatorMachine(closures, Dependencies(remakes_max=REMAKES_MAX), decode_loss)
+        self.machine = CoordinatorMachine(closures, Dependencies(recomputations_max=RECOMPUTATIONS_MAX), decode_loss)
         self.handle(FunctionsDefined([(fn, b"f") for fn in (1, 2, 3)]))
         self._next_fn = 4
         self.connect()
@@ -169,8 +169,8 @@ class SimCoordinator:
             self.connection = None
             self._with_dispatcher.clear()
             self.handle(DispatcherDown())
-            assert not self._asked_back, (
-                f"closures P14: {self._asked_back.keys()} are not answered at the end of the connection"
+            assert not self._take_back_requested, (
+                f"closures P14: {self._take_back_requested.keys()} are not answered at the end of the connection"
             )
             self.cluster.clock.after(self._random.uniform(0.05, 0.5), self.connect)
 
@@ -195,7 +195,7 @@ class SimCoordinator:
         work = len(self.kinds) + 1
         if self._random.random() < 0.4:
             self.options[work] = self._options()
-        if self._random.random() < 0.3 and not self.is_apart(work):
+        if self._random.random() < 0.3 and not self.is_detached(work):
             self.kinds[work] = "plan"
             self.handle(self.plans.plan(work, self._fn()))
             return
@@ -214,9 +214,9 @@ class SimCoordinator:
     def options_of(self, work: int) -> WorkOptions:
         return self.options.get(work, PLAIN)
 
-    def was_withdrawn(self, work: int) -> bool:
+    def was_cancelled(self, work: int) -> bool:
         """The user has cancelled it, at some time."""
-        return work in self._withdrawn
+        return work in self._cancelled
 
     def later(self, event: Event) -> None:
         """Hand in this event when the present one is over, as a finalizer does."""
@@ -238,30 +238,30 @@ class SimCoordinator:
         self.cluster.clock.after(0.0, lambda: self.handle(FunctionsDropped([fn])))
         return fn
 
-    def withdraw(self) -> None:
+    def cancel(self) -> None:
         """The user cancels some."""
         pending = [work for work in self.kinds if not self.resolved[work]]
         if pending and not self.ending:
             works = self._random.sample(pending, min(3, len(pending)))
-            self._withdrawn.update(works)
-            self.handle(WithdrawAsked(works))
+            self._cancelled.update(works)
+            self.handle(CancelRequested(works))
 
     def take_back(self) -> None:
         """The user cancels some futures: what has begun goes on."""
         pending = [
             work
             for work in self.kinds
-            if not self.resolved[work] and not self.is_apart(work) and self.kinds[work] != "plan"
+            if not self.resolved[work] and not self.is_detached(work) and self.kinds[work] != "plan"
         ]
-        if not (pending and self._starts_told) or self.ending:
+        if not (pending and self._starts_reported) or self.ending:
             return
         works = self._random.sample(pending, min(3, len(pending)))
         since = self.cluster.clock.now
         self._wanted_back.update(works)
         for work in works:
             self._goes_on.discard(work)
-            self._asked_back[work] = self.connection
-        self.handle(TakeBackAsked(works))
+            self._take_back_requested[work] = self.connection
+        self.handle(TakeBackRequested(works))
         self.cluster.clock.after(ANSWER_S, lambda: self._check_answered(works, since))
 
     def wanted_back(self, work: int) -> bool:
@@ -271,7 +271,7 @@ class SimCoordinator:
     def _check_answered(self, works: list[int], since: float) -> None:
         """Unless something went wrong since then: then that is what the answer may have been lost with. What is cut off ends as cancelled
         when it ends, which cannot be hastened in a thread; so does all work of a round that ends."""
-        left = [work for work in works if work in self._asked_back and work not in self._withdrawn]
+        left = [work for work in works if work in self._take_back_requested and work not in self._cancelled]
         quiet_since = self.cluster.quiet_since
         if left and self.ending:
             self.cluster.clock.after(ANSWER_S, lambda: self._check_answered(left, since))
@@ -284,7 +284,7 @@ class SimCoordinator:
         """The user calls `join`, which raises."""
         if self.machine.failed is not None and not self.ending:
             self.ending = True
-            self.handle(EndAsked(self.rounds_ended + 1))
+            self.handle(EndRoundRequested(self.rounds_ended + 1))
 
     # -- the runtime ----------------------------------------------------------------------------------------------
 
@@ -298,7 +298,7 @@ class SimCoordinator:
         events: list[Event] = [event]
         while events:
             self._perform(self.machine.handle(events.pop(0), self.cluster.clock.now), events)
-        self.plans.check_withdrawn()
+        self.plans.check_cancelled()
         at = self.machine.deadline
         if at is not None and at != self._tick_at:
             self._tick_at = at
@@ -319,8 +319,8 @@ class SimCoordinator:
         for effect in effects:
             match effect:
                 case Send(_, message):
-                    if isinstance(message, Withdraw):
-                        self.plans.withdraw(message.works)
+                    if isinstance(message, CancelWork):
+                        self.plans.cancel(message.works)
                     if self.connection is not None:
                         self._check_width(message)
                         self.connection.send_up(message)
@@ -334,14 +334,14 @@ class SimCoordinator:
                     self.plans.keep_input(effect)
                 case Replace():
                     self.plans.replaced(effect)
-                case Remade():
+                case Recomputed():
                     self.plans.remade(effect)
                 case Free(work):
                     self.plans.free(work)
                 case Fetch(work, attempt, reference):
                     self._fetching[work] = attempt
                     self._fetch(work, attempt, reference)
-                case RoundEnded():
+                case RoundSettled():
                     self._round_ended()
                 case WorkBegun(works):
                     self._note_begun(works)
@@ -351,23 +351,23 @@ class SimCoordinator:
                     self._note_members(effect)
 
     def _check_failure(self, work: int, kind: int, fails: bool) -> None:
-        expected = kind in (ERROR, LOST, UNAVAILABLE, INPUT_FAILED, TIMED_OUT) and not self.is_apart(work)
-        promise = "closures P10" if self.is_apart(work) else "coordinator C2"
+        expected = kind in (ERROR, LOST, UNAVAILABLE, INPUT_FAILED, TIMED_OUT) and not self.is_detached(work)
+        promise = "closures P10" if self.is_detached(work) else "coordinator C2"
         assert fails == expected, f"{promise}: work {work} ends by kind {kind}, and fails its round: {fails}"
         if fails and self._first_failure is None:
             self._first_failure = work
 
     def _note_begun(self, works: list[int]) -> None:
         for work in works:
-            assert self._starts_told, "closures P14: a report of begun work that was not requested"
+            assert self._starts_reported, "closures P14: a report of begun work that was not requested"
             assert not self.resolved[work], f"closures P14: work {work} has begun after its end"
-            if self._asked_back.pop(work, None) is not None:
+            if self._take_back_requested.pop(work, None) is not None:
                 self._goes_on.add(work)
 
     def _check_width(self, message: Message) -> None:
         if isinstance(message, Forget):
             self.plans.check_forgotten(message.functions)
-        if isinstance(message, Submit) and not message.apart:
+        if isinstance(message, Submit) and not message.detached:
             unfinished = self.machine.closures
             self._with_dispatcher = {n for n in self._with_dispatcher if n < FIRST_ATTEMPT or n in unfinished}
             self._with_dispatcher.update(item[0] for item in message.items)
@@ -379,8 +379,8 @@ class SimCoordinator:
         assert work < FIRST_ATTEMPT, f"coordinator C1: attempt {work} is resolved"
         self.resolved[work] += 1
         self._with_dispatcher.discard(work)
-        self._asked_back.pop(work, None)
-        assert kind != CANCELLED or self.ending or work not in self._goes_on - self._withdrawn, (
+        self._take_back_requested.pop(work, None)
+        assert kind != CANCELLED or self.ending or work not in self._goes_on - self._cancelled, (
             f"closures P14: work {work} has begun, as was reported to the user, and is cancelled"
         )
         self.outcomes[work] = kind
@@ -397,8 +397,8 @@ class SimCoordinator:
             run = int(payload.split(b"|")[3])
             self.kept[run] = self.connection
             self.cluster.clock.after(self._random.uniform(0.0, 5.0), lambda: self._drop(work, run))
-        if self.is_apart(work) and work not in self._withdrawn:
-            assert kind != CANCELLED, f"dispatch P14: work {work} is apart, and ends with a round"
+        if self.is_detached(work) and work not in self._cancelled:
+            assert kind != CANCELLED, f"dispatch P14: work {work} is detached, and ends with a round"
         if kind == UNAVAILABLE:
             assert self.options[work].worker, f"closures P11: work {work} is for any worker, and fails for want of one"
 
@@ -409,8 +409,8 @@ class SimCoordinator:
         assert truth == (int(coordinator), int(number)), "dispatch P2: a result of another work"
         assert (int(coordinator), user) == (self.number, work), "dispatch P2: a result of another work"
 
-    def is_apart(self, work: int) -> bool:
-        return work in self.options and self.options[work].apart
+    def is_detached(self, work: int) -> bool:
+        return work in self.options and self.options[work].detached
 
     def _note_members(self, changed: MembersChanged) -> None:
         for name, incarnation, _ in changed.left:
@@ -428,7 +428,7 @@ class SimCoordinator:
         self.ending = False
         self._first_failure = None
         self.rounds_ended += 1
-        unresolved = [work for work in self.kinds if not self.resolved[work] and not self.is_apart(work)]
+        unresolved = [work for work in self.kinds if not self.resolved[work] and not self.is_detached(work)]
         assert not unresolved, f"closures P3: {unresolved} are not resolved at the end of their round"
         self.cluster.check_nothing_executes(self, len(self.kinds))
 

@@ -56,7 +56,7 @@ from zmqdist.data.splits import PortionRules, portion_rules, split_providers
 from zmqdist.errors import DataLossError, InvalidArgumentError, NotFoundError, OpError, UnavailableError, from_code
 from zmqdist.events import Ticked
 from zmqdist.limits import CONSUMERS_MAX, JOURNAL_RECORDS_MAX
-from zmqdist.rpc.pending_call import Asked
+from zmqdist.rpc.pending_call import PendingCall
 from zmqdist.rpc.service import RpcService
 from zmqdist.transport.loop import Loop
 
@@ -270,7 +270,7 @@ class DataDispatcher:
         for effect in effects:
             match effect:
                 case q.AnswerRequest(token, value):
-                    token.answer(value)  # type: ignore[attr-defined]
+                    token.reply(value)  # type: ignore[attr-defined]
                 case q.FailRequest(token, code, message):
                     token.fail(from_code(code, message))  # type: ignore[attr-defined]
                 case q.CommitJournal(records):
@@ -289,18 +289,18 @@ class DataDispatcher:
         self._due = inf
         self.handle(Ticked())
 
-    def _ask(self, asked: Asked, question: q.Question) -> None:
+    def _ask(self, asked: PendingCall, question: q.Question) -> None:
         asked.on_dropped(partial(self.handle, q.AskerGone(asked)))
         self.handle(question)
 
     # -- methods ------------------------------------------------------------------------------------------------------------
 
-    def _config(self, asked: Asked) -> None:
-        asked.answer({"deployment_mode": self._rules.deployment_mode})
+    def _config(self, asked: PendingCall) -> None:
+        asked.reply({"deployment_mode": self._rules.deployment_mode})
 
     def _register(
         self,
-        asked: Asked,
+        asked: PendingCall,
         request: Number,
         id: str | None,
         description: str,
@@ -312,7 +312,7 @@ class DataDispatcher:
         self._writer.submit(self._keep, asked, request, id, description, metadata, on_conflict)
 
     def _keep(
-        self, asked: Asked, request: int, id: str | None, description: str, metadata: str, on_conflict: str
+        self, asked: PendingCall, request: int, id: str | None, description: str, metadata: str, on_conflict: str
     ) -> None:
         """In the writer's thread: the file is there before anything names it."""
         try:
@@ -326,7 +326,7 @@ class DataDispatcher:
         with suppress(OpError):  # the dispatcher has ended
             self._loop.call_soon(self._ask_or_fail, asked, question)
 
-    def _ask_or_fail(self, asked: Asked, question: q.Question) -> None:
+    def _ask_or_fail(self, asked: PendingCall, question: q.Question) -> None:
         """As `_ask`, where nobody above tells the asker what was raised."""
         try:
             self._ask(asked, question)
@@ -334,8 +334,8 @@ class DataDispatcher:
             asked.fail(error)
             raise
 
-    def _metadata(self, asked: Asked, id: str) -> None:
-        asked.answer(self._dataset(id).metadata)
+    def _metadata(self, asked: PendingCall, id: str) -> None:
+        asked.reply(self._dataset(id).metadata)
 
     def _dataset(self, id: str) -> r.DatasetEntry:
         dataset = self.splits.state.datasets.get(id)
@@ -343,18 +343,18 @@ class DataDispatcher:
             raise NotFoundError(not_registered(id))
         return dataset
 
-    def _definition(self, asked: Asked, fingerprint: str) -> None:
+    def _definition(self, asked: PendingCall, fingerprint: str) -> None:
         self._writer.submit(self._describe, asked, fingerprint)
 
-    def _describe(self, asked: Asked, fingerprint: str) -> None:
+    def _describe(self, asked: PendingCall, fingerprint: str) -> None:
         try:
-            asked.answer(self._store.get(fingerprint))
+            asked.reply(self._store.get(fingerprint))
         except BaseException as error:
             asked.fail(error)
 
     def _open(
         self,
-        asked: Asked,
+        asked: PendingCall,
         request: Number,
         job_name: str | None,
         repetition: Number,
@@ -386,7 +386,7 @@ class DataDispatcher:
 
     def _watch(
         self,
-        asked: Asked,
+        asked: PendingCall,
         state: Number,
         client: Number,
         version: Number,
@@ -396,20 +396,20 @@ class DataDispatcher:
     ) -> None:
         self._ask(asked, q.Watch(asked, state, client, version, stopped, lost or {}, target_s))
 
-    def _release(self, asked: Asked, state: Number, client: Number) -> None:
+    def _release(self, asked: PendingCall, state: Number, client: Number) -> None:
         self._ask(asked, q.ReleaseRequest(asked, state, client))
 
     def _acknowledge(
-        self, asked: Asked, state: Number, client: Number, marks: tuple[tuple[Number, Number, bool], ...]
+        self, asked: PendingCall, state: Number, client: Number, marks: tuple[tuple[Number, Number, bool], ...]
     ) -> None:
         self._ask(asked, q.AcknowledgeRequest(asked, state, client, marks))
 
-    def _missed(self, asked: Asked, state: Number, client: Number, life: Number) -> None:
+    def _missed(self, asked: PendingCall, state: Number, client: Number, life: Number) -> None:
         self._ask(asked, q.Missed(asked, state, client, life))
 
     def _work(
         self,
-        asked: Asked,
+        asked: PendingCall,
         state: Number,
         life: Number,
         has: dict[Number, str],
@@ -419,23 +419,30 @@ class DataDispatcher:
         self._ask(asked, q.WorkRequest(asked, state, life, has, done, figures))
 
     def _portions(
-        self, asked: Asked, state: Number, task: Number, life: Number, client: Number, request: Number, count: Number
+        self,
+        asked: PendingCall,
+        state: Number,
+        task: Number,
+        life: Number,
+        client: Number,
+        request: Number,
+        count: Number,
     ) -> None:
         self._ask(asked, q.AskPortions(asked, state, task, life, client, request, count))
 
-    def _crashed(self, asked: Asked, state: Number, task: Number, life: Number, how: str) -> None:
+    def _crashed(self, asked: PendingCall, state: Number, task: Number, life: Number, how: str) -> None:
         self._ask(asked, q.Crashed(asked, state, task, life, how))
 
-    def _leave(self, asked: Asked, life: Number) -> None:
+    def _leave(self, asked: PendingCall, life: Number) -> None:
         self._ask(asked, q.LeaveRequest(asked, life))
 
-    def _compression(self, asked: Asked, id: str, off: bool) -> None:
+    def _compression(self, asked: PendingCall, id: str, off: bool) -> None:
         self._dataset(id)
         self._ask(asked, q.CompressionAsked(asked, id, off))
 
     def _splits(
         self,
-        asked: Asked,
+        asked: PendingCall,
         state: Number,
         task: Number,
         life: Number,
@@ -448,7 +455,7 @@ class DataDispatcher:
 
     def _hand_back(
         self,
-        asked: Asked,
+        asked: PendingCall,
         state: Number,
         task: Number,
         life: Number,

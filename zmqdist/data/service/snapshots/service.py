@@ -34,7 +34,7 @@ from zmqdist.data.service.snapshots.machine import SnapshotMode
 from zmqdist.data.service.snapshots.manager import SnapshotFolder, SnapshotManager
 from zmqdist.data.service.validation import Number, checked
 from zmqdist.errors import FailedPreconditionError, InvalidArgumentError, OpError, UnavailableError, from_code
-from zmqdist.rpc.pending_call import Asked
+from zmqdist.rpc.pending_call import PendingCall
 from zmqdist.rpc.service import RpcService
 from zmqdist.transport.loop import Loop
 
@@ -73,8 +73,8 @@ class SnapshotService:
         self._patience_s = patience_s
         self._snapshots = SnapshotManager(concurrent_max)
         self._addresses: dict[int, str] = {}
-        self._parked: dict[int, tuple[Asked, dict[str, int]]] = {}
-        self._waiting: dict[str, list[Asked]] = {}
+        self._parked: dict[int, tuple[PendingCall, dict[str, int]]] = {}
+        self._waiting: dict[str, list[PendingCall]] = {}
         self._version = 0
         self._pool = ThreadPoolExecutor(THREADS, "zmqdist-snapshots")
         self._maker = ThreadPoolExecutor(1, "zmqdist-snapshot-maker")
@@ -158,20 +158,20 @@ class SnapshotService:
 
         self._submit(run)
 
-    def _streams(self, asked: Asked, life: Number, has: dict[str, Number]) -> None:
+    def _streams(self, asked: PendingCall, life: Number, has: dict[str, Number]) -> None:
         address = self._address(life)
         earlier = self._parked.pop(life, None)
         if earlier is not None:
-            earlier[0].answer(None)
+            earlier[0].reply(None)
         asked.on_dropped(partial(self._unpark, asked, life))
         self._look(asked, life, address, dict(has))
 
-    def _unpark(self, asked: Asked, life: int) -> None:
+    def _unpark(self, asked: PendingCall, life: int) -> None:
         parked = self._parked.get(life)
         if parked is not None and parked[0] is asked:
             del self._parked[life]
 
-    def _look(self, asked: Asked, life: int, address: str, has: dict[str, int]) -> None:
+    def _look(self, asked: PendingCall, life: int, address: str, has: dict[str, int]) -> None:
         version = self._version
         if not self._snapshots.some:  # no thread for a question that each worker asks
             self._looked(asked, life, has, {}, version)
@@ -187,11 +187,11 @@ class SnapshotService:
 
         self._submit(look)
 
-    def _looked(self, asked: Asked, life: int, has: dict[str, int], found: dict[str, int], version: int) -> None:
+    def _looked(self, asked: PendingCall, life: int, has: dict[str, int], found: dict[str, int], version: int) -> None:
         if not asked.wanted() or life not in self._addresses:
             return
         if found != has:
-            asked.answer(found)
+            asked.reply(found)
         elif version != self._version:
             self._look(asked, life, self._addresses[life], has)
         else:
@@ -206,11 +206,11 @@ class SnapshotService:
         for path in list(self._waiting):
             if (over := _over(self._snapshots[path])) is not None:
                 for asked in self._waiting.pop(path):
-                    asked.answer(over)
+                    asked.reply(over)
 
     def _positions(
         self,
-        asked: Asked,
+        asked: PendingCall,
         life: Number,
         path: str,
         stream: Number,
@@ -222,7 +222,9 @@ class SnapshotService:
         snapshot, address = self._snapshots[path], self._address(life)
         self._work(asked, lambda: snapshot.hand_out(address, stream, source, repetition, taken, count))
 
-    def _stream_ended(self, asked: Asked, life: Number, path: str, stream: Number, code: Number, message: str) -> None:
+    def _stream_ended(
+        self, asked: PendingCall, life: Number, path: str, stream: Number, code: Number, message: str
+    ) -> None:
         snapshot, address = self._snapshots[path], self._address(life)
 
         def end() -> None:
@@ -241,13 +243,13 @@ class SnapshotService:
     # -- users --------------------------------------------------------------------------------------------------------------
 
     def _save(
-        self, asked: Asked, request: str, path: str, description: str, spec: Any, compression: str | None
+        self, asked: PendingCall, request: str, path: str, description: str, spec: Any, compression: str | None
     ) -> None:
         if self._note is None:
             raise InvalidArgumentError(NOT_TOLERANT)
         self._maker.submit(self._make, asked, request, path, description, spec, compression)
 
-    def _make(self, asked: Asked, request: str, path: str, description: str, spec: Any, compression: Any) -> None:
+    def _make(self, asked: PendingCall, request: str, path: str, description: str, spec: Any, compression: Any) -> None:
         try:
             made = self._snapshots.create(path, description, spec, compression, request)
         except BaseException as error:
@@ -261,31 +263,31 @@ class SnapshotService:
         self._snapshots.add(made)
         self._changed()
 
-    def _wait(self, asked: Asked, path: str) -> None:
+    def _wait(self, asked: PendingCall, path: str) -> None:
         over = _over(self._snapshots[path])
         if over is not None:
-            asked.answer(over)
+            asked.reply(over)
             return
         self._waiting.setdefault(path, []).append(asked)
         asked.on_dropped(partial(self._give_up, asked, path))
 
-    def _give_up(self, asked: Asked, path: str) -> None:
+    def _give_up(self, asked: PendingCall, path: str) -> None:
         waiting = self._waiting.get(path, [])
         if asked in waiting:
             waiting.remove(asked)
 
-    def _progress(self, asked: Asked, path: str) -> None:
+    def _progress(self, asked: PendingCall, path: str) -> None:
         self._work(asked, self._snapshots[path].progress)
 
-    def _tell_streams(self, asked: Asked, path: str) -> None:
-        asked.answer([(each.index, each.owner, each.state.name) for each in self._snapshots[path].streams()])
+    def _tell_streams(self, asked: PendingCall, path: str) -> None:
+        asked.reply([(each.index, each.owner, each.state.name) for each in self._snapshots[path].streams()])
 
-    def _cancel(self, asked: Asked, path: str) -> None:
+    def _cancel(self, asked: PendingCall, path: str) -> None:
         self._work(asked, self._snapshots[path].cancel, changes=True)
 
     # -- threads ------------------------------------------------------------------------------------------------------------
 
-    def _work(self, asked: Asked, fn: Callable[[], Any], changes: bool = False) -> None:
+    def _work(self, asked: PendingCall, fn: Callable[[], Any], changes: bool = False) -> None:
         """Answer by what `fn` returns or raises in a thread."""
 
         def run() -> None:
@@ -294,7 +296,7 @@ class SnapshotService:
             except BaseException as error:
                 asked.fail(_told(error))
             else:
-                asked.answer(value)
+                asked.reply(value)
             if changes:
                 self._soon(self._changed)
 
@@ -319,14 +321,14 @@ class SnapshotService:
 class _Noted:
     """Waits for the journal."""
 
-    def __init__(self, service: SnapshotService, asked: Asked, made: SnapshotFolder) -> None:
+    def __init__(self, service: SnapshotService, asked: PendingCall, made: SnapshotFolder) -> None:
         self._service = service
         self._asked = asked
         self._made = made
 
-    def answer(self, value: Any) -> None:
+    def reply(self, value: Any) -> None:
         self._service.begin(self._made)
-        self._asked.answer(value)
+        self._asked.reply(value)
 
     def fail(self, error: BaseException) -> None:
         self._asked.fail(error)

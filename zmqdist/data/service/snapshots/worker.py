@@ -17,7 +17,7 @@ from zmqdist.data.service.snapshots.stream_process import StreamProcess, StreamT
 from zmqdist.errors import OpError
 from zmqdist.process.bound_children import SpawnChild
 from zmqdist.rpc.client import ZmqClient
-from zmqdist.rpc.loop_client import LoopCalls
+from zmqdist.rpc.loop_client import LoopClient
 from zmqdist.transport.credentials import Credentials
 from zmqdist.transport.loop import Loop
 
@@ -40,7 +40,7 @@ class SnapshotWorker:
     def __init__(
         self,
         loop: Loop,
-        calls: LoopCalls,
+        calls: LoopClient,
         dispatcher: str,
         credentials: Credentials,
         life: int,
@@ -93,7 +93,7 @@ class SnapshotWorker:
     def _ask(self) -> None:
         self._asking += 1
         has = {path: stream.index for path, stream in self._writing.items()}
-        self._calls.ask("zmqdist.data.streams", (self._life, has), partial(self._told, self._asking))
+        self._calls.call("zmqdist.data.streams", (self._life, has), partial(self._told, self._asking))
 
     def _told(self, asking: int, found: dict[str, int] | None, error: OpError | None) -> None:
         if asking != self._asking:
@@ -146,7 +146,7 @@ class SnapshotWorker:
                 self._loop.set_timer((self, stream.path), self._loop.now() + AGAIN_S, again)
 
         what = (self._life, stream.path, stream.index, code, message)
-        self._calls.ask("zmqdist.data.stream_ended", what, told)
+        self._calls.call("zmqdist.data.stream_ended", what, told)
 
     def _note_ended(self, stream: SnapshotStream | StreamProcess) -> None:
         self._ending.discard(stream)
