@@ -132,7 +132,7 @@ SHM_MAPPED_MAX: Final = 32
 SHM_MAPPED_BYTES_MAX: Final = 2**30
 """and their bytes: if the peer is killed, the system gets its pages back only when every process that mapped them unmaps them."""
 
-PULLED_BYTES_MAX: Final = 2**30
+WORKER_CACHE_BYTES_MAX: Final = 2**30
 """Bytes of arguments from other hosts that a worker caches for its slots while it has work; the least recently used are dropped
 first.
 """
@@ -221,7 +221,7 @@ LEASE_S: Final = 10.0
 RECONNECT_GRACE_S: Final = 1.0
 """Seconds that a worker has after its connection ended to reconnect under the same incarnation."""
 
-FAILURES_TOLD: Final = 100
+FAILURES_KEPT: Final = 100
 """Errors of one round that are reported beside the first: each costs memory, and time to unpickle it."""
 
 CANCEL_GRACE_S: Final = 5.0
@@ -287,7 +287,7 @@ NVIDIA_SMI_S: Final = 20.0
 POD_LIST_S: Final = 30.0
 """Seconds for one reply of a Kubernetes API server."""
 
-POD_LOOK_S: Final = 1.0
+POD_POLL_S: Final = 1.0
 """Seconds between two looks at the pods while a resolver waits for them."""
 
 # -- files that people write --------------------------------------------------------------------------------------
@@ -386,12 +386,12 @@ CHECKPOINT_SHARDS_AT_ONCE: Final = 4
 CHECKPOINT_POLL_S: Final = 0.5
 """Seconds between two looks for a new checkpoint."""
 
-PS_VERSION_LIFE_BITS: Final = 40
+PS_VERSION_INCARNATION_SHIFT: Final = 40
 """Bits of a variable's version that count its changes: 100,000 per second for four months. The bits above count how often it was
 recovered.
 """
 
-RECOVERY_LOOK_S: Final = 0.25
+RECOVERY_POLL_S: Final = 0.25
 """Seconds between two checks whether a parameter server has lost its variables: a small call."""
 
 # -- the data service: the first eight are tf.data service's defaults ------------------------------------------------
@@ -449,7 +449,7 @@ PS_CLIENTS_MAX: Final = 16_384
 bytes each.
 """
 
-PS_ONCE_MAX: Final = 65_536
+PS_UPDATE_KEYS_MAX: Final = 65_536
 """Keys in one session of updates that another process may repeat; the oldest are dropped first."""
 
 PS_STEPS_OPEN_MAX: Final = 4

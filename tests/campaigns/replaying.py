@@ -14,7 +14,7 @@ from tests.campaigns.messages import right, works
 from tests.campaigns.proxy import Frames, Pair, Proxy
 from tests.scheduling.work import until
 from zmqdist.coordinator import ClusterCoordinator
-from zmqdist.messages import Enlist, Message, Refused, Register
+from zmqdist.messages import Message, Refused, Register, RegisterCoordinator
 from zmqdist.scheduling.dispatcher.config import WorkerConfig
 from zmqdist.transport import token
 from zmqdist.wire.headers import decode
@@ -90,5 +90,5 @@ def replaying(seed: int) -> dict[str, Any]:
 
 
 def _claims(header: bytes) -> bool:
-    """Whether it is an Enlist or a Register."""
-    return isinstance(decoded(header), Enlist | Register)
+    """Whether it is a RegisterCoordinator or a Register."""
+    return isinstance(decoded(header), RegisterCoordinator | Register)

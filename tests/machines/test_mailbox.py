@@ -210,25 +210,25 @@ def test_what_a_sender_left_is_there_after_its_end_until_its_next_life_is_heard_
     box = Mailbox()
     put(box, "one")
     put(box, "two")
-    assert box.gone("worker:1", "it has ended") == []
+    assert box.sender_gone("worker:1", "it has ended") == []
     assert box.wanted(key(life=0)).letter == "one"
-    box.heard("worker:1", 2)
+    box.incarnation_seen("worker:1", 2)
     assert letters(box) == []
 
 
 def test_a_sender_that_goes_ends_the_waits_for_it_and_for_nobody_else() -> None:
     box = Mailbox()
     mine, other = box.wanted(key(life=0)), box.wanted(key(source="worker:2", life=0))
-    assert box.gone("worker:1", "it has ended") == [mine]
+    assert box.sender_gone("worker:1", "it has ended") == [mine]
     assert (mine.code, mine.message, other.ended) == (UNAVAILABLE, "it has ended", False)
 
 
 def test_a_wait_for_nobody_known_yet_is_bound_to_the_first_life() -> None:
     box = Mailbox()
     wait = box.wanted(key(life=0))
-    box.heard("worker:1", LIFE)
+    box.incarnation_seen("worker:1", LIFE)
     assert not wait.ended
-    box.heard("worker:1", 2)
+    box.incarnation_seen("worker:1", 2)
     assert wait.code == UNAVAILABLE
 
 

@@ -208,7 +208,7 @@ def test_p4_a_watched_worker_may_be_silent_for_ever(membership: Membership) -> N
 def test_where_connections_are_not_watched_a_lease_without_a_message_decides(membership: Membership) -> None:
     member = join(membership, watched=False)
     assert membership.deadline == LEASE_S
-    assert membership.heard("a", 4.0) is member
+    assert membership.note_message("a", 4.0) is member
     assert membership.deadline == 4.0 + LEASE_S
     assert membership.handle(Ticked(), 13.9) == []
     lost = MemberLost(member, "nothing was heard of it for a lease", None, "", settled=False)
@@ -338,7 +338,7 @@ def test_strangers_and_other_messages_change_nothing(membership: Membership) -> 
     assert membership.handle(Heard("stranger", Goodbye()), 0.0) == []
     assert membership.handle(Heard("stranger", Leave(0.0)), 0.0) == []
     assert membership.handle(PeerGone("stranger"), 0.0) == []
-    assert membership.heard("stranger", 0.0) is None
+    assert membership.note_message("stranger", 0.0) is None
     member = join(membership)
     assert membership.handle(Heard("a", Beat()), 1.0) == []
     assert membership.members == {("worker", 0): member}

@@ -324,7 +324,7 @@ def test_what_a_server_says_of_itself(
     serve: Callable[..., ZmqServer],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    answer = server_info.about_us
+    answer = server_info.describe_server
     monkeypatch.setattr(
         "zmqdist.rpc.service.about_us",
         lambda kind, incarnation: [changes.get(at, item) for at, item in enumerate(answer(kind, incarnation))],
@@ -336,7 +336,8 @@ def test_what_a_server_says_of_itself(
 
 def test_a_server_that_does_not_know_the_question(serve: Callable[..., ZmqServer]) -> None:
     server = serve()
-    del server._service._methods[server_info.ABOUT]  # reach: a server without this method; it cannot be unregistered
+    methods = server._service._methods  # reach: a method cannot be unregistered
+    del methods[server_info.SERVER_INFO]
     one(look(server.address), "warning", "zmqdist.about is not registered", "install the same zmqdist there")
 
 

@@ -241,7 +241,7 @@ def test_wrong_arguments_are_a_value_error(given: dict[str, Any], expected: str)
 
 @pytest.fixture
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "POD_LOOK_S", 0.001)
+    monkeypatch.setattr(limits, "POD_POLL_S", 0.001)
 
 
 @pytest.mark.usefixtures("hurried")

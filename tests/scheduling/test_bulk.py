@@ -23,7 +23,7 @@ from zmqdist.scheduling.worker import fetch, references
 from zmqdist.scheduling.worker.fetch import CLIENTS_KEPT, Fetcher
 from zmqdist.scheduling.worker.references import Held, Reference, decode_reference, encode_reference
 from zmqdist.scheduling.worker.store import BulkStore
-from zmqdist.scheduling.worker.worker_cache import Pulled
+from zmqdist.scheduling.worker.worker_cache import WorkerCache
 from zmqdist.transport import shm_pool
 from zmqdist.transport.credentials import Credentials
 from zmqdist.transport.loop import Loop
@@ -197,7 +197,7 @@ def test_numbers_of_another_host_that_look_alike_are_not_believed(
     assert reference.memory is not None
     *offer, nonce = reference.memory
     alike = Reference(77, store.address, (offer[0], offer[1], offer[2], nonce + 2), reference.parts)
-    assert isinstance(fetcher.near.attach(alike)[0], Held)
+    assert isinstance(fetcher.memories.attach(alike)[0], Held)
     assert bytes(fetcher.fetch(alike)[0]) == ramp(LARGE)
     store.free(reference.bulks)
 
@@ -275,8 +275,8 @@ def test_a_holder_that_refuses_connections_has_ended_and_is_not_waited_for(
 def test_a_holder_that_sends_nothing_is_given_up_after_a_while(
     hold: Callable[..., BulkStore], fetcher: Fetcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(BulkStore, "_give", lambda self, asked, bulk: None)
-    monkeypatch.setattr(fetch, "LOOK_S", 0.01)
+    monkeypatch.setattr(BulkStore, "_send_part", lambda self, call, bulk: None)
+    monkeypatch.setattr(fetch, "POLL_S", 0.01)
     monkeypatch.setattr(fetch, "STALLED_S", 0.05)
     store = hold(near=False)
     with pytest.raises(errors.DeadlineExceededError, match=f"nothing has come from {store.address} for 0.05 s"):
@@ -286,8 +286,8 @@ def test_a_holder_that_sends_nothing_is_given_up_after_a_while(
 def test_a_fetch_that_nobody_wants_any_more_is_given_up(
     hold: Callable[..., BulkStore], fetcher: Fetcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(BulkStore, "_give", lambda self, asked, bulk: None)
-    monkeypatch.setattr(fetch, "LOOK_S", 0.01)
+    monkeypatch.setattr(BulkStore, "_send_part", lambda self, call, bulk: None)
+    monkeypatch.setattr(fetch, "POLL_S", 0.01)
     looks = iter([True, True, False])
     with pytest.raises(errors.CancelledError, match="nobody waits for this payload any more"):
         fetcher.fetch(hold(near=False).hold([ramp(LARGE)], shared=True), lambda: next(looks))
@@ -320,11 +320,11 @@ def test_what_a_worker_has_pulled_is_kept_once_and_dropped_together(
     hold: Callable[..., BulkStore], fetcher: Fetcher
 ) -> None:
     far, own = hold(near=False), hold()
-    pulled = Pulled(own, fetcher)
+    pulled = WorkerCache(own, fetcher)
     payload = encode_reference(far.hold([b"pickle", ramp(LARGE)], shared=True))
-    answers = {pulled.pull(payload) for _ in range(5)}
+    answers = {pulled.fetch_for_slot(payload) for _ in range(5)}
     assert len(answers) == 1
-    assert pulled.pulls == 1
+    assert pulled.fetches == 1
     assert as_bytes(fetcher.fetch(decode_reference(answers.pop()))) == [b"pickle", ramp(LARGE)]
     assert as_bytes(pulled.fetch(decode_reference(payload))) == [b"pickle", ramp(LARGE)]
     pulled.drop()
@@ -333,10 +333,10 @@ def test_what_a_worker_has_pulled_is_kept_once_and_dropped_together(
 
 def test_what_a_worker_keeps_itself_is_not_pulled(hold: Callable[..., BulkStore], fetcher: Fetcher) -> None:
     own = hold()
-    pulled = Pulled(own, fetcher)
+    pulled = WorkerCache(own, fetcher)
     reference = own.hold([b"pickle", ramp(LARGE)], shared=True)
-    assert decode_reference(pulled.pull(encode_reference(reference))) == reference
-    assert (pulled.pulls, len(own)) == (0, 1)
+    assert decode_reference(pulled.fetch_for_slot(encode_reference(reference))) == reference
+    assert (pulled.fetches, len(own)) == (0, 1)
     own.free(reference.bulks)
     with pytest.raises(errors.NotFoundError):
         pulled.fetch(reference)
@@ -345,7 +345,7 @@ def test_what_a_worker_keeps_itself_is_not_pulled(hold: Callable[..., BulkStore]
 def test_what_there_is_no_memory_for_is_an_error_and_tried_again_by_the_next(
     hold: Callable[..., BulkStore], fetcher: Fetcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    far, pulled = hold(near=False), Pulled(hold(), fetcher)
+    far, pulled = hold(near=False), WorkerCache(hold(), fetcher)
     payload = encode_reference(far.hold([ramp(LARGE)], shared=True))
 
     def no_pool() -> None:
@@ -354,32 +354,32 @@ def test_what_there_is_no_memory_for_is_an_error_and_tried_again_by_the_next(
     with monkeypatch.context() as full:
         full.setattr("zmqdist.scheduling.worker.worker_cache.this_pool", no_pool)
         with pytest.raises(MemoryError):
-            pulled.pull(payload)
+            pulled.fetch_for_slot(payload)
     assert (len(pulled), pulled.nbytes) == (0, 0)
     assert as_bytes(pulled.fetch(decode_reference(payload))) == [ramp(LARGE)]
 
 
 def test_what_could_not_be_pulled_is_tried_again_by_the_next(hold: Callable[..., BulkStore], fetcher: Fetcher) -> None:
     far, own = hold(near=False), hold()
-    pulled = Pulled(own, fetcher)
+    pulled = WorkerCache(own, fetcher)
     reference = far.hold([ramp(LARGE)], shared=True)
     missing = encode_reference(Reference(far.number, far.address, None, (Held(99, LARGE),)))
     for _ in range(2):
         with pytest.raises(errors.NotFoundError):
-            pulled.pull(missing)
+            pulled.fetch_for_slot(missing)
     assert (len(pulled), pulled.nbytes) == (0, 0)
-    assert pulled.pull(encode_reference(reference))
+    assert pulled.fetch_for_slot(encode_reference(reference))
     pulled.drop()
 
 
 def test_what_a_worker_keeps_is_bounded(
     hold: Callable[..., BulkStore], fetcher: Fetcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("zmqdist.scheduling.worker.worker_cache.PULLED_BYTES_MAX", 2 * LARGE)
+    monkeypatch.setattr("zmqdist.scheduling.worker.worker_cache.WORKER_CACHE_BYTES_MAX", 2 * LARGE)
     far, own = hold(near=False), hold()
-    pulled = Pulled(own, fetcher)
+    pulled = WorkerCache(own, fetcher)
     for number in range(5):
-        pulled.pull(encode_reference(far.hold([ramp(LARGE)[number:] + bytes(number)], shared=True)))
+        pulled.fetch_for_slot(encode_reference(far.hold([ramp(LARGE)[number:] + bytes(number)], shared=True)))
     assert len(own) == 2
     pulled.drop()
 

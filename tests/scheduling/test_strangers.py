@@ -17,21 +17,21 @@ from zmqdist.coordinator import ClusterCoordinator
 from zmqdist.messages import (
     VALUE,
     Beat,
+    CancelWork,
     Define,
     Done,
-    EndGeneration,
-    Enlist,
+    EndRound,
     Forget,
     Goodbye,
+    LeasesReturned,
     Leave,
     Message,
     Refused,
     Register,
-    Returned,
+    RegisterCoordinator,
+    ResultReceived,
     SlotsLost,
     Submit,
-    Taken,
-    Withdraw,
 )
 from zmqdist.scheduling.dispatcher.config import DispatcherConfig, WorkerConfig
 from zmqdist.transport import shm_pool
@@ -67,8 +67,8 @@ def number_of(dispatcher: zd.DispatchServer) -> int:
     return until(lambda: dispatcher.snapshot().coordinators)[0].coordinator
 
 
-def enlist(number: int) -> Enlist:
-    return Enlist(number, 100, 1, False)
+def enlist(number: int) -> RegisterCoordinator:
+    return RegisterCoordinator(number, 100, 1, False)
 
 
 def register(incarnation: int, index: int, *, held: list[int] | None = None) -> Register:
@@ -174,7 +174,7 @@ def test_work_that_goes_to_whoever_shows_the_incarnation_of_a_worker_is_done_all
     """Who knows the incarnation can disturb that worker. It comes back, as it would after a broken connection."""
     with zd.WorkerServer(WorkerConfig(dispatcher.address)), ClusterCoordinator(dispatcher) as coordinator:
         looks = claims("submit")
-        looks.send(Enlist(5, 100, 1, False, watch=True))
+        looks.send(RegisterCoordinator(5, 100, 1, False, watch_members=True))
         looks.expect("message")
         ((_, incarnation, *_),) = looks.expect("message")[1].joined
         values = coordinator.map(abs, range(-200, 0))
@@ -194,7 +194,7 @@ def test_outcomes_of_leases_that_another_worker_holds_are_dropped(
         thief.send(register(78, 5))
         assert thief.expect("message")[1].index == 5
         thief.send(Done([(lease, VALUE, b"wrong") for lease in range(1, 1000)], []))
-        thief.send(Returned(list(range(1, 1000))))
+        thief.send(LeasesReturned(list(range(1, 1000))))
         thief.send(Beat())
         thief.expect("message")
         go(tmp_path)
@@ -206,11 +206,11 @@ OF_COORDINATORS: list[Message] = [
     enlist(5),
     Define([(1, b"x")]),
     Submit(1, [(1, 1, 0, 1, b"")]),
-    Withdraw([1], 0.0),
-    EndGeneration(1, 0.0),
-    Taken([(1, 1)]),
+    CancelWork([1], 0.0),
+    EndRound(1, 0.0),
+    ResultReceived([(1, 1)]),
 ]
-OF_WORKERS: list[Message] = [register(9, 9), Done([(1, VALUE, b"")], []), Returned([1]), SlotsLost([])]
+OF_WORKERS: list[Message] = [register(9, 9), Done([(1, VALUE, b"")], []), LeasesReturned([1]), SlotsLost([])]
 WRONG = [
     *(("client", message) for message in (*OF_COORDINATORS, *OF_WORKERS)),
     *(("worker", message) for message in OF_COORDINATORS),

@@ -13,7 +13,7 @@ import pytest
 
 from tests.sim.simulations.rpc import FAULTS, simulate_rpc
 from zmqdist.errors import CANCELLED, DEADLINE_EXCEEDED, OK, RESOURCE_EXHAUSTED, UNAVAILABLE
-from zmqdist.rpc.admission_machine import Turns
+from zmqdist.rpc.admission_machine import FairAdmission
 
 
 def test_whatever_goes_wrong_every_call_ends_once_and_nothing_is_left(seed: int) -> None:
@@ -50,6 +50,6 @@ def test_the_simulation_meets_what_it_is_about() -> None:
 
 
 def test_a_broken_promise_names_its_seed_and_what_happened(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Turns, "next", lambda self: None)
+    monkeypatch.setattr(FairAdmission, "next", lambda self: None)
     with pytest.raises(AssertionError, match=r"(?s)calls P1: .* never end.*pytest tests/sim --seed 5.*server 1 starts"):
         simulate_rpc(5)

@@ -36,10 +36,10 @@ from zmqdist.rpc.batching import Batched, check_options
 from zmqdist.rpc.blocked_handlers_log import BlockedHandlersLog
 from zmqdist.rpc.generators import Generators
 from zmqdist.rpc.handler_errors import failed, no_room, stopping
-from zmqdist.rpc.handler_pool import Pool
+from zmqdist.rpc.handler_pool import HandlerPool
 from zmqdist.rpc.methods import Method, method_for
-from zmqdist.rpc.pending_call import Asked
-from zmqdist.rpc.server_info import ABOUT, about_us
+from zmqdist.rpc.pending_call import PendingCall
+from zmqdist.rpc.server_info import SERVER_INFO, describe_server
 from zmqdist.rpc.snapshots import pack_result
 from zmqdist.task_context import enter, leave
 from zmqdist.transport.calls_machine import ServedCall, ServerCalls, counted_bytes
@@ -77,7 +77,7 @@ class RpcService:
         """Names this server in log lines."""
         self._methods: dict[str, Method] = {}
         self._name = name
-        self._pool = Pool(f"zmqdist-{name}-handler", threads_max, lambda: self.soon(self._let_in))
+        self._pool = HandlerPool(f"zmqdist-{name}-handler", threads_max, lambda: self.soon(self._let_in))
         self._blocked_log = BlockedHandlersLog(self._pool)
         self._swept_at: dict[Peer, float] = {}
         self._replies: dict[Peer, list[Reply]] = {}
@@ -85,7 +85,7 @@ class RpcService:
         self._attached = False
         self._stopping = False
         self._add(Method(METHODS, self._list, [], inline=True))
-        self._add(Method(ABOUT, lambda: about_us(name, self._incarnation), [], inline=True))
+        self._add(Method(SERVER_INFO, lambda: describe_server(name, self._incarnation), [], inline=True))
         self._generators = Generators(self)
         self._batched: list[Batched] = []
 
@@ -415,7 +415,7 @@ class RpcService:
         elif method.later:
             try:
                 args, named = method.arguments(body, frames, peer.name)
-                method.fn(Asked(self, served, peer), *args, **named)
+                method.fn(PendingCall(self, served, peer), *args, **named)
             except BaseException as error:
                 self.begun(served)
                 self._finished(served, peer, failed(served.id, error), ())
@@ -475,7 +475,7 @@ class RpcService:
         self._loop.set_timer(self._blocked_log, deadline, self._check_blocked)
 
     def _peer_gone(self, peer: Peer) -> None:
-        self._pool.gone(peer)
+        self._pool.owner_lost(peer)
         self._swept_at.pop(peer, None)
         for served in self._calls.peer_gone(peer):
             if served.on_dropped is not None:

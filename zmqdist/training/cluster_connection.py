@@ -28,7 +28,7 @@ from zmqdist.background import in_background
 from zmqdist.cluster.defs import ClusterDef
 from zmqdist.cluster.environment import CONFIG_ENV
 from zmqdist.cluster.spec import ClusterSpec
-from zmqdist.coordination.answers import Task, named
+from zmqdist.coordination.replies import Task, task_name
 from zmqdist.limits import CONNECT_TIMEOUT_S, GRACE_S, TASK_PROBE_S, WAIT_LOG_S
 from zmqdist.rpc import ZmqClient, internal_client
 from zmqdist.scheduling.dispatcher.config import DispatcherConfig
@@ -421,11 +421,11 @@ def _wait(connection: ClusterConnection, recruiter: WorkerRecruiter, until: floa
             if code in (errors.DEADLINE_EXCEEDED, errors.UNAVAILABLE):
                 absent[task] = clients[task].address
             elif code:
-                raise errors.from_code(code, f"{named(task)} at {clients[task].address}: {text}")
-            elif call.get_value()["task"] != named(task):
+                raise errors.from_code(code, f"{task_name(task)} at {clients[task].address}: {text}")
+            elif call.get_value()["task"] != task_name(task):
                 found_task = call.get_value()["task"]
                 raise errors.InvalidArgumentError(
-                    f"at {clients[task].address} is {found_task}, and the cluster says {named(task)}"
+                    f"at {clients[task].address} is {found_task}, and the cluster says {task_name(task)}"
                 )
     finally:
         for client in clients.values():
@@ -444,7 +444,7 @@ def _describe_absent(absent: dict[Task, str]) -> list[str]:
         why = "it takes connections and does not answer"
         if probed.failure is not None:
             why = port_probe.explain_failure(address, probed, TASK_PROBE_S)[0]
-        return f"{named(task)} at {address}: {why}"
+        return f"{task_name(task)} at {address}: {why}"
 
     with ThreadPoolExecutor(PROBES_AT_ONCE, thread_name_prefix="zmqdist-look") as pool:
         return list(pool.map(look, absent))

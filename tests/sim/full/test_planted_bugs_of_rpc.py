@@ -12,7 +12,7 @@ import pytest
 
 from tests.sim.simulations.rpc import simulate_rpc
 from zmqdist.limits import BULK_CHANNEL_WINDOW_BYTES
-from zmqdist.rpc.admission_machine import Turns
+from zmqdist.rpc.admission_machine import FairAdmission
 from zmqdist.rpc.batching_machine import Batches
 from zmqdist.transport.bulk_machine import InboundTransfers, OutboundTransfers
 from zmqdist.transport.calls_machine import ClientCalls, ServedCall, ServerCalls
@@ -106,16 +106,16 @@ def answered_again(answered: Any) -> Any:
 
 
 def same_client_again(next_turn: Any) -> Any:
-    def spoiled(self: Turns) -> Any:
-        if self._turns:
-            self._turns.move_to_end(next(reversed(self._turns)), last=False)
+    def spoiled(self: FairAdmission) -> Any:
+        if self._in_turn:
+            self._in_turn.move_to_end(next(reversed(self._in_turn)), last=False)
         return next_turn(self)
 
     return spoiled
 
 
 def pulled_bytes_stay(gone: Any) -> Any:
-    def spoiled(self: Turns, client: Any) -> None:
+    def spoiled(self: FairAdmission, client: Any) -> None:
         pulled = self.pulled
         gone(self, client)
         self.pulled = pulled
@@ -124,7 +124,7 @@ def pulled_bytes_stay(gone: Any) -> Any:
 
 
 def dropped_calls_begin(dropped: Any) -> Any:
-    def spoiled(self: Turns, client: Any, key: Any) -> bool:
+    def spoiled(self: FairAdmission, client: Any, key: Any) -> bool:
         its = self._clients.get(client)
         if its is not None and key in its.ready:
             return False
@@ -190,12 +190,12 @@ BUGS: list[tuple[str, type, str, Spoil, str | tuple[str, ...]]] = [
     ("a server holds any number of calls", ServerCalls, "__init__", with_bound("_pending_max"), "calls P6"),
     ("an answered call stays with the server", ServerCalls, "finished", always(True), ""),
     ("a cancelled call is wanted", ServedCall, "is_wanted", always(True), ("turns P1", "")),
-    ("a client has turn after turn", Turns, "next", same_client_again, "turns P2"),
-    ("a client's arguments have no bound", Turns, "__init__", with_bound("_client_bytes_max"), "turns P3"),
-    ("the arguments of all have no bound", Turns, "__init__", with_bound("_all_bytes_max"), "turns P3"),
-    ("unasked arguments have no bound", Turns, "__init__", with_bound("_client_unasked_max"), "turns P5"),
-    ("bytes of a client that has gone still count", Turns, "gone", pulled_bytes_stay, ("turns P", "calls P1")),
-    ("calls that were dropped begin", Turns, "dropped", dropped_calls_begin, ("turns P", "calls P")),
+    ("a client has turn after turn", FairAdmission, "next", same_client_again, "turns P2"),
+    ("a client's arguments have no bound", FairAdmission, "__init__", with_bound("_client_bytes_max"), "turns P3"),
+    ("the arguments of all have no bound", FairAdmission, "__init__", with_bound("_all_bytes_max"), "turns P3"),
+    ("unasked arguments have no bound", FairAdmission, "__init__", with_bound("_client_unasked_max"), "turns P5"),
+    ("bytes of a client that has gone still count", FairAdmission, "gone", pulled_bytes_stay, ("turns P", "calls P1")),
+    ("calls that were dropped begin", FairAdmission, "dropped", dropped_calls_begin, ("turns P", "calls P")),
     ("calls of different kinds run together", Batches, "arrived", of_any_kind, "batching P1"),
     ("batches have no bound", Batches, "__init__", with_bound("_rows_max"), "batching P2"),
     ("batches wait on and on", Batches, "__init__", with_bound("_delay_s"), ("batching P", "calls P1")),

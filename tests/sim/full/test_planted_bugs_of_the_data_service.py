@@ -128,7 +128,7 @@ def without_marks(leave: Any) -> Any:
 def insistent(refused: Any) -> Any:
     def spoiled(self: Contact, code: int, now: float) -> bool:
         again: bool = refused(self, code, now)
-        self.another_has_it = False
+        self.index_taken = False
         return again
 
     return spoiled

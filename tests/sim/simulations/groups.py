@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from tests.sim.simulations.calls import SimCall, SimHost, SimWorld
-from zmqdist.coordination.answers import Task
+from zmqdist.coordination.replies import Task
 from zmqdist.errors import ABORTED, CANCELLED, DEADLINE_EXCEEDED
 from zmqdist.tasks import collectives_machine as collectives
 from zmqdist.tasks.agreement_machine import Agreed, Agreements, Announcement, Verdict
@@ -101,17 +101,17 @@ class SimLeader:
         one = Announcement(rank, counter, what, due, load, failure, call)
         verdicts = self.machine.announced("g", self._world.tasks, one)
         for task in self._gone:
-            verdicts += self.machine.gone(task, "gone")
+            verdicts += self.machine.member_gone(task, "gone")
         self._hear(verdicts)
 
     def withdrew(self, load: int) -> None:
         if load in self._tokens:
-            self._hear(self.machine.withdrew("g", self._tokens[load]))
+            self._hear(self.machine.announcement_withdrawn("g", self._tokens[load]))
 
     def left(self, peer: SimHost) -> None:
         task = self._world.task_of(peer)
         self._gone.add(task)
-        self._hear(self.machine.gone(task, f"{peer} has gone"))
+        self._hear(self.machine.member_gone(task, f"{peer} has gone"))
 
     def _hear(self, verdicts: list[Verdict]) -> None:
         for verdict in verdicts:
@@ -278,7 +278,7 @@ class SimMember:
         if self.leader is not None:
             self.leader.left(peer)
         for box in list(self._boxes.values()):
-            wake(box.gone(str(self.world.task_of(peer)[1]), f"{peer} has gone"))
+            wake(box.sender_gone(str(self.world.task_of(peer)[1]), f"{peer} has gone"))
 
 
 def wake(ended: list[Wait]) -> None:

@@ -12,9 +12,9 @@ from math import inf
 from typing import Any
 
 from tests.sim.simulations.calls import SimCall, SimHost, SimWorld
-from zmqdist.coordination.answers import Answer, Effect, Task, named
 from zmqdist.coordination.keys_machine import Keys
 from zmqdist.coordination.machine import ERROR, UP, Coordination, CoordinationConfig
+from zmqdist.coordination.replies import Effect, ReplyValue, Task, task_name
 from zmqdist.errors import ALREADY_EXISTS, CANCELLED, DEADLINE_EXCEEDED, INTERNAL, NOT_FOUND, OK, UNAVAILABLE
 
 FAULTS_S = 5.0
@@ -80,7 +80,7 @@ class SimKeeper:
         self._keep(call)
         before = self.life.get(task, 0)
         effects = self.tasks.registered(call, task, life, self._now)
-        if self.tasks.holds(task, life):
+        if self.tasks.is_registered(task, life):
             self.world.promise(life >= before, "coordination P1: a former life is taken for the present one")
             self.life[task] = life
         self._perform(effects)
@@ -98,7 +98,7 @@ class SimKeeper:
     def _put(self, call: SimCall, key: str, value: int, overwrite: bool) -> None:
         there = key in self._values
         effects = self.keys.put(call, key, value, 8, overwrite)
-        code = 0 if isinstance(effects[-1], Answer) else effects[-1].code
+        code = 0 if isinstance(effects[-1], ReplyValue) else effects[-1].code
         self.world.promise(
             code == (ALREADY_EXISTS if there and not overwrite else OK), "keys P1: the wrong value stays"
         )
@@ -124,7 +124,7 @@ class SimKeeper:
             world.promise(call not in self.ended, "coordination P2: a ticket is answered twice")
             self.ended.add(call)
             waiting, getting = self.waiting.pop(call, None), self._getting.pop(call, None)
-            if isinstance(effect, Answer):
+            if isinstance(effect, ReplyValue):
                 if waiting is not None and effect.value.code == OK:
                     passed.append(waiting)
                 if getting is not None:
@@ -179,7 +179,7 @@ class SimKeptTask:
     def __init__(self, world: KeeperSim, index: int) -> None:
         self.world = world
         self.task: Task = ("worker", index)
-        self.host = SimHost(world.network, named(self.task), world.new_life())
+        self.host = SimHost(world.network, task_name(self.task), world.new_life())
         self.counter = 0
         self.passed = 0
         self._after = -1

@@ -110,10 +110,10 @@ class SimReceiver:
         call.answer(None)
 
     def _hello(self, call: SimCall, life: int) -> None:
-        self._wake(self.box.heard("worker:0", life))
+        self._wake(self.box.incarnation_seen("worker:0", life))
 
     def gone(self) -> None:
-        self._wake(self.box.gone("worker:0", "worker:0 has gone"))
+        self._wake(self.box.sender_gone("worker:0", "worker:0 has gone"))
 
     # -- one reader for each tag ------------------------------------------------------------------------------------------
 
@@ -146,7 +146,7 @@ class SimReceiver:
         tag = wait.key.tag
         if not wait.code:
             life, sent_under, number = wait.letter
-            world.promise(wait.life in (0, life), "mailbox P2: a letter of another life")
+            world.promise(wait.incarnation in (0, life), "mailbox P2: a letter of another life")
             world.promise(sent_under == tag, "mailbox P1: a letter of another tag")
             if world.random.random() < 0.05:  # it did not fit
                 self._wake(self.box.returned(wait))

@@ -15,7 +15,7 @@ from typing import Any, Final
 from tests.sim.simulations.rpc_oracle import LaneAccount, Question, RpcWorld, ServerAccount
 from zmqdist.errors import OK, OpError
 from zmqdist.messages import Call, Calls, CancelCall, Chunk, Credit, Goodbye, Message, Replies, Reply, SendParts
-from zmqdist.rpc.admission_machine import Turns
+from zmqdist.rpc.admission_machine import FairAdmission
 from zmqdist.rpc.batching_machine import Batches, CallBatch
 from zmqdist.rpc.handler_errors import failed, no_room, stopping
 from zmqdist.testing.simulation.network import SimConnection, SimProcess
@@ -309,7 +309,7 @@ class SimRpcServer(SimEnd):
         self.leaving = False
         self.account = ServerAccount(sim)
         self.calls = ServerCalls(incarnation, sim.pending_max)
-        self.turns = Turns(*sim.turn_bounds)
+        self.turns = FairAdmission(*sim.turn_bounds)
         self.batches: Batches[_Work] = Batches(sim.rows_max, sim.delay_s)
         self.peers: dict[SimConnection, BulkChannel] = {}
         self._replies: dict[SimConnection, list[Reply]] = {}
@@ -332,7 +332,7 @@ class SimRpcServer(SimEnd):
         if bulk is None:
             return
         self.account.gone(connection)
-        self.turns.gone(connection)
+        self.turns.client_lost(connection)
         self._replies.pop(connection, None)
         for served in self.calls.peer_gone(connection):
             if served.on_dropped is not None:

@@ -26,7 +26,7 @@ class RpcWorld:
     """What both ends and their accounts know of a run: time, chance, bounds and questions.
 
     Attributes:
-      turn_bounds: the arguments of Turns.
+      turn_bounds: the arguments of FairAdmission.
       bytes_per_s: what the link of each client carries.
       server_was_late: the server has been frozen.
       held: calls whose large arguments their client has kept until they were let in.

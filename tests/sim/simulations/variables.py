@@ -1,4 +1,5 @@
-"""A parameter server with its clients in virtual time: the real Updates, Steps, KeptSessions and Once; a value is the list of its updates.
+"""A parameter server with its clients in virtual time: the real Updates, Steps, KeptSessions and AppliedUpdates. A value is
+the list of its updates.
 
 Workers add updates, some with a key, some in synchronous steps, and ask again until there is an answer. A program saves the value now and
 then, and makes the variable again from what it saved where the server has lost it. Faults: workers die, and another one repeats their
@@ -14,7 +15,7 @@ from typing import Any
 from tests.sim.simulations.calls import SimCall, SimHost, SimWorld
 from zmqdist.errors import ABORTED, INVALID_ARGUMENT, OK, UNAVAILABLE, OpError
 from zmqdist.testing.simulation.network import SimConnection
-from zmqdist.variables.update_keys import Once
+from zmqdist.variables.update_keys import AppliedUpdates
 from zmqdist.variables.updates_machine import (
     APPLIED,
     LATE,
@@ -42,7 +43,7 @@ class SimSession:
 
     def __init__(self) -> None:
         self.keys = UpdateKeys(1000)
-        self.once = Once()
+        self.once = AppliedUpdates()
         self.version = 1
         self.value: list[str] = []
         self.steps = Steps(10)
@@ -96,7 +97,7 @@ class SimServer:
             self._connections = {
                 each: life for each, life in self._connections.items() if each.open or life != peer.life
             }
-            self.known.gone(peer.life, self.world.clock.now)
+            self.known.disconnected(peer.life, self.world.clock.now)
             self.gone_at.setdefault(peer.life, self.world.clock.now)
 
     def _create(self, call: SimCall, session: int, earlier: tuple[int, list[str], bytes]) -> None:
@@ -130,8 +131,8 @@ class SimServer:
         self.world.asked[client, sequence] = token
         update = self.updates.begin(call, *id, key, found.keys)
         if isinstance(update, Repeated):
-            self._again(client, sequence, update.answer)
-            call.answer(update.answer)
+            self._again(client, sequence, update.result)
+            call.answer(update.result)
         elif update is not None:
             delay_s = self.world.random.random() * TAKES_S
             carry_out = partial(self._carry_out, found, update, step, wanted, token)

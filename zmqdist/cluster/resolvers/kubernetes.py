@@ -96,7 +96,7 @@ class KubernetesClusterResolver(ClusterResolver):
                 if left <= 0:
                     waited = f" (waited {self._wait_timeout:g} s)" if self._wait_timeout else ""
                     raise RuntimeError(f"{problem}{waited}") from None
-            time.sleep(min(left, limits.POD_LOOK_S))
+            time.sleep(min(left, limits.POD_POLL_S))
 
     def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
         """Return the URL of that task, by default of this process's own where it was set; else ""."""

@@ -17,7 +17,7 @@ from zmqdist._version import __version__
 from zmqdist.observe.doctor.findings import Finding, ok, problem, warning
 from zmqdist.observe.status import plural, printable, slot_deaths
 from zmqdist.rpc import ZmqClient, internal_client
-from zmqdist.rpc.server_info import ABOUT, About, heard
+from zmqdist.rpc.server_info import SERVER_INFO, ServerInfo, decode_server_info
 from zmqdist.transport import keys, port_probe
 from zmqdist.transport.address import split
 from zmqdist.transport.credentials import Credentials
@@ -40,7 +40,7 @@ class Address:
     """
 
     findings: list[Finding]
-    info: About | None = None
+    info: ServerInfo | None = None
 
 
 def examine_server(address: str, credentials: Credentials, timeout_s: float, *, subject: str = "") -> Address:
@@ -155,20 +155,20 @@ def listening_keys(credentials: Credentials) -> list[bytes]:
     return [key for key, role in authorized.items() if role == "worker"]
 
 
-def _probe(client: ZmqClient, timeout_s: float) -> tuple[About, float, float]:
+def _probe(client: ZmqClient, timeout_s: float) -> tuple[ServerInfo, float, float]:
     """Return what the server reports about itself, the fastest round trip, and how far its clock is ahead (both in seconds)."""
     until = time.monotonic() + timeout_s
     probes = []
     for _ in range(PROBES):
         left_ms = max(1, round(1000 * (until - time.monotonic())))
         before, began = time.time(), time.monotonic()
-        info = heard(client.call(ABOUT, timeout_in_ms=left_ms).get_value(), client.address)
+        info = decode_server_info(client.call(SERVER_INFO, timeout_in_ms=left_ms).get_value(), client.address)
         rtt_s = time.monotonic() - began
         probes.append((rtt_s, info.time_s - (before + rtt_s / 2)))
     return info, *min(probes)
 
 
-def _described(subject: str, info: About, rtt_s: float, clock_ahead_s: float, mechanism: str) -> list[Finding]:
+def _described(subject: str, info: ServerInfo, rtt_s: float, clock_ahead_s: float, mechanism: str) -> list[Finding]:
     security = {"PLAIN": "token", "CURVE": "CURVE"}.get(mechanism, "no security")
     message = (
         f"{info.kind} pid {info.pid} (incarnation {info.incarnation & 0xFFFFFFFF:08x}), "

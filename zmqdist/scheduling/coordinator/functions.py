@@ -21,7 +21,7 @@ from typing import Any
 
 from zmqdist.limits import FUNCTIONS_KEPT_MAX, INLINE_BYTES_MAX
 from zmqdist.scheduling.coordinator import metrics
-from zmqdist.scheduling.worker.references import CHANGING
+from zmqdist.scheduling.worker.references import MUTABLE
 from zmqdist.wire.functions import FunctionCache
 from zmqdist.wire.trusted import Packed, describe
 
@@ -64,7 +64,7 @@ class FunctionNumbers:
         if packed is None:
             packed = self._cache.pack_changing(fn)
             if isinstance(packed, bytes):
-                packed = CHANGING + packed if len(packed) < INLINE_BYTES_MAX else [packed]
+                packed = MUTABLE + packed if len(packed) < INLINE_BYTES_MAX else [packed]
         elif len(packed) > INLINE_BYTES_MAX:
             packed = [packed]
         if self._cache.pickles != pickles:

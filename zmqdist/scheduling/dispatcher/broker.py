@@ -15,21 +15,21 @@ from zmqdist import errors
 from zmqdist.events import Heard, Peer, PeerGone, ProcessExited, Send, Ticked
 from zmqdist.messages import (
     Beat,
+    CancelWork,
     Define,
     Done,
-    EndGeneration,
-    Enlist,
+    EndRound,
     Forget,
     Goodbye,
+    LeasesReturned,
     Leave,
     Message,
     Refused,
     Register,
-    Returned,
+    RegisterCoordinator,
+    ResultReceived,
     SlotsLost,
     Submit,
-    Taken,
-    Withdraw,
 )
 from zmqdist.scheduling.dispatcher.machine import Dispatch
 from zmqdist.scheduling.dispatcher.membership import (
@@ -124,7 +124,7 @@ class Broker:
         match event:
             case Heard():
                 peer, message = event.peer, event.message
-                member = self.membership.heard(peer, now)
+                member = self.membership.note_message(peer, now)
                 if member is not None:
                     effects = self._from_worker(member, peer, message, now)
                 elif peer in self.dispatch.sessions:
@@ -132,7 +132,7 @@ class Broker:
                 else:
                     effects = self._from_newcomer(peer, message, now, watched)
             case PeerGone(peer):
-                effects = self.dispatch.close(peer, now)
+                effects = self.dispatch.coordinator_gone(peer, now)
                 effects += self._apply(self.membership.handle(event, now), now)
             case ProcessExited():
                 effects = self._apply(self.membership.handle(event, now), now)
@@ -162,11 +162,11 @@ class Broker:
             coordinators=tuple(
                 CoordinatorRow(
                     session.coordinator,
-                    sum(part.queued for part in session.parts),
-                    sum(part.outstanding for part in session.parts),
-                    sum(len(part.held) for part in session.parts),
-                    sum(part.submitted for part in session.parts),
-                    sum(part.finished for part in session.parts),
+                    sum(part.queued for part in session.with_detached),
+                    sum(part.outstanding for part in session.with_detached),
+                    sum(len(part.held) for part in session.with_detached),
+                    sum(part.submitted for part in session.with_detached),
+                    sum(part.finished for part in session.with_detached),
                     len(session.functions),
                 )
                 for session in self.dispatch.sessions.values()
@@ -179,7 +179,7 @@ class Broker:
         )
 
     def _worker_row(self, member: Member) -> WorkerRow:
-        hands = self.dispatch.hands[member]
+        load = self.dispatch.loads[member]
         state = "away" if member.peer is None else "leaving" if member.leaving else "alive"
         return WorkerRow(
             name=member.name,
@@ -187,22 +187,22 @@ class Broker:
             slots=member.slots,
             pid=member.pid,
             host=member.host,
-            leases=len(hands.leases),
-            running=sum(lease.started for lease in hands.leases.values()),
-            window=hands.window.limit,
-            done=hands.done,
-            rate=hands.window.rate,
+            leases=len(load.leases),
+            running=sum(lease.started for lease in load.leases.values()),
+            window=load.window.limit,
+            done=load.done,
+            rate=load.window.rate,
             joined_at=member.joined_at,
             heard_at=member.heard_at,
-            slot_deaths=hands.slot_deaths,
+            slot_deaths=load.slot_deaths,
         )
 
     def _from_worker(self, member: Member, peer: Peer, message: Message, now: float) -> list[Send]:
         match message:
             case Done():
                 return self.dispatch.done(member, message, now)
-            case Returned(leases):
-                return self.dispatch.returned(member, leases, now)
+            case LeasesReturned(leases):
+                return self.dispatch.leases_returned(member, leases, now)
             case SlotsLost():
                 return self.dispatch.slots_lost(member, message, now)
             case Beat():
@@ -222,16 +222,16 @@ class Broker:
                 return []
             case Forget(_, functions, everywhere):
                 return self.dispatch.forget(session, functions, everywhere=everywhere)
-            case Taken():
-                return self.dispatch.taken(session, message)
-            case Withdraw():
-                return self.dispatch.withdraw(session, message)
-            case EndGeneration():
-                return self.dispatch.end_generation(session, message, now)
-            case Enlist():
-                return self.dispatch.enlist(peer, message, now)
+            case ResultReceived():
+                return self.dispatch.result_received(session, message)
+            case CancelWork():
+                return self.dispatch.cancel_work(session, message)
+            case EndRound():
+                return self.dispatch.end_round(session, message, now)
+            case RegisterCoordinator():
+                return self.dispatch.register_coordinator(peer, message, now)
             case Goodbye():
-                return self.dispatch.close(peer, now, left=True)
+                return self.dispatch.coordinator_gone(peer, now, left=True)
             case _:
                 return [_refuse(peer, "a coordinator", message)]
 
@@ -239,8 +239,8 @@ class Broker:
         match message:
             case Register():
                 return self._apply(self.membership.handle(Heard(peer, message), now, watched=watched), now)
-            case Enlist():
-                return self.dispatch.enlist(peer, message, now)
+            case RegisterCoordinator():
+                return self.dispatch.register_coordinator(peer, message, now)
             case Goodbye():
                 return []
             case _:
@@ -256,7 +256,7 @@ class Broker:
                     self.changes.append(change)
                     effects += self.dispatch.joined(member, register)
                 case MemberBack(member, register):
-                    effects += self.dispatch.back(member, register)
+                    effects += self.dispatch.reconnected(member, register)
                 case MemberAway(member):
                     self.dispatch.away(member)
                 case MemberLeaving(member):
@@ -267,5 +267,5 @@ class Broker:
         return effects
 
 
-def _refuse(peer: Peer, who: str, message: Message) -> Send:
-    return Send(peer, Refused(errors.FAILED_PRECONDITION, f"{type(message).__name__} from {who}"))
+def _refuse(peer: Peer, sender: str, message: Message) -> Send:
+    return Send(peer, Refused(errors.FAILED_PRECONDITION, f"{type(message).__name__} from {sender}"))

@@ -262,8 +262,8 @@ class WorkerConfig:
 def _or_of_environment(seconds: float | None, name: str) -> float:
     if seconds is not None:
         return seconds
-    told = os.environ.get(name, "")
-    return float(told) if told.isdigit() else 0.0
+    text = os.environ.get(name, "")
+    return float(text) if text.isdigit() else 0.0
 
 
 def _seconds(ms: int | None, default_s: float, *, zero: float | None = None) -> float:

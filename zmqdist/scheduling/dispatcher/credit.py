@@ -47,12 +47,12 @@ class WorkWindow:
         self._since: float | None = None
         """When it last gave something back, or was given something after it had nothing; None while it has nothing."""
 
-    def given(self, now: float) -> None:
+    def note_handed_out(self, now: float) -> None:
         """Work was given."""
         if self._since is None:
             self._since = now
 
-    def done(self, count: int, busy_s: float, trip_s: float, now: float, *, idle: bool) -> None:
+    def note_returned(self, count: int, busy_s: float, trip_s: float, now: float, *, idle: bool) -> None:
         """`count` pieces came back.
 
         Args:
@@ -99,12 +99,12 @@ class BusyTime:
     def __init__(self) -> None:
         self._since: float | None = None
 
-    def came(self, now: float, held: int) -> None:
+    def note_arrival(self, now: float, held: int) -> None:
         """Work has come to a worker that holds `held` pieces."""
         if not held:
             self._since = now
 
-    def reported_us(self, now: float, held: int) -> int:
+    def take_us(self, now: float, held: int) -> int:
         """The microseconds for a report that leaves the worker with `held` pieces."""
         busy_s = 0.0 if self._since is None else now - self._since
         self._since = now if held else None

@@ -10,20 +10,20 @@ from collections.abc import Callable
 
 from zmqdist.transport.malloc_trim import trim_heap
 
-WORTH_ITEMS = 50_000
+TRIM_WORTH_ITEMS = 50_000
 """A queue that was shorter than this leaves nothing worth returning."""
 
 
-class MemoryKeeper:
+class HeapTrimmer:
     """Notices that a long queue has been worked off."""
 
     def __init__(self) -> None:
         self._longest = 0
 
-    def look(self, queued: int, idle: Callable[[], bool]) -> None:
+    def update(self, queued: int, idle: Callable[[], bool]) -> None:
         """Called after each event: how much waits, and whether nothing is out (asked only when it matters)."""
         if queued > self._longest:
             self._longest = queued
-        elif not queued and self._longest >= WORTH_ITEMS and idle():
+        elif not queued and self._longest >= TRIM_WORTH_ITEMS and idle():
             self._longest = 0
             trim_heap()

@@ -16,7 +16,7 @@ Promises, checked by tests/sim
     P2   an outcome counts only from the worker that holds the lease, and only once
     P3   work is charged only for starts that were lost, and fails when `attempts_max` were
     P4   work that had not started goes back uncharged
-    P5   GenerationEnded is sent only when nothing of it can be executing on any worker, lost and frozen ones included
+    P5   RoundEnded is sent only when nothing of it can be executing on any worker, lost and frozen ones included
     P6   a worker is never given more leases than its window, but for work that is pinned to it: of that it may have one a slot all the same
     P7   with a live worker and no further faults every queue empties
     P8   a function is sent to a worker once after its registration, before the first work that uses it
@@ -52,27 +52,27 @@ from zmqdist.messages import (
     ALL_NUMBERS,
     BULK,
     CANCELLED,
+    AbortLeases,
     Begun,
-    CutOff,
+    CancelWork,
+    CoordinatorRegistered,
     Done,
-    EndGeneration,
-    Enlist,
-    Enlisted,
+    EndRound,
     Forget,
-    GenerationEnded,
+    FreeResult,
     Members,
-    Progress,
-    Recall,
+    QueueProgress,
     Refused,
     Register,
-    Release,
+    RegisterCoordinator,
     Result,
+    ResultReceived,
     Results,
+    RoundEnded,
     SlotsLost,
     StartsLost,
+    StealRequest,
     Submit,
-    Taken,
-    Withdraw,
     Workers,
 )
 from zmqdist.scheduling.dispatcher.credit import WorkWindow
@@ -104,12 +104,12 @@ class Dispatch:
         self._lease_s = lease_s
         self._placement = Placement(first_lease)
         self.sessions: dict[Peer, CoordinatorSession] = {}
-        self._former: dict[int, list[CoordinatorSession]] = {}
-        self._ending: dict[CoordinatorSession, None] = {}
-        self._crowded: dict[CoordinatorSession, None] = {}
-        self._gone: dict[int, float] = {}
+        self._closed_sessions: dict[int, list[CoordinatorSession]] = {}
+        self._ending_sessions: dict[CoordinatorSession, None] = {}
+        self._full_sessions: dict[CoordinatorSession, None] = {}
+        self._forget_at: dict[int, float] = {}
         """Coordinators that went without a word and had work apart: until when they may be back."""
-        self.hands: dict[Member, WorkerLoad] = {}
+        self.loads: dict[Member, WorkerLoad] = {}
         self.slot_deaths = 0
         self.last_slot_death: tuple[str, int | None, float] | None = None
 
@@ -121,39 +121,39 @@ class Dispatch:
     @property
     def deadline(self) -> float | None:
         """When the end of a generation may next become certain, or a recall worth while, by the passing of time alone."""
-        recall_at = self._placement.deadline
-        if not self._ending and not self._gone:
-            return recall_at
-        times = [*self._gone.values()] if recall_at is None else [*self._gone.values(), recall_at]
-        for session in self._ending:
-            lives = (session, *self._former.get(session.coordinator, ()))
-            if all(life.outstanding == 0 for life in lives) and not self._has_leftover(session):
-                times.append(max(life.unsettled_until for life in lives))
+        steal_at = self._placement.deadline
+        if not self._ending_sessions and not self._forget_at:
+            return steal_at
+        times = [*self._forget_at.values()] if steal_at is None else [*self._forget_at.values(), steal_at]
+        for session in self._ending_sessions:
+            sessions = (session, *self._closed_sessions.get(session.coordinator, ()))
+            if all(each.outstanding == 0 for each in sessions) and not self._has_stale_leases(session):
+                times.append(max(each.unsettled_until for each in sessions))
         return min(times, default=None)
 
     # -- coordinators -------------------------------------------------------------------------------------------
 
-    def enlist(self, peer: Peer, enlist: Enlist, now: float) -> list[Send]:
-        earlier = [s for s in self.sessions.values() if s.coordinator == enlist.coordinator]
+    def register_coordinator(self, peer: Peer, message: RegisterCoordinator, now: float) -> list[Send]:
+        earlier = [s for s in self.sessions.values() if s.coordinator == message.coordinator]
         if len(self.sessions) - len(earlier) >= COORDINATORS_MAX:
             return [
                 Send(peer, Refused(errors.RESOURCE_EXHAUSTED, f"this dispatcher has {COORDINATORS_MAX} coordinators"))
             ]
         effects: list[Send] = []
         for other in earlier:
-            effects += self.close(other.peer, now)
+            effects += self.coordinator_gone(other.peer, now)
             if other.peer != peer:  # one that has come back hears nothing there: only one that is still there does
                 effects.append(Send(other.peer, Refused(errors.ABORTED, DISPLACED, final=True)))
-        self._gone.pop(enlist.coordinator, None)
-        session = CoordinatorSession(enlist.coordinator, peer, enlist.queue_max, generation_ended=enlist.generation - 1)
-        session.watch, session.starts = enlist.watch, enlist.starts
-        if enlist.former and enlist.coordinator not in self._former:
+        self._forget_at.pop(message.coordinator, None)
+        session = CoordinatorSession(message.coordinator, peer, message.queue_max, round_ended=message.round - 1)
+        session.watches_members, session.reports_starts = message.watch_members, message.report_starts
+        if message.previous_dispatcher and message.coordinator not in self._closed_sessions:
             # Its work was with an earlier life of the dispatcher, whose workers may not have found this one yet.
             session.unsettled_until = now + self._lease_s
         self.sessions[peer] = session
-        effects.append(Send(peer, Enlisted(self.attempts_max, self._live())))
-        if enlist.watch:
-            effects.append(Send(peer, Members([_joined(member) for member in self.hands], [])))
+        effects.append(Send(peer, CoordinatorRegistered(self.attempts_max, self._worker_count())))
+        if message.watch_members:
+            effects.append(Send(peer, Members([_member_row(member) for member in self.loads], [])))
         return effects
 
     def define(self, session: CoordinatorSession, functions: list[tuple[int, bytes]]) -> None:
@@ -166,185 +166,187 @@ class Dispatch:
             session.functions.pop(fn, None)
         return self._forget_where_known(session.coordinator, functions)
 
-    def submit(self, session: CoordinatorSession, submit: Submit) -> list[Send]:
+    def submit(self, session: CoordinatorSession, message: Submit) -> list[Send]:
         main = session
-        if not submit.items:
+        if not message.items:
             return []
-        if submit.apart:
-            if session.apart is None:
-                session.apart = CoordinatorSession(
+        if message.detached:
+            if session.detached is None:
+                session.detached = CoordinatorSession(
                     session.coordinator, session.peer, QUEUE_MAX, functions=session.functions
                 )
-            session = session.apart
-        elif submit.generation <= session.generation_ended:
+            session = session.detached
+        elif message.round <= session.round_ended:
             return []
-        if session.queued + len(submit.items) > 2 * session.queue_max + BATCH_ITEMS_MAX:
+        if session.queued + len(message.items) > 2 * session.queue_max + BATCH_ITEMS_MAX:
             problem = (
                 f"more than twice queue_max={session.queue_max} pieces of work wait: nothing of this message was queued"
             )
             return [Send(session.peer, Refused(errors.RESOURCE_EXHAUSTED, problem))]
-        missing = {item[3] for item in submit.items if item[3] not in session.functions}
+        missing = {item[3] for item in message.items if item[3] not in session.functions}
         if missing:
             problem = f"work for functions {sorted(missing)[:5]} that were never defined"
             return [Send(session.peer, Refused(errors.FAILED_PRECONDITION, problem))]
-        self._placement.enqueue(session, submit.worker, submit.priority, submit.items)
-        if session is main and session.submitted - session.progress_told >= session.queue_max:
-            self._crowded[session] = None
+        self._placement.enqueue(session, message.worker, message.priority, message.items)
+        if session is main and session.submitted - session.progress_reported >= session.queue_max:
+            self._full_sessions[session] = None
         return []
 
-    def withdraw(self, session: CoordinatorSession, withdraw: Withdraw) -> list[Send]:
-        wanted = set(withdraw.works)
+    def cancel_work(self, session: CoordinatorSession, message: CancelWork) -> list[Send]:
+        wanted = set(message.works)
         results: list[Result] = []
-        for part in session.parts:
+        for part in session.with_detached:
             results += [(item[0], item[1], CANCELLED, b"") for item in self._placement.take_out(part, wanted)]
         effects = [Send(session.peer, Results(part)) for part in split(results)]
-        if withdraw.unbegun:
-            return effects + self._take_back(session, wanted)
-        parts = session.parts
+        if message.unless_begun:
+            return effects + self._cancel_unbegun(session, wanted)
+        parts = session.with_detached
         for part in parts:
-            for (work, _), (hands, number) in part.held.items():
+            for (work, _), (load, number) in part.held.items():
                 if work in wanted:
-                    hands.held[number].cut = True  # it may still be taken; lost before that, it is not made again
-        return effects + self._cut_off(lambda lease: lease.session in parts and lease.work in wanted, withdraw.grace_s)
+                    load.held[number].cancelled = True  # it may still be taken; lost before that, it is not made again
+        return effects + self._abort_leases(
+            lambda lease: lease.session in parts and lease.work in wanted, message.grace_s
+        )
 
-    def _take_back(self, session: CoordinatorSession, wanted: set[int]) -> list[Send]:
+    def _cancel_unbegun(self, session: CoordinatorSession, wanted: set[int]) -> list[Send]:
         """What has begun goes on. Of what a worker that cannot be asked has, it is taken for granted."""
         effects: list[Send] = []
-        for hands in self.hands.values():
-            asked: list[int] = []
+        for load in self.loads.values():
+            steal: list[int] = []
             begun: list[Lease] = []
-            for number, lease in hands.leases.items():
-                if lease.session is not session or lease.work not in wanted or lease.cut:
+            for number, lease in load.leases.items():
+                if lease.session is not session or lease.work not in wanted or lease.cancelled:
                     continue
-                lease.unwanted = hands.reachable and not lease.started
-                if lease.unwanted:
-                    asked.append(number)
+                lease.cancelled_unless_begun = load.reachable and not lease.started
+                if lease.cancelled_unless_begun:
+                    steal.append(number)
                 else:
                     begun.append(lease)  # it was asked before that was heard, or before the worker went away
-            if asked:
-                effects.append(Send(hands.member.peer, Recall(asked)))
-            effects += _tell_begun(begun)
+            if steal:
+                effects.append(Send(load.member.peer, StealRequest(steal)))
+            effects += _report_begun(begun)
         return effects
 
-    def end_generation(self, session: CoordinatorSession, end: EndGeneration, now: float) -> list[Send]:
-        session.generation_ended = session.ending = end.generation
-        self._ending[session] = None
+    def end_round(self, session: CoordinatorSession, message: EndRound, now: float) -> list[Send]:
+        session.round_ended = session.ending_round = message.round
+        self._ending_sessions[session] = None
         self._placement.drop(session)
-        effects = self._cut_off(lambda lease: lease.session is session, end.grace_s)
-        return effects + self._release_held(session, kept=False) + self.settle(now)
+        effects = self._abort_leases(lambda lease: lease.session is session, message.grace_s)
+        return effects + self._free_held(session, kept=False) + self.settle(now)
 
-    def taken(self, session: CoordinatorSession, taken: Taken) -> list[Send]:
-        by_hands: dict[WorkerLoad, list[int]] = {}
-        for part, key in [(part, key) for part in session.parts for key in taken.items if key in part.held]:
-            hands, number = part.held[key]
-            lease = hands.held[number]
+    def result_received(self, session: CoordinatorSession, message: ResultReceived) -> list[Send]:
+        by_load: dict[WorkerLoad, list[int]] = {}
+        for part, key in [(part, key) for part in session.with_detached for key in message.items if key in part.held]:
+            load, number = part.held[key]
+            lease = load.held[number]
             if not lease.kept:
                 part.finished += 1
-            if taken.keep:
+            if message.keep:
                 lease.keep()
             else:
-                del part.held[key], hands.held[number]
-                by_hands.setdefault(hands, []).append(number)
-        return self._release(by_hands)
+                del part.held[key], load.held[number]
+                by_load.setdefault(load, []).append(number)
+        return self._free_results(by_load)
 
-    def close(self, peer: Peer, now: float, *, left: bool = False) -> list[Send]:
+    def coordinator_gone(self, peer: Peer, now: float, *, left: bool = False) -> list[Send]:
         """A coordinator has gone: its connection is its life. `left`: it said so, and will not be back."""
         session = self.sessions.pop(peer, None)
         if session is None:
             return []
-        session.ending = None
-        self._ending.pop(session, None)
-        self._crowded.pop(session, None)
+        session.ending_round = None
+        self._ending_sessions.pop(session, None)
+        self._full_sessions.pop(session, None)
         effects: list[Send] = []
-        for part in session.parts:
+        for part in session.with_detached:
             part.closed = True
             self._placement.drop(part)
-            effects += self._release_held(part, kept=True)
-        parts = session.parts
-        effects = self._cut_off(lambda lease: lease.session in parts, 0.0) + effects
+            effects += self._free_held(part, kept=True)
+        parts = session.with_detached
+        effects = self._abort_leases(lambda lease: lease.session in parts, 0.0) + effects
         effects += self._forget_where_known(session.coordinator, list(session.functions))
         session.functions.clear()
-        if session.apart is not None:
+        if session.detached is not None:
             if left:
                 effects += self._forget_by_all(session.coordinator, [ALL_NUMBERS])
             else:
-                self._gone[session.coordinator] = now + self._lease_s
-        if not session.quiet(now):
-            self._former.setdefault(session.coordinator, []).append(session)
+                self._forget_at[session.coordinator] = now + self._lease_s
+        if not session.is_quiet(now):
+            self._closed_sessions.setdefault(session.coordinator, []).append(session)
         return effects
 
     # -- workers ------------------------------------------------------------------------------------------------
 
     def joined(self, member: Member, register: Register) -> list[Send]:
-        hands = self.hands[member] = WorkerLoad(member, WorkWindow(member.slots), member.name)
-        hands.leftover = dict(register.leftover)
-        self._placement.came(hands)
-        effects = self._stale(hands, register.held)
-        effects += self._tell_workers() if self._live() == 1 else []
-        return effects + self._tell_watchers(Members([_joined(member)], []))
+        load = self.loads[member] = WorkerLoad(member, WorkWindow(member.slots), member.name)
+        load.stale_leases = dict(register.stale_leases)
+        self._placement.add_worker(load)
+        effects = self._abort_unknown(load, register.held)
+        effects += self._report_worker_count() if self._worker_count() == 1 else []
+        return effects + self._report_members(Members([_member_row(member)], []))
 
-    def back(self, member: Member, register: Register) -> list[Send]:
+    def reconnected(self, member: Member, register: Register) -> list[Send]:
         """The same life over a new connection: what was on the way when the old one broke is lost."""
-        hands = self.hands[member]
-        hands.reachable = True
-        hands.leftover = dict(register.leftover)
-        hands.known.clear()
-        hands.recalled.clear()
+        load = self.loads[member]
+        load.reachable = True
+        load.stale_leases = dict(register.stale_leases)
+        load.known_functions.clear()
+        load.steal_requested.clear()
         still = set(register.held)
-        vanished = [hands.leases.pop(number) for number in list(hands.leases) if number not in still]
-        unheld = [hands.held.pop(number) for number in list(hands.held) if number not in still]
-        known = hands.leases.keys() | hands.held.keys()
-        effects = self._stale(hands, [number for number in register.held if number not in known])
-        effects += self._give_back(self._unhold(unheld))
-        cut = [lease for lease, record in hands.leases.items() if record.cut]
+        vanished = [load.leases.pop(number) for number in list(load.leases) if number not in still]
+        unheld = [load.held.pop(number) for number in list(load.held) if number not in still]
+        known = load.leases.keys() | load.held.keys()
+        effects = self._abort_unknown(load, [number for number in register.held if number not in known])
+        effects += self._give_back(self._lose_results(unheld))
+        cut = [lease for lease, record in load.leases.items() if record.cancelled]
         if cut:
-            effects.append(Send(member.peer, CutOff(cut, 0.0)))
-        unwanted = [lease for lease, record in hands.leases.items() if record.unwanted]
+            effects.append(Send(member.peer, AbortLeases(cut, 0.0)))
+        unwanted = [lease for lease, record in load.leases.items() if record.cancelled_unless_begun]
         if unwanted:
-            effects.append(Send(member.peer, Recall(unwanted)))
-        effects += [Send(member.peer, forget) for forget in hands.to_forget]
-        hands.to_forget.clear()
+            effects.append(Send(member.peer, StealRequest(unwanted)))
+        effects += [Send(member.peer, forget) for forget in load.undelivered_forgets]
+        load.undelivered_forgets.clear()
         effects += self._give_back(vanished)
-        self._placement.place(hands)
+        self._placement.reindex(load)
         return effects
 
     def away(self, member: Member) -> None:
-        hands = self.hands[member]
-        hands.reachable = False
-        self._placement.place(hands)
+        load = self.loads[member]
+        load.reachable = False
+        self._placement.reindex(load)
 
     def leaving(self, member: Member) -> None:
-        self._placement.place(self.hands[member])
+        self._placement.reindex(self.loads[member])
 
     def lost(self, loss: MemberLost, now: float) -> list[Send]:
         member, exit_code, log, settled = loss.member, loss.exit_code, loss.log, loss.settled
-        hands = self.hands.pop(member)
-        self._placement.went(hands)
-        leases = list(hands.leases.values())
+        load = self.loads.pop(member)
+        self._placement.remove_worker(load)
+        leases = list(load.leases.values())
         until = now + SLOTS_END_S if settled else member.heard_at + self._lease_s
         running = [lease.session for lease in leases]
-        if hands.leftover:
-            running += [s for s in self.sessions.values() if s.coordinator in hands.leftover.values()]
+        if load.stale_leases:
+            running += [s for s in self.sessions.values() if s.coordinator in load.stale_leases.values()]
         for session in running:
             session.unsettled_until = max(session.unsettled_until, until)
         started = [lease for lease in leases if lease.started]
         waiting = [lease for lease in leases if not lease.started]
-        held = self._unhold(hands.held.values())
+        held = self._lose_results(load.held.values())
         # first: a coordinator has to know that something may be executing out of sight before it hears that nothing is left of it
-        effects = self._tell_watchers(Members([], [(member.name, member.incarnation, loss.reason)]))
-        effects += self._charge([(lease, exit_code, log) for lease in started], member.name)
-        effects += self._give_back(waiting, careful=True) + self._give_back(held)
-        hands.leases.clear()
-        if not self._live():
-            effects += self._tell_workers()
+        effects = self._report_members(Members([], [(member.name, member.incarnation, loss.reason)]))
+        effects += self._charge_lost_starts([(lease, exit_code, log) for lease in started], member.name)
+        effects += self._give_back(waiting, report_before_start=True) + self._give_back(held)
+        load.leases.clear()
+        if not self._worker_count():
+            effects += self._report_worker_count()
         return effects + self.settle(now)
 
     def done(self, member: Member, done: Done, now: float) -> list[Send]:
-        hands = self.hands[member]
+        load = self.loads[member]
         begun = self.started(member, done.started) if done.started else []
         by_session: dict[CoordinatorSession, list[Result]] = {}
         unwanted: list[int] = []
-        before, leases = len(hands.leases), hands.leases
+        before, leases = len(load.leases), load.leases
         present: CoordinatorSession | None = None
         results: list[Result] = []
         for number, kind, payload in done.outcomes:
@@ -355,81 +357,81 @@ class Dispatch:
             if session is not present:
                 present, results = session, by_session.setdefault(session, [])
             session.outstanding -= 1
-            if lease.cut:  # it was told to end, and what such a function returns or raises is dropped
+            if lease.cancelled:  # it was told to end, and what such a function returns or raises is dropped
                 if kind == BULK:
                     unwanted.append(number)
                 kind, payload = CANCELLED, b""
             if kind == BULK:
-                hands.held[number] = lease
-                session.held[lease.work, lease.attempt] = (hands, number)
+                load.held[number] = lease
+                session.held[lease.work, lease.attempt] = (load, number)
             else:
                 session.finished += 1
             work, attempt, _, _, _ = lease.item
             results.append((work, attempt, kind, payload))
         ended = before - len(leases)
-        hands.done += ended
-        hands.window.done(ended, done.busy_us / 1e6, done.trip_us / 1e6, now, idle=not hands.leases)
-        self._placement.place(hands)
+        load.done += ended
+        load.window.note_returned(ended, done.busy_us / 1e6, done.trip_us / 1e6, now, idle=not load.leases)
+        self._placement.reindex(load)
         effects = [Send(session.peer, Results(items)) for session, items in by_session.items() if not session.closed]
         if unwanted and member.peer is not None:
-            effects.append(Send(member.peer, Release(unwanted)))
+            effects.append(Send(member.peer, FreeResult(unwanted)))
         return begun + effects + self.settle(now)
 
     def started(self, member: Member, numbers: list[int]) -> list[Send]:
-        leases = self.hands[member].leases
+        leases = self.loads[member].leases
         begun: list[Lease] = []
         for number in numbers:
             lease = leases.get(number)
             if lease is not None:
-                if lease.session.starts and not lease.started:
+                if lease.session.reports_starts and not lease.started:
                     begun.append(lease)
-                lease.started, lease.unwanted = True, False
-        return _tell_begun(begun)
+                lease.started, lease.cancelled_unless_begun = True, False
+        return _report_begun(begun)
 
-    def returned(self, member: Member, numbers: list[int], now: float) -> list[Send]:
-        hands = self.hands[member]
+    def leases_returned(self, member: Member, numbers: list[int], now: float) -> list[Send]:
+        load = self.loads[member]
         back = []
-        hands.recalled.clear()  # a recall is answered by one Returned, which may be empty
+        load.steal_requested.clear()  # a recall is answered by one LeasesReturned, which may be empty
         for number in numbers:
-            hands.leftover.pop(number, None)
-            lease = hands.leases.pop(number, None)
+            load.stale_leases.pop(number, None)
+            lease = load.leases.pop(number, None)
             if lease is not None:
                 back.append(lease)
-        self._placement.place(hands)
+        self._placement.reindex(load)
         return self._give_back(back) + self.settle(now)
 
     def slots_lost(self, member: Member, lost: SlotsLost, now: float) -> list[Send]:
-        hands = self.hands[member]
+        load = self.loads[member]
         charged = []
         for number, exit_code, log in lost.items:
-            hands.slot_deaths += 1
+            load.slot_deaths += 1
             self.slot_deaths += 1
             self.last_slot_death = member.name, exit_code, now
-            lease = hands.leases.pop(number, None)
+            lease = load.leases.pop(number, None)
             if lease is not None:
                 charged.append((lease, exit_code, log))
-        self._placement.place(hands)
-        return self._charge(charged, member.name) + self.settle(now)
+        self._placement.reindex(load)
+        return self._charge_lost_starts(charged, member.name) + self.settle(now)
 
     def assign(self, now: float) -> list[Send]:
         """Hand out what waits. Called once at the end of each event."""
-        return self._placement.assign(now) + self._tell_progress()
+        return self._placement.assign(now) + self._report_progress()
 
     # -- ends ---------------------------------------------------------------------------------------------------
 
-    def _charge(self, lost: Iterable[tuple[Lease, int | None, str]], worker: str) -> list[Send]:
+    def _charge_lost_starts(self, lost: Iterable[tuple[Lease, int | None, str]], worker: str) -> list[Send]:
         """Starts whose process died."""
         by_session: dict[CoordinatorSession, LostStarts] = {}
         again: list[Lease] = []
         cut: list[Lease] = []
         for lease, exit_code, log in lost:
-            lease.charge()
-            if lease.cut or lease.unwanted or lease.session.closed:
+            lease.charge_lost_start()
+            if lease.cancelled or lease.cancelled_unless_begun or lease.session.closed:
                 cut.append(lease)
                 continue
             final = lease.lost >= self.attempts_max
-            told = by_session.setdefault(lease.session, [])
-            told.append((lease.work, lease.attempt, worker, exit_code, log, final))
+            starts = by_session.setdefault(lease.session, [])
+            starts.append((lease.work, lease.attempt, worker, exit_code, log, final))
             if final:
                 lease.session.outstanding -= 1
                 lease.session.finished += 1
@@ -437,12 +439,12 @@ class Dispatch:
                 again.append(lease)
         effects = [
             Send(session.peer, StartsLost(part))
-            for session, told in by_session.items()
-            for part in split(told, LOG_FIELD)
+            for session, starts in by_session.items()
+            for part in split(starts, LOG_FIELD)
         ]
-        return effects + self._give_back(again, careful=True) + self._give_back(cut)
+        return effects + self._give_back(again, report_before_start=True) + self._give_back(cut)
 
-    def _give_back(self, leases: list[Lease], *, careful: bool = False) -> list[Send]:
+    def _give_back(self, leases: list[Lease], *, report_before_start: bool = False) -> list[Send]:
         """Leases that ended without an outcome: to the front of their queue, or cancelled where they were withdrawn."""
         cancelled: dict[CoordinatorSession, list[Result]] = {}
         for lease in reversed(leases):
@@ -450,13 +452,13 @@ class Dispatch:
             session.outstanding -= 1
             if session.closed:
                 continue
-            if lease.cut or lease.unwanted:
+            if lease.cancelled or lease.cancelled_unless_begun:
                 cancelled.setdefault(session, []).append((lease.work, lease.attempt, CANCELLED, b""))
                 continue
-            self._placement.put_back(lease, careful=careful)
+            self._placement.put_back(lease, report_before_start=report_before_start)
         return [Send(session.peer, Results(results)) for session, results in cancelled.items()]
 
-    def _unhold(self, leases: Iterable[Lease]) -> list[Lease]:
+    def _lose_results(self, leases: Iterable[Lease]) -> list[Lease]:
         """Bulk results that are lost; those that were not taken before, as leases that are out again."""
         again: list[Lease] = []
         for lease in leases:
@@ -468,115 +470,119 @@ class Dispatch:
                 again.append(lease)
         return again
 
-    def _cut_off(self, which: Callable[[Lease], bool], grace_s: float) -> list[Send]:
+    def _abort_leases(self, which: Callable[[Lease], bool], grace_s: float) -> list[Send]:
         effects: list[Send] = []
-        for hands in self.hands.values():
+        for load in self.loads.values():
             numbers = []
-            for number, lease in hands.leases.items():
+            for number, lease in load.leases.items():
                 if which(lease):
-                    lease.cut = True
+                    lease.cancelled = True
                     numbers.append(number)
-            if numbers and hands.reachable:
-                effects.append(Send(hands.member.peer, CutOff(numbers, grace_s)))
+            if numbers and load.reachable:
+                effects.append(Send(load.member.peer, AbortLeases(numbers, grace_s)))
         return effects
 
-    def _stale(self, hands: WorkerLoad, numbers: list[int]) -> list[Send]:
+    def _abort_unknown(self, load: WorkerLoad, numbers: list[int]) -> list[Send]:
         """Leases that a worker believes to have and that are no more."""
-        return [Send(hands.member.peer, CutOff(numbers, 0.0))] if numbers else []
+        return [Send(load.member.peer, AbortLeases(numbers, 0.0))] if numbers else []
 
-    def _release_held(self, session: CoordinatorSession, *, kept: bool) -> list[Send]:
-        by_hands: dict[WorkerLoad, list[int]] = {}
-        for key, (hands, number) in list(session.held.items()):
-            if kept or not hands.held[number].kept:
-                del session.held[key], hands.held[number]
-                by_hands.setdefault(hands, []).append(number)
-        return self._release(by_hands)
+    def _free_held(self, session: CoordinatorSession, *, kept: bool) -> list[Send]:
+        by_load: dict[WorkerLoad, list[int]] = {}
+        for key, (load, number) in list(session.held.items()):
+            if kept or not load.held[number].kept:
+                del session.held[key], load.held[number]
+                by_load.setdefault(load, []).append(number)
+        return self._free_results(by_load)
 
-    def _release(self, by_hands: dict[WorkerLoad, list[int]]) -> list[Send]:
-        return [Send(hands.member.peer, Release(numbers)) for hands, numbers in by_hands.items() if hands.reachable]
+    def _free_results(self, by_load: dict[WorkerLoad, list[int]]) -> list[Send]:
+        return [Send(load.member.peer, FreeResult(numbers)) for load, numbers in by_load.items() if load.reachable]
 
     def settle(self, now: float) -> list[Send]:
         """Say that a generation has ended where that is certain now."""
         effects: list[Send] = []
-        if self._gone:
-            for coordinator in [number for number, until in self._gone.items() if until <= now]:
-                del self._gone[coordinator]
+        if self._forget_at:
+            for coordinator in [number for number, until in self._forget_at.items() if until <= now]:
+                del self._forget_at[coordinator]
                 effects += self._forget_by_all(coordinator, [ALL_NUMBERS])
-        if not self._ending and not self._former:
+        if not self._ending_sessions and not self._closed_sessions:
             return effects
-        for coordinator, former in list(self._former.items()):
-            former[:] = [session for session in former if not session.quiet(now)]
-            if not former:
-                del self._former[coordinator]
-        for session in list(self._ending):
-            if not session.quiet(now) or session.coordinator in self._former or self._has_leftover(session):
+        for coordinator, closed in list(self._closed_sessions.items()):
+            closed[:] = [session for session in closed if not session.is_quiet(now)]
+            if not closed:
+                del self._closed_sessions[coordinator]
+        for session in list(self._ending_sessions):
+            if (
+                not session.is_quiet(now)
+                or session.coordinator in self._closed_sessions
+                or self._has_stale_leases(session)
+            ):
                 continue
-            effects.append(Send(session.peer, GenerationEnded(self._ended(session))))
+            effects.append(Send(session.peer, RoundEnded(self._take_ended_round(session))))
         return effects
 
-    def _ended(self, session: CoordinatorSession) -> int:
-        generation = session.ending
-        assert generation is not None, "only a session that is ending is in the list"
-        session.ending = None
-        del self._ending[session]
-        return generation
+    def _take_ended_round(self, session: CoordinatorSession) -> int:
+        ended_round = session.ending_round
+        assert ended_round is not None, "only a session that is ending is in the list"
+        session.ending_round = None
+        del self._ending_sessions[session]
+        return ended_round
 
-    def _has_leftover(self, session: CoordinatorSession) -> bool:
-        return any(session.coordinator in hands.leftover.values() for hands in self.hands.values())
+    def _has_stale_leases(self, session: CoordinatorSession) -> bool:
+        return any(session.coordinator in load.stale_leases.values() for load in self.loads.values())
 
     # -- small things -------------------------------------------------------------------------------------------
 
     def _forget_by_all(self, coordinator: int, numbers: list[int]) -> list[Send]:
         forget = Forget(coordinator, numbers, everywhere=True)
         effects: list[Send] = []
-        for hands in self.hands.values():
-            if hands.reachable:
-                effects.append(Send(hands.member.peer, forget))
+        for load in self.loads.values():
+            if load.reachable:
+                effects.append(Send(load.member.peer, forget))
             else:
-                hands.to_forget.append(forget)
+                load.undelivered_forgets.append(forget)
         return effects
 
     def _forget_where_known(self, coordinator: int, functions: list[int]) -> list[Send]:
         keys = {(coordinator, fn) for fn in functions}
         effects: list[Send] = []
-        for hands in self.hands.values():
-            known = keys & hands.known
+        for load in self.loads.values():
+            known = keys & load.known_functions
             if known:
-                hands.known -= known
-                if hands.reachable:
-                    effects.append(Send(hands.member.peer, Forget(coordinator, sorted(fn for _, fn in known))))
+                load.known_functions -= known
+                if load.reachable:
+                    effects.append(Send(load.member.peer, Forget(coordinator, sorted(fn for _, fn in known))))
         return effects
 
-    def _live(self) -> int:
-        return len(self.hands)
+    def _worker_count(self) -> int:
+        return len(self.loads)
 
-    def _tell_workers(self) -> list[Send]:
-        return [Send(session.peer, Workers(self._live())) for session in self.sessions.values()]
+    def _report_worker_count(self) -> list[Send]:
+        return [Send(session.peer, Workers(self._worker_count())) for session in self.sessions.values()]
 
-    def _tell_watchers(self, members: Members) -> list[Send]:
-        return [Send(session.peer, members) for session in self.sessions.values() if session.watch]
+    def _report_members(self, members: Members) -> list[Send]:
+        return [Send(session.peer, members) for session in self.sessions.values() if session.watches_members]
 
-    def _tell_progress(self) -> list[Send]:
+    def _report_progress(self) -> list[Send]:
         """A coordinator that believes its queue to be full waits: tell it when it is not."""
         effects: list[Send] = []
-        if not self._crowded:
+        if not self._full_sessions:
             return effects
-        for session in list(self._crowded):
-            if session.left_queue > session.progress_told:
-                session.progress_told = session.left_queue
-                effects.append(Send(session.peer, Progress(session.left_queue)))
-            if session.submitted - session.progress_told < session.queue_max:
-                del self._crowded[session]
+        for session in list(self._full_sessions):
+            if session.left_queue > session.progress_reported:
+                session.progress_reported = session.left_queue
+                effects.append(Send(session.peer, QueueProgress(session.left_queue)))
+            if session.submitted - session.progress_reported < session.queue_max:
+                del self._full_sessions[session]
         return effects
 
 
-def _tell_begun(leases: Iterable[Lease]) -> list[Send]:
+def _report_begun(leases: Iterable[Lease]) -> list[Send]:
     by_session: dict[CoordinatorSession, list[int]] = {}
     for lease in leases:
         by_session.setdefault(lease.session, []).append(lease.work)
     return [Send(session.peer, Begun(works)) for session, works in by_session.items() if not session.closed]
 
 
-def _joined(member: Member) -> tuple[str, int, int, str]:
+def _member_row(member: Member) -> tuple[str, int, int, str]:
     """How Members tells of one that is there."""
     return (member.name, member.incarnation, member.pid, member.host)

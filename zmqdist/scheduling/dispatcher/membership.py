@@ -126,7 +126,7 @@ class Membership:
     losses: list[LossRecord] = field(default_factory=list)
     losses_count: int = 0
     _away: dict[int, Member] = field(default_factory=dict)
-    _lives: dict[tuple[str, int], Member] = field(default_factory=dict)
+    _by_incarnation: dict[tuple[str, int], Member] = field(default_factory=dict)
     """By (job, incarnation)."""
     _lowest: dict[str, int] = field(default_factory=dict)
     """Of each job an index below which none is free."""
@@ -140,7 +140,7 @@ class Membership:
             times += [m.heard_at + self.lease_s for m in self.members.values() if not m.watched and m.peer is not None]
         return min(times, default=None)
 
-    def heard(self, peer: Peer, now: float) -> Member | None:
+    def note_message(self, peer: Peer, now: float) -> Member | None:
         """Any message is life. Returns who sent it, None for a peer that is not a worker."""
         member = self.by_peer.get(peer)
         if member is not None:
@@ -166,9 +166,9 @@ class Membership:
             case Heard():
                 return []
             case PeerGone(peer):
-                return self._gone(peer, now)
+                return self._peer_gone(peer, now)
             case ProcessExited():
-                return self._exited(event, now)
+                return self._process_exited(event, now)
             case Ticked():
                 return self._expire(now)
 
@@ -184,9 +184,9 @@ class Membership:
         return changes
 
     def _register(self, peer: Peer, register: Register, now: float, watched: bool) -> list[Change | Send]:
-        problem = self._problem(peer, register)
-        if problem is not None:
-            return [Send(peer, problem)]
+        refusal = self._refusal(peer, register)
+        if refusal is not None:
+            return [Send(peer, refusal)]
         changes: list[Change | Send] = []
         old = self._find(register)
         if old is not None and old.incarnation == register.incarnation:
@@ -195,7 +195,7 @@ class Membership:
             self._away.pop(id(old), None)
             old.peer, old.heard_at = peer, now
             self.by_peer[peer] = old
-            changes = [Send(peer, self._welcome(old, register)), MemberBack(old, register)]
+            changes = [Send(peer, self._registered(old, register)), MemberBack(old, register)]
             if old.leave_grace_s is not None:  # it may not have heard that it shall
                 changes.append(Send(peer, Leave(old.leave_grace_s)))
             return changes
@@ -214,13 +214,13 @@ class Membership:
             watched=watched,
             peer=peer,
         )
-        self.members[register.job, index] = self._lives[register.job, register.incarnation] = member
+        self.members[register.job, index] = self._by_incarnation[register.job, register.incarnation] = member
         self.by_peer[peer] = member
         if not watched:
             self._unwatched.add(id(member))
-        return [*changes, Send(peer, self._welcome(member, register)), MemberJoined(member, register)]
+        return [*changes, Send(peer, self._registered(member, register)), MemberJoined(member, register)]
 
-    def _problem(self, peer: Peer, register: Register) -> Refused | None:
+    def _refusal(self, peer: Peer, register: Register) -> Refused | None:
         if register.slots < 1:
             return Refused(errors.INVALID_ARGUMENT, f"a worker offered {register.slots} slots, at least 1 is wanted")
         old = self._find(register)
@@ -240,9 +240,9 @@ class Membership:
         """The member that this registration is about: by its incarnation, else by the name it asks for."""
         if register.index >= 0:
             return self.members.get((register.job, register.index))
-        return self._lives.get((register.job, register.incarnation))
+        return self._by_incarnation.get((register.job, register.incarnation))
 
-    def _welcome(self, member: Member, register: Register) -> Registered:
+    def _registered(self, member: Member, register: Register) -> Registered:
         beat_s = min(max(BEAT_S_MIN, BEAT_S_PER_WORKER * len(self.members)), self.lease_s / 4)
         return Registered(member.index, beat_s, self.lease_s, self.cancel_grace_s, register.serial)
 
@@ -253,7 +253,7 @@ class Membership:
         self._lowest[job] = index
         return index
 
-    def _gone(self, peer: Peer, now: float) -> list[Change | Send]:
+    def _peer_gone(self, peer: Peer, now: float) -> list[Change | Send]:
         member = self.by_peer.pop(peer, None)
         if member is None or member.peer != peer:
             return []
@@ -262,16 +262,16 @@ class Membership:
         self._away[id(member)] = member
         return [MemberAway(member)]
 
-    def _exited(self, event: ProcessExited, now: float) -> list[Change | Send]:
+    def _process_exited(self, event: ProcessExited, now: float) -> list[Change | Send]:
         member = self.by_peer.get(event.peer) if event.peer is not None else self.members.get((event.job, event.index))
         if event.peer is not None and member is None:
             member = next((m for m in self._away.values() if m.pid == event.pid), None)
         if member is None or member.pid != event.pid:
-            self._amend(event)
+            self._add_exit_code(event)
             return []
         return [self._lose(member, "its process ended", event.exit_code, event.log, now, settled=True)]
 
-    def _amend(self, event: ProcessExited) -> None:
+    def _add_exit_code(self, event: ProcessExited) -> None:
         """The exit code of a worker that is known to be lost already: the history should have it."""
         name = f"{event.job}:{event.index}"
         for record in reversed(self.losses):
@@ -295,8 +295,8 @@ class Membership:
         self, member: Member, reason: str, exit_code: int | None, log: str, now: float, *, settled: bool
     ) -> MemberLost:
         del self.members[member.job, member.index]
-        if self._lives.get((member.job, member.incarnation)) is member:
-            del self._lives[member.job, member.incarnation]
+        if self._by_incarnation.get((member.job, member.incarnation)) is member:
+            del self._by_incarnation[member.job, member.incarnation]
         if member.job in self._lowest:
             self._lowest[member.job] = min(self._lowest[member.job], member.index)
         if member.peer is not None:

@@ -24,14 +24,14 @@ _priority = attrgetter("priority")
 class PriorityBand:
     """Waiting work of one priority in one line."""
 
-    line: SessionQueue
+    session_queue: SessionQueue
     priority: int = 0
-    queue: deque[Item] = field(default_factory=deque)
-    careful: deque[Item] = field(default_factory=deque)
+    items: deque[Item] = field(default_factory=deque)
+    report_before_start: deque[Item] = field(default_factory=deque)
     """Work that was with a worker that died before it said what it had begun; handed out one by one."""
 
     def __len__(self) -> int:
-        return len(self.queue) + len(self.careful)
+        return len(self.items) + len(self.report_before_start)
 
 
 class SessionQueue:
@@ -39,27 +39,27 @@ class SessionQueue:
 
     Attributes:
       worker: its name; empty for any.
-      ranks: those that have work, the highest priority last.
+      bands: those that have work, the highest priority last.
     """
 
-    __slots__ = ("_plain", "in_rota", "ranks", "session", "worker")
+    __slots__ = ("_plain_band", "bands", "is_ready", "session", "worker")
 
     def __init__(self, session: CoordinatorSession, worker: str) -> None:
         self.session = session
         self.worker = worker
-        self.ranks: list[PriorityBand] = []
-        self.in_rota = False
-        self._plain = PriorityBand(self)
+        self.bands: list[PriorityBand] = []
+        self.is_ready = False
+        self._plain_band = PriorityBand(self)
 
-    def rank(self, priority: int) -> PriorityBand:
+    def band(self, priority: int) -> PriorityBand:
         """The rank of a priority, which the caller is about to put work into."""
-        ranks = self.ranks
-        at = bisect_left(ranks, priority, key=_priority) if ranks else 0
-        if at < len(ranks) and ranks[at].priority == priority:
-            return ranks[at]
-        rank = PriorityBand(self, priority) if priority else self._plain
-        ranks.insert(at, rank)
-        return rank
+        bands = self.bands
+        at = bisect_left(bands, priority, key=_priority) if bands else 0
+        if at < len(bands) and bands[at].priority == priority:
+            return bands[at]
+        band = PriorityBand(self, priority) if priority else self._plain_band
+        bands.insert(at, band)
+        return band
 
 
 @dataclass(slots=True, eq=False)
@@ -72,27 +72,27 @@ class CoordinatorSession:
     coordinator: int
     peer: Peer
     queue_max: int
-    lines: dict[str, SessionQueue] = field(default_factory=dict)
+    queues: dict[str, SessionQueue] = field(default_factory=dict)
     """Those that have work, by the worker's name, and always that for any worker."""
     functions: dict[int, bytes] = field(default_factory=dict)
     held: dict[tuple[int, int], tuple[WorkerLoad, int]] = field(default_factory=dict)
     """Bulk results that are with their worker, kept ones too: (work, attempt) -> (whose, lease)."""
-    watch: bool = False
+    watches_members: bool = False
     """It is told which workers come and go."""
-    starts: bool = False
+    reports_starts: bool = False
     """It is told what has begun."""
-    apart: CoordinatorSession | None = None
+    detached: CoordinatorSession | None = None
     """Of the work that is apart, once there is some."""
     outstanding: int = 0
     """Leases that may be executing."""
-    generation_ended: int = -1
-    ending: int | None = None
+    round_ended: int = -1
+    ending_round: int | None = None
     """The generation whose end was asked for and has not come."""
     unsettled_until: float = 0.0
     """Until then a process that was lost from sight may still run work of this coordinator."""
     submitted: int = 0
     left_queue: int = 0
-    progress_told: int = 0
+    progress_reported: int = 0
     closed: bool = False
     finished: int = 0
 
@@ -101,17 +101,17 @@ class CoordinatorSession:
         return self.submitted - self.left_queue
 
     @property
-    def parts(self) -> tuple[CoordinatorSession, ...]:
+    def with_detached(self) -> tuple[CoordinatorSession, ...]:
         """It, and that of the work apart."""
-        return (self,) if self.apart is None else (self, self.apart)
+        return (self,) if self.detached is None else (self, self.detached)
 
-    def line(self, worker: str) -> SessionQueue:
-        line = self.lines.get(worker)
-        if line is None:
-            line = self.lines[worker] = SessionQueue(self, worker)
-        return line
+    def queue_for(self, worker: str) -> SessionQueue:
+        queue = self.queues.get(worker)
+        if queue is None:
+            queue = self.queues[worker] = SessionQueue(self, worker)
+        return queue
 
-    def quiet(self, now: float) -> bool:
+    def is_quiet(self, now: float) -> bool:
         """Nothing of this session can be executing."""
         return self.outstanding == 0 and now >= self.unsettled_until
 
@@ -121,14 +121,14 @@ class Lease:
     """One handing-out of one piece of work."""
 
     session: CoordinatorSession
-    rank: PriorityBand
+    band: PriorityBand
     """Where it waited, and waits again when it comes back."""
     item: Item
     """What it is, as it was queued."""
     started: bool = False
-    cut: bool = False
+    cancelled: bool = False
     """Withdrawn: however it ends, it does not run again."""
-    unwanted: bool = False
+    cancelled_unless_begun: bool = False
     """Withdrawn unless it has begun: it does not run again where it comes back before that is known."""
     kept: bool = False
     """Its bulk result was taken, and stays with the worker until it is taken for good."""
@@ -151,12 +151,12 @@ class Lease:
         """Starts of this work that were lost."""
         return self.item[2]
 
-    def charge(self) -> None:
+    def charge_lost_start(self) -> None:
         """Its start is lost."""
         work, attempt, lost, fn, payload = self.item
         self.item = (work, attempt, lost + 1, fn, payload)
 
-    def again(self) -> Item:
+    def next_item(self) -> Item:
         """The item for the next handing-out; the number of the attempt never repeats."""
         work, attempt, lost, fn, payload = self.item
         return (work, attempt + 1, lost, fn, payload)
@@ -171,26 +171,26 @@ class WorkerLoad:
     name: str
     leases: dict[int, Lease] = field(default_factory=dict)
     held: dict[int, Lease] = field(default_factory=dict)
-    leftover: dict[int, int] = field(default_factory=dict)
+    stale_leases: dict[int, int] = field(default_factory=dict)
     """Functions of an earlier dispatcher that run in threads: lease -> coordinator."""
-    known: set[tuple[int, int]] = field(default_factory=set)
-    recalled: set[int] = field(default_factory=set)
-    to_forget: list[Forget] = field(default_factory=list)
+    known_functions: set[tuple[int, int]] = field(default_factory=set)
+    steal_requested: set[int] = field(default_factory=set)
+    undelivered_forgets: list[Forget] = field(default_factory=list)
     """What all were told while it was away."""
     reachable: bool = True
     done: int = 0
     slot_deaths: int = 0
     """Slot processes of it that died while they ran a function."""
-    free: int = 0
+    free_slots: int = 0
     """Slots without work, as the placement counts them."""
-    coming: int = 0
+    returning: int = 0
     """Leases that are on their way back, as the placement counts them."""
-    recall_at: float = math.inf
+    steal_at: float = math.inf
     """When calling work back from it becomes worth while, if that is known and lies ahead."""
 
     @property
     def outstanding(self) -> int:
-        return len(self.leases) + len(self.leftover)
+        return len(self.leases) + len(self.stale_leases)
 
 
 @dataclass(slots=True)
@@ -199,4 +199,4 @@ class Handout:
 
     functions: list[tuple[int, int, bytes]] = field(default_factory=list)
     items: list[Leased] = field(default_factory=list)
-    careful: list[Leased] = field(default_factory=list)
+    report_before_start: list[Leased] = field(default_factory=list)

@@ -25,27 +25,27 @@ from zmqdist.data.service.dispatcher.runtime import DataDispatcher
 from zmqdist.events import Heard, PeerGone, ProcessExited, Send, Ticked
 from zmqdist.messages import (
     Beat,
+    CancelWork,
     Define,
     Done,
-    EndGeneration,
-    Enlist,
+    EndRound,
     Forget,
     Goodbye,
+    LeasesReturned,
     Leave,
     Message,
     Refused,
     Register,
-    Returned,
+    RegisterCoordinator,
+    ResultReceived,
     SlotsLost,
     Submit,
-    Taken,
-    Withdraw,
 )
 from zmqdist.rpc.service import RpcService
 from zmqdist.scheduling.dispatcher.broker import Broker, BrokerSnapshot
 from zmqdist.scheduling.dispatcher.broker import Event as BrokerEvent
 from zmqdist.scheduling.dispatcher.config import DispatcherConfig
-from zmqdist.scheduling.dispatcher.heap_trimming import MemoryKeeper
+from zmqdist.scheduling.dispatcher.heap_trimming import HeapTrimmer
 from zmqdist.scheduling.dispatcher.membership import Member, MemberJoined, MemberLost
 from zmqdist.scheduling.dispatcher.relay import Relay
 from zmqdist.scheduling.worker.fetch import RELAY
@@ -58,13 +58,13 @@ from zmqdist.wire.hello import host_identity, our_hello, pickles_differ
 
 log = logging.getLogger("zmqdist.scheduling")
 
-LOOK_FOR_END_S = 0.005
+PROCESS_END_POLL_S = 0.005
 
 LEAVING_S = 1.0
 """What workers that were told to leave take beyond their grace."""
 
-FROM_WORKERS = (Register, Done, Returned, SlotsLost, Beat, Leave)
-FROM_COORDINATORS = (Enlist, Define, Forget, Submit, Withdraw, EndGeneration, Taken)
+FROM_WORKERS = (Register, Done, LeasesReturned, SlotsLost, Beat, Leave)
+FROM_COORDINATORS = (RegisterCoordinator, Define, Forget, Submit, CancelWork, EndRound, ResultReceived)
 
 
 class DispatchServer:
@@ -155,18 +155,18 @@ class DispatchServer:
         """
         runtime = self._runtime
         assert runtime.loop is not None
-        answered = threading.Event()
+        is_ready = threading.Event()
 
-        def look() -> None:
+        def check() -> None:
             if ready(frozenset(runtime.broker.membership.members)):
-                answered.set()
+                is_ready.set()
 
-        runtime.loop.call_soon(runtime.watchers.append, look)
-        runtime.loop.call_soon(look)
+        runtime.loop.call_soon(runtime.watchers.append, check)
+        runtime.loop.call_soon(check)
         try:
-            return answered.wait(timeout_s)
+            return is_ready.wait(timeout_s)
         finally:
-            runtime.loop.call_soon(runtime.watchers.remove, look)
+            runtime.loop.call_soon(runtime.watchers.remove, check)
 
     def watch_members(self, fn: Callable[[frozenset[tuple[str, int]]], object]) -> None:
         """Have `fn` called with the (job, index) of the registered workers: now, and whenever one has joined or was lost.
@@ -176,12 +176,12 @@ class DispatchServer:
         runtime = self._runtime
         assert runtime.loop is not None
 
-        def look() -> None:
+        def check() -> None:
             fn(frozenset(runtime.broker.membership.members))
 
         def begin() -> None:
-            runtime.member_watchers.append(look)
-            look()
+            runtime.member_watchers.append(check)
+            check()
 
         runtime.loop.call_soon(begin)
 
@@ -249,7 +249,7 @@ class _Runtime:
         # Lease numbers of two lives must not meet: a worker may still name one of the life before.
         self.broker = Broker(config, first_lease=(self._incarnation & 0xFFFFF) << 40)
         self.undelivered = 0
-        self._memory = MemoryKeeper()
+        self._heap_trimmer = HeapTrimmer()
         self.watchers: list[Callable[[], None]] = []
         self.member_watchers: list[Callable[[], None]] = []
         self._due: float | None = None
@@ -286,9 +286,9 @@ class _Runtime:
             raise
         for kinds, roles in ((FROM_WORKERS, {"worker"}), (FROM_COORDINATORS, {"submit"})):
             for kind in kinds:
-                router.on(kind, self._heard, frozenset(roles))
-        router.on(Goodbye, self._heard)
-        router.on_gone.append(self._gone)
+                router.on(kind, self._handle_message, frozenset(roles))
+        router.on(Goodbye, self._handle_message)
+        router.on_gone.append(self._peer_gone)
         self._relay = Relay(loop, router, self.broker.holder)
         service.register(RELAY, self._relay.read, roles=frozenset({"submit", "worker"}))
         CoordinationService(service, router, loop, self._incarnation, None)
@@ -302,8 +302,8 @@ class _Runtime:
         if self.loop is not None:
             self.loop.stop()
 
-    def _heard(self, peer: Peer, message: Message, _frames: list[memoryview]) -> None:
-        if isinstance(message, (Register, Enlist)) and (problem := self._unreadable(peer)):
+    def _handle_message(self, peer: Peer, message: Message, _frames: list[memoryview]) -> None:
+        if isinstance(message, (Register, RegisterCoordinator)) and (problem := self._pickles_differ(peer)):
             log.warning("refused: %s", problem)
             self._perform([Send(peer, Refused(errors.FAILED_PRECONDITION, problem, final=True))])
             return
@@ -315,24 +315,24 @@ class _Runtime:
                 return
         self.handle(Heard(peer, message), watched=peer.fd >= 0)
 
-    def _unreadable(self, peer: Peer) -> str:
+    def _pickles_differ(self, peer: Peer) -> str:
         """Why workers and programs of this cluster could not run what is pickled by this one, or it what they pickle; "" if they can."""
         assert peer.hello is not None
         differ = pickles_differ(self._hello, peer.hello)
-        versions = " and ".join(f"{what} {theirs} (the dispatcher {ours})" for what, theirs, ours in differ)
+        versions = " and ".join(f"{part} {theirs} (the dispatcher {ours})" for part, theirs, ours in differ)
         return versions and (
             f"{peer.name} and this cluster cannot run each other's functions, which travel as pickles: it has {versions}; "
             "install the same minor versions for all programs, workers and the dispatcher"
         )
 
-    def _gone(self, peer: Peer) -> None:
+    def _peer_gone(self, peer: Peer) -> None:
         """Where the process is of this host the kernel knows whether it has ended or only lost its connection."""
         member = self.broker.membership.by_peer.get(peer)
         self.handle(PeerGone(peer))
         if member is not None and peer.hello is not None and peer.hello.host == host_identity():
-            self._look_for_its_end(member, LOOK_FOR_END_S)
+            self._poll_process_end(member, PROCESS_END_POLL_S)
 
-    def _look_for_its_end(self, member: Member, pause_s: float) -> None:
+    def _poll_process_end(self, member: Member, pause_s: float) -> None:
         """When a process is killed its connections go first; that it has ended is seen a little later."""
         if self.broker.membership.members.get((member.job, member.index)) is not member or member.peer is not None:
             return  # lost, or back
@@ -340,8 +340,8 @@ class _Runtime:
             self.handle(ProcessExited(pid=member.pid, exit_code=None, job=member.job, index=member.index))
             return
         assert self.loop is not None
-        again = self.loop.now() + pause_s
-        self.loop.set_timer((self, member), again, lambda: self._look_for_its_end(member, 2 * pause_s))
+        next_poll = self.loop.now() + pause_s
+        self.loop.set_timer((self, member), next_poll, lambda: self._poll_process_end(member, 2 * pause_s))
 
     def handle(self, event: BrokerEvent, *, watched: bool = True) -> None:
         """Have the broker decide. In the loop."""
@@ -350,26 +350,26 @@ class _Runtime:
             return
         self._perform(self.broker.handle(event, loop.now(), watched=watched))
         if self.broker.changes:
-            self._tell_data()
-        self._memory.look(self.broker.dispatch.queued, self._nothing_out)
-        for look in self.watchers:
-            look()
+            self._report_members()
+        self._heap_trimmer.update(self.broker.dispatch.queued, self._is_idle)
+        for watcher in self.watchers:
+            watcher()
 
-    def _tell_data(self) -> None:
+    def _report_members(self) -> None:
         """Who has come and who has gone."""
         changes, self.broker.changes = self.broker.changes, []
         for change in changes:
             match change:
                 case MemberJoined(member, register):
-                    who = member.name, register.address, member.incarnation, tuple(register.tags)
-                    self.data.joined(*who, named=register.named)
+                    identity = member.name, register.address, member.incarnation, tuple(register.tags)
+                    self.data.joined(*identity, named=register.named)
                 case MemberLost(member):
                     self.data.lost(member.incarnation, left=False)
-        for told in self.member_watchers:
-            told()
+        for watcher in self.member_watchers:
+            watcher()
 
-    def _nothing_out(self) -> bool:
-        return not any(hands.leases for hands in self.broker.dispatch.hands.values())
+    def _is_idle(self) -> bool:
+        return not any(load.leases for load in self.broker.dispatch.loads.values())
 
     def _perform(self, effects: list[Send]) -> None:
         for effect in effects:

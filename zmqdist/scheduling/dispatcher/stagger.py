@@ -23,16 +23,16 @@ class Stagger:
         self.until: float | None = None
         self._delay_s = delay_s
         self._delay_max_s = delay_max_s or inf
-        self._met: set[int] = set()
+        self._seen: set[int] = set()
 
-    def came(self, items: Iterable[Leased], index: int, now: float) -> None:
+    def note_arrival(self, items: Iterable[Leased], index: int, now: float) -> None:
         """Work has come to worker `index`."""
-        coordinators = {item[1] for item in items} if self._delay_s else self._met
-        if not coordinators <= self._met:
-            self._met |= coordinators
+        coordinators = {item[1] for item in items} if self._delay_s else self._seen
+        if not coordinators <= self._seen:
+            self._seen |= coordinators
             self.until = max(self.until or 0.0, now + min(index * self._delay_s, self._delay_max_s))
 
-    def holds(self, now: float) -> bool:
+    def delays(self, now: float) -> bool:
         """Whether work waits."""
         if self.until is not None and now >= self.until:
             self.until = None

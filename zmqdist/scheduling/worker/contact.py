@@ -32,7 +32,7 @@ DISPATCHER: Final = "dispatcher"
 REGISTER_AGAIN_S = 0.25
 TRIPS_KEPT = 4
 """The round trip is the shortest of the last ones: what lies above it was waiting, at one of the two ends."""
-AGAIN = (errors.ALREADY_EXISTS, errors.FAILED_PRECONDITION)
+RETRIED_REFUSALS = (errors.ALREADY_EXISTS, errors.FAILED_PRECONDITION)
 """Refusals that may pass."""
 
 
@@ -53,7 +53,7 @@ class Contact:
       serial: of the latest registration on this connection; the first is 1. An older dispatcher answers with 0.
       lease_s: as the dispatcher told; 0 before.
       named: the index is the worker's own, not one that a dispatcher gave it.
-      another_has_it: the index was refused, because another worker has it.
+      index_taken: the index was refused, because another worker has it.
     """
 
     orphan_limit_s: float
@@ -62,7 +62,7 @@ class Contact:
     up: bool = False
     registered: bool = False
     named: bool = True
-    another_has_it: bool = False
+    index_taken: bool = False
     serial: int = 0
     lease_s: float = 0.0
     beats_sent: int = 0
@@ -72,11 +72,11 @@ class Contact:
     _beat_at: float | None = None
     _register_at: float | None = None
     _refusals: int = 0
-    _sent: deque[float] = field(default_factory=deque)
+    _unanswered_at: deque[float] = field(default_factory=deque)
     """When the registration or the beats were sent whose answers have not come yet, oldest first."""
-    _reached_at: float = -inf
+    _answered_at: float = -inf
     """When the latest one was sent that was answered: the dispatcher has heard the worker then, or later."""
-    _untold: list[Send] = field(default_factory=list)
+    _postponed: list[Send] = field(default_factory=list)
     """What is to be said once the registration is answered."""
     _trips_s: deque[float] = field(default_factory=lambda: deque(maxlen=TRIPS_KEPT))
 
@@ -90,75 +90,75 @@ class Contact:
         """The round trip to the dispatcher; 0 while it is not known."""
         return min(self._trips_s, default=0.0)
 
-    def came(self, incarnation: int) -> bool:
+    def connected(self, incarnation: int) -> bool:
         """The connection stands. True when this dispatcher knows nothing of what the worker has."""
         self.up = True
         self.serial = 0
         self.beats_sent = self.beats_echoed = 0
-        self._sent.clear()
-        stranger = incarnation != self.dispatcher
+        self._unanswered_at.clear()
+        is_new = incarnation != self.dispatcher
         self.dispatcher = incarnation
         self._register_at = None
-        return stranger
+        return is_new
 
-    def registers(self, now: float) -> None:
+    def note_registration(self, now: float) -> None:
         """A registration is sent, which names all that the worker has now."""
         self.serial += 1
-        self._untold.clear()
-        self._sent.clear()
-        self._sent.append(now)
+        self._postponed.clear()
+        self._unanswered_at.clear()
+        self._unanswered_at.append(now)
 
-    def beats(self, now: float) -> None:
+    def note_beat(self, now: float) -> None:
         """A beat is sent."""
         self.beats_sent += 1
-        self._sent.append(now)
+        self._unanswered_at.append(now)
 
     def echoed(self, now: float) -> None:
         """A beat has come back."""
         self.beats_echoed += 1
-        self._answered(now)
+        self._note_reply(now)
 
-    def _answered(self, now: float) -> None:
-        if self._sent:
-            self._reached_at = self._sent.popleft()
-            self._trips_s.append(now - self._reached_at)
+    def _note_reply(self, now: float) -> None:
+        if self._unanswered_at:
+            self._answered_at = self._unanswered_at.popleft()
+            self._trips_s.append(now - self._answered_at)
 
-    def went(self, now: float) -> None:
+    def disconnected(self, now: float) -> None:
         self.up = self.registered = False
         self._beat_at = self._register_at = None
         self.orphan_at = now + self.orphan_limit_s
-        self.stop_at = min(now + self.lease_s / 2, max(now, self._reached_at + 0.75 * self.lease_s))
+        self.stop_at = min(now + self.lease_s / 2, max(now, self._answered_at + 0.75 * self.lease_s))
 
-    def tell(self, message: Message) -> list[Send]:
+    def report(self, message: Message) -> list[Send]:
         """Say that leases have ended: now, or once we are welcomed. The next registration, which does not name them, says as much."""
         if self.registered:
             return [Send(DISPATCHER, message)]
-        self._untold.append(Send(DISPATCHER, message))
+        self._postponed.append(Send(DISPATCHER, message))
         return []
 
-    def welcomed(self, beat_s: float, lease_s: float, now: float) -> list[Send]:
+    def accepted(self, beat_s: float, lease_s: float, now: float) -> list[Send]:
         """The dispatcher has taken the worker. Returns what is to be said now, in order."""
         self._beat_s, self.lease_s = beat_s, lease_s
-        self._answered(now)
+        self._note_reply(now)
         self.registered = True
         self._register_at = None
-        self.another_has_it = False
+        self.index_taken = False
         self._refusals = 0
         self.orphan_at = self.stop_at = None
         self._beat_at = now + beat_s
-        untold, self._untold = self._untold, []
-        return untold
+        postponed, self._postponed = self._postponed, []
+        return postponed
 
     def refused(self, code: int, now: float) -> bool:
         """True when the registration is to be repeated, which `register_due` will say."""
         self.registered = False
-        if code in AGAIN and self._register_at is not None:
+        if code in RETRIED_REFUSALS and self._register_at is not None:
             return True  # several messages were on their way, and each is refused
         self._refusals += 1
         patience_s = 1.0 + (self.lease_s or LEASE_S)
-        if code not in AGAIN or self._refusals * REGISTER_AGAIN_S >= patience_s:
+        if code not in RETRIED_REFUSALS or self._refusals * REGISTER_AGAIN_S >= patience_s:
             return False
-        self.another_has_it = code == errors.ALREADY_EXISTS and not self.named
+        self.index_taken = code == errors.ALREADY_EXISTS and not self.named
         self._register_at = now + REGISTER_AGAIN_S
         return True
 

@@ -17,7 +17,7 @@ class WorkerSnapshot:
       leaving: it was told to leave, and takes no more work.
       running: slots that run something, and what waits for them.
       waiting: pieces of work that wait for a slot.
-      waiting_own: of these, the ones for this very worker, which go first.
+      waiting_pinned: of these, the ones for this very worker, which go first.
       slots: each slot, in order.
       functions: functions that it has from coordinators.
       results: large results that are here until their coordinator has them, or lets go of those that stay.
@@ -33,7 +33,7 @@ class WorkerSnapshot:
     leaving: bool
     running: int
     waiting: int
-    waiting_own: int
+    waiting_pinned: int
     slots: tuple[SlotRow, ...]
     functions: int
     results: int

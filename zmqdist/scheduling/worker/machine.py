@@ -18,7 +18,7 @@ Promises, checked by tests/machines/test_worker.py, test_worker_stops.py and tes
     P1  a slot runs at most one item at a time, in the order of its positions
     P2  each lease ends by exactly one of: an outcome, Returned, SlotsLost; or is dropped because contact was lost
     P3  nothing runs longer than `lease_s / 2` after contact was lost (process slots)
-    P4  when Register is sent to a new dispatcher, nothing of the old one is running, but for `leftover` (thread slots)
+    P4  when Register is sent to a new dispatcher, nothing of the old one is running, but for `stale_leases` (thread slots)
     P5  a lease that was cut off ends at most its grace later (process slots)
     P6  careful work is not begun before its start was reported and the report has arrived
     P7  a worker without a dispatcher for `orphan_limit_s` ends itself
@@ -40,29 +40,29 @@ from zmqdist.events import Heard, Send, Ticked
 from zmqdist.messages import (
     BULK,
     CANCELLED,
+    AbortLeases,
     Assign,
     Beat,
-    CutOff,
     Done,
     Forget,
+    FreeResult,
     Goodbye,
     Leased,
+    LeasesReturned,
     Leave,
     Outcome,
-    Recall,
     Refused,
     Register,
     Registered,
-    Release,
-    Returned,
     SlotsLost,
+    StealRequest,
 )
 from zmqdist.scheduling.dispatcher.credit import BusyTime
 from zmqdist.scheduling.dispatcher.stagger import Stagger
 from zmqdist.scheduling.worker.contact import DISPATCHER as DISPATCHER
 from zmqdist.scheduling.worker.contact import Contact, earliest
 from zmqdist.scheduling.worker.slot import Slot
-from zmqdist.scheduling.worker.waiting_work import Waiting
+from zmqdist.scheduling.worker.waiting_work import WaitingWork
 from zmqdist.scheduling.worker.worker_events import (
     NOT_RUN,
     DispatcherConnected,
@@ -75,7 +75,7 @@ from zmqdist.scheduling.worker.worker_events import (
     Give,
     Interrupt,
     Kill,
-    LeaveAsked,
+    LeaveRequested,
     Reclaim,
     SlotDied,
     SlotFinished,
@@ -112,13 +112,12 @@ class WorkerMachine:
     ) -> None:
         self.job, self.index, self.pid, self.host = job, index, pid, host
         self.address, self.tags = address, tags
-        self.incarnation = incarnation
-        self.can_kill = can_kill
+        self.incarnation, self.can_kill = incarnation, can_kill
         self.leaving, self.workers = False, 0  # workers: as the dispatcher told with the latest work
         self.serving = False  # readers want to have something to its end: a worker that leaves waits, within its grace
         self.ended: Exit | None = None
         self._slots = [Slot(i) for i in range(slots)]
-        self.queue = Waiting()
+        self.queue = WaitingWork()
         self._functions: dict[tuple[int, int], bytes] = {}
         self._bulk: dict[int, Outcome] = {}
         self._outcomes: list[Outcome] = []
@@ -127,7 +126,7 @@ class WorkerMachine:
         self.leave_at: float | None = None  # when what it runs is cut off
         self._spawn_failures, self._stagger = 0, Stagger(*start_delay)
         self._busy = BusyTime()
-        self._careful: tuple[int, int] | None = None
+        self._announced: tuple[int, int] | None = None
         """The careful lease whose start was reported, and the beat whose echo lets it start."""
 
     @property
@@ -137,10 +136,10 @@ class WorkerMachine:
             return None
         first = earliest(earliest(self._contact.deadline, self.leave_at), self._stagger.until)
         for slot in self._slots:
-            if slot.cut and self.can_kill:
+            if slot.abort_at and self.can_kill:
                 first = earliest(first, slot.kill_at)
             if len(slot.given) > 1 and self._could_balance(slot):
-                first = earliest(first, slot.heard_at + STUCK_S)
+                first = earliest(first, slot.reported_at + STUCK_S)
         return first
 
     @property
@@ -165,7 +164,7 @@ class WorkerMachine:
     @property
     def figures(self) -> dict[str, Any]:
         """What a WorkerSnapshot says of it."""
-        return {**_figures(self._slots, self.queue), "functions": len(self._functions), "results": len(self._bulk)}
+        return {**figures_of(self._slots, self.queue), "functions": len(self._functions), "results": len(self._bulk)}
 
     def lease_at(self, slot: int, position: int) -> int | None:
         """The lease of what a slot has at a position; None when it has nothing there."""
@@ -182,18 +181,18 @@ class WorkerMachine:
         effects = self._apply(event, now)
         if self.ended is None:
             effects += self._fill(now) if self.queue else []
-            effects += self._balance(now) if len(self._slots) > 1 or self.queue.own else []
+            effects += self._balance(now) if len(self._slots) > 1 or self.queue.pinned else []
             effects += self._report(now) if self._outcomes or self._started else []
         return effects + self._leave_if_done() if self.leaving else effects
 
     def _apply(self, event: Event, now: float) -> list[Effect]:
         match event:
             case Heard():
-                return self._hear(event.message, now)
+                return self._handle_message(event.message, now)
             case SlotFinished():
                 return self._finished(self._slots[event.slot], event.outcomes, now)
             case SlotSeen(index, position):
-                self._started += self._slots[index].begun(position)
+                self._started += self._slots[index].take_begun(position)
                 return []
             case SlotReady(index):
                 self._slots[index].ready = True
@@ -206,41 +205,41 @@ class WorkerMachine:
             case DispatcherConnected(incarnation):
                 return self._dispatcher_up(incarnation, now)
             case DispatcherDisconnected():
-                self._contact.went(now)
+                self._contact.disconnected(now)
                 return []
-            case LeaveAsked(grace_s):
+            case LeaveRequested(grace_s):
                 return self._leave(grace_s, now)
             case Ticked():
                 return self._tick(now)
 
     # -- the dispatcher -----------------------------------------------------------------------------------------
 
-    def _hear(self, message: object, now: float) -> list[Effect]:
+    def _handle_message(self, message: object, now: float) -> list[Effect]:
         match message:
-            case Assign(functions, items, careful, workers, first) if self.registered:
+            case Assign(functions, items, report_before_start, workers, pinned) if self.registered:
                 self.workers = workers
-                self._stagger.came(items, self.index, now)
-                self._busy.came(now, self.running)
+                self._stagger.note_arrival(items, self.index, now)
+                self._busy.note_arrival(now, self.running)
                 for coordinator, fn, pickled in functions:
                     self._functions[coordinator, fn] = pickled
-                self.queue.put(items, careful=careful, own=first)
+                self.queue.put(items, report_before_start=report_before_start, pinned=pinned)
                 return self._return_queue() if self.leaving else []
             case Registered(index, beat_s, lease_s, _, serial) if serial in (0, self._contact.serial):
                 self.index = index
-                untold = self._contact.welcomed(beat_s, lease_s, now)
+                postponed = self._contact.accepted(beat_s, lease_s, now)
                 self._outcomes = [*self._bulk.values(), *(o for o in self._outcomes if o[0] not in self._bulk)]
-                return [*self._say_leaving(), *untold]
+                return [*self._announce_leave(), *postponed]
             case Beat():
                 self._contact.echoed(now)
                 return []
-            case Recall(leases):
+            case StealRequest(leases):
                 wanted = set(leases)
                 for slot in self._slots:  # somebody may wait to hear that it is too late
-                    self._started += slot.begun_of(wanted)
-                return self._take_back(wanted)
-            case CutOff(leases, grace_s):
-                return self._cut_off(set(leases), now + grace_s)
-            case Release(leases):
+                    self._started += slot.begun_among(wanted)
+                return self._return_unbegun(wanted)
+            case AbortLeases(leases, grace_s):
+                return self._abort_leases(set(leases), now + grace_s)
+            case FreeResult(leases):
                 return [FreeBulk(lease) for lease in leases if self._bulk.pop(lease, None) is not None]
             case Forget(coordinator, numbers, everywhere):
                 return self._forget({(coordinator, number) for number in numbers}, everywhere)
@@ -253,24 +252,24 @@ class WorkerMachine:
 
     def _dispatcher_up(self, incarnation: int, now: float) -> list[Effect]:
         effects: list[Effect] = []
-        if self._contact.came(incarnation):
+        if self._contact.connected(incarnation):
             effects += self._abandon()
             self._functions.clear()
-        self._careful = None
+        self._announced = None
         return effects + self._register(now)
 
     def _register(self, now: float) -> list[Effect]:
-        self._contact.registers(now)
+        self._contact.note_registration(now)
         held = [item[0] for item in self.queue]
-        held += [lease for slot in self._slots if not slot.orphan for lease in slot.leases()]
+        held += [lease for slot in self._slots if not slot.abandoned for lease in slot.leases()]
         held += [outcome[0] for outcome in self._outcomes]
         held += [lease for lease in self._bulk if lease not in set(held)]
-        leftover = [(item[0], item[1]) for slot in self._slots if slot.orphan for _, item in slot.given]
-        index = -1 if self._contact.another_has_it else self.index
+        stale_leases = [(item[0], item[1]) for slot in self._slots if slot.abandoned for _, item in slot.given]
+        index = -1 if self._contact.index_taken else self.index
         us = (self.incarnation, self.job, index, len(self._slots))
         given = index >= 0 and not self._contact.named
         at = (self.pid, self.host, self.address)
-        return [Send(DISPATCHER, Register(*us, held, leftover, *at, self.tags, given, self._contact.serial))]
+        return [Send(DISPATCHER, Register(*us, held, stale_leases, *at, self.tags, given, self._contact.serial))]
 
     def _tick(self, now: float) -> list[Effect]:
         contact = self._contact
@@ -284,10 +283,10 @@ class WorkerMachine:
         if contact.beat_due(now):
             effects.append(self._beat(now))
         if self.leave_at is not None and now >= self.leave_at:
-            effects += self._cut_off({lease for slot in self._slots for lease in slot.leases()}, now)
+            effects += self._abort_leases({lease for slot in self._slots for lease in slot.leases()}, now)
             self.leave_at = None
             if not self.can_kill:
-                effects += self._returned([lease for slot in self._slots if not slot.orphan for lease in slot.leases()])
+                effects += self._returned([n for slot in self._slots if not slot.abandoned for n in slot.leases()])
                 effects += self._exit(errors.OK, "")
         return effects + self._kill_overdue(now)
 
@@ -300,7 +299,7 @@ class WorkerMachine:
         return effects
 
     def _beat(self, now: float) -> Send:
-        self._contact.beats(now)
+        self._contact.note_beat(now)
         return Send(DISPATCHER, Beat())
 
     # -- stopping -----------------------------------------------------------------------------------------------
@@ -309,11 +308,11 @@ class WorkerMachine:
         """Drop everything: nobody will take the outcomes, and nothing may go on running."""
         effects: list[Effect] = [FreeBulk(lease) for lease in self._bulk]
         self.queue.empty()
-        self.queue.own.clear()
+        self.queue.pinned.clear()
         self._outcomes.clear()
         self._started.clear()
         self._bulk.clear()
-        self._careful = None
+        self._announced = None
         for slot in self._slots:
             if not slot.given:
                 continue
@@ -323,10 +322,10 @@ class WorkerMachine:
                 slot.ready = False
                 slot.killed = True
             else:
-                slot.orphan = True
+                slot.abandoned = True
                 effects.append(Interrupt(slot.index, slot.given[0][0]))
-            slot.cut.clear()
-            slot.wanted_back.clear()
+            slot.abort_at.clear()
+            slot.to_return.clear()
         return effects
 
     def _leave(self, grace_s: float, now: float) -> list[Effect]:
@@ -335,9 +334,9 @@ class WorkerMachine:
             self.leave_at = at
         self.leaving = True
         reclaims = [effect for slot in self._slots if len(slot.given) > 1 for effect in _reclaim(slot)]
-        return [*self._say_leaving(), *self._return_queue(), *reclaims]
+        return [*self._announce_leave(), *self._return_queue(), *reclaims]
 
-    def _say_leaving(self) -> list[Effect]:
+    def _announce_leave(self) -> list[Effect]:
         """Else what is given back would come again at once."""
         return [Send(DISPATCHER, Leave(0.0))] if self.leaving and self.registered else []
 
@@ -356,25 +355,25 @@ class WorkerMachine:
         return self._returned(self.queue.empty())
 
     def _returned(self, leases: list[int]) -> list[Effect]:
-        return [*self._contact.tell(Returned(leases))] if leases else []
+        return [*self._contact.report(LeasesReturned(leases))] if leases else []
 
-    def _take_back(self, wanted: set[int]) -> list[Effect]:
+    def _return_unbegun(self, wanted: set[int]) -> list[Effect]:
         back = self.queue.take_out(wanted)
-        effects: list[Effect] = [*self._contact.tell(Returned(back))]  # also when empty: a recall wants one answer
+        effects: list[Effect] = [*self._contact.report(LeasesReturned(back))]  # also when empty: each request gets one
         for slot in self._slots:
             unbegun = wanted & slot.unbegun()
             if unbegun:
-                slot.wanted_back |= unbegun
+                slot.to_return |= unbegun
                 effects += _reclaim(slot)
         return effects
 
-    def _cut_off(self, wanted: set[int], at: float) -> list[Effect]:
-        effects = self._take_back(wanted)
+    def _abort_leases(self, wanted: set[int], at: float) -> list[Effect]:
+        effects = self._return_unbegun(wanted)
         for slot in self._slots:
             for position, item in slot.given:
                 if item[0] not in wanted:
                     continue
-                slot.cut[item[0]] = at
+                slot.abort_at[item[0]] = at
                 if position == slot.given[0][0]:
                     effects.append(Interrupt(slot.index, position))
         for lease in wanted & self._bulk.keys():
@@ -387,36 +386,36 @@ class WorkerMachine:
     def _fill(self, now: float) -> list[Effect]:
         """Give waiting work to slots that can take it."""
         effects: list[Effect] = []
-        for slot in self._slots if not self._stagger.holds(now) else ():
+        for slot in self._slots if not self._stagger.delays(now) else ():
             if not self.queue:
                 break
-            if not slot.ready or slot.reclaiming or slot.orphan or slot.cut:
+            if not slot.ready or slot.reclaiming or slot.abandoned or slot.abort_at:
                 continue
-            if self.queue.care and self.queue[0][0] in self.queue.care:
-                effects += self._give_careful(slot, now)
-            elif len(slot.given) <= slot.batch // 2 and not self._would_wait(slot):
+            if self.queue.report_before_start and self.queue[0][0] in self.queue.report_before_start:
+                effects += self._announce_then_give(slot, now)
+            elif len(slot.given) <= slot.batch // 2 and not self._pinned_would_wait(slot):
                 effects.append(self._give(slot, slot.batch - len(slot.given), now))
         return effects
 
-    def _would_wait(self, slot: Slot) -> bool:
+    def _pinned_would_wait(self, slot: Slot) -> bool:
         """Whether what is for this very worker would be behind other work at the slot."""
-        return bool(slot.given) and self.queue.own_waits and slot.given[-1][1][0] not in self.queue.own
+        return bool(slot.given) and self.queue.pinned_is_next and slot.given[-1][1][0] not in self.queue.pinned
 
-    def _give_careful(self, slot: Slot, now: float) -> list[Effect]:
+    def _announce_then_give(self, slot: Slot, now: float) -> list[Effect]:
         if slot.given:
             return []
         lease = self.queue[0][0]
-        if self._careful is None or self._careful[0] != lease:
+        if self._announced is None or self._announced[0] != lease:
             if not self.registered:
                 return []
             beat = self._beat(now)
-            self._careful = (lease, self._contact.beats_sent)
-            self.queue.begins = lease
+            self._announced = (lease, self._contact.beats_sent)
+            self.queue.announced = lease
             return [Send(DISPATCHER, Done([], [lease])), beat]
-        if self._contact.beats_echoed < self._careful[1]:
+        if self._contact.beats_echoed < self._announced[1]:
             return []
-        self._careful = None
-        self.queue.care.discard(lease)
+        self._announced = None
+        self.queue.report_before_start.discard(lease)
         return [self._give(slot, 1, now)]
 
     def _give(self, slot: Slot, count: int, now: float) -> Give:
@@ -424,9 +423,10 @@ class WorkerMachine:
         was_idle = not slot.given
         functions: list[tuple[int, int, bytes]] = []
         items: list[tuple[int, int, int, bytes]] = []
-        queue, care, given, known, position = self.queue, self.queue.care, slot.given, slot.known, slot.position
+        queue, reported = self.queue, self.queue.report_before_start
+        given, known, position = slot.given, slot.known, slot.position
         for _ in range(min(count, len(queue))):
-            if care and queue[0][0] in care:
+            if reported and queue[0][0] in reported:
                 break
             item = queue.popleft()
             _, coordinator, _, fn, payload = item
@@ -438,47 +438,47 @@ class WorkerMachine:
             given.append((position, item))
             items.append((position, coordinator, fn, payload))
         slot.position = position
-        slot.took(len(items), now, was_idle=was_idle)
+        slot.note_given(len(items), now, was_idle=was_idle)
         if was_idle and (self._outcomes or not self.can_kill):  # it goes with these; and nobody looks at threads
-            self._started += slot.begun()
+            self._started += slot.take_begun()
         return Give(slot.index, functions, items)
 
     def _finished(self, slot: Slot, outcomes: list[tuple[int, int, bytes]], now: float) -> list[Effect]:
         count = 0
-        leftover: list[int] = []
+        stale: list[int] = []
         effects: list[Effect] = []
-        given, ended, own = slot.given, self._outcomes, self.queue.own
-        asked_back = bool(slot.cut or slot.wanted_back)
+        given, ended, pinned = slot.given, self._outcomes, self.queue.pinned
+        may_be_aborted = bool(slot.abort_at or slot.to_return)
         for position, kind, payload in outcomes:
             if not given or given[0][0] != position:
                 continue  # of before it was abandoned
             item = given.popleft()[1]
             lease = item[0]
             if kind == NOT_RUN:
-                effects += self._unbegun(slot, item)
+                effects += self._not_run(slot, item)
                 continue
             count += 1
-            cut = asked_back and slot.ends(lease)
-            if slot.orphan:
-                slot.orphan = False
-                leftover.append(lease)
+            aborted = may_be_aborted and slot.forget_lease(lease)
+            if slot.abandoned:
+                slot.abandoned = False
+                stale.append(lease)
                 effects += [FreeBulk(lease)] if kind == BULK else []
                 continue
-            if cut and kind == BULK and not self.leaving:  # a dispatcher that does not know it would not let go of it
+            if aborted and kind == BULK and not self.leaving:  # the dispatcher does not know it: nothing would free it
                 effects.append(FreeBulk(lease))
                 kind, payload = CANCELLED, b""
             ended.append((lease, kind, payload))
-            if own:
-                own.discard(lease)
+            if pinned:
+                pinned.discard(lease)
             if kind == BULK:
                 self._bulk[lease] = ended[-1]
-        slot.heard_at = now
+        slot.reported_at = now
         if count:
             slot.tune(now, several=self.can_kill)
-            self._started += slot.begun()
-        return effects + self._returned(leftover)
+            self._started += slot.take_begun()
+        return effects + self._returned(stale)
 
-    def _unbegun(self, slot: Slot, item: Leased) -> list[Effect]:
+    def _not_run(self, slot: Slot, item: Leased) -> list[Effect]:
         """A slot was about to begin this when it was told not to."""
         if self._goes_back(slot, item[0]):
             return self._returned([item[0]])
@@ -487,18 +487,18 @@ class WorkerMachine:
 
     def _goes_back(self, slot: Slot, lease: int) -> bool:
         """Whether what a slot did not begin goes back to the dispatcher, and not to our own queue."""
-        wanted = lease in slot.wanted_back
-        return slot.ends(lease) or wanted or self.leaving
+        wanted = lease in slot.to_return
+        return slot.forget_lease(lease) or wanted or self.leaving
 
     def _reclaimed(self, slot: Slot, position: int, now: float) -> list[Effect]:
         unbegun = slot.take_unbegun(position, now)
         back = [item[0] for item in unbegun if self._goes_back(slot, item[0])]
-        gone = set(back)
-        self.queue.put_back([item for item in reversed(unbegun) if item[0] not in gone])
-        slot.wanted_back.clear()
-        self._started += slot.begun(position)
+        returned = set(back)
+        self.queue.put_back([item for item in reversed(unbegun) if item[0] not in returned])
+        slot.to_return.clear()
+        self._started += slot.take_begun(position)
         effects = self._returned(back)
-        if slot.given and slot.running in slot.cut:
+        if slot.given and slot.running in slot.abort_at:
             effects.append(Interrupt(slot.index, slot.given[0][0]))
         return effects
 
@@ -508,21 +508,21 @@ class WorkerMachine:
         if not slot.ready and not slot.given and not slot.killed:
             self._spawn_failures += 1
             if self._spawn_failures >= SPAWN_FAILURES_MAX:
-                said = event.log or "it wrote nothing"
-                problem = f"slot processes die before they are ready; the last one said:\n{said}"
+                last_output = event.log or "it wrote nothing"
+                problem = f"slot processes die before they are ready; the last one said:\n{last_output}"
                 return self._exit(errors.INTERNAL, problem)
         again: list[Leased] = []
         back: list[int] = []
         for position, item in slot.given:
             lease = item[0]
-            if lease in slot.wanted_back or self.leaving:
+            if lease in slot.to_return or self.leaving:
                 back.append(lease)
-            elif lease in slot.cut:
+            elif lease in slot.abort_at:
                 self._outcomes.append((lease, CANCELLED, b""))
             elif position == event.position:
                 self._started.append(lease)
                 effects += self._report()
-                effects += self._contact.tell(SlotsLost([(lease, event.exit_code, event.log)]))
+                effects += self._contact.report(SlotsLost([(lease, event.exit_code, event.log)]))
             elif position < event.position:
                 back.append(lease)  # it ended, and its outcome is lost with the slot
             else:
@@ -537,11 +537,11 @@ class WorkerMachine:
         if len(slot.given) < 2 or slot.reclaiming:
             return False
         if self.queue:
-            return self.queue.own_waits
+            return self.queue.pinned_is_next
         return any(other.ready and not other.given for other in self._slots)
 
     def _balance(self, now: float) -> list[Effect]:
-        stuck = [slot for slot in self._slots if now >= slot.heard_at + STUCK_S and self._could_balance(slot)]
+        stuck = [slot for slot in self._slots if now >= slot.reported_at + STUCK_S and self._could_balance(slot)]
         return [effect for slot in stuck for effect in _reclaim(slot)]
 
     def _forget(self, keys: set[tuple[int, int]], everywhere: bool) -> list[Effect]:
@@ -566,15 +566,15 @@ class WorkerMachine:
         if not outcomes:
             return [Send(DISPATCHER, Done([], started))]
         effects: list[Effect] = []
-        busy_us = 0 if now is None else self._busy.reported_us(now, self.running)
+        busy_us = 0 if now is None else self._busy.take_us(now, self.running)
         for part in split(outcomes):
             effects.append(Send(DISPATCHER, Done(part, started, busy_us, int(self._contact.trip_s * 1e6))))
             started, busy_us = [], 0
         return effects
 
 
-def _figures(slots: list[Slot], queue: Waiting) -> dict[str, Any]:
-    return {"slots": tuple(slot.row for slot in slots), "waiting": len(queue), "waiting_own": queue.own_waiting}
+def figures_of(slots: list[Slot], queue: WaitingWork) -> dict[str, Any]:
+    return {"slots": tuple(slot.row for slot in slots), "waiting": len(queue), "waiting_pinned": queue.pinned_waiting}
 
 
 def _reclaim(slot: Slot) -> list[Effect]:

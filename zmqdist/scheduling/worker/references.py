@@ -17,7 +17,7 @@ from zmqdist.limits import ARRAY_BYTES_MAX, FRAMES_MAX
 MARK = b"\xc1"
 KEEP = b"\xc2"
 INPUTS = b"\xc3"
-CHANGING = b"\xc4"
+MUTABLE = b"\xc4"
 
 Handle: TypeAlias = tuple[int, int, int, int, int, int, int, int]
 Memory: TypeAlias = tuple[int, int, int, int]
@@ -56,7 +56,7 @@ class Reference(msgspec.Struct, array_like=True, frozen=True):
         return [part.bulk for part in self.parts if isinstance(part, Held)]
 
 
-class Fetches(Protocol):
+class PartsFetcher(Protocol):
     """Gets the parts of a payload: writable ones that are the caller's own, read-only arrays for frozen ones."""
 
     def fetch(self, reference: Reference) -> list[Any]: ...

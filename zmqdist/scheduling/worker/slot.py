@@ -40,12 +40,12 @@ class Slot:
       given: (position, item) of what it has, in order.
       position: of the newest.
       batch: how many it should have.
-      heard_at: when it last reported.
-      wanted_back: leases that go back to the dispatcher when they turn out not to have begun.
-      cut: leases to be cut off: lease -> when its grace ends.
-      told: position up to which starts have been reported.
+      reported_at: when it last reported.
+      to_return: leases that go back to the dispatcher when they turn out not to have begun.
+      abort_at: leases to be cut off: lease -> when its grace ends.
+      reported_to: position up to which starts have been reported.
       killed: its process is being ended by us.
-      orphan: it runs a function (in a thread) of which the dispatcher knows nothing.
+      abandoned: it runs a function (in a thread) of which the dispatcher knows nothing.
     """
 
     index: int
@@ -53,14 +53,14 @@ class Slot:
     given: deque[tuple[int, Leased]] = field(default_factory=deque)
     position: int = 0
     batch: int = 1
-    heard_at: float = 0.0
+    reported_at: float = 0.0
     known: set[tuple[int, int]] = field(default_factory=set)
     reclaiming: bool = False
-    wanted_back: set[int] = field(default_factory=set)
-    cut: dict[int, float] = field(default_factory=dict)
-    told: int = 0
+    to_return: set[int] = field(default_factory=set)
+    abort_at: dict[int, float] = field(default_factory=dict)
+    reported_to: int = 0
     killed: bool = False
-    orphan: bool = False
+    abandoned: bool = False
     _since: float = 0.0
     _count: int = 0
 
@@ -73,12 +73,12 @@ class Slot:
     def kill_at(self) -> float | None:
         """When what runs is to be cut off."""
         lease = self.running
-        return None if lease is None or self.killed else self.cut.get(lease)
+        return None if lease is None or self.killed else self.abort_at.get(lease)
 
     @property
     def row(self) -> SlotRow:
         state = "running" if self.given else "idle"
-        if self.orphan:
+        if self.abandoned:
             state = "left over"
         elif self.killed:
             state = "ending"
@@ -89,10 +89,10 @@ class Slot:
     def leases(self) -> list[int]:
         return [item[0] for _, item in self.given]
 
-    def took(self, count: int, now: float, *, was_idle: bool) -> None:
+    def note_given(self, count: int, now: float, *, was_idle: bool) -> None:
         """It was given so many."""
         if was_idle:
-            self._since = self.heard_at = now
+            self._since = self.reported_at = now
             self._count = 0
         self._count += count
 
@@ -103,34 +103,34 @@ class Slot:
         self.batch = max(1, min(fits, self.batch * 2, SLOT_BATCH_MAX)) if several else 1
         self._restart(now)
 
-    def ends(self, lease: int) -> bool:
+    def forget_lease(self, lease: int) -> bool:
         """It has this no more, and nothing is asked about it any more: whether it was to be cut off."""
-        self.wanted_back.discard(lease)
-        return self.cut.pop(lease, None) is not None
+        self.to_return.discard(lease)
+        return self.abort_at.pop(lease, None) is not None
 
-    def begun(self, position: int | None = None) -> list[int]:
+    def take_begun(self, position: int | None = None) -> list[int]:
         """Leases that have begun and were not told of yet: up to a position that was seen, else the first."""
         if position is None:
             position = self.given[0][0] if self.given else 0
-        news = [item[0] for at, item in self.given if self.told < at <= position]
-        self.told = max(self.told, position) if news else self.told
-        return news
+        new = [item[0] for at, item in self.given if self.reported_to < at <= position]
+        self.reported_to = max(self.reported_to, position) if new else self.reported_to
+        return new
 
-    def begun_of(self, wanted: Container[int]) -> list[int]:
+    def begun_among(self, wanted: Container[int]) -> list[int]:
         """Those that have begun as far as is known, told of or not: what was told may have been lost with its connection."""
         if self.running in wanted:
-            self.begun()
-        return [item[0] for at, item in self.given if at <= self.told and item[0] in wanted]
+            self.take_begun()
+        return [item[0] for at, item in self.given if at <= self.reported_to and item[0] in wanted]
 
     def unbegun(self) -> set[int]:
         """Leases that it has not begun as far as is known; the first of what it has is running."""
-        begun = max(self.told, self.given[0][0]) if self.given else 0
+        begun = max(self.reported_to, self.given[0][0]) if self.given else 0
         return {item[0] for at, item in self.given if at > begun}
 
     def take_unbegun(self, position: int, now: float) -> list[Leased]:
         """It begins nothing after `position`: the newest of what it had, newest first."""
         self.reclaiming = False
-        self.heard_at = now
+        self.reported_at = now
         taken = []
         while self.given and self.given[-1][0] > position:
             taken.append(self.given.pop()[1])

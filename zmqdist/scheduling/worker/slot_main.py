@@ -82,7 +82,7 @@ class _Reporter:
     def pool(self) -> ShmPool | None:
         return self._pool
 
-    def bulk(self, position: int, kind: int, parts: list[Any]) -> None:
+    def send_bulk(self, position: int, kind: int, parts: list[Any]) -> None:
         """A large result: each part is written once, where the coordinator will read it, or goes through the pipe."""
         self.flush()
         handles = [self._lend(part) for part in parts]
@@ -135,9 +135,9 @@ def main(pipe_fd: int, page_fd: int) -> None:
         welcome, _ = pipe.receive()
         assert isinstance(welcome, SlotWelcome)
         fetcher = SlotFetcher(HolderClients(Credentials.from_environment(), "worker"), welcome.worker, welcome.key)
-        remote_results.fetch_with(fetcher)
+        remote_results.use_fetcher(fetcher)
         functions = Functions(fetcher)
-        resources.build_in(functions.resources)
+        resources.use_resources(functions.resources)
         while True:
             message, _ = pipe.receive()
             assert isinstance(message, SlotWork)
@@ -169,7 +169,7 @@ def _run_batch(
         if _forked:
             os._exit(0)  # a child that the function has forked and that returned from it, too: the pipe is not its own
         if kind in (BULK, KEPT):
-            reporter.bulk(position, kind, result)
+            reporter.send_bulk(position, kind, result)
             continue
         outcomes.append((position, kind, result))
         if len(outcomes) >= FLUSH_ITEMS or time.monotonic() > flush_at:

@@ -65,7 +65,7 @@ class SlotDied:
 
 
 @dataclass(frozen=True, slots=True)
-class LeaveAsked:
+class LeaveRequested:
     """The user wants the worker to stop in good order."""
 
     grace_s: float
@@ -80,7 +80,7 @@ Event: TypeAlias = (
     | SlotSeen
     | SlotReclaimed
     | SlotDied
-    | LeaveAsked
+    | LeaveRequested
     | Ticked
 )
 

@@ -16,7 +16,7 @@ from functools import partial
 from random import Random
 
 from zmqdist.events import Heard, PeerGone, ProcessExited, Ticked
-from zmqdist.messages import Assign, Forget, Message, Recall, Register, Registered, Release, Taken
+from zmqdist.messages import Assign, Forget, FreeResult, Message, Register, Registered, ResultReceived, StealRequest
 from zmqdist.scheduling.coordinator.affinity import PLAIN
 from zmqdist.scheduling.coordinator.closures import SUBMISSION_SHIFT
 from zmqdist.scheduling.dispatcher.broker import Broker
@@ -200,11 +200,11 @@ class SimCluster:
             coordinator.lost_connection(connection)
 
     def _arrived(self, connection: SimConnection, message: Message) -> None:
-        if isinstance(message, Taken) and message.keep:
+        if isinstance(message, ResultReceived) and message.keep:
             self._note_kept(connection, message)
         self._feed(Heard(connection, message))
 
-    def _note_kept(self, connection: SimConnection, message: Taken) -> None:
+    def _note_kept(self, connection: SimConnection, message: ResultReceived) -> None:
         session = self.broker.dispatch.sessions.get(connection) if self.dispatcher_up else None
         if session is not None:
             self.oracle.kept.update((session.coordinator, item[0]) for item in message.items if item in session.held)
@@ -246,7 +246,7 @@ class SimCluster:
             if connection is not None:
                 self.end_connection(connection)
         elif kind == "cancel":
-            self.random.choice(self.coordinators).withdraw()
+            self.random.choice(self.coordinators).cancel()
         elif kind == "take back":
             self._take_back(self.random.choice(self.coordinators), self.random.randint(1, 5))
         elif worker is not None:
@@ -311,8 +311,8 @@ class SimCluster:
 
     def check_nothing_executes(self, coordinator: SimCoordinator, last_work: int) -> None:
         for worker in self.workers:
-            apart = worker.connection is None or not worker.connection.open
-            if apart and (worker.process.frozen or worker.thawed_unheard):
+            detached = worker.connection is None or not worker.connection.open
+            if detached and (worker.process.frozen or worker.thawed_unheard):
                 continue
             if worker.has_disconnected and not self._can_kill:
                 continue
@@ -322,12 +322,14 @@ class SimCluster:
                     f"dispatch P5: work {work} of coordinator {owner} executes on {worker.key} after its round has ended"
                 )
 
-    def check_careful(self, worker: SimWorker, lease: int) -> None:
-        if lease not in worker.careful:
+    def check_reported_before_start(self, worker: SimWorker, lease: int) -> None:
+        if lease not in worker.report_before_start:
             return
-        for member, hands in self.broker.dispatch.hands.items():
-            if member.incarnation == worker.incarnation and lease in hands.leases and hands.reachable:
-                assert hands.leases[lease].started, "worker P6: careful work began before its report had arrived"
+        for member, load in self.broker.dispatch.loads.items():
+            if member.incarnation == worker.incarnation and lease in load.leases and load.reachable:
+                assert load.leases[lease].started, (
+                    "worker P6: work to be reported first began before its report had arrived"
+                )
 
     def check_registration(self, worker: SimWorker, message: Message) -> None:
         if isinstance(message, Register) and self._can_kill:
@@ -344,14 +346,14 @@ class SimCluster:
         for _, number, attempt, _, payload in assign.items:
             coordinator = self.coordinators[number - 1]
             work = int(payload.split(b"|")[2])
-            worker, priority, apart = coordinator.options.get(work, PLAIN)
+            worker, priority, detached = coordinator.options.get(work, PLAIN)
             assert worker in ("", member.name), f"dispatch P12: work {work} is for {worker}, and goes to {member.name}"
-            assert assign.first == bool(worker), (
+            assert assign.pinned == bool(worker), (
                 f"dispatch P12: {member.name} does not know which worker work {work} names"
             )
-            line = (number, worker, apart)
+            line = (number, worker, detached)
             if line not in waiting:
-                waiting[line] = self._waiting(coordinator, worker, apart)
+                waiting[line] = self._waiting(coordinator, worker, detached)
             first = not attempt % (1 << SUBMISSION_SHIFT)
             for other, other_priority, others_first in waiting[line]:
                 early = other_priority < priority or (
@@ -360,21 +362,21 @@ class SimCluster:
                 )
                 assert early, f"dispatch P13: work {work} goes before {other}"
 
-    def _waiting(self, coordinator: SimCoordinator, worker: str, apart: bool) -> list[tuple[int, int, bool]]:
+    def _waiting(self, coordinator: SimCoordinator, worker: str, detached: bool) -> list[tuple[int, int, bool]]:
         """What waits for the same, (work, priority, for the first time)."""
         sessions = self.broker.dispatch.sessions.values()
-        parts = [part for s in sessions if s.coordinator == coordinator.number for part in s.parts]
-        ranks = [rank for part in parts for line in part.lines.values() for rank in line.ranks]
-        items = [(item, coordinator.options.get(item[0], PLAIN)) for rank in ranks for item in rank.queue]
+        parts = [part for s in sessions if s.coordinator == coordinator.number for part in s.with_detached]
+        ranks = [rank for part in parts for line in part.queues.values() for rank in line.bands]
+        items = [(item, coordinator.options.get(item[0], PLAIN)) for rank in ranks for item in rank.items]
         return [
             (item[0], options.priority, not item[1] % (1 << SUBMISSION_SHIFT))
             for item, options in items
-            if (options.worker, options.apart) == (worker, apart)
+            if (options.worker, options.detached) == (worker, detached)
         ]
 
-    def _check_recall(self, connection: SimConnection, recall: Recall) -> None:
-        hands = self.broker.dispatch.hands[self.broker.membership.by_peer[connection]]
-        for lease in (hands.leases[number] for number in recall.leases):
+    def _check_steal(self, connection: SimConnection, steal: StealRequest) -> None:
+        load = self.broker.dispatch.loads[self.broker.membership.by_peer[connection]]
+        for lease in (load.leases[number] for number in steal.leases):
             coordinator = self.coordinators[lease.session.coordinator - 1]
             pinned = coordinator.options.get(lease.work, PLAIN).worker and not coordinator.wanted_back(lease.work)
             assert not pinned, "dispatch P12: pinned work is called back"
@@ -384,8 +386,8 @@ class SimCluster:
             self._known[connection] -= {(message.coordinator, fn) for fn in message.functions}
         if isinstance(message, Registered):  # what was assigned before it counts for nothing
             self._known[connection].clear()
-        if isinstance(message, Recall):
-            self._check_recall(connection, message)
+        if isinstance(message, StealRequest):
+            self._check_steal(connection, message)
         if not isinstance(message, Assign):
             return
         for _, coordinator, _, _, payload in message.items:
@@ -396,19 +398,19 @@ class SimCluster:
             self._known[connection].add((coordinator, fn))
         member = self.broker.membership.by_peer[connection]
         self._check_options(member, message)
-        hands = self.broker.dispatch.hands[member]
-        own = sum(bool(lease.rank.line.worker) for lease in hands.leases.values())
-        fits = hands.outstanding <= hands.window.limit or (message.first and own <= member.slots)
+        load = self.broker.dispatch.loads[member]
+        own = sum(bool(lease.band.session_queue.worker) for lease in load.leases.values())
+        fits = load.outstanding <= load.window.limit or (message.pinned and own <= member.slots)
         assert fits, "dispatch P6: more leases than the window allows"
         for worker in self.workers:
             if worker.incarnation == member.incarnation:
                 leases = {item[0] for item in message.items}
-                worker.careful.update(leases if message.careful else ())
-                worker.own.update(leases if message.first else ())
+                worker.report_before_start.update(leases if message.report_before_start else ())
+                worker.own.update(leases if message.pinned else ())
 
     def _check_release(self, connection: SimConnection, message: Message) -> None:
         """Check that no worker drops a value that a coordinator keeps while its connection stands."""
-        if not isinstance(message, Release):
+        if not isinstance(message, FreeResult):
             return
         for worker in self.workers:
             runs = {worker.held.get(lease) for lease in message.leases} if worker.connection is connection else set()

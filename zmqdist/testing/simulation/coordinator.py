@@ -8,20 +8,20 @@ from random import Random
 from typing import Any, Protocol
 
 from zmqdist.events import Heard, Send, Ticked
-from zmqdist.messages import CANCELLED, ERROR, KEPT, VALUE, Forget, Message, StartsLost, Submit, Withdraw
+from zmqdist.messages import CANCELLED, ERROR, KEPT, VALUE, CancelWork, Forget, Message, StartsLost, Submit
 from zmqdist.scheduling.coordinator.affinity import PLAIN, MembersChanged, Scheduled, WorkOptions
 from zmqdist.scheduling.coordinator.closures import Closures
 from zmqdist.scheduling.coordinator.coordinator_events import (
     BulkArrived,
+    CancelRequested,
     DispatcherDown,
     DispatcherUp,
-    EndAsked,
+    EndRoundRequested,
     Event,
     FunctionsDefined,
     FunctionsDropped,
     KeptDropped,
-    TakeBackAsked,
-    WithdrawAsked,
+    TakeBackRequested,
 )
 from zmqdist.scheduling.coordinator.dependencies_and_retries import (
     FIRST_ATTEMPT,
@@ -32,7 +32,7 @@ from zmqdist.scheduling.coordinator.dependencies_and_retries import (
     Dependencies,
     Free,
     HandIn,
-    Remade,
+    Recomputed,
 )
 from zmqdist.scheduling.coordinator.effects import (
     Effect,
@@ -42,13 +42,13 @@ from zmqdist.scheduling.coordinator.effects import (
     Replace,
     Resolve,
     RoomMade,
-    RoundEnded,
+    RoundSettled,
     WorkBegun,
 )
 from zmqdist.scheduling.coordinator.machine import CoordinatorMachine
 from zmqdist.scheduling.dispatcher.rules import BrokerRules
 from zmqdist.testing.simulation.clock import SimClock
-from zmqdist.testing.simulation.coordinator_plans import INPUT_GONE, REMAKES_MAX, SimPlans, decode_loss
+from zmqdist.testing.simulation.coordinator_plans import INPUT_GONE, RECOMPUTATIONS_MAX, SimPlans, decode_loss
 from zmqdist.testing.simulation.network import SimConnection
 from zmqdist.testing.simulation.worker import Oracle, SimWorker
 
@@ -88,9 +88,9 @@ class SimCoordinator:
     Attributes:
       resolved: how often each piece of work was resolved.
       kinds: what each piece of work does.
-      options: of work that has some: for one worker, before other work, apart from the rounds.
+      options: of work that has some: for one worker, before other work, detached from the rounds.
       members: the incarnations of the present workers by name, from the last report.
-      rounds: for each generation that has ended, the last work of it.
+      rounds: for each round that has ended, the last work of it.
       kept: results that the user has, and that are with their workers: number of the run -> our connection when it came.
     """
 
@@ -104,7 +104,7 @@ class SimCoordinator:
         self.kinds: dict[int, str] = {}
         self.options: dict[int, WorkOptions] = {}
         self.members: dict[str, int] = {}
-        self._withdrawn: set[int] = set()
+        self._cancelled: set[int] = set()
         self._wanted_back: set[int] = set()
         self._pending_take_backs: dict[int, SimConnection | None] = {}
         """Work that the user takes back unless it has begun -> the connection at that time; the reply has not arrived."""
@@ -138,7 +138,7 @@ class SimCoordinator:
             starts=self._starts_reported,
             width=self._width,
         )
-        self.machine = CoordinatorMachine(closures, Dependencies(remakes_max=REMAKES_MAX), decode_loss)
+        self.machine = CoordinatorMachine(closures, Dependencies(recomputations_max=RECOMPUTATIONS_MAX), decode_loss)
         self.handle(FunctionsDefined([(fn, b"f") for fn in (1, 2, 3)]))
         self._next_fn = 4
         self.connect()
@@ -214,9 +214,9 @@ class SimCoordinator:
     def options_of(self, work: int) -> WorkOptions:
         return self.options.get(work, PLAIN)
 
-    def was_withdrawn(self, work: int) -> bool:
+    def was_cancelled(self, work: int) -> bool:
         """The user has cancelled it, at some time."""
-        return work in self._withdrawn
+        return work in self._cancelled
 
     def later(self, event: Event) -> None:
         """Hand in this event when the present one is over, as a finalizer does."""
@@ -238,13 +238,13 @@ class SimCoordinator:
         self.cluster.clock.after(0.0, lambda: self.handle(FunctionsDropped([fn])))
         return fn
 
-    def withdraw(self) -> None:
+    def cancel(self) -> None:
         """The user cancels some."""
         pending = [work for work in self.kinds if not self.resolved[work]]
         if pending and not self.ending:
             works = self._random.sample(pending, min(3, len(pending)))
-            self._withdrawn.update(works)
-            self.handle(WithdrawAsked(works))
+            self._cancelled.update(works)
+            self.handle(CancelRequested(works))
 
     def take_back(self) -> None:
         """The user cancels some futures: what has begun goes on."""
@@ -261,7 +261,7 @@ class SimCoordinator:
         for work in works:
             self._goes_on.discard(work)
             self._pending_take_backs[work] = self.connection
-        self.handle(TakeBackAsked(works))
+        self.handle(TakeBackRequested(works))
         self.cluster.clock.after(ANSWER_S, lambda: self._check_answered(works, since))
 
     def wanted_back(self, work: int) -> bool:
@@ -271,7 +271,7 @@ class SimCoordinator:
     def _check_answered(self, works: list[int], since: float) -> None:
         """Unless something went wrong since then: then that is what the answer may have been lost with. What is cut off ends as cancelled
         when it ends, which cannot be hastened in a thread; so does all work of a round that ends."""
-        left = [work for work in works if work in self._pending_take_backs and work not in self._withdrawn]
+        left = [work for work in works if work in self._pending_take_backs and work not in self._cancelled]
         quiet_since = self.cluster.quiet_since
         if left and self.ending:
             self.cluster.clock.after(ANSWER_S, lambda: self._check_answered(left, since))
@@ -284,7 +284,7 @@ class SimCoordinator:
         """The user calls `join`, which raises."""
         if self.machine.failed is not None and not self.ending:
             self.ending = True
-            self.handle(EndAsked(self.rounds_ended + 1))
+            self.handle(EndRoundRequested(self.rounds_ended + 1))
 
     # -- the runtime ----------------------------------------------------------------------------------------------
 
@@ -298,7 +298,7 @@ class SimCoordinator:
         events: list[Event] = [event]
         while events:
             self._perform(self.machine.handle(events.pop(0), self.cluster.clock.now), events)
-        self.plans.check_withdrawn()
+        self.plans.check_cancelled()
         at = self.machine.deadline
         if at is not None and at != self._tick_at:
             self._tick_at = at
@@ -319,8 +319,8 @@ class SimCoordinator:
         for effect in effects:
             match effect:
                 case Send(_, message):
-                    if isinstance(message, Withdraw):
-                        self.plans.withdraw(message.works)
+                    if isinstance(message, CancelWork):
+                        self.plans.cancel(message.works)
                     if self.connection is not None:
                         self._check_width(message)
                         self.connection.send_up(message)
@@ -334,14 +334,14 @@ class SimCoordinator:
                     self.plans.keep_input(effect)
                 case Replace():
                     self.plans.replaced(effect)
-                case Remade():
+                case Recomputed():
                     self.plans.remade(effect)
                 case Free(work):
                     self.plans.free(work)
                 case Fetch(work, attempt, reference):
                     self._fetching[work] = attempt
                     self._fetch(work, attempt, reference)
-                case RoundEnded():
+                case RoundSettled():
                     self._round_ended()
                 case WorkBegun(works):
                     self._note_begun(works)
@@ -367,7 +367,7 @@ class SimCoordinator:
     def _check_width(self, message: Message) -> None:
         if isinstance(message, Forget):
             self.plans.check_forgotten(message.functions)
-        if isinstance(message, Submit) and not message.apart:
+        if isinstance(message, Submit) and not message.detached:
             unfinished = self.machine.closures
             self._with_dispatcher = {n for n in self._with_dispatcher if n < FIRST_ATTEMPT or n in unfinished}
             self._with_dispatcher.update(item[0] for item in message.items)
@@ -380,7 +380,7 @@ class SimCoordinator:
         self.resolved[work] += 1
         self._with_dispatcher.discard(work)
         self._pending_take_backs.pop(work, None)
-        assert kind != CANCELLED or self.ending or work not in self._goes_on - self._withdrawn, (
+        assert kind != CANCELLED or self.ending or work not in self._goes_on - self._cancelled, (
             f"closures P14: work {work} has begun, as was reported to the user, and is cancelled"
         )
         self.outcomes[work] = kind
@@ -397,8 +397,8 @@ class SimCoordinator:
             run = int(payload.split(b"|")[3])
             self.kept[run] = self.connection
             self.cluster.clock.after(self._random.uniform(0.0, 5.0), lambda: self._drop(work, run))
-        if self.is_detached(work) and work not in self._withdrawn:
-            assert kind != CANCELLED, f"dispatch P14: work {work} is apart, and ends with a round"
+        if self.is_detached(work) and work not in self._cancelled:
+            assert kind != CANCELLED, f"dispatch P14: work {work} is detached, and ends with a round"
         if kind == UNAVAILABLE:
             assert self.options[work].worker, f"closures P11: work {work} is for any worker, and fails for want of one"
 
@@ -410,7 +410,7 @@ class SimCoordinator:
         assert (int(coordinator), user) == (self.number, work), "dispatch P2: a result of another work"
 
     def is_detached(self, work: int) -> bool:
-        return work in self.options and self.options[work].apart
+        return work in self.options and self.options[work].detached
 
     def _note_members(self, changed: MembersChanged) -> None:
         for name, incarnation, _ in changed.left:

@@ -15,7 +15,7 @@ from zmqdist.scheduling.coordinator.dependencies_and_retries import (
     TIMED_OUT,
     HandIn,
     Planned,
-    Remade,
+    Recomputed,
     ValueLost,
 )
 from zmqdist.scheduling.coordinator.effects import KeepInput, KeptAt, Replace
@@ -23,7 +23,7 @@ from zmqdist.scheduling.coordinator.machine import CoordinatorMachine
 from zmqdist.testing.simulation.clock import SimClock
 from zmqdist.testing.simulation.network import SimConnection
 
-REMAKES_MAX = 3
+RECOMPUTATIONS_MAX = 3
 SLACK_S = 0.001
 
 INPUT_GONE = b"gone"
@@ -99,7 +99,7 @@ class PlanningUser(Protocol):
     def hands_in(self, number: int, work: int) -> None:
         """A piece of work or an attempt goes to the machine now, with the options of this work."""
 
-    def was_withdrawn(self, work: int) -> bool:
+    def was_cancelled(self, work: int) -> bool:
         """The user has cancelled it, at some time."""
 
     def options_of(self, work: int) -> WorkOptions: ...
@@ -114,7 +114,7 @@ class SimPlans:
         self._calm = calm
         self.plans: dict[int, SimPlan] = {}
         self.user_of: dict[int, int] = {}
-        self._withdrawn: set[int] = set()
+        self._cancelled: set[int] = set()
         self._freed: list[SimPlan] = []
         """Those that the present event has freed."""
 
@@ -261,7 +261,7 @@ class SimPlans:
             assert plan.until is not None, "dependencies G6: it has no time"
             assert self._owner.cluster.clock.now >= plan.until, "dependencies G6: too early"
         elif kind == ERROR and payload != INPUT_GONE:
-            spent = plan.errors > plan.retries or self._owner.was_withdrawn(work) or self._owner.ending
+            spent = plan.errors > plan.retries or self._owner.was_cancelled(work) or self._owner.ending
             assert spent, (
                 f"dependencies G4: work {work} ends after {plan.errors} errors, and has {plan.retries} retries"
             )
@@ -275,7 +275,7 @@ class SimPlans:
             self._forget(plan)
         if effect.kind == KEPT:
             plan.replaced += 1
-            assert plan.replaced <= REMAKES_MAX, f"dependencies G7: work {plan.work} is made again too often"
+            assert plan.replaced <= RECOMPUTATIONS_MAX, f"dependencies G7: work {plan.work} is made again too often"
             self._has_value(plan, effect.payload)
         else:
             plan.lost = True
@@ -289,7 +289,7 @@ class SimPlans:
             after = self._random.uniform(0.0, 6.0)
             self._owner.cluster.clock.after(after, lambda: self.drop(plan.work))
 
-    def remade(self, effect: Remade) -> None:
+    def remade(self, effect: Recomputed) -> None:
         self.plans[effect.work].wanted = False
 
     def free(self, work: int) -> None:
@@ -304,15 +304,15 @@ class SimPlans:
         for other in plan.inputs:
             self.drop(other, work)
 
-    def withdraw(self, works: list[int]) -> None:
-        self._withdrawn.update(works)
+    def cancel(self, works: list[int]) -> None:
+        self._cancelled.update(works)
 
-    def check_withdrawn(self) -> None:
+    def check_cancelled(self) -> None:
         """After an event: no attempt goes on for a plan that is no more, as far as the machine can prevent it."""
         freed, self._freed = self._freed, []
         for plan in freed:
             left = [number for number in plan.attempts if number in self._owner.machine.closures]
-            assert self._withdrawn.issuperset(left), f"dependencies G6: {left} of work {plan.work} are not withdrawn"
+            assert self._cancelled.issuperset(left), f"dependencies G6: {left} of work {plan.work} are not cancelled"
 
     def check_forgotten(self, functions: list[int]) -> None:
         for plan in self.plans.values():

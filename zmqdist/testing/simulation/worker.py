@@ -12,7 +12,7 @@ from random import Random
 from typing import Protocol
 
 from zmqdist.events import Heard, Send, Ticked
-from zmqdist.messages import BULK, ERROR, INPUT_LOST, VALUE, Assign, Done, Message, Returned, SlotsLost
+from zmqdist.messages import BULK, ERROR, INPUT_LOST, VALUE, Assign, Done, LeasesReturned, Message, SlotsLost
 from zmqdist.scheduling.dispatcher.rules import BrokerRules
 from zmqdist.scheduling.worker.machine import DISPATCHER, WorkerMachine
 from zmqdist.scheduling.worker.worker_events import (
@@ -27,7 +27,7 @@ from zmqdist.scheduling.worker.worker_events import (
     Give,
     Interrupt,
     Kill,
-    LeaveAsked,
+    LeaveRequested,
     Reclaim,
     SlotDied,
     SlotFinished,
@@ -120,9 +120,9 @@ class WorkerSurroundings(Protocol):
         """Whether some worker has the result of this run, and answers."""
 
     def check_registration(self, worker: SimWorker, message: Message) -> None:
-        """Raises AssertionError where what a worker says of itself breaks a promise; so does `check_careful` at a start."""
+        """Raises AssertionError where what a worker says of itself breaks a promise; so does `check_reported_before_start` at a start."""
 
-    def check_careful(self, worker: SimWorker, lease: int) -> None: ...
+    def check_reported_before_start(self, worker: SimWorker, lease: int) -> None: ...
 
 
 class SimWorker:
@@ -144,7 +144,7 @@ class SimWorker:
         """It has lost a connection at least once."""
         self.thawed_unheard = False
         """It was frozen as a whole, and has not registered since."""
-        self.careful: set[int] = set()
+        self.report_before_start: set[int] = set()
         self.own: set[int] = set()
         self.held: dict[int, int] = {}
         """Bulk results: lease -> number of the run."""
@@ -217,7 +217,7 @@ class SimWorker:
         self.process.thaw()
 
     def leave(self) -> None:
-        self.handle(LeaveAsked(1.0))
+        self.handle(LeaveRequested(1.0))
 
     def executing(self) -> list[tuple[int, int]]:
         """(coordinator, work) of what runs now."""
@@ -277,7 +277,7 @@ class SimWorker:
 
     def _check_given_back(self, effects: list[Effect]) -> None:
         messages = [effect.message for effect in effects if isinstance(effect, Send)]
-        back = {lease for message in messages if isinstance(message, Returned) for lease in message.leases}
+        back = {lease for message in messages if isinstance(message, LeasesReturned) for lease in message.leases}
         assert not back & self._begun, "worker P10: what a slot has begun is given back"
 
     def _rearm(self) -> None:
@@ -336,12 +336,12 @@ class SimWorker:
         self.cluster.clock.after(self._random.uniform(0.005, 0.02), ready)
 
     def _check_own(self, give: Give) -> None:
-        """Nothing that any worker may run goes before what waits for this one, but for careful work that was announced."""
+        """Nothing that any worker may run goes before what waits for this one, but for work whose start was announced."""
         leases = {self.machine.lease_at(give.slot, item[0]) or 0 for item in give.items}
         waiting = self.own.intersection(item[0] for item in self.machine.queue)
-        early = leases - self.own - self.careful
+        early = leases - self.own - self.report_before_start
         assert not waiting or not early, "worker P9: what is for this worker waits for other work"
-        given, waiting = leases & self.own - self.careful, waiting - self.careful
+        given, waiting = leases & self.own - self.report_before_start, waiting - self.report_before_start
         assert not given or not waiting or max(given) < min(waiting), (
             "worker P9: what is for this worker is out of order"
         )
@@ -391,7 +391,7 @@ class SimWorker:
         if lease is not None:
             assert lease not in self._begun, "worker P10: what a slot has begun begins once more"
             self._begun.add(lease)
-            self.cluster.check_careful(self, lease)
+            self.cluster.check_reported_before_start(self, lease)
         slot.position = position
         slot.running = (position, coordinator, int(work))
         slot.run = self.cluster.new_run(coordinator, int(work))

@@ -56,7 +56,7 @@ from zmqdist.data.splits import PortionRules, portion_rules, split_providers
 from zmqdist.errors import DataLossError, InvalidArgumentError, NotFoundError, OpError, UnavailableError, from_code
 from zmqdist.events import Ticked
 from zmqdist.limits import CONSUMERS_MAX, JOURNAL_RECORDS_MAX
-from zmqdist.rpc.pending_call import Asked
+from zmqdist.rpc.pending_call import PendingCall
 from zmqdist.rpc.service import RpcService
 from zmqdist.transport.loop import Loop
 
@@ -270,7 +270,7 @@ class DataDispatcher:
         for effect in effects:
             match effect:
                 case ev.ReplyToRequest(token, value):
-                    token.answer(value)  # type: ignore[attr-defined]
+                    token.reply(value)  # type: ignore[attr-defined]
                 case ev.FailRequest(token, code, message):
                     token.fail(from_code(code, message))  # type: ignore[attr-defined]
                 case ev.CommitJournal(records):
@@ -289,18 +289,18 @@ class DataDispatcher:
         self._due = inf
         self.handle(Ticked())
 
-    def _handle_request(self, call: Asked, event: ev.Request) -> None:
+    def _handle_request(self, call: PendingCall, event: ev.Request) -> None:
         call.on_dropped(partial(self.handle, ev.CallerGone(call)))
         self.handle(event)
 
     # -- methods ------------------------------------------------------------------------------------------------------------
 
-    def _config(self, call: Asked) -> None:
-        call.answer({"deployment_mode": self._rules.deployment_mode})
+    def _config(self, call: PendingCall) -> None:
+        call.reply({"deployment_mode": self._rules.deployment_mode})
 
     def _register(
         self,
-        call: Asked,
+        call: PendingCall,
         request: Number,
         id: str | None,
         description: str,
@@ -312,7 +312,7 @@ class DataDispatcher:
         self._writer.submit(self._store, call, request, id, description, metadata, on_conflict)
 
     def _store(
-        self, call: Asked, request: int, id: str | None, description: str, metadata: str, on_conflict: str
+        self, call: PendingCall, request: int, id: str | None, description: str, metadata: str, on_conflict: str
     ) -> None:
         """In the writer's thread: the file is there before anything names it."""
         try:
@@ -326,7 +326,7 @@ class DataDispatcher:
         with suppress(OpError):  # the dispatcher has ended
             self._loop.call_soon(self._handle_stored, call, event)
 
-    def _handle_stored(self, call: Asked, event: ev.Request) -> None:
+    def _handle_stored(self, call: PendingCall, event: ev.Request) -> None:
         """As `_ask`, where nobody above tells the asker what was raised."""
         try:
             self._handle_request(call, event)
@@ -334,8 +334,8 @@ class DataDispatcher:
             call.fail(error)
             raise
 
-    def _metadata(self, call: Asked, id: str) -> None:
-        call.answer(self._dataset(id).metadata)
+    def _metadata(self, call: PendingCall, id: str) -> None:
+        call.reply(self._dataset(id).metadata)
 
     def _dataset(self, id: str) -> r.DatasetEntry:
         dataset = self.machine.state.datasets.get(id)
@@ -343,18 +343,18 @@ class DataDispatcher:
             raise NotFoundError(not_registered(id))
         return dataset
 
-    def _definition(self, call: Asked, fingerprint: str) -> None:
+    def _definition(self, call: PendingCall, fingerprint: str) -> None:
         self._writer.submit(self._send_definition, call, fingerprint)
 
-    def _send_definition(self, call: Asked, fingerprint: str) -> None:
+    def _send_definition(self, call: PendingCall, fingerprint: str) -> None:
         try:
-            call.answer(self._datasets.get(fingerprint))
+            call.reply(self._datasets.get(fingerprint))
         except BaseException as error:
             call.fail(error)
 
     def _open(
         self,
-        call: Asked,
+        call: PendingCall,
         request: Number,
         job_name: str | None,
         repetition: Number,
@@ -388,7 +388,7 @@ class DataDispatcher:
 
     def _watch(
         self,
-        call: Asked,
+        call: PendingCall,
         state: Number,
         client: Number,
         version: Number,
@@ -398,20 +398,20 @@ class DataDispatcher:
     ) -> None:
         self._handle_request(call, ev.WatchRequest(call, state, client, version, stopped, lost or {}, target_s))
 
-    def _release(self, call: Asked, state: Number, client: Number) -> None:
+    def _release(self, call: PendingCall, state: Number, client: Number) -> None:
         self._handle_request(call, ev.ReleaseRequest(call, state, client))
 
     def _acknowledge(
-        self, call: Asked, state: Number, client: Number, marks: tuple[tuple[Number, Number, bool], ...]
+        self, call: PendingCall, state: Number, client: Number, marks: tuple[tuple[Number, Number, bool], ...]
     ) -> None:
         self._handle_request(call, ev.AcknowledgeRequest(call, state, client, marks))
 
-    def _missed(self, call: Asked, state: Number, client: Number, incarnation: Number) -> None:
+    def _missed(self, call: PendingCall, state: Number, client: Number, incarnation: Number) -> None:
         self._handle_request(call, ev.MissedRequest(call, state, client, incarnation))
 
     def _work(
         self,
-        call: Asked,
+        call: PendingCall,
         state: Number,
         incarnation: Number,
         has: dict[Number, str],
@@ -422,7 +422,7 @@ class DataDispatcher:
 
     def _portions(
         self,
-        call: Asked,
+        call: PendingCall,
         state: Number,
         task: Number,
         incarnation: Number,
@@ -432,19 +432,19 @@ class DataDispatcher:
     ) -> None:
         self._handle_request(call, ev.PortionsRequest(call, state, task, incarnation, client, request, count))
 
-    def _crashed(self, call: Asked, state: Number, task: Number, incarnation: Number, how: str) -> None:
+    def _crashed(self, call: PendingCall, state: Number, task: Number, incarnation: Number, how: str) -> None:
         self._handle_request(call, ev.CrashReport(call, state, task, incarnation, how))
 
-    def _leave(self, call: Asked, incarnation: Number) -> None:
+    def _leave(self, call: PendingCall, incarnation: Number) -> None:
         self._handle_request(call, ev.LeaveRequest(call, incarnation))
 
-    def _compression(self, call: Asked, id: str, off: bool) -> None:
+    def _compression(self, call: PendingCall, id: str, off: bool) -> None:
         self._dataset(id)
         self._handle_request(call, ev.CompressionRequest(call, id, off))
 
     def _splits(
         self,
-        call: Asked,
+        call: PendingCall,
         state: Number,
         task: Number,
         incarnation: Number,
@@ -457,7 +457,7 @@ class DataDispatcher:
 
     def _hand_back(
         self,
-        call: Asked,
+        call: PendingCall,
         state: Number,
         task: Number,
         incarnation: Number,

@@ -34,7 +34,7 @@ from zmqdist.data.service.snapshots.machine import SnapshotMode
 from zmqdist.data.service.snapshots.manager import SnapshotFolder, SnapshotManager
 from zmqdist.data.service.validation import Number, checked
 from zmqdist.errors import FailedPreconditionError, InvalidArgumentError, OpError, UnavailableError, from_code
-from zmqdist.rpc.pending_call import Asked
+from zmqdist.rpc.pending_call import PendingCall
 from zmqdist.rpc.service import RpcService
 from zmqdist.transport.loop import Loop
 
@@ -73,8 +73,8 @@ class SnapshotService:
         self._owner_return_s = owner_return_s
         self._snapshots = SnapshotManager(concurrent_max)
         self._addresses: dict[int, str] = {}
-        self._pending: dict[int, tuple[Asked, dict[str, int]]] = {}
-        self._waiting: dict[str, list[Asked]] = {}
+        self._pending: dict[int, tuple[PendingCall, dict[str, int]]] = {}
+        self._waiting: dict[str, list[PendingCall]] = {}
         self._version = 0
         self._pool = ThreadPoolExecutor(THREADS, "zmqdist-snapshots")
         self._maker = ThreadPoolExecutor(1, "zmqdist-snapshot-maker")
@@ -158,20 +158,20 @@ class SnapshotService:
 
         self._submit(run)
 
-    def _streams(self, call: Asked, incarnation: Number, has: dict[str, Number]) -> None:
+    def _streams(self, call: PendingCall, incarnation: Number, has: dict[str, Number]) -> None:
         address = self._address(incarnation)
         earlier = self._pending.pop(incarnation, None)
         if earlier is not None:
-            earlier[0].answer(None)
+            earlier[0].reply(None)
         call.on_dropped(partial(self._worker_gone, call, incarnation))
         self._assign(call, incarnation, address, dict(has))
 
-    def _worker_gone(self, call: Asked, incarnation: int) -> None:
+    def _worker_gone(self, call: PendingCall, incarnation: int) -> None:
         pending = self._pending.get(incarnation)
         if pending is not None and pending[0] is call:
             del self._pending[incarnation]
 
-    def _assign(self, call: Asked, incarnation: int, address: str, has: dict[str, int]) -> None:
+    def _assign(self, call: PendingCall, incarnation: int, address: str, has: dict[str, int]) -> None:
         version = self._version
         if not self._snapshots.has_snapshots:  # no thread for a question that each worker asks
             self._assigned(call, incarnation, has, {}, version)
@@ -188,12 +188,12 @@ class SnapshotService:
         self._submit(assign)
 
     def _assigned(
-        self, call: Asked, incarnation: int, has: dict[str, int], found: dict[str, int], version: int
+        self, call: PendingCall, incarnation: int, has: dict[str, int], found: dict[str, int], version: int
     ) -> None:
         if not call.wanted() or incarnation not in self._addresses:
             return
         if found != has:
-            call.answer(found)
+            call.reply(found)
         elif version != self._version:
             self._assign(call, incarnation, self._addresses[incarnation], has)
         else:
@@ -208,11 +208,11 @@ class SnapshotService:
         for path in list(self._waiting):
             if (over := _over(self._snapshots[path])) is not None:
                 for call in self._waiting.pop(path):
-                    call.answer(over)
+                    call.reply(over)
 
     def _positions(
         self,
-        call: Asked,
+        call: PendingCall,
         incarnation: Number,
         path: str,
         stream: Number,
@@ -225,7 +225,7 @@ class SnapshotService:
         self._work(call, lambda: snapshot.hand_out(address, stream, source, repetition, taken, count))
 
     def _stream_ended(
-        self, call: Asked, incarnation: Number, path: str, stream: Number, code: Number, message: str
+        self, call: PendingCall, incarnation: Number, path: str, stream: Number, code: Number, message: str
     ) -> None:
         snapshot, address = self._snapshots[path], self._address(incarnation)
 
@@ -244,12 +244,14 @@ class SnapshotService:
 
     # -- users --------------------------------------------------------------------------------------------------------------
 
-    def _save(self, call: Asked, request: str, path: str, description: str, spec: Any, compression: str | None) -> None:
+    def _save(
+        self, call: PendingCall, request: str, path: str, description: str, spec: Any, compression: str | None
+    ) -> None:
         if self._note is None:
             raise InvalidArgumentError(NOT_TOLERANT)
         self._maker.submit(self._make, call, request, path, description, spec, compression)
 
-    def _make(self, call: Asked, request: str, path: str, description: str, spec: Any, compression: Any) -> None:
+    def _make(self, call: PendingCall, request: str, path: str, description: str, spec: Any, compression: Any) -> None:
         try:
             made = self._snapshots.create(path, description, spec, compression, request)
         except BaseException as error:
@@ -263,31 +265,31 @@ class SnapshotService:
         self._snapshots.add(made)
         self._changed()
 
-    def _wait(self, call: Asked, path: str) -> None:
+    def _wait(self, call: PendingCall, path: str) -> None:
         over = _over(self._snapshots[path])
         if over is not None:
-            call.answer(over)
+            call.reply(over)
             return
         self._waiting.setdefault(path, []).append(call)
         call.on_dropped(partial(self._caller_gone, call, path))
 
-    def _caller_gone(self, call: Asked, path: str) -> None:
+    def _caller_gone(self, call: PendingCall, path: str) -> None:
         waiting = self._waiting.get(path, [])
         if call in waiting:
             waiting.remove(call)
 
-    def _progress(self, call: Asked, path: str) -> None:
+    def _progress(self, call: PendingCall, path: str) -> None:
         self._work(call, self._snapshots[path].progress)
 
-    def _list_streams(self, call: Asked, path: str) -> None:
-        call.answer([(each.index, each.owner, each.state.name) for each in self._snapshots[path].streams()])
+    def _list_streams(self, call: PendingCall, path: str) -> None:
+        call.reply([(each.index, each.owner, each.state.name) for each in self._snapshots[path].streams()])
 
-    def _cancel(self, call: Asked, path: str) -> None:
+    def _cancel(self, call: PendingCall, path: str) -> None:
         self._work(call, self._snapshots[path].cancel, changes=True)
 
     # -- threads ------------------------------------------------------------------------------------------------------------
 
-    def _work(self, call: Asked, fn: Callable[[], Any], changes: bool = False) -> None:
+    def _work(self, call: PendingCall, fn: Callable[[], Any], changes: bool = False) -> None:
         """Answer by what `fn` returns or raises in a thread."""
 
         def run() -> None:
@@ -296,7 +298,7 @@ class SnapshotService:
             except BaseException as error:
                 call.fail(_as_op_error(error))
             else:
-                call.answer(value)
+                call.reply(value)
             if changes:
                 self._soon(self._changed)
 
@@ -321,14 +323,14 @@ class SnapshotService:
 class _PendingSave:
     """Waits for the journal."""
 
-    def __init__(self, service: SnapshotService, call: Asked, made: SnapshotFolder) -> None:
+    def __init__(self, service: SnapshotService, call: PendingCall, made: SnapshotFolder) -> None:
         self._service = service
         self._asked = call
         self._made = made
 
-    def answer(self, value: Any) -> None:
+    def reply(self, value: Any) -> None:
         self._service.begin(self._made)
-        self._asked.answer(value)
+        self._asked.reply(value)
 
     def fail(self, error: BaseException) -> None:
         self._asked.fail(error)

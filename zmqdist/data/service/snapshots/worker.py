@@ -17,7 +17,7 @@ from zmqdist.data.service.snapshots.stream_process import StreamProcess, StreamT
 from zmqdist.errors import OpError
 from zmqdist.process.bound_children import SpawnChild
 from zmqdist.rpc.client import ZmqClient
-from zmqdist.rpc.loop_client import LoopCalls
+from zmqdist.rpc.loop_client import LoopClient
 from zmqdist.transport.credentials import Credentials
 from zmqdist.transport.loop import Loop
 
@@ -40,7 +40,7 @@ class SnapshotWorker:
     def __init__(
         self,
         loop: Loop,
-        calls: LoopCalls,
+        calls: LoopClient,
         dispatcher: str,
         credentials: Credentials,
         incarnation: int,
@@ -93,7 +93,7 @@ class SnapshotWorker:
     def _ask(self) -> None:
         self._request += 1
         has = {path: stream.index for path, stream in self._writing.items()}
-        self._calls.ask(
+        self._calls.call(
             "zmqdist.data.streams", (self._incarnation, has), partial(self._streams_received, self._request)
         )
 
@@ -152,7 +152,7 @@ class SnapshotWorker:
                 self._loop.set_timer((self, stream.path), self._loop.now() + AGAIN_S, again)
 
         what = (self._incarnation, stream.path, stream.index, code, message)
-        self._calls.ask("zmqdist.data.stream_ended", what, replied)
+        self._calls.call("zmqdist.data.stream_ended", what, replied)
 
     def _note_ended(self, stream: SnapshotStream | StreamProcess) -> None:
         self._ending.discard(stream)

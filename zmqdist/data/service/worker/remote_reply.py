@@ -10,14 +10,14 @@ from zmqdist.data.service.elements import pack
 from zmqdist.data.service.reader.delivery import END, SKIP, SOME
 from zmqdist.data.service.worker.element_replies import Packed
 from zmqdist.errors import OpError
-from zmqdist.rpc.pending_call import Asked
+from zmqdist.rpc.pending_call import PendingCall
 from zmqdist.transport.loop import Loop
 
 
 class RemoteReply:
     """A reply that is sent by RPC."""
 
-    def __init__(self, call: Asked, loop: Loop, codec: str) -> None:
+    def __init__(self, call: PendingCall, loop: Loop, codec: str) -> None:
         self._call = call
         self._loop = loop
         self._codec = codec
@@ -54,7 +54,7 @@ class RemoteReply:
 
     def _answer(self, kind: int, value: Any = None, tag: Any = None) -> None:
         self.answered = True
-        self._call.answer((kind, value, tag))
+        self._call.reply((kind, value, tag))
 
     def fail(self, error: BaseException) -> None:
         self.answered = True

@@ -55,8 +55,8 @@ from zmqdist.data.splits import open_split, portion_pipeline
 from zmqdist.errors import CancelledError, FailedPreconditionError, OpError, UnavailableError
 from zmqdist.limits import SNAPSHOT_CHUNK_BYTES_MAX, TRAINER_CACHE_BYTES
 from zmqdist.rpc.client import ZmqClient
-from zmqdist.rpc.loop_client import LoopCalls
-from zmqdist.rpc.pending_call import Asked
+from zmqdist.rpc.loop_client import LoopClient
+from zmqdist.rpc.pending_call import PendingCall
 from zmqdist.rpc.service import RpcService
 from zmqdist.transport.address import with_key
 from zmqdist.transport.credentials import Credentials
@@ -160,7 +160,7 @@ class DataWorker:
         self,
         loop: Loop,
         service: RpcService,
-        calls: LoopCalls,
+        calls: LoopClient,
         dispatcher: str,
         credentials: Credentials,
         incarnation: int,
@@ -240,7 +240,7 @@ class DataWorker:
         figures = self.host.figures()
         read_at = {number: with_key(self.host.location(number), self.key) for number in has}
         args = self._machine.state, self._incarnation, read_at, done, figures
-        self._calls.ask("zmqdist.data.work", args, partial(self._work_replied, request))
+        self._calls.call("zmqdist.data.work", args, partial(self._work_replied, request))
         if figures:
             self._report_later()
 
@@ -271,14 +271,14 @@ class DataWorker:
                 self._loop.set_timer((self, "crash", number), self._loop.now() + AGAIN_S, again)
 
         if number in self._machine.tasks:
-            self._calls.ask("zmqdist.data.crashed", (self._machine.state, number, self._incarnation, how), replied)
+            self._calls.call("zmqdist.data.crashed", (self._machine.state, number, self._incarnation, how), replied)
 
-    def _profile(self, call: Asked) -> None:
+    def _profile(self, call: PendingCall) -> None:
         found = self.host.figures()
         if not found:
             raise UnavailableError(f"No trace event was collected: no task of worker {self.host.address} is at work")
         names = ("elements", "bytes", "buffered", "room", "element_s")
-        call.answer(
+        call.reply(
             {
                 number: {"dataset": self._machine.tasks[number].dataset, **dict(zip(names, values, strict=True))}
                 for number, values in found.items()
@@ -312,7 +312,7 @@ class DataWorker:
         self._end_if_drained()
 
     def _report_leaving(self) -> None:
-        self._calls.ask("zmqdist.data.leave", (self._incarnation,), lambda value, error: None)
+        self._calls.call("zmqdist.data.leave", (self._incarnation,), lambda value, error: None)
 
     def _end_if_drained(self) -> None:
         if self._drained is not None and not self.num_tasks and self.snapshots.idle:
@@ -427,7 +427,7 @@ class TaskThreads:
 
     # -- readers ----------------------------------------------------------------------------------------------------------------
 
-    def _elements(self, call: Asked, state: int, number: int, wanted: tuple[Any, ...], compression: str) -> None:
+    def _elements(self, call: PendingCall, state: int, number: int, wanted: tuple[Any, ...], compression: str) -> None:
         near = call.peer.hello is not None and call.peer.hello.host == host_identity()
         codec = codec_for(compression, near=near)
         codec_of(codec or None)  # raises where the codec's package is missing, before the request takes an element
