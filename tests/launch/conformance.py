@@ -125,10 +125,8 @@ class Rig:
         assert role.ended.is_set()
 
 
-def r1_a_role_starts_at_once_and_its_end_is_reported_once(rig: Rig) -> None:
-    begun = time.monotonic()
+def r1_the_end_of_a_role_is_reported_once(rig: Rig) -> None:
     role = rig.start()
-    assert time.monotonic() - begun < 2.0
     assert (role.name, role.exit_code, role.ended.is_set()) == ("worker:0", None, False)
     assert list(rig.launcher.running) == [role]
     assert rig.call(sum, [1, 2]) == 3

@@ -32,6 +32,7 @@ from typing import IO, Final
 from zmqdist._version import __version__
 from zmqdist.errors import OpError
 from zmqdist.launch.agent_protocol import (
+    AgentClosing,
     AgentEvent,
     AgentHello,
     AgentOrder,
@@ -152,6 +153,7 @@ class HostAgent:
                 else:
                     self._unsent.put(PortReserved(order.ticket, self._reserved[-1].address))
             case CloseAgent():
+                self._unsent.put(AgentClosing())
                 if self._closing is None:
                     self._closing = threading.Thread(target=self._close, args=(order.grace_s,), name="zmqdist-close")
                     self._closing.start()
