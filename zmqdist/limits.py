@@ -462,8 +462,11 @@ PS_FUNCTIONS_MAX: Final = 1024
 
 # -- agents of hosts -----------------------------------------------------------------------------------------------------
 
-AGENT_BEAT_S: Final = 5.0
+AGENT_BEAT_S: Final = 2.0
 """Seconds between two signs of life of a launcher to an agent. An agent that hears none for the `orphan_limit_s` of the workers ends."""
+
+AGENT_SILENCE_S_MIN: Final = 5 * AGENT_BEAT_S
+"""Seconds: with a shorter limit, a pause of the launcher or of the link would end agents."""
 
 AGENT_HELLO_S: Final = 60.0
 """Seconds that a host has to say hello: ssh through jump hosts, and Python from a slow file system."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import os
 import re
 import shutil
 import signal
@@ -20,6 +22,7 @@ from zmqdist._version import __version__
 
 ROOT = Path(__file__).resolve().parents[2]
 HOSTS = ("a", "b", "c")
+CORES = len(os.sched_getaffinity(0))
 DEAD_SOON = ["-o", "ServerAliveInterval=1"]
 """Three seconds of silence end a connection."""
 EPOCH = re.compile(r"epoch ( \d|\d\d)/30  loss \d\.\d{4}  accuracy 0\.\d{3}")
@@ -129,6 +132,20 @@ def test_the_digits_are_learned_though_a_whole_host_is_killed(net: SshNetwork, l
     trained(job)
     job.left_nothing()
     nothing_is_left(net, hosts=("a", "c"))
+
+
+def test_the_page_runs_as_it_is_written(tmp_path: Path, launch: Launcher) -> None:
+    page = (ROOT / "docs" / "launch_ssh.md").read_text()
+    program, *_ = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    (file,) = re.findall(r"^```yaml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    (tmp_path / "ssh").mkdir()
+    with SshNetwork(tmp_path / "ssh", "node-a", "node-b") as network:
+        file = f"{file}  options: {network.options}\n".replace("where.py", "program.py")
+        job = launch(network, f"{program}\n\nmain()\n", file=file)
+        assert job.ends(100) == 0, job.text
+        counts = ast.literal_eval(job.lines[-1])
+        assert (sorted(counts), sum(counts.values())) == (["node-a", "node-b"], 200)
+        job.left_nothing()
 
 
 # -- launchers -----------------------------------------------------------------------------------------------------------
@@ -373,3 +390,14 @@ def test_a_host_whose_clock_is_ten_minutes_off_is_a_warning(
         job.text
     )
     assert "it runs" in job.lines
+
+
+def test_the_doctor_looks_at_each_host(shared: SshNetwork, tmp_path: Path) -> None:
+    file = tmp_path / "cluster.yaml"
+    file.write_text(on_hosts(shared, FILE, "a, {host: b, slots: 2}, nowhere-at-all"))
+    command = [sys.executable, "-m", "zmqdist_cli", "doctor", str(file)]
+    text, _ = shared.head.run(command, stdout=subprocess.PIPE, text=True).communicate(timeout=60)
+    here = f"Python {sys.version.split()[0]}, zmqdist {__version__} ({ROOT / 'zmqdist'}), {CORES} cores"
+    assert f"ok       a: {here}\n" in text, text
+    assert f"ok       b: {here}, 2 slots\n" in text, text
+    assert "problem  nowhere-at-all: its name is not known: check the name" in text, text

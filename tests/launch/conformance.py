@@ -125,7 +125,7 @@ class Rig:
         assert role.ended.is_set()
 
 
-def r1_a_role_starts_at_once_and_its_end_is_reported_once(rig: Rig) -> None:
+def r1_the_end_of_a_role_is_reported_once(rig: Rig) -> None:
     role = rig.start()
     assert (role.name, role.exit_code, role.ended.is_set()) == ("worker:0", None, False)
     assert list(rig.launcher.running) == [role]

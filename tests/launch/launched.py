@@ -15,6 +15,9 @@ import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from zmqdist.launch.agent import MEMORY_FOLDER
+from zmqdist.launch.folders import OWNER
+
 PATIENCE_S = 20.0
 
 LAUNCH = """
@@ -164,6 +167,15 @@ class Launched:
         eventually(look, f"{job} {index} runs")
         return found[0]
 
+    def agents(self) -> dict[int, Path]:
+        """The agents of hosts that run for it, by pid: the folder of each."""
+        found = {}
+        for folder in self._processes():
+            for descriptor in links(folder / "fd"):
+                if descriptor.name == OWNER and descriptor.is_relative_to(MEMORY_FOLDER):
+                    found[int(folder.name)] = descriptor.parent
+        return found
+
     def interrupt(self) -> None:
         """What Ctrl-C at a terminal does: SIGINT to the group of the launcher. Without a terminal its program is in another one."""
         os.killpg(self.process.pid, signal.SIGINT)
@@ -193,6 +205,14 @@ class Launched:
         assert self.process.stdout is not None
         for line in self.process.stdout:
             self.lines.append(line.rstrip("\n"))
+
+
+def links(folder: Path) -> list[Path]:
+    """Where the descriptors of a process lead; none where the process has gone."""
+    try:
+        return [each.readlink() for each in folder.iterdir()]
+    except OSError:
+        return []
 
 
 def read(path: Path) -> str:

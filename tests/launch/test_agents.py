@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
@@ -18,8 +18,8 @@ from tests.launch.agents import pipe_host, pipe_hosts
 from tests.launch.launched import BUSY, FILE, UNTIL_TOLD, Launched, eventually
 from zmqdist import errors
 from zmqdist._version import __version__
-from zmqdist.launch.agent import MEMORY_FOLDER, agent_command
-from zmqdist.launch.agent_protocol import CloseAgent, RoleEnded, StartRole, decode_event, encode
+from zmqdist.launch.agent import agent_command
+from zmqdist.launch.agent_protocol import CloseAgent, ReservePort, RoleEnded, StartRole, decode_event, encode
 from zmqdist.launch.folders import remove_left_behind
 from zmqdist.launch.hosts import AgentPool, Hosts
 from zmqdist.launch.launcher_interface import RunningRole
@@ -59,14 +59,6 @@ WHERE = """
 WITH_PS = FILE.replace("{count: 2}", "{count: 2}\n  ps: {count: 1}")
 
 
-@pytest.fixture(autouse=True)
-def _agents_remove_their_folders() -> Iterator[None]:
-    """Also a launcher that is killed leaves no secrets; an agent that is killed does, until the next one starts there."""
-    remove_left_behind(Path(MEMORY_FOLDER))
-    yield
-    assert remove_left_behind(Path(MEMORY_FOLDER)) == []
-
-
 @pytest.mark.processes("hosts")
 def test_roles_run_on_hosts_with_the_keys_of_a_worker_alone(launch: Launcher) -> None:
     job = launch(WHERE, run=ON_PIPES)
@@ -74,6 +66,10 @@ def test_roles_run_on_hosts_with_the_keys_of_a_worker_alone(launch: Launcher) ->
     assert "(True, ['authorized', 'server.pub', 'worker.key'], '700')" in job.lines, job.text
     assert {"[worker-0@a] it runs", "[worker-1@b] it runs"} & set(job.lines), job.text
     job.left_nothing()
+
+
+def gone(folders: Iterable[Path]) -> bool:
+    return not any(folder.exists() for folder in folders)
 
 
 @pytest.mark.killed("hosts")
@@ -93,7 +89,9 @@ def test_a_worker_whose_agent_is_killed_runs_on_another_host(launch: Launcher) -
     job = launch(UNTIL_TOLD, run=ON_PIPES)
     job.saw("it runs")
     before = job.worker(1)
-    os.kill(agent_of(before), signal.SIGKILL)
+    agents = job.agents()
+    agent = agent_of(before)
+    os.kill(agent, signal.SIGKILL)
     job.saw("[b] is lost: its agent ended (killed by SIGKILL)")
     job.saw("[worker-1@b] ended (killed by SIGKILL); it is started again (1 of 3)")
     eventually(lambda: not Path("/proc", str(before)).exists(), "the old one ends by its lifeline")
@@ -101,7 +99,10 @@ def test_a_worker_whose_agent_is_killed_runs_on_another_host(launch: Launcher) -
     (job.process_folder / "end").touch()
     assert job.ends() == 0, job.text
     job.left_nothing()
-    assert len(remove_left_behind(Path(MEMORY_FOLDER))) == 1
+    folder = agents.pop(agent)
+    assert gone(agents.values())
+    remove_left_behind(folder.parent)  # as the next agent there does
+    assert not folder.exists()
 
 
 def agent_of(role: int) -> int:
@@ -118,17 +119,22 @@ def parent(pid: int) -> int:
 def test_a_launcher_that_is_killed_leaves_nothing_on_any_host(launch: Launcher) -> None:
     job = launch(BUSY, run=ON_PIPES, file=WITH_PS)
     job.saw("a function runs")
+    agents = job.agents()
+    assert len(agents) == 3
     job.process.kill()
     assert job.ends() == -signal.SIGKILL
     job.left_nothing(folders=False)
+    assert gone(agents.values())
 
 
 def test_ctrl_c_ends_everything_and_leaves_nothing(launch: Launcher) -> None:
     job = launch(BUSY, run=ON_PIPES, file=WITH_PS)
     job.saw("a function runs")
+    agents = job.agents()
     job.interrupt()
     assert job.ends() == 128 + signal.SIGINT, job.text
     job.left_nothing()
+    assert gone(agents.values())
 
 
 class Pool:
@@ -166,9 +172,9 @@ def test_a_ps_keeps_its_port_and_ends_for_good_with_its_host() -> None:
         assert (never.exit_code, never.host) == (REFUSED, "")
         assert said == ["[a] is lost: its agent ended (killed by SIGKILL)"]
         cluster.hosts.close(0.0)
+        remove_left_behind(Path(pool.hello("a").folder).parent)
     finally:
         pool.close()
-    assert len(remove_left_behind(Path(MEMORY_FOLDER))) == 1
 
 
 def test_a_role_that_finds_no_free_slot_ends_with_that_reason() -> None:
@@ -224,6 +230,18 @@ def test_an_agent_ends_when_no_order_comes_for_its_silence_limit() -> None:
         assert process.stdin is not None
         (hello,) = events(process, 1)
         assert Path(str(hello["folder"])).is_dir()
+        assert process.wait(20) == 0
+        assert not Path(str(hello["folder"])).exists()
+
+
+def test_an_agent_whose_launcher_does_not_read_still_obeys() -> None:
+    """A link that is cut fills the pipe with lines; what ends the agent must not wait behind them."""
+    with agent() as process:
+        assert process.stdin is not None
+        (hello,) = events(process, 1)
+        for ticket in range(2, 2000):
+            process.stdin.write(encode(ReservePort(ticket, "192.0.2.1")))  # each is refused in a sentence
+        process.stdin.close()
         assert process.wait(20) == 0
         assert not Path(str(hello["folder"])).exists()
 

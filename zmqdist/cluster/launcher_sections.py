@@ -29,7 +29,10 @@ class SshConfig(Section, frozen=True):
 
     hosts: Annotated[
         list[str | SshHost],
-        documented("The hosts, in the order in which they are filled.", "a list of hosts, or of {host, slots}"),
+        documented(
+            "The hosts; the next worker or ps goes to the first that has the fewest.",
+            "a list of hosts, or of {host, slots}",
+        ),
     ] = []
     python: Annotated[
         str | None,

@@ -18,7 +18,8 @@ def agent_hosts(config: ClusterConfig) -> list[AgentHost] | None:
       NotFoundError: a program that the launcher needs is missing.
       UnimplementedError: there is no such launcher yet.
     """
-    silence_limit_s = limits.ORPHAN_LIMIT_S if config.jobs.worker is None else config.jobs.worker.orphan_limit_s
+    orphan_limit_s = limits.ORPHAN_LIMIT_S if config.jobs.worker is None else config.jobs.worker.orphan_limit_s
+    silence_limit_s = max(orphan_limit_s, limits.AGENT_SILENCE_S_MIN)
     if config.launcher == "local":
         return None
     if config.launcher == "ssh":
