@@ -174,7 +174,7 @@ def test_a_worker_says_for_whom_it_waits_and_why(
     done = run_here("worker", "--dispatcher", free, "--threads", "--orphan-limit", "1")
     assert done.code == ExitCode.UNAVAILABLE
     said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert f"worker waits for the dispatcher at {free}: nobody listens there" in said
+    assert f"worker waits for the dispatcher at {free}: no process listens there" in said
 
 
 def test_a_port_in_use_is_named(dispatcher_here: str) -> None:

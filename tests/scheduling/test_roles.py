@@ -98,7 +98,7 @@ def test_one_who_runs_a_worker_is_not_taken_for_the_dispatcher(
     shutil.copy(Path(worker, "worker.key"), Path(worker, "server.key"))
     with (
         zd.DispatchServer(DispatcherConfig(keys_dir=worker)) as played,
-        pytest.raises(errors.UnauthenticatedError, match="does not have the key that this side expects of it"),
+        pytest.raises(errors.UnauthenticatedError, match="does not have the key that this side expects"),
     ):
         ClusterCoordinator(played.address).schedule(int).fetch()
 

@@ -129,7 +129,7 @@ def test_a_server_that_does_not_speak_zeromq_is_said_so(dial: Dial, child: Child
     assert shouting.stdout is not None
     address = f"127.0.0.1:{int(shouting.stdout.readline())}"
     error = dial(address).expect("refused", SHOWN_WITHIN_S)[1]
-    assert str(error) == f"what listens on {address} is not a zmqdist server: is the port right?"
+    assert str(error) == f"the process that listens on {address} is not a zmqdist server: is the port right?"
 
 
 def test_a_server_that_is_stopped_is_waited_for(dial: Dial, child: Child) -> None:
@@ -142,7 +142,7 @@ def test_a_server_that_is_stopped_is_waited_for(dial: Dial, child: Child) -> Non
     )
     assert frozen.stdout is not None
     dialled = dial(f"127.0.0.1:{int(frozen.stdout.readline())}")
-    until(lambda: dialled.dealer.trouble == "it is there, but has not finished the handshake")
+    until(lambda: dialled.dealer.trouble == "the server accepted the connection, but has not finished the handshake")
     with pytest.raises(queue.Empty):
         dialled.expect("refused", 0.3)
 
@@ -165,7 +165,7 @@ def test_it_waits_for_a_server_that_is_not_there_yet(serve: Serve, dial: Dial) -
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
     dialled = dial(address)
-    until(lambda: dialled.dealer.trouble == "nobody listens there")
+    until(lambda: dialled.dealer.trouble == "no process listens there")
     serve(address=address)
     dialled.expect("up")
 

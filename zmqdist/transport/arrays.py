@@ -19,7 +19,7 @@ from zmqdist.wire.arrays import bytes_of, is_fortran, is_frozen
 def empty(shape: int | tuple[int, ...], dtype: npt.DTypeLike = np.float64) -> NDArray[Any]:
     """Return an uninitialized array, as `numpy.empty` does, but in shared memory, so that `freeze` needs no copy.
 
-    Use it for a large array that you fill once and then freeze. The array is not shared until it is frozen: sending it copies it.
+    Use it for a large array that you fill once and then freeze. It occupies a file descriptor while it lives.
 
     Args:
       shape: as in NumPy.
