@@ -191,7 +191,7 @@ def test_the_token_is_not_shown_to_a_listener_of_another_user(dial: Dial, child:
     address = f"127.0.0.1:{int(stranger.stdout.readline())}"
     error = dial(address).expect("refused")[1]
     assert isinstance(error, UnauthenticatedError)
-    assert f"{address} is listened on by user 65534, not by this user (0)" in str(error)
+    assert f"user 65534 listens on {address}, not this user (0)" in str(error)
     stranger.kill()
     assert stranger.stdout.read() == "", "it was not even connected to"
 
@@ -246,7 +246,9 @@ def test_where_it_cannot_be_told_who_listens_keys_are_asked_for(monkeypatch: pyt
         raise PermissionError("hidden")
 
     monkeypatch.setattr("zmqdist.transport.security._collect_listening", unreadable)
-    with pytest.raises(FailedPreconditionError, match=r"cannot tell who listens on 127\.0\.0\.1:1 .*zmqdist keygen"):
+    with pytest.raises(
+        FailedPreconditionError, match=r"cannot find out which user listens on 127\.0\.0\.1:1 .*zmqdist keygen"
+    ):
         client_security("127.0.0.1:1", "client").may_connect("127.0.0.1:1")
 
 
@@ -295,7 +297,7 @@ def test_the_mechanism_follows_from_what_is_given(
 
 
 def test_curve_without_keys_is_refused() -> None:
-    with pytest.raises(FailedPreconditionError, match="CURVE was asked for, but no keys are given"):
+    with pytest.raises(FailedPreconditionError, match="CURVE is requested, but no keys are given"):
         server_security("127.0.0.1", curve=True)
 
 

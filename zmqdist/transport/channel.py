@@ -301,9 +301,8 @@ class Channel:
         if not self._gathering:
             self._gathering = True
             self._ensure_reader()
-            if (
-                self._leader != _NO_THREAD and self._leader_call is None
-            ):  # the reader thread leads, and may sleep in its poll
+            # The reader thread leads, and may sleep in its poll.
+            if self._leader != _NO_THREAD and self._leader_call is None:
                 os.eventfd_write(self._wake_fd, 1)
 
     # -- waiting --------------------------------------------------------------------------------------------------------

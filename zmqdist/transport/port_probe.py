@@ -144,9 +144,8 @@ def listening(addresses: Mapping[tuple[str, int], str]) -> set[tuple[str, int]]:
     """Return the tasks at whose "host:port" a server speaks ZeroMQ. All are probed at the same time, for 2 s at most."""
     probes: dict[tuple[str, int], PortProbe] = {}
     for task, address in addresses.items():
-        with contextlib.suppress(
-            InvalidArgumentError
-        ):  # a cluster may have a task without an address: no process listens there
+        # A cluster may have a task without an address: no process listens there.
+        with contextlib.suppress(InvalidArgumentError):
             probes[task] = PortProbe(address, time.monotonic())
     _run_probes(probes.values())
     return {task for task, probe in probes.items() if probe.mechanism}
@@ -306,7 +305,6 @@ def _command(folder: Path) -> str:
 
 def _state(folder: Path) -> str:
     with contextlib.suppress(OSError, IndexError):
-        return (
-            (folder / "stat").read_text().rpartition(")")[2].split()[0]
-        )  # the name before it may contain any character
+        # The name before it may contain any character.
+        return (folder / "stat").read_text().rpartition(")")[2].split()[0]
     return ""

@@ -72,9 +72,8 @@ def _unpack(body: bytes, typed_below: int, depth_left: int) -> Any:
     if not (b"\xde" in body or b"\xdf" in body) or _ends_without_large_map(body) or not _may_have_large_map(body):
         return _unpack_any(body)
     first = body[0]
-    if (
-        first >= 0xDC and 2 * len(body) <= typed_below
-    ):  # many parts: read them all at once, if there are no bytes among them
+    # Many parts: read them all at once, if there are no bytes among them.
+    if first >= 0xDC and 2 * len(body) <= typed_below:
         try:
             return _typed().decode(body)
         except msgspec.ValidationError:
