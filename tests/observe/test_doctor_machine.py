@@ -164,7 +164,7 @@ BROKEN_TOKENS: list[tuple[str, Callable[[Path], object], str]] = [
         "is open to other users (mode 0644): make it private with `chmod 600`",
     ),
     ("folder open", lambda path: path.parent.chmod(0o755), "folder of the token, "),
-    ("damaged", lambda path: path.write_text("short\n"), "is not a token: wanted one line"),
+    ("damaged", lambda path: path.write_text("short\n"), "is not a token: it must be one line"),
     ("a folder", lambda path: (path.unlink(), path.mkdir()), "Is a directory"),
 ]
 

@@ -142,7 +142,7 @@ def test_a_port_at_which_nobody_listens() -> None:
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         port = bound.getsockname()[1]
-        told = f"127.0.0.1 is up, and nobody listens on port {port}"
+        told = f"127.0.0.1 is up, and no process listens on port {port}"
         one(look(f"127.0.0.1:{port}"), "problem", told, "start the server, or use the address that it printed")
 
 
@@ -160,7 +160,12 @@ def test_a_name_server_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(socket, "getaddrinfo", slow)
     try:
-        one(look("host:5050", timeout_s=0.1), "problem", "cannot be looked up .nobody answered.", "IP number")
+        one(
+            look("host:5050", timeout_s=0.1),
+            "problem",
+            "cannot be looked up .the name service did not reply.",
+            "IP address",
+        )
     finally:
         ended.set()
 
@@ -173,7 +178,7 @@ def test_a_host_that_drops_packets() -> None:
         for each in (first, second):
             each.setblocking(False)
             each.connect_ex(full.getsockname())
-        told = "no answer to a TCP connection within 0.2 s"
+        told = "no reply to a TCP connection within 0.2 s"
         one(look(f"127.0.0.1:{full.getsockname()[1]}", timeout_s=0.2), "problem", told, "a firewall lets TCP port")
 
 
@@ -290,7 +295,7 @@ def test_a_worker_is_known_by_its_own_key(secrets: dict[str, dict[str, Any]]) ->
         WorkerServer(WorkerConfig(dispatcher.address, **secrets["keys"])) as worker,
     ):
         one(look(worker.address, Credentials(**secrets["keys"])), "ok", "CURVE", "")
-        told = "does not have the key that this side expects of it"
+        told = "does not have the key that this side expects"
         one(look(worker.address, Credentials(**secrets["other keys"])), "problem", told, "--keys")
 
 
@@ -404,7 +409,9 @@ def test_tasks_that_run_are_asked_whom_they_reach() -> None:
             line.startswith(f"ok       worker:{at} 127.0.0.1:{ports[at]}: server-worker:{at} pid") for line in lines
         )
         assert f"ok       from worker:{at}: reaches worker:{1 - at}" in lines
-        told = f"it cannot reach ps:0 at 127.0.0.1:{ports[2]} (127.0.0.1 is up, and nobody listens on port {ports[2]})"
+        told = (
+            f"it cannot reach ps:0 at 127.0.0.1:{ports[2]} (127.0.0.1 is up, and no process listens on port {ports[2]})"
+        )
         (found,) = (each for each in findings if each.subject == f"from worker:{at}" and each.advice)
         assert (found.level, found.message) == ("problem", told)
         assert f"run zmqdist doctor 127.0.0.1:{ports[2]} on the host of worker:{at}" in found.advice

@@ -214,7 +214,7 @@ def test_a_server_whose_grace_is_over_says_that_what_waits_for_a_thread_was_not_
     }
     code, message = first.get_error()
     assert code == errors.UNAVAILABLE
-    assert "it may have been carried out" in message
+    assert "the server may have executed it" in message
     go.set()
     until(lambda: seen == [0])
 

@@ -359,7 +359,7 @@ def test_memory_that_cannot_be_shared_leaves_the_socket(
     else:
         monkeypatch.setattr("zmqdist.transport.shm_peer._peers", {})
         monkeypatch.setattr("zmqdist.transport.shm_peer.open_memfd", refused)
-        told = "its shared memory cannot be opened from here"
+        told = "cannot open the shared memory of"
     client = connect(serve(echo=lambda value: value).address, timeout_in_ms=30_000)
     given = np.arange(MIB)
     assert np.array_equal(client.echo_blocking(given), given)

@@ -98,7 +98,7 @@ def test_one_who_runs_a_worker_is_not_taken_for_the_dispatcher(
     shutil.copy(Path(worker, "worker.key"), Path(worker, "server.key"))
     with (
         zd.DispatchServer(DispatcherConfig(keys_dir=worker)) as played,
-        pytest.raises(errors.UnauthenticatedError, match="does not have the key that this side expects of it"),
+        pytest.raises(errors.UnauthenticatedError, match="does not have the key that this side expects"),
     ):
         ClusterCoordinator(played.address).schedule(int).fetch()
 
@@ -114,7 +114,7 @@ def test_only_workers_and_programs_are_fetched_from(
         return
     with pytest.raises(errors.UnauthenticatedError) as raised:
         credentials.client("127.0.0.1:1", "submit", keys.decode_public(public))
-    assert f"its public key {public.decode()} is of no worker or program in " in raised.value.message
+    assert f"its public key {public.decode()} is not that of a worker or a program in " in raised.value.message
 
 
 def test_a_refusal_names_the_key_that_was_used_and_not_the_one_that_lies_there_now(

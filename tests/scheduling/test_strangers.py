@@ -131,9 +131,8 @@ def made_once(folder: Path) -> bytes:
 def test_a_get_that_waits_for_a_lost_value_raises_when_the_coordinators_number_is_taken(
     dispatcher: zd.DispatchServer, claims: Claims, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(
-        shm_pool.POOL_VARIABLE, "off"
-    )  # else the value outlives a worker that is a thread of this process
+    # Else the value outlives a worker that is a thread of this process.
+    monkeypatch.setenv(shm_pool.POOL_VARIABLE, "off")
     monkeypatch.setattr(shm_pool, "_pool", None)
     monkeypatch.setattr(shm_pool, "_tried", False)
     with ClusterCoordinator(dispatcher) as coordinator:

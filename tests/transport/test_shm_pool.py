@@ -261,7 +261,7 @@ def test_a_memfd_whose_size_is_open_is_never_mapped(owner: ShmPool, receiver: Pe
     fd = os.memfd_create("zmqdist-arena")
     os.ftruncate(fd, 40 * MIB)
     altered = changed(handle, fd=fd, inode=os.fstat(fd).st_ino)
-    with pytest.raises(WireError, match="open size"):
+    with pytest.raises(WireError, match="its size is not sealed"):
         receiver.attach(altered)
     os.close(fd)
     owner.sweep()

@@ -351,7 +351,8 @@ def test_a_module_that_is_not_there_is_explained(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(sys, "path", [folder for folder in sys.path if folder != str(tmp_path)])
     for blob in blobs:
         with pytest.raises(
-            FailedPreconditionError, match=r"module 'only_here' is not importable in .* go by name; .*PYTHONPATH"
+            FailedPreconditionError,
+            match=r"module 'only_here' is not importable in .* are pickled by name; .*PYTHONPATH",
         ):
             unpack(blob)
 

@@ -1,13 +1,13 @@
-"""One client's calls, table and socket together, without any threads: what channel.py does under its lock.
+"""One client's call table and socket together, without any thread: the work that channel.py does under its lock.
 
 Rules
-    One thread at a time; nothing here waits.
-    Calls that end are gathered in `ended`; the owner tells whoever waits for them, and empties the list.
-    After any use of the socket EVENTS is asked last and what shows is read (R1 in channel.py; the exceptions are there).
-    What has arrived is read before a connection that has gone is let go.
-    Calls leave together (calls_machine.py says when); whatever reads an answer also sends what has gathered meanwhile.
+    One thread at a time uses this; nothing here waits.
+    Calls that end are gathered in `ended`; the owner wakes their waiters and empties the list.
+    After any use of the socket, EVENTS is queried last and all input is read (R1 in channel.py names the exceptions).
+    All that a lost connection has delivered is read before its socket is closed.
+    Calls leave together (calls_machine.py says when); code that reads a reply also sends the calls that have gathered meanwhile.
 
-Not here: who may use it when, and who waits (channel.py); when to connect and what a failure means (connector.py).
+Not here: which thread may use it, and which threads wait (channel.py); when to connect, and the meaning of a failure (connector.py).
 """
 
 from __future__ import annotations
@@ -57,14 +57,14 @@ log = logging.getLogger("zmqdist.transport")
 SOCKETS_MAX: Final = 65_536
 
 CHUNKS_PER_TURN: Final = 4
-"""Messages of large transfers after which other threads have their turn."""
+"""Messages of large transfers that one turn reads before other threads get the lock."""
 
 _NOBLOCK: Final = int(zmq.NOBLOCK)
 _MORE: Final = int(zmq.NOBLOCK | zmq.SNDMORE)
 
 
 class ProcessContext:
-    """What all clients of a process share: one context. A forked child starts anew, and refuses its parent's clients."""
+    """The ZeroMQ context that all clients of a process share. A forked child has a new one, and refuses the clients of its parent."""
 
     def __init__(self) -> None:
         self.main_thread = threading.main_thread().ident
@@ -80,7 +80,7 @@ class ProcessContext:
 
 
 process_context = ProcessContext()
-"""The one of the running process: another one after a fork, so ask for it by `client_connection.process_context`."""
+"""The context of the running process. A fork replaces it, so read it as `client_connection.process_context`."""
 
 
 def _forked() -> None:
@@ -92,20 +92,20 @@ os.register_at_fork(after_in_child=_forked)
 
 
 class ClientConnection:
-    """See the module's docstring.
+    """The calls of one client and the socket that carries them; see the module's docstring.
 
     Attributes:
-      table: the calls.
-      ended: calls that have ended and whose waiters were not told yet.
-      poll: `poll(timeout_ms)` over all descriptors that matter; another one after each attempt to connect.
-      monitor_fd: the one of them after which `maintain` must be called.
-      strays: messages that were not understood or not expected, and dropped.
-      sent, received: messages since it was made.
-      bulk: the large parts of calls and answers, on the present connection.
+      table: the call table.
+      ended: calls that have ended and whose waiters have not been woken yet.
+      poll: `poll(timeout_ms)` over all relevant descriptors; each attempt to connect replaces it.
+      monitor_fd: the descriptor among them after whose input `maintain` must be called.
+      strays: number of messages that were dropped because they were not understood or not expected.
+      sent, received: number of messages since this object was made.
+      bulk: the large parts of calls and replies, on the current connection.
     """
 
     def __init__(self, address: str, security: ClientSecurity, hello: Hello, wake_fd: int) -> None:
-        """Raises InvalidArgumentError: not an address."""
+        """Begin to connect. Raises InvalidArgumentError if `address` is not an address."""
         self.address = address
         self.table = ClientCalls(address)
         self.ended: list[ClientCall] = []
@@ -130,7 +130,7 @@ class ClientConnection:
         socket, monitor = self._connector.socket, self._connector.monitor
         assert socket is not None
         assert monitor is not None
-        backend: Any = super(zmq.Socket, socket)  # the wrappers cost as much as the calls themselves
+        backend: Any = super(zmq.Socket, socket)  # pyzmq's wrappers cost as much as the calls themselves
         self._has_input: Callable[[], Any] = input_check(socket)
         self._send: Callable[..., Any] = backend.send
         self._recv: Callable[..., Any] = backend.recv
@@ -152,11 +152,11 @@ class ClientConnection:
 
     @property
     def due(self) -> float | None:
-        """When `maintain` must be called, besides after input; None: only input matters."""
+        """When to call `maintain` at the latest, besides after input of the monitor; None if only that input matters."""
         return self._connector.due
 
     def snapshot(self, threads_waiting: int, stalls: int) -> ClientSnapshot:
-        """Figures of now, with those of its owner."""
+        """Return the current figures; the owner passes those of its own."""
         table, bulk = self.table, self.bulk
         return ClientSnapshot(
             connected=table.incarnation != 0,
@@ -174,12 +174,12 @@ class ClientConnection:
         )
 
     def close(self, linger_s: float) -> None:
-        """End the connection. Calls are not touched."""
+        """End the connection. The calls stay as they are."""
         self.bulk.finalize()
         self._connector.close(linger_s)
 
     def finalize(self, linger_s: float) -> None:
-        """Send what waits, and end the connection: for a finalizer."""
+        """Send waiting calls, and end the connection: for a finalizer, which must not take the pool's lock."""
         self.bulk.finalize()
         if self.table.waiting:
             self.flush()
@@ -188,10 +188,10 @@ class ClientConnection:
     # -- out --------------------------------------------------------------------------------------------------------------
 
     def submit(self, call: ClientCall, waits: bool) -> None:
-        """A new call; it may have ended after this, refused by the table. EVENTS is left to the caller.
+        """Submit a new call. It may have ended afterwards, if the table refused it. The caller must query EVENTS.
 
         Args:
-          waits: somebody waits for it, so it does not wait for company.
+          waits: whether a thread waits for the call, so that it is not kept to be sent with others.
         """
         if self.table.submitted(call) or waits:
             self._send_waiting()
@@ -199,12 +199,12 @@ class ClientConnection:
             call.frames = [bytes(frame) for frame in call.frames]  # the caller may change its arrays after this
 
     def flush(self) -> None:
-        """Send what waits, if there is a server, and read what has arrived."""
+        """Send waiting calls, if there is a server, and read what has arrived."""
         self._send_waiting()
         self.read_arrived()
 
     def cancel(self, call: ClientCall) -> None:
-        """The caller gives up; a call that has ended is fine."""
+        """End a call that its caller cancels. Do nothing if it has ended."""
         if not call.ended:
             message = self.table.cancelled(call)
             self.ended.append(call)
@@ -213,10 +213,10 @@ class ClientConnection:
                 self._put(headers.encode(message))
                 self.read_arrived()
             if self.table.held_back:
-                self.flush()  # what had no room beside it may have some now
+                self.flush()  # a call that was held back may have room now
 
     def fail(self, code: int, message: str) -> None:
-        """End all calls."""
+        """End all calls with this error."""
         self.bulk.connection_lost()
         self.ended += self.table.failed(code, message)
 
@@ -241,7 +241,7 @@ class ClientConnection:
         return self._put(headers.encode(message), frames)
 
     def _put(self, header: bytes, frames: Sequence[Any] = ()) -> bool:
-        """Send a message now; its frames are copied. False: there is no connection that takes it."""
+        """Send a message now; its frames are copied. Return False if no connection takes it."""
         try:
             if not frames:
                 self._send(header, _NOBLOCK)
@@ -259,15 +259,15 @@ class ClientConnection:
     # -- in ---------------------------------------------------------------------------------------------------------------
 
     def read_arrived(self, announced: bool = False) -> bool:
-        """Read all that has arrived, and send what waited for that; whether anything had arrived.
+        """Read all that has arrived, and send the calls that gathered meanwhile. Return whether anything had arrived.
 
         Args:
-          announced: the descriptor has told of something. It need not be a message, but it nearly always is.
+          announced: the descriptor has signalled something, which nearly always is a message.
         """
         if announced:
             try:
                 self._drain()
-            except zmq.Again:  # of its first look only; it has asked for EVENTS, too
+            except zmq.Again:  # only its first receive can raise this; that has queried EVENTS as well
                 return False
         elif self._has_input():
             self._drain()
@@ -282,7 +282,10 @@ class ClientConnection:
         return True
 
     def _drain(self) -> None:
-        """Read all that has arrived; something has. Of large transfers CHUNKS_PER_TURN, and then the eventfd says that there is more."""
+        """Read all that has arrived; the caller knows that there is something.
+
+        After CHUNKS_PER_TURN messages of large transfers it stops and writes the eventfd, so that other threads get the lock.
+        """
         table = self.table
         while True:
             frame = self._recv(_NOBLOCK, False)
@@ -331,7 +334,7 @@ class ClientConnection:
             self.strays += 1
             log.warning("%s refused a message: %s", self.address, message.message)
         else:
-            self._note_refusal(from_code(message.code, message.message))  # it did not take our hello
+            self._note_refusal(from_code(message.code, message.message))  # the server did not accept our hello
 
     def _end_call(self, message: Reply, frames: Sequence[Any]) -> None:
         if self.bulk.tracked:
@@ -341,9 +344,9 @@ class ClientConnection:
             self.ended.append(call)
 
     def _receive_parts(self, message: Reply) -> None:
-        """An answer whose large parts come by a lane. Its call ends when they are all here."""
+        """Receive the large parts of a reply. Its call ends when all of them have arrived."""
         call, bulk = self.table.in_flight.get(message.id), self.bulk
-        if call is None:  # nobody waits for it any more
+        if call is None:  # the call has ended meanwhile
             bulk.decline(message.parts)
             self._put(headers.encode(CancelCall(message.id)))
             return
@@ -353,7 +356,7 @@ class ClientConnection:
         except OpError as error:
             self._fail_reply(message.id, error.error_code, error.message)
         except MemoryError:
-            self._fail_reply(message.id, RESOURCE_EXHAUSTED, f"no memory here for the answer of {self.address}")
+            self._fail_reply(message.id, RESOURCE_EXHAUSTED, f"no memory here for the reply of {self.address}")
         else:
             if frames is not None:
                 self._end_call(message, frames)
@@ -365,7 +368,7 @@ class ClientConnection:
             self._fail_reply(message.id, INVALID_ARGUMENT, f"peer {self.address}: {problem}")
 
     def _fail_reply(self, id: int, code: int, text: str) -> None:
-        """An answer that cannot be taken ends its call, and what is still on the way is not wanted."""
+        """End a call whose reply cannot be received, and have the server stop sending the rest."""
         self._end_call(Reply(id, code, text, b""), ())
         self._put(headers.encode(CancelCall(id)))
 
@@ -384,43 +387,43 @@ class ClientConnection:
         self.table.server_up(hello.incarnation)
 
     def _note_refusal(self, error: OpError) -> None:
-        self._refused = True  # the socket is closed by `maintain`: here the leader may be polling it
+        self._refused = True  # `maintain` closes the socket, because here the leader may be polling it (R2)
         self.fail(error.error_code, error.message)
 
     # -- the connection -----------------------------------------------------------------------------------------------------
 
     def maintain(self, now: float) -> None:
-        """See to what has happened to the connection, and whether it is time to try again. May change `poll`."""
-        link, table = self._connector, self.table
+        """Handle changes of the connection, and try to connect again when it is time. May replace `poll`."""
+        connector, table = self._connector, self.table
         if self._refused:
             self._refused = False
-            link.close()
-        if link.socket is None and link.due is None and table.waiting:
-            link.retry(now)  # it was refused before; somebody asks again
-        refused = link.tick(now)
+            connector.close()
+        if connector.socket is None and connector.due is None and table.waiting:
+            connector.retry(now)  # the server refused this client, and a new call is worth a new attempt
+        refused = connector.tick(now)
         if refused is not None:
             self.fail(refused.error.error_code, refused.error.message)
-        # After the tick: also what a new socket and its monitor have must be asked for once before they are polled.
-        for change in link.read(now):
+        # After the tick, because a new socket and its monitor must be queried once before they are polled (R1).
+        for change in connector.read(now):
             if isinstance(change, Up):
-                self._has_input()  # has the socket learn of its connection
+                self._has_input()  # makes the socket notice its connection
                 self._put(self._hello)
             elif isinstance(change, Down):
                 if self._has_input():
-                    self._drain()  # what the connection brought while it was there; and nothing is sent to it any more
+                    self._drain()  # reads what the connection delivered before it was lost
                 self.ended += table.connection_lost()
                 self._log_at = now + WAIT_LOG_S
-                link.retry(now)
+                connector.retry(now)
             else:
                 self.fail(change.error.error_code, change.error.message)
         self.read_arrived()
         if table.waiting and not table.incarnation and now >= self._log_at:
             self._log_at = now + WAIT_LOG_S
-            trouble = link.trouble or "it has not answered our hello yet"
+            trouble = connector.trouble or "it has not replied to our hello yet"
             log.warning("%d call(s) wait for a server at %s: %s", len(table.waiting), self.address, trouble)
 
     def expire(self, now: float) -> None:
-        """End the calls whose time has passed."""
+        """End the calls whose deadline has passed."""
         if now >= self.table.deadline:
             ended = self.table.ticked(now)
             self.ended += ended
@@ -430,7 +433,7 @@ class ClientConnection:
                 self.flush()
 
     def _cancel_transfers(self, calls: list[ClientCall]) -> None:
-        """The server knows when a call is due, but not that its chunks are of no use any more."""
+        """Cancel the transfers of expired calls: the server knows their deadlines, but not that chunks are still on the way."""
         for call in calls:
             if self.bulk.call_ended(call.id):
                 self._put(headers.encode(CancelCall(call.id)))

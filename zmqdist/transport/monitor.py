@@ -1,15 +1,15 @@
-"""What a socket's monitor tells, and what it means for a connecting side.
+"""The events of a socket's monitor, and what they mean for a connecting side.
 
-`ConnectionWatch` is pure: fed with the events of one DEALER that connects to one address, attempt after attempt, it says
-when the connection is up, down, failed for now, or refused for good, and words the refusal.
+`ConnectionWatch` is pure: it gets the events of one DEALER that connects to one address, attempt after attempt. It says when the
+connection is up, lost, failed for now, or refused for good, and words the refusal.
 
-What libzmq tells (each line was found by experiment)
+What libzmq reports (each line was found by experiment)
     a refused token or key     HANDSHAKE_FAILED_AUTH, at once and for certain
     another mechanism          FAILED_PROTOCOL with MECHANISM_MISMATCH, or FAILED_NO_DETAIL with EPIPE: a race
     a wrong key of the server  FAILED_NO_DETAIL with EPIPE, again and again, never anything more
     a busy server              FAILED_NO_DETAIL with EAGAIN after HANDSHAKE_IVL: not a refusal
-So a mismatch, and the third handshake in a row that was closed, make the watch ask for the server's greeting (`ProbeNeeded`;
-port_probe.py reads it), which names its mechanism; `judge` then has the last word.
+So after a mismatch, and after the third closed handshake in a row, the watch wants the server's greeting (`ProbeNeeded`; port_probe.py
+reads it), which names the server's mechanism. `judge` then decides.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ MISMATCH: Final = int(zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH)
 CLIENT_EVENTS: Final = CONNECTED | CLOSED | DISCONNECTED | SUCCEEDED | FAILED_NO_DETAIL | FAILED_PROTOCOL | FAILED_AUTH
 
 CLOSES_MAX: Final = 3
-"""Handshakes in a row that the server closed, before its greeting is read."""
+"""Handshakes in a row that the server may close before its greeting is read."""
 
 _EVENT: Final = struct.Struct("=HI")
 _serial = itertools.count()
 
 
 def open_monitor(socket: zmq.Socket[bytes], events: int) -> zmq.Socket[bytes]:
-    """The receiving end of a socket's monitor; close it after `socket.disable_monitor()`.
+    """Return the receiving end of a socket's monitor. Close it after `socket.disable_monitor()`.
 
-    Its queue has no bound: ZeroMQ's own thread waits, with all its connections, where a monitor's queue is full.
+    Its queue has no bound, because ZeroMQ's own thread, with all its connections, blocks while a monitor's queue is full.
     """
     context = socket.context
     endpoint = f"inproc://zmqdist.monitor.{next(_serial)}"
@@ -59,7 +59,7 @@ def open_monitor(socket: zmq.Socket[bytes], events: int) -> zmq.Socket[bytes]:
 
 
 def decode_event(frame: bytes) -> tuple[int, int]:
-    """(event, value) of a monitor message's first frame; the value is a descriptor or an error number, by event."""
+    """Return (event, value) of the first frame of a monitor message. The event decides whether the value is a descriptor or an errno."""
     event, value = _EVENT.unpack_from(frame)
     return event, value
 
@@ -71,24 +71,24 @@ class Up:
 
 @dataclass(frozen=True)
 class Down:
-    """A connection that was up has gone. What had arrived before can still be read."""
+    """A connection that was up is lost. Messages that arrived before can still be read."""
 
 
 @dataclass(frozen=True)
 class AttemptFailed:
-    """This attempt has come to nothing; another one may do better."""
+    """This attempt failed; the next one may succeed."""
 
     why: str
 
 
 @dataclass(frozen=True)
 class ProbeNeeded:
-    """This attempt has failed in a way that needs a look at the server's greeting."""
+    """This attempt failed in a way that only the server's greeting explains."""
 
 
 @dataclass(frozen=True)
 class Rejected:
-    """No attempt will do better until somebody changes something."""
+    """No attempt will succeed until the security of one side is changed."""
 
     error: OpError
 
@@ -105,11 +105,11 @@ _ADVICE: Final = {
 
 
 class ConnectionWatch:
-    """The judgement over the attempts of one connecting side; see the module's docstring.
+    """The state of one connecting side over all its attempts; see the module's docstring.
 
     Attributes:
-      connected: TCP stands, the handshake has not ended.
-      up: the handshake succeeded and the connection has not gone since.
+      connected: the TCP connection stands and the handshake has not ended.
+      up: the handshake succeeded and the connection has not been lost since.
     """
 
     def __init__(self, address: str, security: ClientSecurity) -> None:
@@ -121,11 +121,11 @@ class ConnectionWatch:
         self._mismatch = False
 
     def begin(self) -> None:
-        """A new attempt, on a new socket."""
+        """Begin a new attempt, on a new socket."""
         self.connected = self.up = False
 
     def feed(self, event: int, value: int) -> Verdict | None:
-        """One event of the monitor; None: nothing to be done."""
+        """Take one event of the monitor; return None if it needs no action."""
         if event == CONNECTED:
             self.connected = True
             return None
@@ -149,10 +149,8 @@ class ConnectionWatch:
             return Down()
         if not was_connected:
             self._closes = 0
-            return AttemptFailed("nobody listens there")
-        return self._handshake_closed(
-            0
-        )  # what libzmq tells of a server that speaks something else, or nothing any more
+            return AttemptFailed("no process listens there")
+        return self._handshake_closed(0)  # libzmq reports this of a server that does not speak ZeroMQ, or has ended
 
     def _handshake_closed(self, value: int) -> Verdict:
         if value == zmq.EAGAIN:
@@ -165,13 +163,13 @@ class ConnectionWatch:
         )
 
     def judge(self, mechanism: str | None) -> Rejected | None:
-        """What the server's greeting means.
+        """Decide what the server's greeting means.
 
         Args:
-          mechanism: as the greeting says, "" for a server that does not speak ZeroMQ, None where none came.
+          mechanism: the mechanism in the greeting, "" for a server that does not speak ZeroMQ, None if no greeting came.
 
         Returns:
-          None: go on trying.
+          None to go on trying.
         """
         closes, self._closes = self._closes, 0
         mismatch, self._mismatch = self._mismatch, False
@@ -183,7 +181,7 @@ class ConnectionWatch:
             return Rejected(FailedPreconditionError(text))
         theirs = _MECHANISMS.get(mechanism)
         if theirs is None:
-            text = f"what listens on {address} is not a zmqdist server: is the port right?"
+            text = f"the process that listens on {address} is not a zmqdist server: is the port right?"
             return Rejected(FailedPreconditionError(text))
         if theirs != ours:
             plaintext = ", in plaintext" if theirs == NONE else ""
@@ -197,8 +195,8 @@ class ConnectionWatch:
             return None
         if ours == CURVE:
             text = (
-                f"the server at {address} does not have the key that this side expects of it: most likely `server.pub` is "
-                f"not this cluster's, or a worker listens there (this side uses {self.security.source})"
+                f"the server at {address} does not have the key that this side expects: most likely `server.pub` is of "
+                f"another cluster, or a worker listens there (this side uses {self.security.source})"
             )
             return Rejected(UnauthenticatedError(text))
         text = f"the server at {address} closed {closes} handshakes in a row: its log may say why"

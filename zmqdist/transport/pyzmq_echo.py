@@ -22,17 +22,17 @@ SIZED_REQUEST: Final = b"bytes "
 REQUEST_BYTES_MAX: Final = 4096
 REPLY_BYTES_MAX: Final = 256 * 2**20
 REPLY_MS_MAX: Final = 30_000
-"""An answer that takes longer is an error: the other side has gone."""
+"""Milliseconds after which a missing reply is an error: the other side has ended."""
 
 
 class BareServer:
-    """Echoes in a thread until it is closed.
+    """An echo server in a thread of its own, until it is closed.
 
     Args:
-      address: "host:port"; port 0 takes a free one.
+      address: "host:port"; port 0 takes a free port.
 
     Attributes:
-      port: the real one.
+      port: the bound port.
     """
 
     def __init__(self, address: str) -> None:
@@ -69,11 +69,11 @@ class BareServer:
                             kept = bytearray(b"x" * count)
                         socket.send(frames[0], zmq.SNDMORE)
                         socket.send(kept, copy=False)
-                except zmq.ZMQError:  # terminated
+                except zmq.ZMQError:  # `close` has terminated the context
                     return
-                except BaseException:  # no memory for an answer: this one stays without
+                except BaseException:  # for instance no memory for a reply: this request gets none
                     kept = bytearray()
-                    log.exception("the bare echo server could not answer")
+                    log.exception("the bare echo server could not reply")
 
 
 def _requested_bytes(request: bytes) -> int | None:
@@ -84,10 +84,10 @@ def _requested_bytes(request: bytes) -> int | None:
 
 
 class BareClient:
-    """Asks a BareServer, from one thread; for a with-statement.
+    """Sends requests to a BareServer, from one thread. Use it in a with-statement.
 
     Raises (from each method):
-      zmq.Again: no answer within REPLY_MS_MAX.
+      zmq.Again: no reply within REPLY_MS_MAX.
     """
 
     def __init__(self, address: str) -> None:
@@ -107,7 +107,7 @@ class BareClient:
         self._context.term()
 
     def round_trips(self, count: int) -> list[float]:
-        """The seconds of each of `count` small requests, one after the other."""
+        """Return the seconds of each of `count` small requests, sent one after the other."""
         send, receive = self._socket.send, self._socket.recv
         took = []
         for _ in range(count):
@@ -118,7 +118,7 @@ class BareClient:
         return took
 
     def pipelined(self, count: int, window: int) -> float:
-        """The seconds for `count` small requests of which `window` at a time are on the way."""
+        """Return the seconds for `count` small requests, of which `window` at a time are on the way."""
         send, receive = self._socket.send, self._socket.recv
         start = perf_counter()
         for first in range(0, count, window):
@@ -130,7 +130,7 @@ class BareClient:
         return perf_counter() - start
 
     def fetch(self, byte_count: int) -> float:
-        """The seconds until one frame of `byte_count` has been asked for and received, without a copy."""
+        """Return the seconds from a request for one frame of `byte_count` bytes to its arrival, without a copy."""
         start = perf_counter()
         frame = self.request(SIZED_REQUEST + str(byte_count).encode())
         took = perf_counter() - start
@@ -138,6 +138,6 @@ class BareClient:
         return took
 
     def request(self, request: bytes) -> memoryview:
-        """Send a request, and return its answer without a copy."""
+        """Send a request, and return its reply without a copy."""
         self._socket.send(request)
         return self._socket.recv(copy=False).buffer

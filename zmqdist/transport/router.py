@@ -1,26 +1,26 @@
-"""The one listening socket of a server: who is connected, and messages from and to them.
+"""The one listening socket of a server: the connected peers, and messages from and to them.
 
 Rules
-    A peer is one connection. Its routing id is chosen by ZeroMQ and never seen again; name and incarnation are in its hello.
-    A connection speaks first with a hello and is answered with ours. Until then, and after a hello of another major
-    version, nothing it says is taken. Its role comes from the handshake (zap.py), never from what it says.
-    A message is given to the handler of its kind, if the peer's role may send that kind; `admin` may send everything.
-    Nothing a peer sends raises here: it is counted in `dropped`, answered with Refused a bounded number of times, and
-    logged once per peer.
-    A send never waits. False means that it was not sent; True does not promise that it arrives.
+    A peer is one connection. ZeroMQ chooses its routing id and never uses it again; the peer's name and incarnation are in its hello.
+    A connection begins with the peer's hello, and the server replies with its own. Before that hello, and after a hello of another
+    major version, its messages are dropped. Its role comes from the handshake (zap.py), never from its messages.
+    A message goes to the handler of its kind, if the peer's role may send that kind; `admin` may send all kinds.
+    No message of a peer raises here. A wrong one is counted in `dropped`, is refused by a Refused at most REFUSALS_MAX times, and is
+    logged once for each peer.
+    A send never waits. False means that the message was not sent; True does not promise that it arrives.
 
-Who has gone
-    The monitor reports the end of a descriptor, and descriptors are used again at once: so a report only names suspects, which are all
-    peers that were met on that descriptor. A suspect is sent a Ping; ZeroMQ's "host unreachable" is the truth. The end of a connection
-    reaches the socket later than its report: ZeroMQ's thread and the loop hand it over three times, behind all else that they have to
-    do. So the question is repeated, after twice as long each time, until the suspect has gone, or as many peers of its descriptor
-    have gone as ends were reported of it. A limit in time would let off peers that have gone, which then stay for good, with their calls,
-    streams and threads.
-    The first message of a connection may be read after the report of its end. So a peer that is met on a descriptor with more
-    reported ends than peers that have gone is a suspect from the beginning.
-    `on_gone` is called when everything that the peer had sent before has been read.
+Lost connections
+    The monitor reports the end of a descriptor, and the system uses descriptor numbers again at once. So a report only names
+    suspects: all peers that were met on that descriptor. A suspect is sent a Ping, and only ZeroMQ's "host unreachable" proves that it
+    has gone. The end of a connection reaches the socket later than its report, because ZeroMQ's thread and the loop hand it over three
+    times, behind all their other work. So the Ping is repeated, each time after twice the pause, until the suspect has gone, or as many
+    peers of its descriptor have gone as ends were reported. A limit in time would let off lost peers, which would then stay for ever
+    with their calls, streams and threads.
+    The first message of a connection may be read after the report of its end. So a new peer is a suspect at once if its descriptor has
+    more reported ends than peers that have gone.
+    `on_gone` is called when everything that the peer had sent was read.
 
-Not here: what the messages mean, and pending calls (their bound is the business of who answers them).
+Not here: the meaning of messages, and pending calls (the handlers bound those).
 """
 
 from __future__ import annotations
@@ -64,19 +64,19 @@ from zmqdist.wire.hello import Hello, decode_hello, encode_hello, is_hello
 log = logging.getLogger("zmqdist.transport")
 
 SUSPECT_STEP_S: Final = 0.003
-"""A suspect is asked again after this, and then after twice as long each time."""
+"""Seconds after which a suspect is sent the next Ping; each pause is twice as long as the one before."""
 SUSPECT_STEP_MAX_S: Final = 60.0
-"""The longest pause between two questions, each of which costs a Ping to an innocent suspect."""
+"""The longest of these pauses. A Ping costs an innocent suspect a message."""
 REFUSALS_MAX: Final = 32
-"""Answers of Refused for one peer: one that does not read must not fill our memory."""
+"""Refused messages sent to one peer: a peer that does not read them must not fill this process's memory."""
 TRIM_DELAY_S: Final = 1.0
-"""So long after the last message that was too large for us the memory that it took goes back to the system."""
+"""Seconds after the last message that was too large, until its memory is returned to the system."""
 LINGER_S: Final = 0.2
-"""So long the last answers have to leave when the server stops."""
+"""Seconds that the last replies have to leave when the server stops."""
 DROPPED_S: Final = GRACE_S + 1.0
-"""A server that was dropped has this long to answer what runs and to free its port."""
+"""Seconds that a server without references has to reply to running calls and to free its port."""
 BACKLOG: Final = 1024
-"""Connections that the kernel keeps for us until they are accepted: a cluster starts all at once."""
+"""Connections that the kernel keeps until they are accepted: a cluster's processes connect all at once."""
 NAME_CHARS_MAX: Final = 100
 
 _NOBLOCK: Final = int(zmq.NOBLOCK)
@@ -92,13 +92,16 @@ class Peer:
 
     Attributes:
       routing_id: ZeroMQ's name for it.
-      fd: its descriptor number; -1 where that cannot be told.
+      fd: its descriptor number; -1 if unknown.
       role: "client", "submit", "worker" or "admin".
-      hello: None until it came; without one the peer is shown to nobody.
-      name: for people, with its address until the hello.
-      bulk: the large parts on their way from and to it; None until there were any, or shared memory.
-      session: whatever the owner of the router keeps with it.
-      gone: it was found out that it has gone; nothing can be sent to it.
+      hello: None until it has arrived; `on_hello` and `peers` show no peer without one.
+      name: for log lines and errors; until the hello it contains the address.
+      bulk: the large parts on the way in either direction; None until it is needed.
+      session: set by the owner of the router.
+      gone: the connection is known to have ended; nothing can be sent to the peer.
+      fault_logged: a wrong message of this peer was logged; further ones are only counted.
+      refusals: number of Refused messages sent to it.
+      ignored: its messages are dropped from now on.
     """
 
     __slots__ = (
@@ -133,22 +136,24 @@ class Peer:
 
 
 class Router:
-    """See the module's docstring. All methods are called in the loop's thread, or before the loop starts.
+    """The server's socket and its peers; see the module's docstring. Call all methods in the loop's thread, or before the loop starts.
 
     Attributes:
-      on_hello: called with a peer whose hello came, after ours was sent.
-      on_gone: called with a peer that was shown by `on_hello` and has gone; once.
-      dropped: messages that were not taken, by reason.
-      received: messages since it was made.
-      refused_handshakes: connections that ended before a first message of theirs was read. ZeroMQ has no event of its own for some of
-        them (a peer that speaks an old protocol, or none), so they are told by their end.
-      peers_max: connections that are served.
-      leaving: the server stops. Who says hello now is not answered, and so waits for the next server at this address.
+      on_hello: called with a peer whose hello has arrived, after ours was sent.
+      on_gone: functions, each called once with a peer that `on_hello` has shown and that has gone.
+      dropped: number of messages that were not accepted, by reason.
+      received: number of messages since the router was made.
+      refused_handshakes: connections that ended before their first message was read. For some of them (a peer that speaks an old
+        protocol, or none) ZeroMQ has no event of its own, so their end has to do.
+      peers_max: bound on the connections that are served.
+      stopping: the server stops. It sends no hello any more, so that a new peer waits for the next server at this address.
     """
 
     def __init__(self, loop: Loop, security: ServerSecurity, hello: Hello) -> None:
-        """Args:
-        hello: what this server says of itself.
+        """Open the socket, without binding it.
+
+        Args:
+          hello: sent to each peer.
         """
         self.on_hello: Callable[[Peer], None] | None = None
         self.on_gone: list[Callable[[Peer], None]] = []
@@ -164,7 +169,7 @@ class Router:
         self._peers: dict[bytes, Peer] = {}
         self._by_fd: dict[int, list[Peer]] = {}
         self._reported_ends: Counter[int] = Counter()
-        """By descriptor: ends that were reported, less the peers that were found to have gone."""
+        """By descriptor: reported ends less peers that have gone."""
         self._gone_unread: list[Peer] = []
         self._closed = False
         self._turn_budget = 0
@@ -208,15 +213,17 @@ class Router:
     # -- addresses ----------------------------------------------------------------------------------------------------
 
     def bind(self, address: str) -> str:
-        """Listen on `host:port`; port 0 takes a free one. A server of this process that was dropped, and has the port, ends first.
+        """Listen on `host:port`; port 0 takes a free port.
+
+        If a dropped server of this process still has the port, this waits DROPPED_S at most for its end.
 
         Returns:
-          The real `host:port`.
+          The bound `host:port`.
 
         Raises:
-          UnknownError: it could not be bound: in use, not an address of this machine, not allowed.
+          UnknownError: the address is in use, not of this machine, or not allowed.
           FailedPreconditionError: the security does not cover the address (security.py).
-          InvalidArgumentError: not an address.
+          InvalidArgumentError: `address` is not an address.
         """
         host, port = split(address)
         self._security.check_bind(host)
@@ -231,10 +238,7 @@ class Router:
         return join(host, bound)
 
     def bind_fd(self, fd: int) -> str:
-        """Serve a TCP socket that is bound and listens already; the descriptor is ZeroMQ's from then on.
-
-        Returns, raises: as `bind`.
-        """
+        """Serve a TCP socket that is bound and listens already. ZeroMQ owns the descriptor from now on. Returns and raises as `bind`."""
         with sockets.socket(fileno=fd) as wrapped:
             name = wrapped.getsockname()
             wrapped.detach()
@@ -267,15 +271,15 @@ class Router:
         fn: Callable[[Peer, Any, list[memoryview]], None],
         roles: frozenset[str] | None = None,
     ) -> None:
-        """Give messages of a kind to `fn(peer, message, frames)`; the frames are its own to keep and to write to.
+        """Register `fn(peer, message, frames)` as the handler of a kind of message. It may keep the frames and write to them.
 
         Args:
-          roles: who may send this kind, besides `admin`; None: everybody. Others are answered PERMISSION_DENIED.
+          roles: the roles besides `admin` that may send this kind; None for all. Others get PERMISSION_DENIED.
         """
         self._handlers[kind] = (fn, None if roles is None else roles | {ADMIN})
 
     def bulk_channel(self, peer: Peer) -> BulkChannel:
-        """For messages with large parts from and to a peer."""
+        """Return the channel for large parts from and to a peer; it is made on first use."""
         if peer.bulk is None:
             peer.bulk = BulkChannel(peer.name, lambda message, frames: self.send(peer, message, frames))
             if peer.hello is not None:
@@ -286,11 +290,11 @@ class Router:
         """Send without waiting.
 
         Args:
-          frames: payload, copied. For what is small: ZeroMQ's way of sending without a copy takes longer, and large parts have
-            their own ways (`bulk_channel`).
+          frames: payload, copied. Use it for small frames: sending one without a copy takes ZeroMQ longer, and large parts travel by
+            `bulk_channel`.
 
         Returns:
-          False: the peer has gone (`on_gone` is called later, from the loop), or its queue is full; nothing was sent.
+          False if nothing was sent: the peer has gone (the loop calls `on_gone` later), or its queue is full.
         """
         return self._send_raw(peer, encode(message), frames)
 
@@ -315,16 +319,16 @@ class Router:
     # -- in -----------------------------------------------------------------------------------------------------------
 
     def count_work(self, count: int) -> None:
-        """A handler says that its message was as much work as `count` of them: it is the bound of a turn that counts."""
+        """Count a message as `count` messages against the bound of this turn, because its handler did as much work."""
         self._turn_budget -= count - 1
 
     @property
     def peers(self) -> list[Peer]:
-        """Those whose hello was taken."""
+        """The peers whose hello was accepted and that have not gone."""
         return [peer for peer in self._peers.values() if peer.hello is not None and not peer.gone]
 
     def _read(self) -> bool:
-        """Take what is there, up to the bound; True when stopped at the bound. The loop has just seen that there is something."""
+        """Read messages up to the bound; return True if it stopped at the bound. The loop has just seen that there is input."""
         has_input, recv, peers = self._watched.has_input, self._recv, self._peers
         self._turn_budget = MESSAGES_PER_WAKE_MAX
         while self._turn_budget > 0:
@@ -351,7 +355,7 @@ class Router:
         return True
 
     def _add_peer(self, routing_id: bytes, frame: zmq.Frame) -> Peer:
-        """The first message of a connection that we do not know."""
+        """Make the peer of a new connection, whose first message has arrived."""
         role = ADMIN if self._security.mechanism == NONE else _property(frame, "User-Id")
         fd = _fd_of(frame)
         peer = Peer(routing_id, fd, role, f"at {_property(frame, 'Peer-Address') or 'an unknown address'}")
@@ -363,7 +367,9 @@ class Router:
         if fd >= 0:
             self._by_fd.setdefault(fd, []).append(peer)
             if self._reported_ends[fd] > 0:
-                self._suspect_later(peer, SUSPECT_STEP_S)  # after our hello, which must be the first that it hears
+                self._suspect_later(
+                    peer, SUSPECT_STEP_S
+                )  # later, because our hello must be its first message, not a Ping
         return peer
 
     def _handle_frames(self, peer: Peer, header: bytes, frames: list[memoryview] | None) -> None:
@@ -372,7 +378,7 @@ class Router:
             return
         if frames is None:
             self._count("too many frames or bytes")
-            # The C library keeps what was freed, here a gigabyte or more. It takes some milliseconds: not for each of many.
+            # The C library keeps freed memory, here a gigabyte or more. Trimming takes milliseconds, so once for many messages.
             self._loop.set_timer(trim_heap, self._loop.now() + TRIM_DELAY_S, trim_heap)
             return
         if is_hello(header):
@@ -410,23 +416,24 @@ class Router:
             peer.ignored = True
             self._count("other protocol version")
             log.warning("refused: %s", error)
-            self._send_raw(peer, self._hello)  # it names both versions on the other side too
+            self._send_raw(peer, self._hello)  # so that the peer's error names both versions, too
             return
         except WireError:
             peer.ignored = True
             raise
         peer.name = _printable(hello.name) or f"{_printable(hello.kind)} {peer.name}"
-        if not self._send_raw(peer, self._hello_for(peer, hello)):  # it has gone while its hello lay here
+        if not self._send_raw(peer, self._hello_for(peer, hello)):  # the peer has gone before its hello was read
             return
         peer.hello = hello
         if self.on_hello is not None:
             self.on_hello(peer)
 
     def _hello_for(self, peer: Peer, hello: Hello) -> bytes:
-        """Our hello, with our shared memory for whoever has offered its own.
+        """Return our hello, with the offer of our shared memory if the peer has offered its own.
 
-        What is offered may be anybody's whom we can open, ourselves included. So it is believed only of those who could read that anyway:
-        who has shown the user's token, and who may run code here. A key that may only call has its arrays go by the socket.
+        The memory that a peer offers may be that of any process that this one can open, itself included. So an offer is believed only from
+        a peer that could read that memory anyway: it has shown the user's token, or may run code here. The arrays of a peer whose key may
+        only call travel by the socket.
         """
         trusted = peer.role != "client" or self._security.mechanism != CURVE
         pool = this_pool() if trusted and hello.memory is not None else None
@@ -443,7 +450,7 @@ class Router:
     def _count(self, reason: str) -> None:
         self.dropped[reason] = self.dropped.get(reason, 0) + 1
 
-    # -- who has gone ---------------------------------------------------------------------------------------------------
+    # -- peers that have gone -------------------------------------------------------------------------------------------
 
     def _read_monitor(self) -> bool:
         for _ in range(MESSAGES_PER_WAKE_MAX):
@@ -452,7 +459,7 @@ class Router:
             _, fd = decode_event(self._monitor.recv_multipart(_NOBLOCK)[0])
             self._reported_ends[fd] += 1
             if self._reported_ends[fd] <= 0:
-                continue  # of a peer that a send has found to have gone
+                continue  # a send has found out before this report that the peer has gone
             suspects = tuple(self._by_fd.get(fd, ()))
             if not suspects:
                 self.refused_handshakes += 1
@@ -461,7 +468,7 @@ class Router:
         return True
 
     def _suspect(self, peer: Peer, step_s: float) -> None:
-        """Ask whether it has gone, now and again; `step_s` is the next pause."""
+        """Send a Ping to find out whether the peer has gone, and again after `step_s`."""
         if not peer.gone and self._reported_ends[peer.fd] > 0 and not self._is_gone(peer):
             self._suspect_later(peer, step_s)
 
@@ -470,12 +477,12 @@ class Router:
         self._loop.set_timer((self, peer), self._loop.now() + step_s, then)
 
     def _is_gone(self, peer: Peer) -> bool:
-        self._watched.has_input()  # makes the socket take note of connections that have ended
+        self._watched.has_input()  # makes the socket notice connections that have ended
         self._send_raw(peer, _PING)
         return peer.gone
 
     def _mark_gone(self, peer: Peer) -> None:
-        """Nothing can be sent to it any more. What it sent before it went may still lie here, and is read first."""
+        """Note that the peer has gone. Messages that it had sent may still be unread, and are read first."""
         peer.gone = True
         if peer in (met := self._by_fd.get(peer.fd, [])):
             met.remove(peer)
@@ -486,12 +493,12 @@ class Router:
             self._loop.call_soon(self._forget_gone)
 
     def _forget_gone(self) -> None:
-        """Forget those who have gone, when nothing of them can be left to read."""
+        """Forget the peers that have gone, once all their messages were read."""
         if self._closed:
             return
         self._watched.dirty = True
         if self._watched.has_input() and self._read():
-            self._loop.call_soon(self._forget_gone)  # there is more: let others have their turn
+            self._loop.call_soon(self._forget_gone)  # there is more input: other callbacks have their turn first
             return
         going, self._gone_unread = self._gone_unread, []
         for peer in going:
@@ -504,10 +511,10 @@ class Router:
 
 
 def listen(host: str) -> sockets.socket:
-    """A TCP socket at a free port, for `Router.bind_fd` here or in a child. Connections wait in it until somebody serves them.
+    """Return a TCP socket at a free port, for `Router.bind_fd` here or in a child. Connections wait in it until a process serves them.
 
     Raises:
-      UnknownError: not an address of this machine.
+      UnknownError: `host` is not an address of this machine.
     """
     number = _look_up(host)
     made = sockets.socket(sockets.AF_INET6 if is_ipv6(number) else sockets.AF_INET, sockets.SOCK_STREAM)
@@ -522,7 +529,7 @@ def listen(host: str) -> sockets.socket:
 
 
 def _look_up(host: str) -> str:
-    """The number of a host name, IPv4 first; what cannot be looked up is left to ZeroMQ, which knows interface names."""
+    """Return the IP address of a host name, IPv4 if it has one. Other names are left to ZeroMQ, which knows names of interfaces."""
     try:
         found = sockets.getaddrinfo(host, None, type=sockets.SOCK_STREAM)
     except OSError:
@@ -546,7 +553,7 @@ def _property(frame: zmq.Frame, name: str) -> str:
 
 
 def _printable(text: str) -> str:
-    """A peer's own words, fit for a log line."""
+    """Return a peer's text so that it is fit for a log line."""
     return "".join(char if char.isprintable() else "?" for char in text[:NAME_CHARS_MAX])
 
 

@@ -1,11 +1,12 @@
-"""Shared memory of other processes of this host, while they lend it to us. The rules are in shm_pool.py.
+"""Shared memory that other processes of this host lend to this one. shm_pool.py has the protocol.
 
 Rules
-    Nothing in a handle is believed: what is opened must be a memfd of sealed size that holds what the handle says, else mapping it
-    could end this process. Only numbers of the owner's table are written, and only in cells that were lent to us.
-    An array that was lent to us alone is given back by writing its cell when it and everything made from it has been collected. One
-    that was published is given back by closing the descriptor that holds its lock.
-    Right before a fork, what was lent to us alone is made private, and never given back: the child may go on reading it.
+    Nothing in a handle is believed. The opened file must be a memfd of sealed size that contains the bytes of the handle, because
+    mapping any other file could end this process. Of the owner's table, only cells of leases to this process are written.
+    An array that is lent to this process alone is given back by writing its cell, when the array and everything made from it was
+    collected. A published array is given back by closing the descriptor that holds its lock.
+    Right before a fork, arrays lent to this process alone become private mappings and are never given back, because the child may go on
+    reading them.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from zmqdist.transport.shm_pool import (
 )
 
 LOCK_TRIES: Final = 1000
-"""Others have a cell's lock for the time of a look: so many tries, each with a turn for somebody else, outlast any number of them."""
+"""Other processes hold the lock of a cell only while they look at it: after so many tries, each of which yields the core, one succeeds."""
 
 log = logging.getLogger("zmqdist.transport")
 
@@ -48,12 +49,12 @@ class PeerPool:
     """The shared-memory pool of one other process (or of this one, as a peer of itself). Any thread may use it.
 
     Attributes:
-      offer: as its owner told it.
-      nonce: what we read in its table: the proof that we can.
+      offer: the owner's offer.
+      nonce: the number read in the owner's table, which proves that this process can read it.
     """
 
     def __init__(self, offer: Offer) -> None:
-        """Raises OSError where it cannot be opened, ValueError for something that is no pool."""
+        """Open the owner's table. Raises OSError if it cannot be opened, ValueError if it is not the table of a pool."""
         self.offer = offer
         pid, fd, inode = offer
         self._pid = pid
@@ -69,7 +70,7 @@ class PeerPool:
         self._opened: weakref.WeakValueDictionary[int, Segment] = weakref.WeakValueDictionary()
 
     def close(self) -> None:
-        """Of use only in a forked child, which uses nothing of it."""
+        """Close the table; only for a forked child, which uses nothing of the pool."""
         if self._table_fd >= 0:
             os.close(self._table_fd)
             self._table_fd = -1
@@ -80,22 +81,22 @@ class PeerPool:
 
     @property
     def alive(self) -> bool:
-        """Whether its owner still has it; what we have of it stays."""
+        """Whether the owner still has the pool. Memory that this process has mapped stays in either case."""
         return os.path.exists(f"/proc/{self._pid}/fd/{self.offer[1]}")
 
     def attach(self, handle: Handle) -> NDArray[np.uint8]:
-        """The bytes that a handle stands for, without a copy.
+        """Return the bytes of a handle as an array, without a copy.
 
-        Writable and private to the caller, or read-only when they are of a frozen array. The owner has them back when the array and
-        everything made from it has been collected.
+        The array is writable and private to the caller, or read-only if the bytes are frozen. The owner gets them back when the array and
+        everything made from it was collected.
 
         Raises:
           UnavailableError: the owner has taken them back, or has ended.
-          WireError: not a handle of this owner, or one that was used before.
+          WireError: this is not a handle of this owner, or it was used before.
         """
         _, _, nbytes, offset, length, cell, serial, mode = handle
         if mode == EXCLUSIVE and offset % shm_mapping.PAGE_BYTES:
-            raise WireError(f"process {self._pid}", f"memory that does not begin with a page: {handle}")
+            raise WireError(f"process {self._pid}", f"memory that does not begin at the beginning of a page: {handle}")
         if not (0 <= offset <= offset + length <= nbytes and NONCE_CELL < cell < SHM_CELLS and serial > 0 < length):
             raise WireError(f"process {self._pid}", f"no such memory: {handle}")
         try:
@@ -114,13 +115,15 @@ class PeerPool:
         raise WireError(f"process {self._pid}", f"no such way to share memory: {mode}")
 
     def adopt(self, handle: Handle) -> tuple[Segment, BlockLease]:
-        """For whoever lends it on without looking into it: the segment, and the lease. Raises as `attach`."""
+        """Claim a handle without mapping it, for a caller that lends the bytes on. Return the segment, and the lease. Raises as
+        `attach`.
+        """
         fd, inode, nbytes, _, _, cell, serial, mode = handle
         if mode != EXCLUSIVE:
-            raise WireError(f"process {self._pid}", "only what was lent to one can be adopted")
+            raise WireError(f"process {self._pid}", "only memory that was lent to one process can be adopted")
         try:
             lease = self._claim(cell, serial)
-            segment = self._opened.get(inode)  # one descriptor for all that is held of it
+            segment = self._opened.get(inode)  # one descriptor for all blocks of the segment
             if segment is None or segment.nbytes < nbytes:
                 segment = Segment(open_memfd(self._pid, fd, inode, nbytes=nbytes), nbytes, 0, None)
                 self._opened[inode] = segment
@@ -128,7 +131,7 @@ class PeerPool:
         except (OSError, ValueError) as error:
             raise UnavailableError(f"memory of process {self._pid} cannot be opened: {error}") from None
 
-    # -- lent to us alone -----------------------------------------------------------------------------------------------
+    # -- lent to this process alone -------------------------------------------------------------------------------------
 
     def _attach_exclusive(self, handle: Handle) -> NDArray[np.uint8]:
         _, _, _, offset, length, cell, serial, _ = handle
@@ -142,7 +145,7 @@ class PeerPool:
         lease = BlockLease(self)
         self._lock_cell(self._table_fd, cell, serial)
         if self._cells[cell] != serial:
-            # Ours already, when it says -serial: then the lock is in use and stays.
+            # -serial means that this process has claimed it before: then the lock is in use and stays.
             if self._cells[cell] >= 0:
                 shm_mapping.unlock(self._table_fd, cell)
             raise self._taken_back()
@@ -151,20 +154,20 @@ class PeerPool:
         return lease
 
     def _lock_cell(self, fd: int, cell: int, serial: int, *, shared: bool = False) -> None:
-        """Lock the cell of a handle that is in force; one that is not must not get in the way of its successor."""
+        """Lock the cell of a valid handle. An invalid handle raises at once, so that it does not delay the cell's next lease."""
         for _ in range(LOCK_TRIES):
             if self._cells[cell] != serial:
                 break
             if shm_mapping.try_lock(fd, cell, shared=shared):
                 return
-            os.sched_yield()  # the owner, or somebody with an old handle, is looking at it
+            os.sched_yield()  # the owner, or a process with an old handle, is looking at the cell
         raise self._taken_back()
 
     def _taken_back(self) -> UnavailableError:
-        return UnavailableError(f"process {self._pid} has taken the memory back, or lent it to somebody else")
+        return UnavailableError(f"process {self._pid} has taken the memory back, or lent it to another process")
 
     def _mapped_segment(self, handle: Handle) -> Segment:
-        """Mapped shared and writable; kept for the next array in it."""
+        """Return the segment of a handle, mapped shared and writable. It is kept for the next array in it."""
         fd, inode, nbytes = handle[:3]
         segment = self._mapped.get(inode)
         if segment is None:
@@ -178,7 +181,7 @@ class PeerPool:
             ):
                 self._mapped.popitem(last=False)
         elif segment.nbytes < nbytes:
-            raise ValueError(f"a segment of {segment.nbytes} bytes is said to have {nbytes}")
+            raise ValueError(f"the handle says {nbytes} bytes of a segment that has {segment.nbytes}")
         else:
             self._mapped.move_to_end(inode)
         return segment
@@ -192,7 +195,7 @@ class PeerPool:
     def _attach_published(self, handle: Handle) -> NDArray[np.uint8]:
         fd, inode, nbytes, offset, length, cell, serial, _ = handle
         lock = self._read_lock(cell, serial)
-        # Held until the array is collected; a small one is copied, so that many of them do not take all descriptors.
+        # The lock is held until the array is collected. A small array is copied, so that many of them do not use up the descriptors.
         ours = open_memfd(self._pid, fd, inode, nbytes=nbytes, writable=False)
         try:
             start = offset // shm_mapping.PAGE_BYTES * shm_mapping.PAGE_BYTES
@@ -210,17 +213,18 @@ class PeerPool:
             ours = open_memfd(self._pid, fd, inode, nbytes=nbytes, writable=False)
             if not shm_mapping.is_sealed_against_writing(ours):
                 os.close(ours)
-                raise ValueError("it is said to be frozen, and is not")
+                raise ValueError("the handle says that the memory is frozen, and it is not")
             frozen = _known_frozen[inode] = FrozenSegment(Segment(ours, nbytes, 0, None))
         elif frozen.segment.nbytes < nbytes:
-            raise ValueError(f"a segment of {frozen.segment.nbytes} bytes is said to have {nbytes}")
-        if mode == FROZEN:  # we have it, and the owner may let go
+            raise ValueError(f"the handle says {nbytes} bytes of a segment that has {frozen.segment.nbytes}")
+        if mode == FROZEN:  # this process has the segment open, so the owner may end the lease
             self._cells[cell] = 0
         del lock
         return frozen.array()[offset : offset + length]
 
     def _read_lock(self, cell: int, serial: int) -> _ReadLock:
-        # A description of its own, so that others of this process are independent; by our own entry, which is there for sure.
+        # A file description of its own, so that each lock of this process is independent; opened through this process's own entry in
+        # /proc, because that exists even if the owner has ended.
         lock = _ReadLock(os.open(f"/proc/self/fd/{self._table_fd}", os.O_RDWR | os.O_CLOEXEC))
         self._lock_cell(lock.fd, cell, serial, shared=True)
         if self._cells[cell] != serial:
@@ -229,14 +233,17 @@ class PeerPool:
 
 
 class BlockLease:
-    """Something lent to us alone; given back when dropped, unless a fork has shared it. A forked child's copy does nothing."""
+    """A claimed lease of a block that is lent to this process alone. Dropping it gives the block back, unless a fork has shared the block.
+
+    The copy in a forked child does nothing.
+    """
 
     __slots__ = ("cell", "owner", "process", "shared_by_fork")
 
     def __init__(self, owner: PeerPool) -> None:
         self.owner = owner
         self.cell = 0
-        """0 while nothing is claimed."""
+        """The claimed cell of the owner's table; 0 before the claim."""
         self.shared_by_fork = False
         self.process = _this_process
 
@@ -246,7 +253,7 @@ class BlockLease:
 
 
 class _ExclusiveMemory(Exporter):
-    """The memory of an array that was lent to us alone."""
+    """The memory of an array that was lent to this process alone."""
 
     __slots__ = ("lease", "length", "offset", "segment")
 
@@ -259,7 +266,7 @@ class _ExclusiveMemory(Exporter):
         self.length = length
 
     def make_private(self) -> None:
-        """Before a fork. Blocks begin and end with pages."""
+        """Replace the shared mapping by a private one, right before a fork. *Invariant*: blocks begin and end with pages."""
         if self.lease.shared_by_fork:
             return
         assert self.segment.mapping is not None
@@ -279,7 +286,7 @@ class _ReadLock:
 
 
 class _CopyOnWriteMemory(Exporter):
-    """The memory of an array that many have: what is written to it stays in this mapping."""
+    """The memory of an array that was lent to any number of processes: what is written to it stays in this mapping."""
 
     __slots__ = ("lock", "mapping")
 
@@ -290,9 +297,9 @@ class _CopyOnWriteMemory(Exporter):
 
 
 def lendable_block(array: NDArray[Any]) -> Block | None:
-    """Shared memory that shows an array which begins with a block of ours, or with one that was lent to us; else None.
+    """Return a block that shows the array, if the array begins with a block of this process or one that was lent to it alone; else None.
 
-    Of use when nobody changes the array any more: then it can be lent on as it is.
+    Use it for an array that no code changes any more: then it can be lent on without a copy.
     """
     base: Any = array
     while isinstance(base, np.ndarray):
@@ -308,14 +315,14 @@ def lendable_block(array: NDArray[Any]) -> Block | None:
 
 
 _this_process = object()
-"""Another one after a fork."""
+"""A fork replaces it in the child."""
 _exclusive_memories: weakref.WeakSet[_ExclusiveMemory] = weakref.WeakSet()
 _known_frozen: weakref.WeakValueDictionary[int, FrozenSegment] = weakref.WeakValueDictionary()
 _peers: weakref.WeakValueDictionary[Offer, PeerPool] = weakref.WeakValueDictionary()
 
 
 def open_peer(offer: Offer) -> PeerPool | None:
-    """The pool that a peer offers; None where it cannot be opened: another host, user or namespace, or it has ended."""
+    """Return the pool that a peer offers; None if it cannot be opened: another host, user or namespace, or the peer has ended."""
     peer = _peers.get(offer)
     if peer is None:
         try:
@@ -329,24 +336,26 @@ def _before_fork() -> None:
     for hold in list(_exclusive_memories):
         try:
             hold.make_private()
-        except OSError:  # no more mappings: the others still can
-            log.exception("an array in shared memory could not be parted from the child of a fork")
+        except OSError:  # for instance too many mappings: the other arrays still become private
+            log.exception(
+                "an array in shared memory could not be made private before a fork; the child may see it change"
+            )
         _shared_with_child.add(hold.lease.owner)
 
 
 def _in_child() -> None:
-    """The locks of a peer's table are shared with the parent: the child opens it anew."""
+    """Drop the pools of peers, because the parent shares the locks of their tables: the child opens a pool anew."""
     global _this_process
     _this_process = object()
     for peer in list(_peers.values()):
         if peer not in _shared_with_child:
-            peer.close()  # else what the parent is lent from now on would not be given back when it is killed
+            peer.close()  # else a block lent to the parent later would stay locked by this child when the parent is killed
         _inherited.append(peer)
     _peers.clear()
 
 
 _inherited: list[PeerPool] = []
 _shared_with_child: set[PeerPool] = set()
-"""Of use from right before a fork to right after it."""
+"""Used only from right before a fork to right after it."""
 
 os.register_at_fork(before=_before_fork, after_in_parent=_shared_with_child.clear, after_in_child=_in_child)

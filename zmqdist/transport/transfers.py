@@ -1,21 +1,21 @@
-"""How the large parts of messages travel by one connection, whichever end this is.
+"""How the large parts of messages travel through one connection, the same at both ends.
 
 Rules
-    Up to a chunk in all they are frames of their message, which costs least. How much a chunk is, CHUNK_BYTES at most, follows the
-    link (pace.py): a frame of half a megabyte takes longer on a slow one than a heartbeat may. More of them move
-        as a handle   of shared memory, where the other side has shown that it can open ours; or else
+    Parts up to one chunk in all travel as frames of their message, which costs least. The link decides how large a chunk is,
+    CHUNK_BYTES at most (pace.py): on a slow link a frame of half a megabyte takes longer than a heartbeat may. Larger parts travel
+        as a handle   of shared memory, if the other side has shown that it can open this process's memory; or else
         in chunks     between which small messages pass (bulk_machine.py).
-    What is to be sent belongs to the message: nobody changes it until the transfer is over (rpc/snapshots.py). Up to CHUNK_BYTES it is
-    copied here, so nobody need know which way it goes.
-    A handle is taken back when its message was not sent, the connection has gone, or its call is over. Who has claimed it by then
-    keeps the memory, whoever comes later is refused. Who does not want what was lent claims it and lets go.
-    What a Call holds back, and its receiver has not let in, stays with its sender.
-    Nothing is delivered half: the parts are given on when the last byte of the last one is here.
+    The bytes to send belong to the message: no code changes them until the transfer is over (rpc/snapshots.py). Up to CHUNK_BYTES they
+    are copied here, so that callers need not know which way they travel.
+    A handle is taken back if its message was not sent, the connection is lost, or its call is over. A receiver that has claimed it
+    keeps the memory; a later claim is refused. A receiver that does not want lent memory claims it and gives it back.
+    Parts that a Call holds back stay with the sender until the receiver sends SendParts.
+    A message is delivered as a whole, when the last byte of its last part has arrived.
 
-Shared memory is used towards a peer that has named the number that stands in our table: then it has really opened it. In a server's
-hello that number is one of the fields, a client sends SharedMemoryAccepted.
+A side uses shared memory towards a peer that has named the nonce in this process's table: that proves that the peer has opened it. A
+server names it in its hello, a client in SharedMemoryAccepted.
 
-Not here: what the parts are, and whom they are for.
+Not here: the meaning and the receiver of the parts.
 """
 
 from __future__ import annotations
@@ -41,38 +41,38 @@ from zmqdist.wire.hello import Hello, host_identity
 log = logging.getLogger("zmqdist.transport")
 
 Source: TypeAlias = "bytes | memoryview | NDArray[np.uint8] | Block"
-"""A large part to be sent: a flat buffer of bytes, or a block of our pool."""
+"""A large part to send: a flat buffer of bytes, or a block of this process's pool."""
 Frames: TypeAlias = Sequence[Any]
 Allocator: TypeAlias = "Callable[[list[int]], list[Any]]"
-"""Gives a flat writable array for each size, anything for a 0. May raise OpError or MemoryError."""
+"""Returns a flat writable array for each size, anything for a size of 0. May raise OpError or MemoryError."""
 OnArrived: TypeAlias = "Callable[[list[Any] | None, str], object]"
-"""Gets the parts, or None and why they did not arrive."""
+"""Gets the parts; or None, and why they did not arrive."""
 
 _HANDLE_NUMBERS = 8
 
 
 def is_large(sources: Sequence[Source]) -> bool:
-    """Whether these move by a lane of their own on any link, not as frames of their message."""
+    """Return whether these parts are too large for frames of their message on any link."""
     return nbytes_of(sources) > CHUNK_BYTES
 
 
 def announced_bytes(parts: Sequence[Part]) -> int:
-    """What the parts of a message that has arrived have together, by what their sender says."""
+    """Return the bytes of all parts of a received message, as its sender announces them."""
     return sum(max(0, part[0] if len(part) == 1 else part[4]) for part in parts if len(part) in (1, _HANDLE_NUMBERS))
 
 
 def allocate_fresh(sizes: list[int]) -> list[Any]:
-    """The usual Room: memory that nobody else has."""
+    """Allocate memory that no other array shows: the usual Allocator."""
     return [memory_for(size) if size else None for size in sizes]
 
 
 class _Transfer:
-    """What belongs to one call in either direction.
+    """The parts of one call that travel in either direction.
 
     Attributes:
-      handles: what was lent with its message.
-      views: what leaves in chunks; `held`: after SendParts.
-      frames: what has arrived, or is arriving in chunks; `on_arrived` is told.
+      handles: leases that were made for its message.
+      views: the buffers that leave in chunks, None for a part that does not. If `held`, they leave after SendParts.
+      frames: parts that have arrived, or arrive in chunks; then `on_arrived` gets them.
     """
 
     __slots__ = ("frames", "handles", "held", "on_arrived", "views")
@@ -86,19 +86,21 @@ class _Transfer:
 
 
 class BulkChannel:
-    """The large parts on their way by one connection. Used by one thread at a time; whoever owns the connection calls `connection_lost`.
+    """The large parts on the way through one connection. One thread at a time uses it; the owner of the connection calls `connection_lost`.
 
     Attributes:
-      lends: the other side can open our shared memory. May be read by any thread.
-      tracked: what is under way, by the number of its call; empty in the life of a connection of small messages.
-      faults: things that the other side should not have sent.
+      shares_memory: whether the other side can open this process's shared memory. Any thread may read it.
+      tracked: transfers under way, by the number of their call; empty while a connection carries only small messages.
+      faults: number of messages of the other side that broke the protocol.
     """
 
     def __init__(
         self, peer: str, send_message: Callable[[Message, Frames], bool], clock: Callable[[], float] = monotonic
     ) -> None:
-        """Args:
-        put: sends a message without waiting; False when the connection has gone.
+        """Make the channel of a new connection.
+
+        Args:
+          send_message: sends a message without waiting; False if the connection is lost.
         """
         self.shares_memory = False
         self.tracked: dict[int, _Transfer] = {}
@@ -113,25 +115,29 @@ class BulkChannel:
         self._held_count = 0
 
     def hello_arrived(self, hello: Hello) -> None:
-        """The other side's hello, which says whether a network is between. Who lies there makes its own connection worse."""
+        """Note the other side's hello. Within one host the window is widest at once; a peer that lies about its host only slows its
+        own connection.
+        """
         if hello.host == host_identity():
             self._outbound.pace.widen()
 
     # -- shared memory ----------------------------------------------------------------------------------------------------
 
     def open_offered_memory(self, hello: Hello) -> int:
-        """The other side's hello: the number to name in return, 0 where its memory cannot be opened from here."""
+        """Open the shared memory that the other side's hello offers. Return the nonce to name in reply; 0 if it cannot be opened from
+        here.
+        """
         self.hello_arrived(hello)
         if hello.memory is None or hello.host != host_identity() or this_pool() is None:
             return 0
         self._peer_pool = open_peer(hello.memory)
         if self._peer_pool is None:
-            log.info("%s: its shared memory cannot be opened from here; large arrays travel by the socket", self._peer)
+            log.info("cannot open the shared memory of %s; large arrays travel by the socket", self._peer)
             return 0
         return int(self._peer_pool.nonce)
 
     def memory_accepted(self, nonce: int) -> None:
-        """The other side has named a number of our memory."""
+        """Note the nonce that the other side names. The right one proves that it can open this process's memory."""
         self._pool = this_pool()
         self.shares_memory = self._pool is not None and nonce == self._pool.nonce
 
@@ -139,12 +145,12 @@ class BulkChannel:
 
     @property
     def sending(self) -> bool:
-        """Whether chunks are left to be sent: somebody must read what the other side acknowledges, or lets in."""
+        """Whether chunks are left to send, so that a thread must read the other side's acknowledgments or SendParts."""
         return len(self._outbound) > 0 or self._held_count > 0
 
     @property
     def undelivered(self) -> int:
-        """How much of what was sent the other side does not have yet: bytes of chunks, and handles. Changes while it reads."""
+        """How much of what was sent the other side does not have yet: bytes of chunks, plus one for each unclaimed handle."""
         pool = self._pool
         handles = [handle for transfer in self.tracked.values() for handle in transfer.handles]
         return self._outbound.bytes_left + (0 if pool is None else sum(map(pool.is_unclaimed, handles)))
@@ -155,11 +161,11 @@ class BulkChannel:
         return self._outbound.pace.unacknowledged
 
     def receiving(self, id: int) -> bool:
-        """Whether chunks of this call are still to come."""
+        """Return whether chunks of this call are still awaited."""
         return id in self._inbound
 
     def send(self, message: Call | Reply, sources: Sequence[Source]) -> bool:
-        """Send a message with its parts, by the best way there is. False: nothing was sent; the sources are as before."""
+        """Send a message with its parts, in the cheapest way. Return False if nothing was sent; the sources stay as they were."""
         nbytes = nbytes_of(sources)
         if nbytes <= self._outbound.pace.chunk_bytes:
             return self._send_message(message, sources)
@@ -183,7 +189,7 @@ class BulkChannel:
             return False
         if transfer.handles:
             self._forget_claimed()
-        self.call_ended(message.id)  # only a peer that uses a number twice has one
+        self.call_ended(message.id)  # ends the transfer of a peer that uses a number twice
         self.tracked[message.id] = transfer
         if any(view is not None for view in transfer.views):
             if type(message) is Call and message.held:
@@ -194,7 +200,7 @@ class BulkChannel:
         return True
 
     def send_held_parts(self, message: SendParts) -> None:
-        """The other side has room for what was held; for a call that is over it had."""
+        """Send the parts that a call holds back, because the other side has room for them. Do nothing if the call is over."""
         transfer = self.tracked.get(message.id)
         if transfer is not None and transfer.held:
             transfer.held = False
@@ -206,7 +212,7 @@ class BulkChannel:
         self._send_chunks()
 
     def credited(self, message: Credit) -> None:
-        """The other side has taken chunks out of its queue."""
+        """Note that the other side has taken chunks out of its queue, and send the next ones."""
         self.faults += not self._outbound.acknowledged(message.nbytes, self._clock())
         self._send_chunks()
 
@@ -216,7 +222,7 @@ class BulkChannel:
             view = transfer.views[piece.part]
             chunk = Chunk(piece.id, piece.part, piece.offset)
             if not self._send_message(chunk, (view[piece.offset : piece.offset + piece.nbytes],)):
-                return  # the connection has gone, and its owner is about to notice
+                return  # the connection is lost, and its owner is about to notice
             if piece.id not in self._outbound:
                 transfer.views = []
                 if not transfer.handles:
@@ -225,16 +231,17 @@ class BulkChannel:
     # -- in ---------------------------------------------------------------------------------------------------------------
 
     def receive(self, id: int, parts: Sequence[Part], allocate: Allocator, on_arrived: OnArrived) -> list[Any] | None:
-        """The parts of a message that has arrived; None when `on_arrived` will be called later, unless the transfer is `call_ended` before.
+        """Return the parts of a message that has arrived; None if `on_arrived` gets them later, unless `call_ended` comes first.
 
         Raises:
-          WireError: such parts cannot be.
-          UnavailableError: what was lent has been taken back, or its owner has ended.
+          WireError: no message has such parts.
+          UnavailableError: the owner of lent memory has taken it back, or has ended.
+          ResourceExhaustedError: more than RECEIVING_BYTES_MAX bytes would be awaited.
           OpError, MemoryError: from `allocate`.
         """
         sizes = self._sizes(id, parts)
         if self._inbound.announced + sum(sizes) > RECEIVING_BYTES_MAX:
-            text = f"{self._peer} has announced more than {RECEIVING_BYTES_MAX} bytes that have not come: send fewer at a time"
+            text = f"{self._peer} has announced more than {RECEIVING_BYTES_MAX} bytes that have not arrived: send fewer at a time"
             raise ResourceExhaustedError(text)
         frames = allocate(sizes)
         for number, part in enumerate(parts):
@@ -249,16 +256,16 @@ class BulkChannel:
         return None
 
     def decline(self, parts: Sequence[Part]) -> None:
-        """Nobody wants the parts of a message that has arrived: what was lent goes back."""
+        """Give back lent memory of a message that is not wanted."""
         for part in parts:
             try:
                 if len(part) == _HANDLE_NUMBERS:
                     self._attach(part)
-            except OpError:  # it has been taken back
+            except OpError:  # the owner has taken it back already
                 pass
 
     def chunk_arrived(self, message: Chunk, frames: Frames) -> None:
-        """A chunk has arrived, wanted or not."""
+        """Process a chunk, wanted or not."""
         id, part, offset = message.id, message.part, message.offset
         nbytes = len(frames[0]) if len(frames) == 1 else 0
         if 0 < nbytes <= self._inbound.room_at(id, part, offset):
@@ -279,25 +286,25 @@ class BulkChannel:
             end(whole if outcome == DONE else None, self._inbound.problem)
 
     def _sizes(self, id: int, parts: Sequence[Part]) -> list[int]:
-        """Bytes of each part, 0 for one that is lent."""
+        """Return the bytes of each part, 0 for one that is lent."""
         sizes = [part[0] if len(part) == 1 else 0 for part in parts]
         if len(parts) >= FRAMES_MAX or any(
             not 0 < part[0] <= ARRAY_BYTES_MAX if len(part) == 1 else len(part) != _HANDLE_NUMBERS for part in parts
         ):
-            raise WireError(self._peer, "parts of a message that cannot be")
+            raise WireError(self._peer, "a message announces parts of impossible sizes")
         if id in self._inbound:
-            raise WireError(self._peer, "parts that were announced twice")
+            raise WireError(self._peer, "a message announces parts that were announced before")
         return sizes
 
     def _attach(self, part: Part) -> Any:
         if self._peer_pool is None:
-            raise WireError(self._peer, "shared memory of a peer that has offered none")
+            raise WireError(self._peer, "a handle of shared memory from a peer that has offered none")
         return self._peer_pool.attach(part)  # type: ignore[arg-type]
 
     # -- ends -------------------------------------------------------------------------------------------------------------
 
     def call_ended(self, id: int) -> bool:
-        """A call is over, however: nothing more is sent or written for it. True: the other side is still to be told."""
+        """End the transfers of a call. Return whether the other side must still be informed, because it sends or awaits more."""
         unfinished = self._forget_call(id)
         if owed := self._inbound.idle_credit():
             self._send_message(Credit(owed), ())
@@ -313,13 +320,13 @@ class BulkChannel:
         return sending or receiving or transfer.held
 
     def connection_lost(self) -> None:
-        """The connection has gone."""
+        """End all transfers, because the connection is lost."""
         self.shares_memory = False
         for id in list(self.tracked):
             self._forget_call(id)
 
     def finalize(self) -> None:
-        """The same from a finalizer, after which nothing else is done here."""
+        """End all transfers from a finalizer: handles are taken back later. The channel is not used afterwards."""
         for transfer in self.tracked.values():
             for handle in transfer.handles:
                 assert self._pool is not None
@@ -334,7 +341,7 @@ class BulkChannel:
             self._pool.take_back(handle)
 
     def _forget_claimed(self) -> None:
-        """A server is not told that an answer has arrived."""
+        """Forget replies whose handles were claimed, because a server gets no other sign that a reply has arrived."""
         pool = self._pool
         assert pool is not None
         for id, transfer in list(self.tracked.items()):
