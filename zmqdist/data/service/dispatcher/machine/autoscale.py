@@ -76,7 +76,7 @@ class AutoScalers:
 
 def _rate(name: str, seconds: float) -> float:
     if not seconds > 0:
-        raise InvalidArgumentError(f"{name} must be more than 0 s, and is {seconds}")
+        raise InvalidArgumentError(f"{name} is {seconds}, wants more than 0 s")
     return 1.0 / seconds
 
 

@@ -204,7 +204,7 @@ class WorkerTable:
             or self._tables.state.workers[number].incarnation != call.incarnation
             or number in self._tables.missing
         ):
-            raise Refusal(errors.UNAVAILABLE, "the dispatcher does not have this worker registered")
+            raise Refusal(errors.UNAVAILABLE, "this worker is not registered with the dispatcher")
         if call.state == self._tables.state.number:
             for task in call.done:
                 if task in self._tables.tasks_of.get(number, ()):
@@ -217,8 +217,8 @@ class WorkerTable:
         self.notify(number)
 
     def _note_serving(self, call: ev.WorkRequest, number: int) -> None:
-        """Note the addresses at which a worker serves tasks. Ignore tasks of other places: a worker that came back after another had got its
-        place still has that place's tasks.
+        """Note the addresses at which a worker serves tasks. Ignore tasks of other places: a worker that came back after another had got
+        its place still has that place's tasks.
         """
         for task, address in call.has.items():
             known = self._tables.state.tasks.get(task)
@@ -276,8 +276,8 @@ class WorkerTable:
                 return
 
     def tick(self, now: float) -> None:
-        """Remove workers that have been missing for `worker_timeout_s`. After a restart of the dispatcher, confirm workers as gone that have
-        not registered within RETURN_S, so that DYNAMIC iterations do not wait for them.
+        """Remove workers that have been missing for `worker_timeout_s`. After a restart of the dispatcher, confirm workers as gone that
+        have not registered within RETURN_S, so that DYNAMIC iterations do not wait for them.
         """
         if now >= self._tables.return_deadline:
             self._tables.return_deadline = inf
