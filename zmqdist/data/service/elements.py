@@ -83,7 +83,7 @@ def _column(items: Sequence[Any]) -> Any:
 
 
 def _same_names(items: Sequence[dict[Any, Any]]) -> bool:
-    """Return whether all dicts have the same strings as keys, in the same order. Keys of other types may be equal and differ: 1 and True."""
+    """Return whether all dicts have the same strings as keys, in the same order. Other keys may be equal and differ, as 1 and True."""
     keys = list(map(tuple, items))
     return set(map(type, chain.from_iterable(keys))) == {str} and keys.count(keys[0]) == len(keys)
 
