@@ -303,7 +303,10 @@ def test_a_damaged_journal_is_told_and_left_as_it_is(tmp_path: Any) -> None:
 
 @pytest.mark.parametrize(
     ("record", "text"),
-    [(b"text garbage", "Failed to parse journal record"), (encode(ReleaseClient(9)), "does not fit those before it")],
+    [
+        (b"text garbage", "Failed to parse journal record"),
+        (encode(ReleaseClient(9)), "does not fit the records before it"),
+    ],
 )
 def test_a_journal_that_holds_what_nobody_understands_is_told(tmp_path: Any, record: bytes, text: str) -> None:
 
