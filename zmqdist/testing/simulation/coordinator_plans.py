@@ -1,4 +1,4 @@
-"""The plans of a simulated coordinator: work with inputs, retries, time-outs and lineages. A model of the program holds and drops values."""
+"""The plans of a simulated coordinator: work with inputs, retries, time-outs, lineages. A model of a program holds and drops values."""
 
 from __future__ import annotations
 
