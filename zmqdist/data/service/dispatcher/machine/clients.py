@@ -159,7 +159,7 @@ class Clients:
             self._tables.reply_news(watch.token, self._news_for(iteration, watch))
 
     def collect(self, now: float, end: Callable[[r.Iteration], None]) -> None:
-        """Release clients that are silent, and end iterations that nobody reads."""
+        """Release clients that have been silent for `client_timeout_s`, and end iterations without clients for `gc_timeout_s`."""
         tables = self._tables
         for number, heard in list(tables.last_heard.items()):
             if number not in tables.watches and heard + tables.rules.client_timeout_s <= now:
