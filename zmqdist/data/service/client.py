@@ -322,13 +322,13 @@ def ask_dispatcher(service: Service, method: str, *args: Any, what: str, timeout
 def _distribute(
     *args: Any, task_refresh_interval_hint_ms: int | None = None, **options: Any
 ) -> Callable[[Dataset], Dataset]:
-    """Return what `distribute` returns, for tests: the reader pauses so many milliseconds between two watch requests."""
+    """Do as `distribute`, for tests, with a pause of `task_refresh_interval_hint_ms` between two watch requests of a reader."""
     apply = distribute(*args, **options)
     return lambda dataset: _refreshed(apply(dataset), task_refresh_interval_hint_ms)
 
 
 def _from_dataset_id(*args: Any, task_refresh_interval_hint_ms: int | None = None, **options: Any) -> Dataset:
-    """Return what `from_dataset_id` returns, for tests, as `_distribute` does."""
+    """Do as `from_dataset_id`, for tests, with a pause as for `_distribute`."""
     return _refreshed(from_dataset_id(*args, **options), task_refresh_interval_hint_ms)
 
 

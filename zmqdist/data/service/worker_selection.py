@@ -36,7 +36,11 @@ def target_of(terms: Terms, deployment_mode: str) -> str:
 
 
 def check_local(terms: Terms, dispatcher: str, state: int) -> None:
-    """Raise InvalidArgumentError if this process has no worker of this dispatcher, whose state has this number."""
+    """Check that this process has a worker of a dispatcher, for reads from local workers. Raises InvalidArgumentError.
+
+    Args:
+      state: the number of the dispatcher's state, by which a worker is found that knows the dispatcher under another address.
+    """
     policy = ShardingPolicy(terms.mode)
     if local_workers.has_worker_of(dispatcher, state):
         return

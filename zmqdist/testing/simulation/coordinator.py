@@ -170,7 +170,7 @@ class SimCoordinator:
             self._with_dispatcher.clear()
             self.handle(DispatcherDown())
             assert not self._pending_take_backs, (
-                f"closures P14: {self._pending_take_backs.keys()} are not answered at the end of the connection"
+                f"closures P14: {self._pending_take_backs.keys()} have no reply at the end of the connection"
             )
             self.cluster.clock.after(self._random.uniform(0.05, 0.5), self.connect)
 

@@ -245,7 +245,7 @@ class SimPlans:
         )
         for work in effect.plans:
             plan = self.plans[work]
-            assert not plan.freed, "dependencies G9: an input for what has been freed"
+            assert not plan.freed, "dependencies G9: an input for a freed plan"
             plan.arrived.add(effect.work)
 
     def resolved(self, work: int, kind: int, payload: Any) -> None:
@@ -269,7 +269,7 @@ class SimPlans:
 
     def replaced(self, effect: Replace) -> None:
         plan = self.plans[effect.work]
-        assert plan.lineage, "dependencies G7: only what has a lineage is made again"
+        assert plan.lineage, "dependencies G7: a value without a lineage is recomputed"
         assert self._owner.resolved[plan.work], "dependencies G7: it has no value yet"
         plan.wanted = False
         if plan.value is not None:

@@ -235,7 +235,7 @@ class SimReader:
         worker = next((each for each in sim.workers if each.incarnation == incarnation), None)
         answer: list[TaskReplied] = []
         link.answers.append(answer)
-        assert len(link.answers) <= AHEAD, f"W2: {len(link.answers)} questions are with one task"
+        assert len(link.answers) <= AHEAD, f"W2: {len(link.answers)} requests are with one task"
         open_ = [True]
 
         def came(kind: int, value: Any, error: OpError | None) -> None:
@@ -250,7 +250,7 @@ class SimReader:
         def fail() -> None:
             if open_:
                 open_.clear()
-                came(FAILED, None, UnavailableError("the worker does not answer"))
+                came(FAILED, None, UnavailableError("the worker does not reply"))
 
         def answered(answer_: TaskReply) -> None:
             batch: list[Any] = answer_.elements if isinstance(answer_, GiveElements) else []

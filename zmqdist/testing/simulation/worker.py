@@ -169,7 +169,7 @@ class SimWorker:
         self._perform(self.machine.start())
         self.connect()
 
-    # -- life -----------------------------------------------------------------------------------------------------
+    # -- start, connection and end --------------------------------------------------------------------------------
 
     def connect(self) -> None:
         """Try to connect until the dispatcher is up."""
@@ -206,8 +206,9 @@ class SimWorker:
             self.cluster.end_connection(self.connection, noticed_by_client=False)
 
     def freeze(self, *, slots_too: bool) -> None:
-        """Stop the worker's process with SIGSTOP, and with `slots_too` its slots. Without it, the zygote's watch ends slots whose worker
-        does not run (process/zygote.py).
+        """Stop the worker's process with SIGSTOP, and with `slots_too` its slots.
+
+        Slots that run on are ended by the zygote's watch, because their worker does not run (process/zygote.py).
         """
         self.process.frozen = True
         self.slots_frozen = self.thawed_unheard = slots_too
@@ -281,7 +282,7 @@ class SimWorker:
     def _check_given_back(self, effects: list[Effect]) -> None:
         messages = [effect.message for effect in effects if isinstance(effect, Send)]
         back = {lease for message in messages if isinstance(message, Returned) for lease in message.leases}
-        assert not back & self._begun, "worker P10: what a slot has begun is given back"
+        assert not back & self._begun, "worker P10: work that a slot has begun is given back"
 
     def _rearm(self) -> None:
         at = self.machine.deadline
@@ -343,7 +344,7 @@ class SimWorker:
         leases = {self.machine.lease_at(give.slot, item[0]) or 0 for item in give.items}
         waiting = self.own.intersection(item[0] for item in self.machine.queue)
         early = leases - self.own - self.careful
-        assert not waiting or not early, "worker P9: what is for this worker waits for other work"
+        assert not waiting or not early, "worker P9: work for this very worker waits for other work"
         given, waiting = leases & self.own - self.careful, waiting - self.careful
         assert not given or not waiting or max(given) < min(waiting), (
             "worker P9: what is for this worker is out of order"
@@ -392,7 +393,7 @@ class SimWorker:
         kind, _, work, *inputs = payload.decode().split("|")
         lease = self.machine.lease_at(slot.index, position)
         if lease is not None:
-            assert lease not in self._begun, "worker P10: what a slot has begun begins once more"
+            assert lease not in self._begun, "worker P10: work that has begun at a slot begins again"
             self._begun.add(lease)
             self.cluster.check_careful(self, lease)
         slot.position = position

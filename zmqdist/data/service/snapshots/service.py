@@ -128,7 +128,7 @@ class SnapshotService:
         self._addresses[incarnation] = address
 
     def lost(self, incarnation: int) -> None:
-        """Note that a worker is lost. Its streams go to the first workers that request streams, to itself if it is back by then."""
+        """Note that a worker is lost. Its streams go to the first workers that request streams; it may be one of them itself."""
         address = self._addresses.pop(incarnation, None)
         self._pending.pop(incarnation, None)
         if address is not None and address not in self._addresses.values():

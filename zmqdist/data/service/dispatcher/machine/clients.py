@@ -34,7 +34,7 @@ class Clients:
         return min(WATCH_S_MAX, self._tables.rules.client_timeout_s / WATCHES_PER_TIMEOUT)
 
     def registered_client(self, state: int, number: int) -> r.ClientEntry:
-        """Return the client that sent a request. Raises Refusal, which says why if it is not a client any more."""
+        """Return the client that sent a request. Raises Refusal with the reason if it is no client, or none any more."""
         client = self._tables.state.clients.get(number)
         if state == self._tables.state.number and client is not None:
             return client
@@ -169,7 +169,8 @@ class Clients:
             if iteration.finished or iteration.collected:
                 del tables.unread_since[number]
                 continue
-            dealt = tables.state.jobs[iteration.job].terms.mode == r.DYNAMIC and not tables.rules.gc_dynamic
-            if since + tables.rules.gc_timeout_s <= now and not dealt:
+            # A later client of a DYNAMIC iteration gets the rest of it; one of a new iteration would get all positions once more.
+            keeps = tables.state.jobs[iteration.job].terms.mode == r.DYNAMIC and not tables.rules.gc_dynamic
+            if since + tables.rules.gc_timeout_s <= now and not keeps:
                 del tables.unread_since[number]
                 end(iteration)

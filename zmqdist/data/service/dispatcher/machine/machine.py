@@ -216,7 +216,7 @@ class DataDispatcherMachine:
 
     def _register(self, call: ev.RegisterRequest) -> None:
         known = self._tables.dataset_by_request.get(call.request)
-        if known is not None:
+        if known is not None:  # the reply was lost, and the client repeats its request
             self._tables.reply(call.token, (known, False))
             return
         if call.id is not None and call.id in self._tables.state.datasets:
@@ -252,7 +252,9 @@ class DataDispatcherMachine:
 
     def _open(self, call: ev.OpenRequest, now: float) -> None:
         known = self._tables.client_by_request.get(call.request)
-        if known is not None and known in self._tables.state.clients:
+        if (
+            known is not None and known in self._tables.state.clients
+        ):  # the reply was lost, and the client repeats its request
             self._tables.reply(call.token, self._opened(self._tables.state.clients[known]))
             return
         if call.terms.dataset not in self._tables.state.datasets:
@@ -263,6 +265,7 @@ class DataDispatcherMachine:
                 errors.FAILED_PRECONDITION,
                 f"Requesting data for consumer index {call.consumer}, but the job has only {consumers} consumers",
             )
+        # Static shards go by a worker's index in the fixed list: without the list no worker has one.
         if call.terms.mode not in (r.OFF, r.DYNAMIC) and not self._tables.worker_list.entries:
             worker = next((each.address for each in self._tables.state.workers.values()), "(none yet)")
             raise Refusal(errors.NOT_FOUND, not_in_list(worker, ()))

@@ -191,7 +191,7 @@ class PortionAssignment:
     # -- workers ------------------------------------------------------------------------------------------------------------
 
     def lost(self, event: ev.WorkerGone) -> None:
-        """Give out again what an incarnation of a worker was computing, because it is lost."""
+        """Free the portions that a lost incarnation of a worker was computing, and refuse its pending requests."""
         # First repeat the revocations that a failed journal may have lost: with them left out, this loss could be one charge too many.
         self._revoke_charges()
         number = self._tables.worker_numbers.get(event.incarnation)
@@ -205,7 +205,7 @@ class PortionAssignment:
             self._tables.commits.effect(ev.FailRequest(call.token, errors.UNAVAILABLE, why))
 
     def check_incarnations(self) -> None:
-        """Give out again what incarnations were computing that ended while no dispatcher ran, and revoke charges of connected ones."""
+        """Free the portions of incarnations that ended while no dispatcher ran, and revoke the charges because of connected ones."""
         self._revoke_charges()
         incarnations = {worker.incarnation for worker in self._tables.state.workers.values()}
         for iteration in self._active():
@@ -283,8 +283,8 @@ class PortionAssignment:
         return task, worker
 
     def crashed(self, call: ev.CrashReport) -> None:
-        """Give out again what a process of a live worker was computing. A repeated report changes nothing, because the next process starts
-        only after the reply.
+        """Free the portions that a dead process of a live worker was computing. A repeated report changes nothing, because the next process
+        starts only after the reply.
         """
         task, worker = self._task_of(call)
         iteration = self._tables.state.iterations[task.iteration]
@@ -362,7 +362,9 @@ class PortionAssignment:
             number for number, each in portions.open.items() if each.incarnation == call.incarnation and each.charged
         )
         alone = min((number for number in mine if portions.open[number].client == client.id), default=None)
-        if alone is not None:
+        if (
+            alone is not None
+        ):  # while this worker computes a charged portion it gets no others, except one that has to come before it
             first = range_math.first_open(portions, lane)
             waits = self._terms(iteration).ordered and first < alone and self._is_free(portions, first, client)
             return [first] if waits else []
@@ -381,7 +383,7 @@ class PortionAssignment:
                     return given or [number]
                 given.append(number)
         last = range_math.total(portions)
-        if last != inf:
+        if last != inf:  # near the end, leave portions for the other workers
             new = int(last - portions.next[lane] * lanes) // lanes // (SHARES * max(1, len(iteration.tasks)))
             count = min(count, max(1, new))
         step = portions.next[lane]

@@ -79,7 +79,7 @@ class SplitAssignment:
 def reassigned_text(task: int) -> str:
     """Return the error text for a worker whose place another worker has now.
 
-    The error is UNAVAILABLE, because the state may pass: after the worker has registered, it either has the place again or is told to drop
+    The error is UNAVAILABLE, because the state may pass: when the worker has registered again, it has the place back, or has to drop
     the task. With NOT_FOUND it would take the task for ended, and report it as done although none of it is.
     """
     return f"task {task} is another worker's now"

@@ -55,7 +55,7 @@ class DispatcherTables:
       iterations_to_serve: iterations in portions that this event has changed: a request may be served, or the iteration may have ended.
       leaving: incarnations of workers that leave for good once their tasks have ended.
       worker_numbers: incarnation -> number of its worker.
-      confirmed_gone: the missing workers whose end the machine has seen. A worker from before a restart of the dispatcher is missing only,
+      confirmed_gone: the missing workers whose end the machine has seen. A worker that registered before a restart is only missing,
         until `return_deadline`.
       return_deadline: when every worker that is still missing after a restart of the dispatcher counts as gone.
       missing: the workers without a connection, and the time since which they are missing.
