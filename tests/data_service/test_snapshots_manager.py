@@ -160,7 +160,7 @@ def test_the_stream_of_a_lost_worker_goes_to_its_former_owner_or_to_another(tmp_
     assert snapshot.assign("b") == 1
     assert snapshot.assign("c") == 2, "it has one"
     assert snapshot.assign("d") == 0
-    with pytest.raises(InternalError, match="worker a writes stream 0, which is not its own"):
+    with pytest.raises(InternalError, match="worker a writes stream 0, which is another worker's"):
         ask(snapshot, "a", 0, 0)
     (tmp_path / "s" / "streams" / "stream_2" / "DONE").write_text("")
     snapshot.finished("c", 2)

@@ -1,6 +1,6 @@
 """The machines of RPC at both ends, in virtual time, with seeded faults: call tables, turns, batches, bulk lanes and paces.
 
-Which faults there are, and what is checked, is in tests/sim/simulations/rpc.py.
+The faults and the checks are in tests/sim/simulations/rpc.py.
 
 pytest tests/sim --seed 1234      replays one seed exactly
 """
@@ -37,8 +37,8 @@ def test_the_same_seed_is_the_same_run() -> None:
 def test_the_simulation_meets_what_it_is_about() -> None:
     """A mild simulation would find nothing."""
     sims = [simulate_rpc(seed) for seed in range(40)]
-    told = " ".join(line for sim in sims for line in sim.trace)
-    assert not [kind for kind in FAULTS if f"fault: {kind}" not in told]
+    trace = " ".join(line for sim in sims for line in sim.trace)
+    assert not [kind for kind in FAULTS if f"fault: {kind}" not in trace]
     questions = [question for sim in sims for question in sim.questions]
     codes = Counter(question.code for question in questions)
     assert min(codes[code] for code in (OK, CANCELLED, DEADLINE_EXCEEDED, RESOURCE_EXHAUSTED, UNAVAILABLE)) > 100

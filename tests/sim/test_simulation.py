@@ -1,6 +1,6 @@
 """The machines of the dispatcher, the workers and the coordinators as one cluster, in virtual time, with seeded faults.
 
-Which faults there are, and what is checked, is in zmqdist/testing/sim_cluster.py; the promises are numbered in the machines' modules.
+The faults and the checks are in zmqdist/testing/simulation/cluster.py; the promises are numbered in the machines' modules.
 
     pytest tests/sim --seed 1234      replays one seed exactly
     pytest tests/sim --seeds 5000     a long run
@@ -32,7 +32,7 @@ def test_without_faults_every_function_runs_exactly_once() -> None:
 
 
 def test_the_simulation_meets_what_it_is_about() -> None:
-    """Over some seeds each way to end is met, rounds end, and work runs more than once: a mild simulation would find nothing."""
+    """Over some seeds work ends in each possible way, rounds end, and work runs more than once: a mild simulation would find no bugs."""
     outcomes: set[int] = set()
     rounds = repeated = retried = remade = 0
     for seed in range(25):

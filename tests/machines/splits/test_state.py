@@ -148,8 +148,8 @@ REFUSED = [
     (ev.WatchRequest("t", STATE, 3999, 0), NOT_FOUND, "Unknown iteration client id 3999."),
     (ev.WatchRequest("t", STATE + 1, 3000, 0), NOT_FOUND, "lost its state"),
     (ev.WorkRequest("t", STATE, 99, {}, ()), UNAVAILABLE, "not registered"),
-    (ev.SplitsRequest("t", STATE, 4000, 11, 0, 1, 0, 1), FAILED_PRECONDITION, "does not read what is dealt out"),
-    (ev.SplitsRequest("t", STATE, 4999, 11, 0, 1, 0, 1), NOT_FOUND, "is not there"),
+    (ev.SplitsRequest("t", STATE, 4000, 11, 0, 1, 0, 1), FAILED_PRECONDITION, "is not of a DYNAMIC job"),
+    (ev.SplitsRequest("t", STATE, 4999, 11, 0, 1, 0, 1), NOT_FOUND, "does not exist"),
 ]
 
 

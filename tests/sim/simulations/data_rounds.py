@@ -1,7 +1,7 @@
-"""Coordinated reads in virtual time: the real delivery machines of all consumers, workers that are killed and added, answers that get lost.
+"""Coordinated reads in virtual time: the real delivery machines of all consumers, workers that are killed and added, and lost replies.
 
-The machines of the tasks (data/service/worker/rounds_machine.py) are the real ones, too. The dispatcher is a short model that keeps to
-what data/service/dispatcher/machine/rounds.py promises.
+The machines of the tasks (data/service/worker/rounds_machine.py) are real, too. The dispatcher is a short model that keeps the promises of
+data/service/dispatcher/machine/rounds.py.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Reply = Callable[[int, Any], None]
 
 @dataclass(eq=False)
 class Question:
-    """One of a consumer, at a task; `reply` gets the answer, unless that is lost."""
+    """A request of a consumer at a task; `reply` gets the reply, unless it is lost."""
 
     wanted: Wanted
     reply: Reply
@@ -55,7 +55,7 @@ class Question:
 
 
 class SimRoundsTask:
-    """A task in its only life: the real machine, and a thread that makes groups. The k-th group has k for each consumer."""
+    """A task: the real machine, and a model of the thread that makes groups. The k-th group has the element k for each consumer."""
 
     def __init__(self, sim: RoundsSim, number: int, start: int) -> None:
         self.sim, self.number, self.start = sim, number, start
@@ -82,7 +82,7 @@ class SimRoundsTask:
             self._perform(self._machine.expired(question))
 
     def _make(self) -> None:
-        """Groups are made while there is room, and are served a little later, so that some go together."""
+        """Make groups while there is room, and serve them a little later, so that several go out together."""
         sim = self.sim
         if not self.alive:
             return
@@ -109,7 +109,7 @@ class SimRoundsTask:
                 assert isinstance(effect.error, AbortedError), (
                     f"K5: consumer {question.wanted.consumer}: {effect.error}"
                 )
-                continue  # its consumer has asked again, and waits for that
+                continue  # a newer request of this consumer has replaced it
             elements: list[Any] | None = None
             if isinstance(effect, GiveElements):
                 first = question.wanted.round
@@ -123,7 +123,7 @@ class SimRoundsTask:
 
 
 class SimRoundsConsumer:
-    """One consumer: the machine, and what a runtime does for it."""
+    """One consumer: the real machine, and a model of its runtime."""
 
     def __init__(self, sim: RoundsSim, number: int) -> None:
         self.sim, self.number = sim, number
@@ -167,21 +167,21 @@ class SimRoundsConsumer:
             reply(FAILED, None)
 
     def watch(self) -> None:
-        """Ask for news. What this consumer says with it stands until the answer."""
+        """Send a watch request. The consumer keeps to the position in it until the reply."""
         self._arrives_at = max(self._arrives_at, self.sim.clock.now + self.sim.random.expovariate(1 / DELAY_S))
         stopped, lost = self.machine.watch_args()
         self.sim.clock.at(self._arrives_at, partial(self.sim.watched, self, self.version, stopped, lost))
 
     def news(self, version: int, news: News) -> None:
         if version <= self.version:
-            return  # it has come in answer to a later question
+            return  # a later watch request has got its reply
         self.version = version
         self.handle(news)
         self.watch()
 
 
 class RoundsSim:
-    """One run; see the module's docstring. Promises: C1 to C3 of CoordinatedDelivery, and that all consumers go on at the end."""
+    """One run. It checks the promises C1 to C3 of CoordinatedDelivery, and that all consumers proceed at the end."""
 
     def __init__(self, seed: int, faults: int = 8) -> None:
         self.random = Random(seed)
@@ -272,7 +272,7 @@ class RoundsSim:
         ended = {task.number: int(task.end) for task in self.tasks.values() if task.end < inf}
         self.soon(partial(consumer.news, self._version, News(places, False, False, bool(self._pending), ended)))
 
-    # -- what must be so --------------------------------------------------------------------------------------------------
+    # -- checks at the end ------------------------------------------------------------------------------------------------
 
     def check(self, calm: list[int]) -> None:
         longest = max((consumer.got for consumer in self.consumers), key=len)
@@ -287,7 +287,7 @@ class RoundsSim:
 
 
 def simulate_rounds(seed: int, faults: int = 8) -> RoundsSim:
-    """One run with seeded faults. Raises AssertionError, with the seed, where a promise was broken."""
+    """Run one seed with faults. Raise AssertionError, with the seed, if a promise is broken."""
     try:
         sim = RoundsSim(seed, faults)
         sim.clock.run(FAULTS_S + 1.5)

@@ -1,7 +1,7 @@
-"""The two ends of RPC in the simulation: the real call tables, turns, batches, lanes and paces, with models of what drives them.
+"""The two ends of RPC in the simulation: the real call tables, turns, batches, lanes and paces, with models of their runtimes.
 
-A client does what transport/client_connection.py and transport/channel.py do with their table, a server what rpc/service.py,
-rpc/handler_pool.py and rpc/batching.py do with theirs. Questions, results and the account of what each end did are in rpc_oracle.py.
+A client is a model of transport/client_connection.py and transport/channel.py, a server one of rpc/service.py, rpc/handler_pool.py and
+rpc/batching.py. The calls, their results, and the accounts of both ends are in rpc_oracle.py.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from zmqdist.transport.calls_machine import ClientCall, ClientCalls, ServedCall,
 from zmqdist.transport.transfers import BulkChannel, allocate_fresh, announced_bytes
 
 NAP_S: Final = 0.002
-"""As of transport/channel.py."""
+"""The same bound as in transport/channel.py."""
 
 
 class SimEnd:
-    """What both ends have: a process, and timers that wait while it is frozen."""
+    """The base of both ends: a process, and timers that wait while it is frozen."""
 
     def __init__(self, sim: RpcWorld) -> None:
         self.sim = sim
         self.process = SimProcess()
 
     def after(self, delay_s: float, fn: Callable[[], object]) -> None:
-        """Call `fn` in so many seconds, if the process lives then."""
+        """Call `fn` after some seconds, if the process is alive then."""
         self.sim.clock.after(delay_s, lambda: self.process.post(fn))
 
     def bulk(self, name: str, connection: SimConnection, send: Callable[..., None]) -> BulkChannel:
-        """The lanes of a connection, whose chunks are watched."""
+        """Return the lanes of a connection, whose chunks an account checks."""
         account = LaneAccount(name, self.sim.clock, connection.bytes_per_s)
 
         def put(message: Message, frames: Sequence[Any]) -> bool:
@@ -64,10 +64,10 @@ class SimEnd:
 
 
 class SimRpcClient(SimEnd):
-    """One client: asks, waits for its server, gives up, and loses connections.
+    """One client: it sends calls, waits for its server, cancels calls, and loses connections.
 
     Attributes:
-      losses: connections that have ended, or whose server said that it leaves.
+      losses: the number of connections that have ended, or whose server has announced that it leaves.
     """
 
     def __init__(self, sim: RpcWorld, number: int) -> None:
@@ -84,10 +84,10 @@ class SimRpcClient(SimEnd):
         self._bulk: BulkChannel | None = None
         self._connect()
 
-    # -- what the program does ------------------------------------------------------------------------------------------
+    # -- the program ----------------------------------------------------------------------------------------------------
 
     def ask(self, question: Question, waits: bool) -> None:
-        """Ask; `waits`: a thread wants the answer, so it does not wait for company."""
+        """Send a call. `waits`: a thread waits for the reply, so that the call does not wait for others to be sent with it."""
         call = ClientCall(question.method, question.body, question.frames, question.due)
         call.bounded = question.method in ("pool", "batch")
         call.waits_for_server = question.waits_for_server
@@ -109,7 +109,7 @@ class SimRpcClient(SimEnd):
         self._set_tick()
 
     def cancel(self, question: Question) -> None:
-        """The program gives up."""
+        """Cancel a call on behalf of the program."""
         call = next((call for call, asked in self.questions.items() if asked is question), None)
         if call is None or call.ended:
             return
@@ -132,7 +132,7 @@ class SimRpcClient(SimEnd):
         return self.connection is not None and self.connection.open
 
     def _put(self, message: Message) -> bool:
-        """False: nothing was sent. What is sent by a connection that has ended, and was not noticed, is lost or refused."""
+        """Send a message. Return False if it was not sent. Over a connection whose end was not noticed yet, it is lost or refused."""
         connection = self.connection
         if connection is None or (not connection.open and self.sim.random.random() < 0.5):
             return False
@@ -159,7 +159,7 @@ class SimRpcClient(SimEnd):
                 call.body, call.frames = b"", ()
 
     def _left(self, call: ClientCall, request: Call) -> None:
-        """Check what the table promises of a call that leaves."""
+        """Check the table's promises about a call that leaves."""
         question = self.questions[call]
         question.sent += 1
         assert question.sent == 1, f"calls P2: question {question.key} was sent twice"
@@ -183,7 +183,7 @@ class SimRpcClient(SimEnd):
     # -- in -------------------------------------------------------------------------------------------------------------
 
     def hear(self, connection: SimConnection, message: Message, *frames: bytes) -> None:
-        """A message has arrived by a connection."""
+        """Handle a message that has arrived over a connection."""
         if connection is not self.connection or self._bulk is None:
             return
         if isinstance(message, Reply):
@@ -250,7 +250,7 @@ class SimRpcClient(SimEnd):
         self._set_tick()
 
     def _connect(self) -> None:
-        """Try to connect, and again; a server that is frozen has its kernel take the connection."""
+        """Try to connect until it succeeds. A frozen server is reachable, because its kernel accepts connections."""
         self.known_life = 0
         self.connection = self.sim.connect(self)
         if self.connection is None:
@@ -260,14 +260,14 @@ class SimRpcClient(SimEnd):
             self._last_left = dict.fromkeys(self._last_left, 0)
 
     def welcome(self, connection: SimConnection, incarnation: int) -> None:
-        """The hello of a server."""
+        """Handle the hello of a server."""
         if connection is self.connection:
             self.known_life = incarnation
             self.table.server_up(incarnation)
             self._send_waiting()
 
     def lose(self, connection: SimConnection) -> None:
-        """The connection has ended, and what it brought was read."""
+        """Handle the end of the connection, after all its messages were read."""
         if connection is not self.connection or self._bulk is None:
             return
         self.losses += 1
@@ -279,7 +279,7 @@ class SimRpcClient(SimEnd):
         self._connect()
 
     def check_end(self) -> None:
-        """Nothing is left of calls that have ended."""
+        """Check that the client has kept nothing of calls that have ended."""
         table, who = self.table, f"client {self.number}"
         left = [*table.in_flight.values(), *table.held_back.values(), *table.waiting.values()]
         assert not left, f"calls P4: {who} has {len(left)} calls at the end"
@@ -292,7 +292,7 @@ class SimRpcClient(SimEnd):
 
 @dataclass(eq=False)
 class _Work:
-    """A call whose arguments are all here."""
+    """A call whose arguments have all arrived."""
 
     served: ServedCall
     peer: SimConnection
@@ -301,7 +301,7 @@ class _Work:
 
 
 class SimRpcServer(SimEnd):
-    """One life of the server."""
+    """One incarnation of the server."""
 
     def __init__(self, sim: RpcWorld, incarnation: int) -> None:
         super().__init__(sim)
@@ -319,7 +319,7 @@ class SimRpcServer(SimEnd):
     # -- the connection ---------------------------------------------------------------------------------------------------
 
     def meet(self, client: SimRpcClient, connection: SimConnection) -> None:
-        """A client has connected. One that comes while the server leaves is not greeted, as in transport/router.py."""
+        """Handle a new connection. A client that comes while the server leaves gets no hello, as in transport/router.py."""
         if self.leaving:
             return
         self.peers[connection] = self.bulk(f"server {self.incarnation}", connection, connection.send_down)
@@ -327,7 +327,7 @@ class SimRpcServer(SimEnd):
         connection.in_order(1, 0, lambda: client.process.post(greet))
 
     def lose(self, connection: SimConnection) -> None:
-        """The connection of a client has ended, and what it brought was read."""
+        """Handle the end of a client's connection, after all its messages were read."""
         bulk = self.peers.pop(connection, None)
         if bulk is None:
             return
@@ -342,7 +342,7 @@ class SimRpcServer(SimEnd):
         self._send_replies()
 
     def hear(self, connection: SimConnection, message: Message, *frames: bytes) -> None:
-        """A message has arrived by a connection."""
+        """Handle a message that has arrived over a connection."""
         bulk = self.peers.get(connection)
         if bulk is None:
             return
@@ -498,7 +498,7 @@ class SimRpcServer(SimEnd):
     # -- threads ----------------------------------------------------------------------------------------------------------
 
     def _serve(self) -> None:
-        """Begin what has its turn, as far as there are threads."""
+        """Begin the calls whose turn it is, as far as there are threads."""
         while self._busy < self.sim.threads_max and (item := self.turns.next()) is not None:
             self._busy += 1
             if isinstance(item, list):
@@ -571,7 +571,7 @@ class SimRpcServer(SimEnd):
     # -- the end ----------------------------------------------------------------------------------------------------------
 
     def leave(self) -> None:
-        """Say goodbye, refuse what has not begun, and go on with the rest for a while."""
+        """Say goodbye to the clients, refuse the calls that have not begun, and continue with the others for a while."""
         self._send_replies()
         self.leaving = True
         for peer in self.peers:
@@ -591,7 +591,7 @@ class SimRpcServer(SimEnd):
         self._send_replies()
 
     def check_end(self) -> None:
-        """Nothing is left of calls that were answered, or dropped."""
+        """Check that the server has kept nothing of calls that have ended."""
         assert not len(self.calls), f"calls P4: the server has {len(self.calls)} calls at the end"
         assert not self.calls.repeated, "calls P2: a number was used twice"
         assert not len(self.turns), f"turns P6: {len(self.turns)} calls wait for a turn at the end"

@@ -1,6 +1,6 @@
-"""The data service under its public names: dispatcher, workers, and what sends a pipeline to them.
+"""The public names of the data service: dispatcher, workers, and the functions that send a pipeline to them.
 
-The names load on first use, by text: pipelines stand below the servers that run them.
+Each name is imported on first use, because importing all of them here would make a circle: the servers import pipelines.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The operator whose elements come from a data service."""
+"""The operator `distribute`: a source whose elements come from a data service."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class _ReadingNode(OperatorNode):
 
     def state(self) -> dict[str, Any]:
         raise UnimplementedError(
-            'distribute() without delivery="exactly_once" has no state: elements that workers had are not told again',
+            'distribute() without delivery="exactly_once" has no state: workers do not send an element again',
         )
 
     def abandon(self) -> None:
@@ -45,7 +45,7 @@ class _ReadingNode(OperatorNode):
 
 
 class _PortionsNode(OperatorNode):
-    """Its reader is opened by the first question, so that a state can be loaded before an iteration begins."""
+    """Reads in portions. Opens its reader at the first element, so that a state can be loaded before the iteration begins."""
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)
@@ -86,7 +86,7 @@ class _PortionsNode(OperatorNode):
 
 
 def read_request_of(op: Distributed, repetition: int) -> ReadRequest:
-    """What an iterator over the operator wants to read."""
+    """Return the request of an iterator over the operator, for its `repetition`-th pass."""
     terms = Terms(op.dataset, op.mode, op.num_consumers, op.target_workers, bool(op.trainer), op.delivery, op.ordered)
     return ReadRequest(
         op.service,
@@ -106,7 +106,7 @@ def read_request_of(op: Distributed, repetition: int) -> ReadRequest:
 @operator("distribute", _ReadingNode)
 @dataclass(frozen=True)
 class Distributed(Op):
-    """A registered dataset as the workers of a service compute it. Fields as the arguments of `distribute`."""
+    """A registered dataset, computed by the workers of a service. The fields are the arguments of `distribute`."""
 
     service: str
     dataset: str
@@ -130,7 +130,7 @@ class Distributed(Op):
 
     @property
     def credentials(self) -> Credentials:
-        """For the dispatcher and the workers."""
+        """The secrets for the dispatcher and the workers."""
         return Service(self.service, self.token_file, self.keys_dir, self.insecure).credentials
 
     def open(self, dataset: DatasetLike, context: Context) -> OperatorNode:
@@ -148,7 +148,7 @@ class Distributed(Op):
         return UNKNOWN_SPEC if self.spec is None else self.spec
 
     def infer(self, dataset: DatasetLike) -> Any:
-        """Where it was made from a pipeline here, that one's: reading would begin an iteration."""
+        """Return the spec of the pipeline that was distributed in this process. Reading an element instead would begin an iteration."""
         upstream = self.__dict__.get("upstream")
         if upstream is None:
             text = (

@@ -1,8 +1,8 @@
-"""What readers are told when a pipeline fails: which operator, of which dataset, in which task.
+"""The errors that readers get when a pipeline fails: they name the operator, the dataset and the task.
 
-An error of user code keeps its code where it is an OpError, else has one by its class (rpc/handler_errors.py), and its class and traceback
-are in the text. A code that means "ask again" would be: such an error travels as UNKNOWN. What the dealing of positions raises stays as it
-is.
+An OpError of user code keeps its code. Any other error gets a code by its class (rpc/handler_errors.py), and the text holds its class and
+traceback. A code after which readers would try again becomes UNKNOWN, because the pipeline would fail again. Errors of the dispatcher,
+which gives out the positions, stay unchanged.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from zmqdist.rpc.handler_errors import TRACEBACK, code_and_message
 
 @dataclass(frozen=True, slots=True)
 class TaskFailure:
-    """The process of a task died.
+    """The crash of a task's process.
 
     Attributes:
-      error: for readers.
-      for_good: the task does not go on: all of them get it. Else one of them does.
+      error: the error for readers.
+      for_good: the task has failed for good, and every request gets the error. Otherwise one request gets it.
     """
 
     error: OpError
@@ -33,11 +33,11 @@ class TaskFailure:
 
 
 def describe_error(error: BaseException, what: str, where: str) -> OpError:
-    """An error of a pipeline, as readers get it.
+    """Return the error that readers get for an error of a pipeline.
 
     Args:
-      what: it stands for, "element 5".
-      where: dataset, job, task and worker.
+      what: the element that could not be computed, as "element 5".
+      where: dataset, job, task and worker, as text.
     """
     if isinstance(error, (WorkerDrained, PositionsUnavailable)):
         return error
@@ -53,14 +53,14 @@ def describe_error(error: BaseException, what: str, where: str) -> OpError:
 
 
 def process_death_error(exit_code: int, tail: str, progress: Sequence[int], where: str, goes_on: str) -> OpError:
-    """The process of a task ended by itself. Permanent: it must not be tried again by those who do not know of it.
+    """Return the error for the crash of a task's process. Its code is not retriable, so that a reader gets the error.
 
     Args:
-      tail: the last lines of its standard error.
-      goes_on: what becomes of the task.
+      tail: the last lines of the process's standard error.
+      goes_on: a sentence that says what becomes of the task.
     """
     at = (
-        f"position {progress[POSITION]} of source {progress[SOURCE] - 1} was the last that it was given, and "
+        f"position {progress[POSITION]} of source {progress[SOURCE] - 1} was the last that it got, and "
         if progress[SOURCE]
         else ""
     )
@@ -72,12 +72,12 @@ def process_death_error(exit_code: int, tail: str, progress: Sequence[int], wher
 
 
 def describe_exit(code: int) -> str:
-    """How a process ended, in words that follow what it was."""
+    """Return how a process ended, as the predicate of a sentence: "was killed by SIGKILL"."""
     if code >= 0:
         return f"ended itself with exit code {code}"
     try:
         name = signal.Signals(-code).name
     except ValueError:
         name = f"signal {-code}"
-    hint = " (nothing of zmqdist did: the system does when memory is short)" if -code == signal.SIGKILL else ""
+    hint = " (not by zmqdist; the system does so when memory is short)" if -code == signal.SIGKILL else ""
     return f"was killed by {name}{hint}"

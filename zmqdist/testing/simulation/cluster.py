@@ -1,11 +1,12 @@
-"""A whole cluster in one thread and in virtual time: real machines, simulated network, processes and functions, seeded faults.
+"""A simulated cluster in one thread and in virtual time: the real machines, with simulated network, processes and functions, and seeded
+faults.
 
-First a phase with faults, in which only safety is checked; then calm: what comes back is back, and everything that was scheduled must
-end within CALM_LIMIT_S of virtual time, with nothing left over.
+In the first phase faults happen, and only safety is checked. Then no more faults come: dispatcher and workers are back, and all scheduled
+work must end within CALM_LIMIT_S of virtual time, with nothing left over.
 
-A function that runs in a process that was frozen as a whole, and thaws after its connection has ended, executes until the worker
-has registered again: no party can prevent that, and its results are refused. The same holds for a thread, which cannot be ended, in a
-worker that has lost its connection. These are the two exceptions to "nothing executes".
+A function in a process that was frozen with its slots, and thaws after its connection has ended, executes until the worker has registered
+again. No part of the cluster can prevent that, and the results are refused. The same holds for a thread, which cannot be ended, in a worker
+that has lost its connection. These are the two exceptions to the promise that nothing executes after the end of its round.
 """
 
 from __future__ import annotations
@@ -41,7 +42,11 @@ class SimCluster:
     """One dispatcher, some workers and coordinators, driven by a seed.
 
     Args:
-      faults: how many things go wrong; 0 for a cluster in which nothing does.
+      workers, coordinators: how many of each.
+      works: pieces of work that each coordinator schedules.
+      faults: the number of faults; 0: none.
+      can_kill: the slots are processes, which the worker can kill; False: threads.
+      queue_max: the most pieces of work that a coordinator has queued; None: drawn at random.
 
     Raises (from `run`):
       AssertionError: a promise was broken; the text begins with the machine and the promise's number.
@@ -65,7 +70,7 @@ class SimCluster:
         self.oracle = Oracle()
         self.trace: list[str] = []
         self.quiet_since = 0.0
-        """When something went wrong last, or a connection came or went."""
+        """The time of the last fault, or of the last new or ended connection."""
         self.dispatcher_up = False
         self.incarnation = 0
         self._incarnations = itertools.count(1)
@@ -89,14 +94,14 @@ class SimCluster:
             self.clock.at(self.random.uniform(0.05, FAULTS_UNTIL_S), self._fault)
 
     def run(self) -> None:
-        """Faults, then calm, then the account."""
+        """Run the phase with faults, the phase without, and the final checks."""
         self.clock.run(FAULTS_UNTIL_S)
         self._be_calm()
         self.clock.run(FAULTS_UNTIL_S + CALM_LIMIT_S, self._ended)
         for coordinator in self.coordinators:
             left = sorted(work for work in coordinator.kinds if not coordinator.resolved[work])
             assert coordinator.finished, f"dispatch P7: coordinator {coordinator.number} waits for {left}"
-        self.clock.run(self.clock.now + 10.0)  # what is on the way arrives, ends are noticed
+        self.clock.run(self.clock.now + 10.0)  # messages on the way arrive, and each side notices ended connections
         self._check_nothing_left()
 
     # -- parts ----------------------------------------------------------------------------------------------------
@@ -130,7 +135,7 @@ class SimCluster:
         self.worker_exited(worker)
 
     def worker_exited(self, worker: SimWorker) -> None:
-        """Another life of it, later: mostly. Two come back in any case, the others may stay dead for good."""
+        """Note the end of a worker's process. Mostly another incarnation starts later; two workers always come back in the end."""
         if worker.connection is not None:
             self.end_connection(worker.connection, noticed_by_client=False)
         if (self._calm and worker.index < 2) or self.random.random() < 0.7:
@@ -141,11 +146,11 @@ class SimCluster:
             self.start_worker(index)
 
     def holder(self, reference: bytes) -> SimWorker | None:
-        """Who holds a bulk result."""
+        """Return the live worker that holds a bulk result, or None."""
         return self._holder_of(int(reference.split(b"|")[3]))
 
     def is_held(self, run: int) -> bool:
-        """Whether some worker has the result of this run, and answers."""
+        """Return whether a live worker holds the result of this run."""
         return self._holder_of(run) is not None
 
     def _holder_of(self, run: int) -> SimWorker | None:
@@ -175,7 +180,7 @@ class SimCluster:
     def end_connection(
         self, connection: SimConnection, *, noticed_by_client: bool = True, noticed_by_server: bool = True
     ) -> None:
-        """What is on the way is lost; each side notices at its own time."""
+        """End a connection. Messages on the way are lost; each side notices at its own time."""
         if not connection.open:
             return
         connection.end()
@@ -253,7 +258,7 @@ class SimCluster:
             self._fault_of(kind, worker)
 
     def _take_back(self, coordinator: SimCoordinator, times: int) -> None:
-        """Repeat it: most work is over before the user could take it back, and the reply can be lost only in a short time."""
+        """Have the program take back work several times: most work ends before, and a reply can be lost only within a short time."""
         coordinator.take_back()
         if times > 1:
             self.clock.after(self.random.expovariate(2.0), lambda: self._take_back(coordinator, times - 1))
@@ -276,7 +281,7 @@ class SimCluster:
         worker.freeze(slots_too=slots_too)
         connection = worker.connection
         length_s = self.random.choice((0.2, 1.0, 6.0))
-        if length_s > 0.5 and connection is not None:  # ZeroMQ's heartbeats end it
+        if length_s > 0.5 and connection is not None:  # ZeroMQ's heartbeats end the connection
             self.clock.after(0.5, lambda: self.end_connection(connection) if worker.process.frozen else None)
 
         def end() -> None:
@@ -335,13 +340,13 @@ class SimCluster:
         if isinstance(message, Register) and self._can_kill:
             held = set(message.held)
             assert all(lease >> 40 == self.incarnation for lease in held) or not self.dispatcher_up, (
-                "worker P4: it registers with leases of another dispatcher"
+                "worker P4: a worker registers with leases of another dispatcher"
             )
             if not held:
-                assert not worker.executing(), "worker P4: it registers with nothing held while something runs"
+                assert not worker.executing(), "worker P4: a worker registers without leases while a function runs"
 
     def _check_options(self, member: Member, assign: Assign) -> None:
-        """Who is given it, and what waits for the same."""
+        """Check that work goes to a worker that its options allow, and before all waiting work that comes later for the same workers."""
         waiting: dict[tuple[int, str, bool], list[tuple[int, int, bool]]] = {}
         for _, number, attempt, _, payload in assign.items:
             coordinator = self.coordinators[number - 1]
@@ -363,7 +368,7 @@ class SimCluster:
                 assert early, f"dispatch P13: work {work} goes before {other}"
 
     def _waiting(self, coordinator: SimCoordinator, worker: str, detached: bool) -> list[tuple[int, int, bool]]:
-        """What waits for the same, (work, priority, for the first time)."""
+        """Return the waiting work for the same workers, as (work, priority, whether it was never submitted before)."""
         sessions = self.broker.dispatch.sessions.values()
         parts = [part for s in sessions if s.coordinator == coordinator.number for part in s.with_detached]
         ranks = [rank for part in parts for line in part.queues.values() for rank in line.bands]
@@ -384,7 +389,7 @@ class SimCluster:
     def _check_assign(self, connection: SimConnection, message: Message) -> None:
         if isinstance(message, Forget):
             self._known[connection] -= {(message.coordinator, fn) for fn in message.functions}
-        if isinstance(message, Registered):  # what was assigned before it counts for nothing
+        if isinstance(message, Registered):  # functions that were sent before do not count
             self._known[connection].clear()
         if isinstance(message, StealRequest):
             self._check_steal(connection, message)
@@ -419,7 +424,7 @@ class SimCluster:
                 assert not early, f"dispatch P11: {worker.key} is to let go of {early}, which are kept"
 
     def _check_members(self, event: BrokerEvent) -> None:
-        """A registered worker whose connection stands is a member."""
+        """Check that every registered worker whose connection stands is a member."""
         for worker in self.workers:
             connection = worker.connection
             if worker.machine.registered and connection is not None and connection.open and worker.process.alive:
@@ -429,17 +434,17 @@ class SimCluster:
 
     def _check_nothing_left(self) -> None:
         snapshot = self.broker.snapshot()
-        assert snapshot.queued == 0, "dispatch P7: something waits at the end"
+        assert snapshot.queued == 0, "dispatch P7: work waits at the end"
         for row in snapshot.workers:
             assert row.leases == 0, f"dispatch P1: {row.name} has leases at the end"
         for session in snapshot.coordinators:
-            assert session.out == 0, "dispatch P1: something is out at the end"
+            assert session.out == 0, "dispatch P1: work is with a worker at the end"
             assert session.held == 0, "dispatch P9: a bulk result is held at the end"
             assert session.functions <= 3, "closures P7: unused functions are remembered"
         members = {member.name: member.incarnation for member in self.broker.membership.members.values()}
         for coordinator in self.coordinators:
             coordinator.plans.check_end()
-            assert coordinator.members == members, "dispatch P15: a coordinator knows of others than there are"
+            assert coordinator.members == members, "dispatch P15: a coordinator's members are not those of the cluster"
         for worker in self.workers:
             if worker.process.alive:
                 assert worker.machine.running == 0, f"worker P2: {worker.key} has work at the end"
@@ -451,7 +456,16 @@ def _stands(connection: SimConnection | None) -> bool:
 
 
 def simulate(seed: int, **options: object) -> SimCluster:
-    """Run one seed to its end; a broken promise is an AssertionError that has the trace of the faults as a note."""
+    """Run a simulated cluster with one seed to its end.
+
+    Use it to search for seeds that break a promise of the scheduling machines, also of changed ones. It needs no socket, process or sleep.
+
+    Args:
+      options: the arguments of SimCluster.
+
+    Raises:
+      AssertionError: a promise was broken; the text has the promise, the seed, and the end of the trace.
+    """
     cluster = SimCluster(seed, **options)  # type: ignore[arg-type]
     try:
         cluster.run()

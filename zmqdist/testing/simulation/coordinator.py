@@ -1,4 +1,4 @@
-"""A simulated coordinator: the real machine, and a user who schedules, cancels, and raises the errors of a round."""
+"""A simulated coordinator: the real machine, and a model of the program that schedules and cancels work and raises the errors of rounds."""
 
 from __future__ import annotations
 
@@ -53,16 +53,16 @@ from zmqdist.testing.simulation.network import SimConnection
 from zmqdist.testing.simulation.worker import Oracle, SimWorker
 
 ANSWER_S = 2.0
-"""While nothing goes wrong the user hears sooner whether work that is to be had back has begun: what is slow takes longer."""
+"""Without faults, the program learns within this many seconds whether work that it takes back has begun."""
 
 KINDS = ("quick", "long", "slow", "polite", "raise", "bulk", "poison", "killer", "keep")
 
 
 class CoordinatorSurroundings(Protocol):
-    """What a simulated coordinator has around it: a cluster (cluster.py).
+    """The simulated cluster around a coordinator (cluster.py).
 
     Attributes:
-      quiet_since: when something went wrong last, or a connection came or went.
+      quiet_since: the time of the last fault, or of the last new or ended connection.
     """
 
     clock: SimClock
@@ -73,25 +73,25 @@ class CoordinatorSurroundings(Protocol):
     quiet_since: float
 
     def new_connection(self, name: str, down: Callable[[Message], None]) -> SimConnection:
-        """Of a client to the dispatcher."""
+        """Return a new connection of a client to the dispatcher; `down` gets the messages for the client."""
 
     def holder(self, reference: bytes) -> SimWorker | None:
-        """The worker that has the value of this reference, and answers."""
+        """Return the live worker that holds the value of this reference, or None."""
 
     def check_nothing_executes(self, coordinator: SimCoordinator, last_work: int) -> None:
-        """Raises AssertionError where work of a round that has ended executes."""
+        """Raise AssertionError if work of an ended round still executes."""
 
 
 class SimCoordinator:
-    """One coordinator; its process never dies, its connection may.
+    """One coordinator. Its process never dies; its connection may end.
 
     Attributes:
       resolved: how often each piece of work was resolved.
+      outcomes: the kind of outcome of each piece of work that has ended.
       kinds: what each piece of work does.
-      options: of work that has some: for one worker, before other work, detached from the rounds.
-      members: the incarnations of the present workers by name, from the last report.
-      rounds: for each round that has ended, the last work of it.
-      kept: results that the user has, and that are with their workers: number of the run -> our connection when it came.
+      options: the options of work that has some: for one worker, with a priority, detached from the rounds.
+      members: the incarnations of the current workers by name, from the last report.
+      kept: results that the program holds and that are still at their workers: number of the run -> the connection over which it came.
     """
 
     def __init__(
@@ -107,11 +107,11 @@ class SimCoordinator:
         self._cancelled: set[int] = set()
         self._wanted_back: set[int] = set()
         self._pending_take_backs: dict[int, SimConnection | None] = {}
-        """Work that the user takes back unless it has begun -> the connection at that time; the reply has not arrived."""
+        """Work that the program takes back unless it has begun -> the connection at that time. The reply has not arrived."""
         self._goes_on: set[int] = set()
         """Work that has begun, by the replies to attempts to take it back."""
         self._with_dispatcher: set[int] = set()
-        """What was submitted over this connection, and is counted by the width."""
+        """The work that was submitted over this connection and counts against the width."""
         self.rounds_ended = 0
         self.kept: dict[int, SimConnection | None] = {}
         self.connection: SimConnection | None = None
@@ -146,7 +146,7 @@ class SimCoordinator:
 
     @property
     def finished(self) -> bool:
-        """The user has scheduled everything, and all of it has ended."""
+        """Whether the program has scheduled all its work, and all of it has ended."""
         busy = self._left or self.ending or self.machine.closures.unfinished or self.machine.plans
         return not (busy or self.kept) and self.plans.finished
 
@@ -170,14 +170,14 @@ class SimCoordinator:
             self._with_dispatcher.clear()
             self.handle(DispatcherDown())
             assert not self._pending_take_backs, (
-                f"closures P14: {self._pending_take_backs.keys()} are not answered at the end of the connection"
+                f"closures P14: {self._pending_take_backs.keys()} have no reply at the end of the connection"
             )
             self.cluster.clock.after(self._random.uniform(0.05, 0.5), self.connect)
 
-    # -- the user -------------------------------------------------------------------------------------------------
+    # -- the program ----------------------------------------------------------------------------------------------
 
     def _schedule(self) -> None:
-        """Now and then a few more, while there is room and no error to raise."""
+        """Schedule some more work now and then, while the queue has room and no round is ending."""
         if not self._left:
             self.plans.look()
             if not self.finished:
@@ -206,7 +206,7 @@ class SimCoordinator:
         self.handle(Scheduled([item], [work] if kind == "keep" else [], options))
 
     def hands_in(self, number: int, work: int) -> None:
-        """A piece of work or an attempt goes to the machine now, with the options of this work."""
+        """Note that work, or an attempt of it, goes to the machine now, with the options of this work."""
         self.order[number] = len(self.order)
         if work in self.options:
             self.options[number] = self.options[work]
@@ -215,22 +215,22 @@ class SimCoordinator:
         return self.options.get(work, PLAIN)
 
     def was_cancelled(self, work: int) -> bool:
-        """The user has cancelled it, at some time."""
+        """Return whether the program has ever cancelled this work."""
         return work in self._cancelled
 
     def later(self, event: Event) -> None:
-        """Hand in this event when the present one is over, as a finalizer does."""
+        """Handle an event after the current one, as a finalizer does."""
         self.cluster.clock.after(0.0, lambda: self.handle(event))
 
     def _options(self) -> WorkOptions:
-        """For one of the workers, one of which may never come back; and now and then for one that never was."""
+        """Return random options: perhaps for one of the workers, which may never come back, or for one that never existed."""
         worker = self._random.choices(("", "worker:0", "worker:1", "worker:2", "worker:9"), (4, 3, 3, 2, self._strays))[
             0
         ]
         return WorkOptions(worker, self._random.choice((-1, 0, 0, 1, 5)), self._random.random() < 0.3)
 
     def _fn(self) -> int:
-        """One of the three that everybody uses, or one that is used once."""
+        """Return one of the three shared functions, or a new one that is used once."""
         if self._random.random() < 0.9:
             return self._random.randint(1, 3)
         fn, self._next_fn = self._next_fn, self._next_fn + 1
@@ -239,7 +239,7 @@ class SimCoordinator:
         return fn
 
     def cancel(self) -> None:
-        """The user cancels some."""
+        """Have the program cancel some work, also if it has begun."""
         pending = [work for work in self.kinds if not self.resolved[work]]
         if pending and not self.ending:
             works = self._random.sample(pending, min(3, len(pending)))
@@ -247,7 +247,7 @@ class SimCoordinator:
             self.handle(CancelRequested(works))
 
     def take_back(self) -> None:
-        """The user cancels some futures: what has begun goes on."""
+        """Have the program cancel some futures: work that has begun continues."""
         pending = [
             work
             for work in self.kinds
@@ -265,12 +265,13 @@ class SimCoordinator:
         self.cluster.clock.after(ANSWER_S, lambda: self._check_answered(works, since))
 
     def wanted_back(self, work: int) -> bool:
-        """Whether the user has ever requested it."""
+        """Return whether the program has ever taken back this work."""
         return work in self._wanted_back
 
     def _check_answered(self, works: list[int], since: float) -> None:
-        """Unless something went wrong since then: then that is what the answer may have been lost with. What is cut off ends as cancelled
-        when it ends, which cannot be hastened in a thread; so does all work of a round that ends."""
+        """Check that the program knows of each work whether it has begun. Wait longer after a fault, with which the reply may be lost, and
+        until the end of an ending round: its work ends as cancelled when its function ends, which a thread cannot hasten.
+        """
         left = [work for work in works if work in self._pending_take_backs and work not in self._cancelled]
         quiet_since = self.cluster.quiet_since
         if left and self.ending:
@@ -281,7 +282,7 @@ class SimCoordinator:
             assert not left, f"dispatch P17: it is not reported whether {left} have begun"
 
     def raise_error(self) -> None:
-        """The user calls `join`, which raises."""
+        """Have the program call `join`, which raises the round's error."""
         if self.machine.failed is not None and not self.ending:
             self.ending = True
             self.handle(EndRoundRequested(self.rounds_ended + 1))
@@ -414,13 +415,13 @@ class SimCoordinator:
 
     def _note_members(self, changed: MembersChanged) -> None:
         for name, incarnation, _ in changed.left:
-            assert self.members.pop(name, None) == incarnation, f"closures P12: {name} leaves who was not there"
+            assert self.members.pop(name, None) == incarnation, f"closures P12: {name} leaves and was not a member"
         for name, incarnation, _, _ in changed.joined:
-            assert name not in self.members, f"closures P12: {name} comes twice"
+            assert name not in self.members, f"closures P12: {name} joins twice"
             self.members[name] = incarnation
 
     def _drop(self, work: int, run: int) -> None:
-        """The user has no further use for a value that its worker keeps."""
+        """Have the program drop a value that its worker keeps."""
         del self.kept[run]
         self.handle(KeptDropped([work]))
 
@@ -444,7 +445,7 @@ class SimCoordinator:
 
     def _fetch(self, work: int, attempt: int, reference: bytes) -> None:
         if not self.machine.closures.wants(work, attempt):
-            return  # it has ended, or was submitted again in the meantime
+            return  # the work has ended, or was submitted again meanwhile
         holder = self.cluster.holder(reference)
         if holder is None:
             if not self.resolved[work]:
@@ -453,10 +454,12 @@ class SimCoordinator:
         self.cluster.clock.after(self._random.uniform(0.0, 0.1), lambda: self._fetched(work, attempt, reference))
 
     def _fetched(self, work: int, attempt: int, reference: bytes) -> None:
-        """The last byte is here, if the holder is still there."""
+        """Report the arrival of a bulk result; fetch it again if its holder has gone meanwhile."""
         holder = self.cluster.holder(reference)
         if holder is None or self._fetching.get(work) != attempt:
             self._fetch(work, attempt, reference)
             return
-        assert not self.resolved[work] or self.outcomes[work] == CANCELLED, "closures P2: resolved before it was here"
+        assert not self.resolved[work] or self.outcomes[work] == CANCELLED, (
+            "closures P2: resolved before its value had arrived"
+        )
         self.handle(BulkArrived(work, attempt, reference))

@@ -1,4 +1,4 @@
-"""The parts of a data service in virtual time: the real machines of a dispatcher, of workers and their tasks. See data_service.py."""
+"""The simulated parts of a data service: the real machines of a dispatcher, of workers and of their tasks. See data_service.py."""
 
 from __future__ import annotations
 
@@ -44,20 +44,20 @@ WORKER_TIMEOUT_S = 3.0
 DELAY_S = 0.002
 BUFFER_MAX = 5
 FULL_S = 0.01
-"""How often a task looks whether its buffer has room."""
+"""How often a task with a full buffer polls for room, in seconds."""
 
 TOGETHER = 3
-"""Elements in an answer."""
+"""The most elements in a reply."""
 
 SendTaskReply: TypeAlias = Callable[[TaskReply], None]
 
 
 class PartSurroundings(Protocol):
-    """What a part of a simulated data service has around it (data_service.py).
+    """The simulation around a part of it (data_service.py).
 
     Attributes:
-      count: elements of the dataset.
-      disk_full_until: what is written to the journal before fails.
+      count: the number of elements of the dataset.
+      disk_full_until: writing the journal fails before this time.
     """
 
     clock: SimClock
@@ -67,22 +67,22 @@ class PartSurroundings(Protocol):
     dispatcher: SimDispatcher
 
     def soon(self, fn: Callable[[], object]) -> None:
-        """Call this after a short time."""
+        """Call `fn` after a short random time."""
 
     def in_order(self, link: SimLink, way: str, fn: Callable[[], object]) -> None:
-        """Later, and after what went this way before."""
+        """Call `fn` after a short random time, and after the earlier calls for this direction of the connection."""
 
     def end_link(self, link: SimLink) -> None:
-        """Both sides notice in their own time."""
+        """End a connection. Each side notices at its own time."""
 
     def note(self, what: str) -> None:
-        """A line of the story."""
+        """Add a line to the trace, which is printed when a promise is broken."""
 
     def lost(self, incarnation: int) -> None:
-        """The dispatcher has given up a life of a worker."""
+        """Note that the dispatcher counts an incarnation of a worker as lost."""
 
     def joined(self, incarnation: int) -> None:
-        """The dispatcher has taken a life of a worker, perhaps once more."""
+        """Note that the dispatcher has registered an incarnation of a worker, for the first time or again."""
 
     def gave(self, request: ev.SplitsRequest, given: dict[int, tuple[int, int, int, int]]) -> None:
         """Note the positions in the last reply to a task; the reply may be lost."""
@@ -92,7 +92,7 @@ class PartSurroundings(Protocol):
 
 
 class SimDispatcher:
-    """The machines of the data and of the membership, the journal on a disk that survives, and connections."""
+    """The machines of the data service and of the membership, a journal on a disk that survives the process, and the connections."""
 
     def __init__(self, sim: PartSurroundings, fault_tolerant: bool) -> None:
         self._sim = sim
@@ -111,7 +111,7 @@ class SimDispatcher:
         self.start()
 
     def start(self) -> None:
-        """Another life; with a journal the state of the one before."""
+        """Start another incarnation, which takes its state from the journal if there is one."""
         self.incarnation += 1
         self.alive = True
         self.membership = Membership(LEASE_S, GRACE_S, 1.0)
@@ -123,7 +123,7 @@ class SimDispatcher:
         self._tick(self.incarnation)
 
     def kill(self) -> None:
-        """What was being written is on the disk or not."""
+        """Kill the process. Records that it was writing may be on the disk or not."""
         self.alive = False
         for link in self.links:
             self._sim.end_link(link)
@@ -137,7 +137,7 @@ class SimDispatcher:
         return link
 
     def ask(self, link: SimLink | None, make: Callable[[SimRequest], ev.Request], then: Then) -> None:
-        """Send a question; its answer, or UNAVAILABLE, comes later."""
+        """Send a request. `then` gets its reply later, or UNAVAILABLE."""
         sim = self._sim
         if link is None or not link.open:
             sim.soon(lambda: then(None, UNAVAILABLE))
@@ -155,7 +155,7 @@ class SimDispatcher:
         sim.in_order(link, "up", arrive)
 
     def tell(self, link: SimLink, message: Message) -> None:
-        """Send what a worker says of itself."""
+        """Send a message of a worker to the membership."""
 
         def arrive() -> None:
             if link.open and self.alive and link.incarnation == self.incarnation:
@@ -164,12 +164,12 @@ class SimDispatcher:
         self._sim.in_order(link, "up", arrive)
 
     def gone(self, link: SimLink) -> None:
-        """This side notices that a connection has ended."""
+        """Notice the end of a connection."""
         if self.alive and link.incarnation == self.incarnation:
             self._members(PeerGone(link))
 
     def exited(self, incarnation: int) -> None:
-        """The kernel says that the process of a worker has ended."""
+        """Notice the end of a worker's process, as the kernel reports it for a child."""
         if not self.alive:
             return
         for member in list(self.membership.members.values()):
@@ -177,7 +177,7 @@ class SimDispatcher:
                 self._members(ProcessExited(pid=incarnation, exit_code=None, job=member.job, index=member.index))
 
     def _members(self, event: Heard | PeerGone | ProcessExited | TimePassed) -> None:
-        """As the runtime does it."""
+        """Have the membership handle an event, and carry out its effects as the runtime does."""
         for change in self.membership.handle(event, self._sim.clock.now):
             match change:
                 case Send(link, message):
@@ -228,7 +228,7 @@ class SimDispatcher:
         sim = self._sim
         if incarnation != self.incarnation or not self.alive:
             if sim.random.random() < 0.5 and incarnation == self.incarnation:
-                self._records += records  # it was on the disk when the process died
+                self._records += records  # the records were on the disk when the process died
             return
         if sim.clock.now < sim.disk_full_until:
             sim.note("the journal fails")
@@ -236,7 +236,7 @@ class SimDispatcher:
             return
         self._records += records
         if len(self._records) > 200:
-            # As the runtime does it: the snapshot is of what is durable.
+            # The snapshot holds the durable state only, as the runtime writes it.
             self._snapshot, self._records = r.encode(self._durable()), []
         self.handle(ev.JournalCommitted())
 
@@ -253,7 +253,7 @@ class SimDispatcher:
         self.machine.restore(snapshot, map(r.decode, self._records), self._sim.clock.now)
 
     def _tick(self, incarnation: int) -> None:
-        """Looks often enough; a runtime has a timer for `deadline`."""
+        """Poll for due deadlines; a runtime has a timer instead."""
         if self.alive and incarnation == self.incarnation:
             if self.machine.deadline <= self._sim.clock.now:
                 self.handle(Ticked())
@@ -264,7 +264,7 @@ class SimDispatcher:
 
 
 class SimTask:
-    """One task of a worker: the real machine of its buffer, and a thread that makes one element at a time for the waiting requests."""
+    """One task of a worker: the real machine of its buffer, and a model of the thread that makes elements."""
 
     def __init__(self, worker: SimDataWorker, task: WorkerTask, state: int) -> None:
         self.worker = worker
@@ -287,7 +287,7 @@ class SimTask:
         self._serve()
 
     def drop(self) -> None:
-        """The worker has no such task any more."""
+        """Drop the task, as the worker does at the dispatcher's order."""
         self.dropped = True
         self._buffer.close()
         self._serve()
@@ -355,7 +355,7 @@ class SimTask:
 
 
 class SimDataWorker:
-    """A process with tasks. It registers by the real machine of a worker; its tasks ask by a connection of their own."""
+    """A worker process with tasks. The real worker machine registers it; its tasks have a connection of their own."""
 
     def __init__(self, sim: PartSurroundings, name: str, address: str, index: int) -> None:
         self.sim = sim
@@ -368,7 +368,7 @@ class SimDataWorker:
         self.tasks: dict[int, SimTask] = {}
         self._work = WorkerTasks()
         self.died: list[Callable[[], None]] = []
-        """Called when it is killed: those who wait for an answer."""
+        """Functions to call when the worker is killed, of the readers that wait for a reply."""
         self.link: SimLink | None = None
         self._calls: SimLink | None = None
         self._away_until = 0.0
@@ -388,7 +388,7 @@ class SimDataWorker:
         self.connect()
 
     def connect(self) -> None:
-        """Try until the dispatcher is there."""
+        """Try to connect until the dispatcher is up."""
         if not self.alive or (self.link is not None and self.link.open):
             return
         clock = self.sim.clock
@@ -402,7 +402,7 @@ class SimDataWorker:
         self.sim.soon(lambda: self._handle(DispatcherConnected(incarnation)) if link.open else None)
 
     def calls(self) -> SimLink | None:
-        """The connection by which its tasks ask."""
+        """Return the connection of the worker's tasks; None while the dispatcher is away."""
         if self._calls is None or not self._calls.open:
             self._calls = self.dispatcher.connect() if self.sim.clock.now >= self._away_until else None
         return self._calls
@@ -430,7 +430,7 @@ class SimDataWorker:
             clock.at(due, lambda: self._handle(TimePassed()))
 
     def cut(self) -> None:
-        """A connection ends, or both do; it is back soon, or only after the worker was given up."""
+        """End one connection or both. The worker reconnects soon, or only after the dispatcher counts it as lost."""
         both = self.sim.random.random() < 0.5
         if both:
             self._away_until = self.sim.clock.now + self.sim.random.choice((0.05, GRACE_S * 2))
@@ -447,14 +447,14 @@ class SimDataWorker:
             task.dropped = True
         for tell in self.died:
             tell()
-        if self.sim.random.random() < 0.5:  # it was on the dispatcher's host
+        if self.sim.random.random() < 0.5:  # the worker was a child on the dispatcher's host
             self.sim.clock.after(0.01, lambda: self.dispatcher.exited(self.incarnation))
 
     def ask_work(self) -> None:
         self._perform(self._work.ask())
 
     def finished(self, number: int) -> None:
-        """The last element of a task was taken."""
+        """Note that readers have taken the last element of a task."""
         self._perform(self._work.finished(number))
 
     def _perform(self, effects: list[WorkerTasksEffect]) -> None:

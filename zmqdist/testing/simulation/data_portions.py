@@ -1,4 +1,6 @@
-"""A task that computes portions in virtual time: the real machine of each lane, and a thread that makes elements. See data_service.py."""
+"""A simulated task that computes portions: the real machine of each lane, and a model of the thread that makes elements. See
+data_service.py.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +16,16 @@ from zmqdist.testing.simulation.data_links import SimRequest
 from zmqdist.testing.simulation.data_parts import FULL_S, SendTaskReply, SimDataWorker, SimTask
 
 LANE_MAX = 8
-"""Elements that a lane may be ahead."""
+"""The most elements in a lane's buffer."""
 
 TOGETHER = 4
-"""Elements in an answer."""
+"""The most elements in a reply."""
 
 AGAIN = (UNAVAILABLE, RESOURCE_EXHAUSTED)
 
 
 class SimPortionTask(SimTask):
-    """A lane for each reader."""
+    """A task that computes portions, with a lane for each reader."""
 
     def __init__(self, worker: SimDataWorker, task: WorkerTask, state: int) -> None:
         super().__init__(worker, task, state)
@@ -38,7 +40,7 @@ class SimPortionTask(SimTask):
         lane.serve()
 
     def drop(self) -> None:
-        """The worker has no such task any more."""
+        """Drop the task, as the worker does at the dispatcher's order."""
         super().drop()
         for lane in self._lanes.values():
             lane.machine.close()
@@ -46,7 +48,7 @@ class SimPortionTask(SimTask):
 
 
 class SimLane:
-    """The portions of one reader."""
+    """The portions of one reader, computed one after the other."""
 
     def __init__(self, task: SimPortionTask, client: int) -> None:
         self.machine = PortionsLane(LANE_MAX)
@@ -54,10 +56,10 @@ class SimLane:
         self._sim = task.worker.sim
         self._client = client
         self._given: deque[list[int]] = deque()
-        """Portions that were given and are not begun."""
+        """Portions that the dispatcher has given and that are not begun."""
         self._segment: PortionSegment | None = None
         self._coming: deque[int] = deque()
-        """Elements of the portion that was begun, which are still to be made."""
+        """The elements of the current portion that are still to be made."""
         self._full_since: float | None = None
         self._more()
 
@@ -92,7 +94,7 @@ class SimLane:
         worker.dispatcher.ask(worker.calls(), request_of, then)
 
     def _make(self) -> None:
-        """One element after the other, then the next portion."""
+        """Make the next element, or begin the next portion."""
         if self._over:
             return
         if self._segment is None:
@@ -120,7 +122,7 @@ class SimLane:
             self._full_since = self._sim.clock.now
 
     def serve(self) -> None:
-        """Answer who waits, and go on where there is room now."""
+        """Send the replies that are ready, and continue if the buffer has room now."""
         while (answer := self.machine.next_reply()) is not None:
             answer.reply(answer)
         if self._full_since is not None:

@@ -1,6 +1,6 @@
 """A simulated worker: the real machine, with slots that run functions in virtual time.
 
-What a function does is in its payload: b"kind|coordinator|work". The truth about each run is kept in `Oracle`, for the checks.
+The payload of a function says what it does: b"kind|coordinator|work". `Oracle` records what really happened to each run, for the checks.
 """
 
 from __future__ import annotations
@@ -52,24 +52,24 @@ DURATIONS_S = {
 }
 POLL_S = 0.02
 PIPE_S = 0.0001
-"""How long anything is on its way to a slot."""
+"""How long a message is on its way to a slot, in seconds."""
 
 
 @dataclass
 class Oracle:
-    """What really happened, which no part of the cluster can know."""
+    """The facts of a run that no part of the cluster can know."""
 
     runs: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Number of a run -> (coordinator, work)."""
     reported: dict[tuple[int, int], set[int]] = field(default_factory=dict)
-    """(coordinator, work) -> leases of it whose start some worker has reported."""
+    """(coordinator, work) -> its leases whose start a worker has reported."""
     kept: set[tuple[int, int]] = field(default_factory=set)
-    """(coordinator, work) whose result the coordinator has told some dispatcher to keep, in time."""
+    """(coordinator, work) whose result a dispatcher was told to keep while it held the result."""
 
 
 @dataclass(eq=False)
 class SimSlot:
-    """One life of one slot process (or the thread)."""
+    """One incarnation of a slot's process, or the slot's thread."""
 
     index: int
     alive: bool = True
@@ -86,10 +86,10 @@ class SimSlot:
 
 
 class WorkerSurroundings(Protocol):
-    """What a simulated worker has around it: a cluster (cluster.py).
+    """The simulated cluster around a worker (cluster.py).
 
     Attributes:
-      incarnation: of the dispatcher that is there, or was last.
+      incarnation: of the current dispatcher, or of the last one while there is none.
     """
 
     clock: SimClock
@@ -100,33 +100,34 @@ class WorkerSurroundings(Protocol):
     incarnation: int
 
     def new_connection(self, name: str, down: Callable[[Message], None]) -> SimConnection:
-        """Of a client to the dispatcher."""
+        """Return a new connection of a client to the dispatcher; `down` gets the messages for the client."""
 
     def end_connection(
         self, connection: SimConnection, *, noticed_by_client: bool = True, noticed_by_server: bool = True
     ) -> None:
-        """What is on the way is lost; each side notices at its own time."""
+        """End a connection. Messages on the way are lost; each side notices at its own time."""
 
     def worker_exited(self, worker: SimWorker) -> None:
-        """Its process has ended by itself."""
+        """Note that a worker's process has ended by itself."""
 
     def kill_worker(self, worker: SimWorker) -> None:
-        """As SIGKILL does."""
+        """Kill a worker's process as SIGKILL does."""
 
     def new_run(self, coordinator: int, work: int) -> int:
-        """A function begins; this is the number of its run."""
+        """Return the number of a run that begins."""
 
     def is_held(self, run: int) -> bool:
-        """Whether some worker has the result of this run, and answers."""
+        """Return whether a live worker holds the result of this run."""
 
     def check_registration(self, worker: SimWorker, message: Message) -> None:
-        """Raises AssertionError where what a worker says of itself breaks a promise; so does `check_reported_before_start` at a start."""
+        """Raise AssertionError if the message by which a worker registers breaks a promise."""
 
-    def check_reported_before_start(self, worker: SimWorker, lease: int) -> None: ...
+    def check_reported_before_start(self, worker: SimWorker, lease: int) -> None:
+        """Raise AssertionError if a worker begins careful work before the dispatcher knows of its start."""
 
 
 class SimWorker:
-    """One life of one worker process."""
+    """One incarnation of a worker's process."""
 
     def __init__(
         self, cluster: WorkerSurroundings, index: int, incarnation: int, *, can_kill: bool, slots: int
@@ -139,17 +140,17 @@ class SimWorker:
         self.connection: SimConnection | None = None
         self.slots_frozen = False
         self.cut_off_until = 0.0
-        """Its network is gone until then."""
+        """Until this time the worker has no network."""
         self.has_disconnected = False
-        """It has lost a connection at least once."""
+        """The worker has lost a connection at least once."""
         self.thawed_unheard = False
-        """It was frozen as a whole, and has not registered since."""
+        """The worker was frozen with its slots, and has not registered since."""
         self.report_before_start: set[int] = set()
         self.own: set[int] = set()
         self.held: dict[int, int] = {}
-        """Bulk results: lease -> number of the run."""
+        """The bulk results that the worker holds: lease -> number of the run."""
         self._begun: set[int] = set()
-        """Leases whose work has begun here."""
+        """The leases whose work has begun at this worker."""
         self._random: Random = cluster.random
         self._what: dict[int, tuple[int, int]] = {}
         self._slots: list[SimSlot | None] = [None] * slots
@@ -168,10 +169,10 @@ class SimWorker:
         self._perform(self.machine.start())
         self.connect()
 
-    # -- life -----------------------------------------------------------------------------------------------------
+    # -- start, connection and end --------------------------------------------------------------------------------
 
     def connect(self) -> None:
-        """Try until the dispatcher is there."""
+        """Try to connect until the dispatcher is up."""
         if not self.process.alive or (self.connection is not None and self.connection.open):
             return
         if not self.cluster.dispatcher_up or self.cluster.clock.now < self.cut_off_until:
@@ -187,7 +188,7 @@ class SimWorker:
         self.cluster.clock.after(self._random.expovariate(1000.0), lambda: self.process.post(up))
 
     def lost_connection(self, connection: SimConnection) -> None:
-        """This side notices that a connection has ended."""
+        """Notice the end of a connection."""
         if connection is self.connection:
             self.connection = None
             self.has_disconnected = True
@@ -195,7 +196,7 @@ class SimWorker:
             self.cluster.clock.after(self._random.uniform(0.05, 0.5), lambda: self.process.post(self.connect))
 
     def kill(self) -> None:
-        """kill -9: its slots die with it."""
+        """Kill the process with SIGKILL; its slots die with it."""
         for slot in self._slots:
             if slot is not None:
                 self._end(slot)
@@ -205,7 +206,10 @@ class SimWorker:
             self.cluster.end_connection(self.connection, noticed_by_client=False)
 
     def freeze(self, *, slots_too: bool) -> None:
-        """SIGSTOP, of the worker's process or of its slots as well. A watch ends slots whose worker does not run (process/zygote.py)."""
+        """Stop the worker's process with SIGSTOP, and with `slots_too` its slots.
+
+        Slots that run on are ended by the zygote's watch, because their worker does not run (process/zygote.py).
+        """
         self.process.frozen = True
         self.slots_frozen = self.thawed_unheard = slots_too
         since = self.cluster.clock.now
@@ -220,7 +224,7 @@ class SimWorker:
         self.handle(LeaveRequested(1.0))
 
     def executing(self) -> list[tuple[int, int]]:
-        """(coordinator, work) of what runs now."""
+        """Return the (coordinator, work) of every function that runs now."""
         if not self.process.alive or self.slots_frozen:
             return []
         return [
@@ -228,7 +232,7 @@ class SimWorker:
         ]
 
     def kill_slot(self) -> None:
-        """Kill one of its slot processes."""
+        """Kill the process of one slot."""
         live = [slot for slot in self._slots if slot is not None and slot.alive]
         if live and self.machine.can_kill and self.process.alive:
             self._kill(self._random.choice(live), -9)
@@ -278,7 +282,7 @@ class SimWorker:
     def _check_given_back(self, effects: list[Effect]) -> None:
         messages = [effect.message for effect in effects if isinstance(effect, Send)]
         back = {lease for message in messages if isinstance(message, LeasesReturned) for lease in message.leases}
-        assert not back & self._begun, "worker P10: what a slot has begun is given back"
+        assert not back & self._begun, "worker P10: work that a slot has begun is given back"
 
     def _rearm(self) -> None:
         at = self.machine.deadline
@@ -336,11 +340,11 @@ class SimWorker:
         self.cluster.clock.after(self._random.uniform(0.005, 0.02), ready)
 
     def _check_own(self, give: Give) -> None:
-        """Nothing that any worker may run goes before what waits for this one, but for work whose start was announced."""
+        """Check that work for this very worker goes to slots first and in order, except for work, whose start is reported first."""
         leases = {self.machine.lease_at(give.slot, item[0]) or 0 for item in give.items}
         waiting = self.own.intersection(item[0] for item in self.machine.queue)
         early = leases - self.own - self.report_before_start
-        assert not waiting or not early, "worker P9: what is for this worker waits for other work"
+        assert not waiting or not early, "worker P9: work for this very worker waits for other work"
         given, waiting = leases & self.own - self.report_before_start, waiting - self.report_before_start
         assert not given or not waiting or max(given) < min(waiting), (
             "worker P9: what is for this worker is out of order"
@@ -367,13 +371,13 @@ class SimWorker:
         self.cluster.clock.after(PIPE_S, arrive)
 
     def _forget(self, index: int, functions: list[tuple[int, int]]) -> None:
-        """It goes the way that work goes: what the slot was given before still has them."""
+        """Have a slot forget functions. The message travels behind the work that was sent to the slot before, which still needs them."""
         slot = self._slots[index]
         if slot is not None:
             self.cluster.clock.after(PIPE_S, lambda: slot.known.difference_update(functions))
 
     def _next(self, slot: SimSlot) -> None:
-        """A slot begins its next item, if it has one and is not frozen."""
+        """Have a slot begin its next item, if it has one and is not frozen."""
         while slot.alive and slot.items and slot.running is None:
             if self.slots_frozen:
                 self.cluster.clock.after(0.05, lambda: self._next(slot))
@@ -389,7 +393,7 @@ class SimWorker:
         kind, _, work, *inputs = payload.decode().split("|")
         lease = self.machine.lease_at(slot.index, position)
         if lease is not None:
-            assert lease not in self._begun, "worker P10: what a slot has begun begins once more"
+            assert lease not in self._begun, "worker P10: work that has begun at a slot begins again"
             self._begun.add(lease)
             self.cluster.check_reported_before_start(self, lease)
         slot.position = position
@@ -429,7 +433,7 @@ class SimWorker:
         self._next(slot)
 
     def _report(self, slot: SimSlot, position: int, kind: int, payload: bytes) -> None:
-        """Outcomes leave the slot a moment later: one that dies before loses them."""
+        """Report an outcome a moment later. A slot that dies before loses it."""
 
         def leave() -> None:
             if slot.alive:
@@ -453,7 +457,7 @@ class SimWorker:
             and slot.running[0] == position
             and self._random.random() < 0.5
         ):
-            # The function looks at zmqdist.cancelled() and returns early.
+            # The function has called zmqdist.cancelled(), and returns early.
             self.cluster.clock.after(0.01, lambda: self._end_of(slot, position, "polite"))
 
     def _kill(self, slot: SimSlot, code: int) -> None:

@@ -1,28 +1,28 @@
-"""The dispatcher's end of the data service, behind the dispatcher's port: the shell of core/splits.
+"""The runtime of a data service's dispatcher: it serves the methods behind the dispatcher's port, and carries out the machine's effects.
 
 Rules
-    Everything but the writing of files runs in the loop, and nobody waits in a thread: what is not answered at once is a token in the
-    machine. Callers are of the roles `worker` or `submit`.
+    Everything except the writing of files runs in the loop. No thread waits for a reply: a pending call is a token in the machine. Callers
+    have the role `worker` or `submit`.
 
-Methods (each after "zmqdist.data."; `state` is the number of the dispatcher's state)
+Methods (each after "zmqdist.data."; `state` is the number of the dispatcher's state). A reply of None means: send the request again.
     register(request, id, description, metadata, on_conflict)   -> (id, whether another pipeline is kept under it)
     metadata(id)                                                 -> metadata
     config()                                                     -> {"deployment_mode"}
     definition(fingerprint)                                      -> description
     open(request, job_name, repetition, terms, consumer, saved)  -> (client, iteration, state, cut)
-    watch(state, client, version, target_s, stopped, lost)       -> (version, tasks, finished, hold, ended, failed), None when asked again
+    watch(state, client, version, target_s, stopped, lost)       -> (version, tasks, finished, hold, ended, failed) or None
     acknowledge(state, client, marks)                            -> None
-    missed(state, client, life)                                  -> None
+    missed(state, client, incarnation)                           -> None
     release(state, client)                                       -> None
-    work(state, life, has, done, figures)                              -> (state, new tasks, tasks to drop), None when asked again
-    splits(state, task, life, source, request, repetition, count) -> (start, length)
-    portions(state, task, life, client, request, count)          -> portions: see data/service/dispatcher/machine/events.py
-    crashed(state, task, life, how)                              -> None
-    hand_back(state, task, life, source, request, repetition, runs) -> None
-    leave(life)                                                  -> None
+    work(state, incarnation, has, done, figures)                 -> (state, new tasks, tasks to drop) or None
+    splits(state, task, incarnation, source, request, repetition, count)   -> (start, length)
+    portions(state, task, incarnation, client, request, count)   -> portions: see data/service/dispatcher/machine/events.py
+    crashed(state, task, incarnation, how)                       -> None
+    hand_back(state, task, incarnation, source, request, repetition, runs) -> None
+    leave(incarnation)                                           -> None
     compression(id, off)                                         -> whether AUTO is off
 
-Not here: what is decided (core/splits), what is kept in files (journal.py, store.py).
+Not here: the decisions (machine/), the files (journal.py, store.py).
 """
 
 from __future__ import annotations
@@ -76,19 +76,22 @@ SAVED: TypeAlias = tuple[
     tuple[tuple[Number, Number], ...],
     tuple[tuple[Number, Number], ...],
 ]
-"""What a client sends of a saved state: the fields of `events.Saved`."""
+"""A client's saved state as it travels: the fields of `events.SavedRequest`."""
 
 
 class DataDispatcher:
-    """See the module's docstring."""
+    """The data service of a dispatcher; the module's docstring lists its methods."""
 
     def __init__(
         self, service: RpcService, loop: Loop, rules: Rules, work_dir: str | None, snapshots_max: int = 3
     ) -> None:
-        """Before the service is attached. With fault tolerance: goes on from the journal in `work_dir`.
+        """Register the methods; call it before the service is attached. With fault tolerance, continue from the journal in `work_dir`.
+
+        Args:
+          snapshots_max: distributed snapshots that one worker writes at once.
 
         Raises:
-          DataLossError, FailedPreconditionError, ...: see journal.py.
+          DataLossError, FailedPreconditionError, ResourceExhaustedError: see journal.py.
         """
         self._loop = loop
         self._rules = rules
@@ -103,7 +106,7 @@ class DataDispatcher:
         self._journal: Journal | None = None
         self._journaled = 0
         self._held_events: list[ev.Event] | None = None
-        """While the journal can be neither written nor read: who has come and gone since."""
+        """The arrivals and losses of workers since the journal can be neither written nor read; None while it can."""
         if rules.fault_tolerant:
             assert work_dir is not None
             self._journal = Journal(work_dir)
@@ -115,7 +118,8 @@ class DataDispatcher:
                 raise
         elif work_dir is not None:
             log.info(
-                "%s has the datasets; without fault_tolerant_mode jobs will not be recovered after a restart", work_dir
+                "%s holds the datasets; without fault_tolerant_mode a restart of the dispatcher does not recover jobs",
+                work_dir,
             )
         for name, fn in self._methods().items():
             service.register_later(PREFIX + name, checked(name, fn), roles=ROLES)
@@ -124,7 +128,7 @@ class DataDispatcher:
     # -- the journal ----------------------------------------------------------------------------------------------------------
 
     def _recover(self, journal: Journal) -> None:
-        """Be where the journal is. A new one begins with the number of its state, which tells it from others."""
+        """Take the state of the journal. Write the new state into an empty journal, because its number has to survive a restart."""
         if self._read(journal):
             log.info("recovered from %s: %d jobs", journal.path, len(self.machine.state.jobs))
             self._set_timer()
@@ -136,7 +140,7 @@ class DataDispatcher:
             raise error
 
     def _read(self, journal: Journal) -> bool:
-        """Take the state from the journal; False: it has none."""
+        """Take the state from the journal. Return False if the journal is empty."""
         snapshot, records = journal.load()
         self._journaled = len(records)
         try:
@@ -148,18 +152,18 @@ class DataDispatcher:
             self.machine.restore(state, changes, self._loop.now())
         except (LookupError, ValueError, AssertionError) as error:
             raise DataLossError(
-                f"{journal.path}: corrupted record: one that does not fit those before it: {error!r}"
+                f"{journal.path}: corrupted record: it does not fit the records before it: {error!r}"
             ) from error
         return state is not None
 
     def _reload(self) -> None:
-        """After a commit that failed: to what the journal has. While that cannot be read, either, nothing is decided."""
+        """Go back to the journal's state after a failed commit. While the journal cannot be read either, hold all events."""
         assert self._journal is not None
         held = self._held_events or []
         try:
             self._read(self._journal)
         except OpError as error:
-            log.error("%s; the data service waits until it can be read", error.message)
+            log.error("%s; the data service refuses requests until its journal can be read", error.message)
             self._held_events = held
             self._loop.set_timer((self, "journal"), self._loop.now() + READ_AGAIN_S, self._reload)
             return
@@ -169,7 +173,7 @@ class DataDispatcher:
         self._set_timer()
 
     def _write(self, records: tuple[bytes, ...]) -> None:
-        """Have a group of records written: by themselves, or as part of the whole state, which has them already."""
+        """Have the journal write a group of records; from JOURNAL_RECORDS_MAX on, the whole state in place of all records."""
         assert self._journal is not None
         self._journaled += len(records)
         if self._journaled < JOURNAL_RECORDS_MAX:
@@ -179,12 +183,12 @@ class DataDispatcher:
             self._journal.compact(r.encode(self.machine.state), self._written)
 
     def _written(self, error: OpError | None) -> None:
-        """In the journal's thread."""
+        """Report the end of a commit to the machine. Called in the journal's thread."""
         event = ev.JournalCommitted() if error is None else ev.JournalFailed(error.error_code, error.message)
         try:
             self._loop.call_soon(self.handle, event)
         except OpError:
-            pass  # the dispatcher has ended: nobody waits for the answers
+            pass  # the dispatcher has stopped, and its callers with it
 
     # -- events and effects ---------------------------------------------------------------------------------------------------
 
@@ -209,17 +213,17 @@ class DataDispatcher:
         }
 
     def joined(self, name: str, address: str, incarnation: int, tags: tuple[str, ...], named: bool) -> None:
-        """A worker has registered; `named`: its index is its own."""
+        """Note that a worker has registered. `named`: the worker brought its index. Call it in the loop."""
         self.handle(ev.WorkerJoined(name, address, incarnation, tags, named))
         self.snapshots.joined(incarnation, address)
 
     def lost(self, incarnation: int, left: bool) -> None:
-        """A worker has gone; `left`: in good order and for good."""
+        """Note that a worker is lost. `left`: it has stopped in good order, for good. Call it in the loop."""
         self.handle(ev.WorkerGone(incarnation, left))
         self.snapshots.lost(incarnation)
         if not left and (count := self.machine.waiting_for(incarnation)):
             log.warning(
-                "a worker has gone and may come back: %d tasks wait for it, for %g s (worker_timeout_ms)",
+                "a worker is lost and may come back: %d tasks wait for it for %g s (worker_timeout_ms)",
                 count,
                 self._rules.worker_timeout_s,
             )
@@ -228,12 +232,12 @@ class DataDispatcher:
         self.handle(ev.NoteSnapshotRequest(token, path))
 
     def status(self) -> dict[str, Any]:
-        """What `zmqdist status` shows of it: iterations that are read, and how many workers would be enough for them."""
+        """Return the figures for `zmqdist status`: the iterations that are read, and how many workers would be enough for them."""
         figures = self.machine.figures
         return {"jobs": figures.rows(), "workers_enough": figures.optimal()}
 
     def snapshot(self) -> DataSnapshot:
-        """An immutable record of jobs, iterations, readers, workers and the journal. In the loop."""
+        """Return a record of jobs, iterations, readers, workers and the journal. Call it in the loop."""
         state = self.machine.state
         return DataSnapshot(
             state=state.number,
@@ -251,7 +255,7 @@ class DataDispatcher:
         )
 
     def handle(self, event: ev.Event) -> None:
-        """Have the machine decide. In the loop."""
+        """Have the machine handle an event, and carry out its effects. Call it in the loop."""
         if self._held_events is not None:
             self._hold(event)
             return
@@ -314,7 +318,7 @@ class DataDispatcher:
     def _store(
         self, call: PendingCall, request: int, id: str | None, description: str, metadata: str, on_conflict: str
     ) -> None:
-        """In the writer's thread: the file is there before anything names it."""
+        """Store the description of a dataset, and then register it, so that no record names a missing file. Runs in the writer's thread."""
         try:
             dataset = deserialize(description)
             fingerprint = dataset.fingerprint()
@@ -327,7 +331,7 @@ class DataDispatcher:
             self._loop.call_soon(self._handle_stored, call, event)
 
     def _handle_stored(self, call: PendingCall, event: ev.Request) -> None:
-        """As `_ask`, where nobody above tells the asker what was raised."""
+        """Handle the request of a stored dataset. Outside of the RPC handler, an error has to be sent to the caller from here."""
         try:
             self._handle_request(call, event)
         except Exception as error:
@@ -380,7 +384,7 @@ class DataDispatcher:
         return found
 
     def _grain_of(self, fingerprint: str) -> PortionRules:
-        """How a dataset can be cut into portions: read off its description once, which may be of megabytes, and not in each question."""
+        """Return how a dataset can be cut into portions. Read its description, which may have megabytes, only once."""
         found = self._grains.get(fingerprint)
         if found is None:
             found = self._grains[fingerprint] = portion_rules(deserialize(self._datasets.get(fingerprint)))
@@ -477,7 +481,7 @@ class DataDispatcher:
 
 
 def _check_terms(terms: r.Terms) -> None:
-    """Raises InvalidArgumentError for what no job can be."""
+    """Raise InvalidArgumentError for terms that no job can have."""
     known = (
         0 <= terms.mode < len(r.MODES)
         and 0 <= terms.num_consumers <= CONSUMERS_MAX
@@ -485,5 +489,5 @@ def _check_terms(terms: r.Terms) -> None:
     )
     if not known:
         raise InvalidArgumentError(
-            f"no job can be read as {terms}: a mode is 0 to {len(r.MODES) - 1}, num_consumers at most {CONSUMERS_MAX}",
+            f"no job can have the terms {terms}: a mode is 0 to {len(r.MODES) - 1}, num_consumers at most {CONSUMERS_MAX}",
         )

@@ -52,8 +52,8 @@ class TaskLocation(NamedTuple):
     """A task that this reader is to read, as the dispatcher lists it.
 
     Attributes:
-      where: address and key of the worker that serves it; empty while none does.
-      life: incarnation of that worker; negative while it is away.
+      location: address and key of the worker that serves the task; empty while no worker does.
+      incarnation: incarnation of that worker; negative while it is away.
       starting_round: of coordinated reads: the first round that the task takes part in.
     """
 

@@ -1,23 +1,23 @@
-"""Snapshots at a dispatcher: its RPC methods, and when whom is told.
+"""The distributed snapshots of a dispatcher: its RPC methods, and the replies to pending requests.
 
 Rules
-    What touches a folder runs in threads of our own, so that a slow disk does not hold the loop. Who has registered, who waits, and when
-    to look again is the loop's.
-    A worker always has one question "streams" with us, in which it says what it writes. It is answered when it should write something
-    else, with at most one stream more than it had.
-    A snapshot is in the journal when its folder is there, and workers get streams of it when it is in the journal.
+    Everything that touches a folder runs in threads of this service, so that a slow disk does not hold up the loop. The tables of workers
+    and of pending requests belong to the loop.
+    Each worker always has one request "streams" pending, which lists the streams that it writes. The reply comes when the worker should
+    write other ones, and has at most one stream more.
+    A snapshot gets into the journal when its folder exists, and workers get its streams when it is in the journal.
 
-Methods (each after "zmqdist.data."; `incarnation` is the incarnation of the worker that asks)
-    save(request, path, description, spec, compression)                     -> None
-    streams(life, has)                                                      -> {path: stream}, None when asked again
-    positions(life, path, stream, source, repetition, taken, count)         -> (start, length)
-    stream_ended(life, path, stream, code, message)                         -> None
-    snapshot_wait(path)                                                     -> (code, message) when it is over, code 0 when it is whole
-    snapshot_progress(path)                                                 -> figures, see machine.py
-    snapshot_streams(path)                                                  -> [(index, owner, state)]
-    snapshot_cancel(path)                                                   -> None
+Methods (each after "zmqdist.data."; `incarnation` is that of the calling worker)
+    save(request, path, description, spec, compression)                      -> None
+    streams(incarnation, has)                                                -> {path: stream}, or None: send the request again
+    positions(incarnation, path, stream, source, repetition, taken, count)   -> (start, length)
+    stream_ended(incarnation, path, stream, code, message)                   -> None
+    snapshot_wait(path)                                                      -> (code, message) at the end; code 0: it is complete
+    snapshot_progress(path)                                                  -> figures, see machine.py
+    snapshot_streams(path)                                                   -> [(index, owner, state)]
+    snapshot_cancel(path)                                                    -> None
 
-Not here: what is decided (machine.py), the folder (manager.py), who writes (worker.py).
+Not here: the decisions (machine.py), the folder (manager.py), the writing (worker.py).
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ PREFIX: Final = "zmqdist.data."
 ROLES: Final = frozenset({"worker", "submit"})
 
 THREADS: Final = 4
-"""That write files: a few, because they wait for the disk."""
+"""Threads that write files. Several, because they wait for the disk."""
 
 NOT_TOLERANT: Final = "tf.data distributed snapshot requires running tf.data service in the fault tolerant mode."
 
 
 class SnapshotService:
-    """See the module's docstring. Hosted by the dispatcher of a data service.
+    """Serves the snapshots of a data service's dispatcher; the module's docstring lists the methods.
 
     Args:
-      note: `note(token, path)` has the journal know of a snapshot, and then calls `token.answer`, or `token.fail`. None: there is no
-        journal, and so no snapshots.
-      concurrent_max: streams that one worker writes at once.
-      patience_s: how long the owner of a stream may take to come back after a restart of the dispatcher.
+      note: `note(token, path)` records a snapshot in the journal, and then calls `token.answer` or `token.fail`. None: there is no journal,
+        and the service refuses snapshots.
+      concurrent_max: the most streams that one worker writes at once.
+      owner_return_s: how long the owner of a stream may take to register after a restart of the dispatcher, in seconds.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class SnapshotService:
         concurrent_max: int,
         owner_return_s: float,
     ) -> None:
-        """Before the service is attached."""
+        """Register the methods; call it before the service is attached."""
         self._loop = loop
         self._note = note
         self._owner_return_s = owner_return_s
@@ -95,19 +95,22 @@ class SnapshotService:
         }
 
     def recover(self, paths: Iterable[str]) -> None:
-        """Before the port answers: go on with the snapshots of the journal.
+        """Continue the snapshots of the journal. Call it before the port is served.
 
-        One whose folder is gone, or has become something else, is forgotten: what its owner did with it must not keep all others waiting.
+        A snapshot whose folder is gone, or has become something else, is left out with a warning: a folder that its owner has moved must
+        not keep the dispatcher from starting.
 
         Raises:
-          InvalidArgumentError, InternalError, DataLossError: a folder cannot be right; see manager.py.
+          InvalidArgumentError, InternalError, DataLossError: the content of a folder is invalid; see manager.py.
         """
         there: list[str] = []
         for path in paths:
             if storage.exists(storage.join(path, snapshot_layout.METADATA)):
                 there.append(path)
             else:
-                log.warning("%s is no snapshot any more, and is left alone", path)
+                log.warning(
+                    "%s does not hold the snapshot in the journal any more, and the dispatcher leaves it out", path
+                )
         for made in self._pool.map(SnapshotFolder.recover, there):
             self._snapshots.add(made)
             log.info("recovered the snapshot %s: %s", made.path, made.mode.value)
@@ -115,30 +118,30 @@ class SnapshotService:
             self._loop.set_timer((self, "owners"), self._loop.now() + self._owner_return_s, self._forget_missing_owners)
 
     def streams(self, path: str) -> list[Any]:
-        """The streams of a snapshot. Raises NotFoundError."""
+        """Return the streams of a snapshot. Raises NotFoundError if the dispatcher has no snapshot at this path."""
         return list(self._snapshots[path].streams())
 
     # -- workers ------------------------------------------------------------------------------------------------------------
 
     def joined(self, incarnation: int, address: str) -> None:
-        """A worker has registered."""
+        """Note that a worker has registered."""
         self._addresses[incarnation] = address
 
     def lost(self, incarnation: int) -> None:
-        """A worker has gone: what it was writing is for whoever asks, itself if it comes back first."""
+        """Note that a worker is lost. Its streams go to the first workers that request streams; it may be one of them itself."""
         address = self._addresses.pop(incarnation, None)
         self._pending.pop(incarnation, None)
         if address is not None and address not in self._addresses.values():
             self._forget_workers([address])
 
     def _forget_missing_owners(self) -> None:
-        """The owners of a life before that have not come back."""
+        """Give up the owners from before a restart of the dispatcher that have not registered."""
         owners = {owner for each in self._snapshots.all() for owner in each.owners()}
         self._forget_workers(owners - set(self._addresses.values()))
 
     def _forget_workers(self, addresses: Iterable[str]) -> None:
         if not self._snapshots.has_snapshots:
-            return  # nobody of them has a stream, and a thread for that would be the first of this service
+            return  # no worker has a stream, and a dispatcher without snapshots needs no threads
 
         def forget() -> None:
             for address in addresses:
@@ -147,13 +150,13 @@ class SnapshotService:
         self._in_thread(forget)
 
     def _in_thread(self, fn: Callable[[], None]) -> None:
-        """Have a thread change something."""
+        """Have a thread call `fn`, which changes snapshots, and then serve the pending requests."""
 
         def run() -> None:
             try:
                 fn()
             except BaseException:
-                log.exception("snapshots")
+                log.exception("a change of snapshots failed")
             self._soon(self._changed)
 
         self._submit(run)
@@ -173,7 +176,7 @@ class SnapshotService:
 
     def _assign(self, call: PendingCall, incarnation: int, address: str, has: dict[str, int]) -> None:
         version = self._version
-        if not self._snapshots.has_snapshots:  # no thread for a question that each worker asks
+        if not self._snapshots.has_snapshots:  # each worker sends this request: without snapshots it needs no thread
             self._assigned(call, incarnation, has, {}, version)
             return
 
@@ -200,7 +203,7 @@ class SnapshotService:
             self._pending[incarnation] = (call, has)
 
     def _changed(self) -> None:
-        """Somebody may have to write something else, or to hear that a snapshot is over."""
+        """Reply to pending requests of workers that should write other streams, and of users whose snapshot is over."""
         self._version += 1
         pending, self._pending = self._pending, {}
         for incarnation, (call, has) in pending.items():
@@ -239,7 +242,7 @@ class SnapshotService:
 
     def _address(self, incarnation: int) -> str:
         if incarnation not in self._addresses:
-            raise UnavailableError("the dispatcher does not know this worker yet")
+            raise UnavailableError("this worker is not registered with the dispatcher yet")
         return self._addresses[incarnation]
 
     # -- users --------------------------------------------------------------------------------------------------------------
@@ -261,7 +264,7 @@ class SnapshotService:
         self._soon(self._note, _PendingSave(self, call, made), path)
 
     def begin(self, made: SnapshotFolder) -> None:
-        """The journal has it."""
+        """Begin a snapshot that is in the journal now."""
         self._snapshots.add(made)
         self._changed()
 
@@ -290,7 +293,7 @@ class SnapshotService:
     # -- threads ------------------------------------------------------------------------------------------------------------
 
     def _work(self, call: PendingCall, fn: Callable[[], Any], changes: bool = False) -> None:
-        """Answer by what `fn` returns or raises in a thread."""
+        """Call `fn` in a thread, and reply with its result or error. `changes`: serve the pending requests afterwards."""
 
         def run() -> None:
             try:
@@ -315,13 +318,13 @@ class SnapshotService:
             pass  # the dispatcher has ended
 
     def _close(self) -> None:
-        """What is being written is written before another dispatcher reads it."""
+        """Wait until the threads have written their files, so that another dispatcher does not read half of them."""
         for pool in (self._maker, self._pool):
             pool.shutdown(wait=True, cancel_futures=True)
 
 
 class _PendingSave:
-    """Waits for the journal."""
+    """The call of `save` while the journal records the snapshot."""
 
     def __init__(self, service: SnapshotService, call: PendingCall, made: SnapshotFolder) -> None:
         self._service = service
@@ -345,7 +348,7 @@ def _over(snapshot: SnapshotFolder) -> tuple[int, str] | None:
 
 
 def _as_op_error(error: BaseException) -> BaseException:
-    """An error of the disk in our words."""
+    """Return an error of the disk as an OpError; any other error unchanged."""
     if isinstance(error, OSError) and not isinstance(error, OpError):
         return storage.error_of(error, str(error.filename or ""))
     return error

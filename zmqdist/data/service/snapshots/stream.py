@@ -1,4 +1,4 @@
-"""One stream of a snapshot that is being written: its thread, and what it asks the dispatcher."""
+"""A stream of a snapshot in a thread of the worker: it writes chunks, and sends the stream's requests to the dispatcher."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ log = logging.getLogger("zmqdist.data.snapshots")
 
 
 class SnapshotTaskProgress(NamedTuple):
-    """How far a stream is that this worker writes, or wrote."""
+    """The progress of a stream that this worker writes or has written. `chunks` and `elements` count the committed ones."""
 
     snapshot_task_base_path: str
     snapshot_task_stream_index: int
@@ -27,7 +27,11 @@ class SnapshotTaskProgress(NamedTuple):
 
 
 class SnapshotStream:
-    """One stream and its thread."""
+    """Writes one stream in a thread of its own.
+
+    Args:
+      ended: `ended(stream)` is called in the thread when the stream needs nothing more from this worker.
+    """
 
     def __init__(
         self,
@@ -50,29 +54,29 @@ class SnapshotStream:
         self._thread = threading.Thread(target=self._run, name=f"zmqdist-snapshot-{index}", daemon=True)
 
     def start(self) -> None:
-        """Begin to write."""
+        """Start the thread."""
         self._thread.start()
 
     def join(self) -> None:
-        """Until it has ended."""
+        """Block until the thread has ended."""
         self._thread.join()
 
     def progress(self) -> SnapshotTaskProgress:
-        """What is committed."""
+        """Return what is committed so far."""
         done = self._writer.progress
         return SnapshotTaskProgress(self.path, self.index, done.completed, done.chunks, done.elements)
 
     def leave(self) -> None:
-        """Commit what is there, and end."""
+        """Commit the elements so far, and end, so that another worker continues the stream. Does not block."""
         self._writer.leave()
 
     def stop(self) -> None:
-        """End it, without a word to the dispatcher."""
+        """End the stream with its next element, without a report to the dispatcher. Does not block."""
         self._stopped.set()
         self._writer.cancel()
 
     def close(self) -> None:
-        """The same: it ends with its next element."""
+        """Do the same as `stop`."""
         self.stop()
 
     def _positions(self, source: int, repetition: int, taken: int, count: int) -> Sequence[int]:
@@ -89,7 +93,7 @@ class SnapshotStream:
         code, message = 0, ""
         try:
             self._writer.run()
-        except BaseException as error:  # whatever it was, the dispatcher must hear of it
+        except BaseException as error:  # any error has to reach the dispatcher
             code, message = code_and_message(error)
             log.log(
                 logging.WARNING if self._writer.failed else logging.INFO,
@@ -98,7 +102,7 @@ class SnapshotStream:
                 self.path,
                 message,
             )
-        if not code or self._writer.failed:  # else somebody else writes it, or the snapshot is over
+        if not code or self._writer.failed:  # otherwise another worker writes the stream, or the snapshot is over
             try:
                 self._call("stream_ended", inf, code, message)
             except BaseException as error:

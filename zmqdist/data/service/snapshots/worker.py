@@ -1,7 +1,7 @@
-"""Streams of snapshots at a worker: which ones to write, a thread or a process for each, and what the dispatcher is asked for them.
+"""The streams of distributed snapshots at a worker: which streams it writes, each in a thread or a process, and its requests for streams.
 
-All but the threads runs in the worker's loop. One question, "streams", is always with the dispatcher, and tells it what is being written
-here; see service.py.
+Everything except the threads runs in the worker's loop. One request, "streams", is always pending at the dispatcher; it lists the streams
+that the worker writes: see service.py.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from zmqdist.transport.loop import Loop
 log = logging.getLogger("zmqdist.data.snapshots")
 
 AGAIN_S: Final = 0.05
-"""After a refused question for streams."""
+"""Pause before a failed request is sent again, in seconds."""
 
 
 class SnapshotWorker:
-    """See the module's docstring. Hosted by a worker.
+    """Writes the streams of one worker; hosted by the worker's data service.
 
     Args:
-      timeout_s: how long a stream waits for a dispatcher that does not answer.
+      timeout_s: how long a stream repeats requests to a dispatcher that does not reply, in seconds.
 
     Attributes:
-      processes: what forks a process for a stream (stream_process.py); None: streams are threads.
+      processes: forks a process for a stream (stream_process.py); None: streams run in threads.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class SnapshotWorker:
         self.processes: SpawnChild | None = None
         self._writing: dict[str, SnapshotStream | StreamProcess] = {}
         self._ending: set[SnapshotStream | StreamProcess] = set()
-        """Stopped, and not at their end yet."""
+        """Streams that were stopped and have not ended yet."""
         self._completed: dict[tuple[str, int], SnapshotTaskProgress] = {}
         self._client: ZmqClient | None = None
         self._left: Callable[[], None] | None = None
@@ -66,27 +66,29 @@ class SnapshotWorker:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is being written."""
+        """Whether the worker writes no stream."""
         return not self._writing
 
     @property
     def writing(self) -> int:
-        """How many streams are being written."""
+        """The number of streams that the worker writes."""
         return len(self._writing)
 
     def drain(self, then: Callable[[], None]) -> None:
-        """Commit what is there, leave the streams to others, and call `then` when that is done. In the loop."""
+        """Commit the elements so far, leave the streams to other workers, and call `then` after each stream that has ended. Call it in the
+        loop.
+        """
         self._left = then
         self._request += 1
         for stream in self._writing.values():
             stream.leave()
 
     def progresses(self) -> list[SnapshotTaskProgress]:
-        """Of the streams that are being written, and of those that were completed in this life. In the loop."""
+        """Return the progress of the current streams, and of those completed in this incarnation. Call it in the loop."""
         return [*self._completed.values(), *(stream.progress() for stream in self._writing.values())]
 
     def registered(self) -> None:
-        """The dispatcher has taken this worker: now, or again."""
+        """Note that the dispatcher has registered this worker, for the first time or again."""
         if self._left is None:
             self._ask()
 
@@ -99,13 +101,13 @@ class SnapshotWorker:
 
     def _streams_received(self, request: int, found: dict[str, int] | None, error: OpError | None) -> None:
         if request != self._request:
-            return  # there is a later question
+            return  # a later request has replaced this one
         if error is not None or found is None:
             self._loop.set_timer(self, self._loop.now() + AGAIN_S, self._ask_again)
             return
         for path, stream in list(self._writing.items()):
             if found.get(path) != stream.index:
-                self._note_completed(stream)  # the dispatcher may know of its end before `_ended` is heard here
+                self._note_completed(stream)  # the dispatcher may know of its end before `_note_ended` runs
                 stream.stop()
                 self._ending.add(stream)
                 del self._writing[path]
@@ -115,7 +117,7 @@ class SnapshotWorker:
         self._ask()
 
     def _ask_again(self) -> None:
-        """Only while there is a connection: else `registered` comes."""
+        """Request streams if there is a connection; after a reconnect `registered` requests them."""
         if self._calls.connected:
             self._ask()
 
@@ -137,7 +139,7 @@ class SnapshotWorker:
         stream.start()
 
     def _ended(self, stream: SnapshotStream) -> None:
-        """In the stream's thread: there is nothing more to do for it."""
+        """Note the end of a stream. Called in the stream's thread."""
         try:
             self._loop.call_soon(self._note_ended, stream)
         except OpError:
@@ -170,7 +172,9 @@ class SnapshotWorker:
             self._completed[stream.path, stream.index] = progress
 
     def close(self) -> None:
-        """In the loop, when it ends. Threads end with their next element; whoever takes their streams over need not wait for that."""
+        """End all streams. The loop calls it when it stops. Threads end with their next element; a worker that takes over their streams
+        need not wait for that.
+        """
         for stream in (*self._writing.values(), *self._ending):
             stream.close()
         self._writing.clear()

@@ -1,20 +1,20 @@
-"""A worker's part of a snapshot: one stream, from its pipeline to chunks that readers can read.
+"""The writer of one stream of a snapshot: it runs the pipeline, and writes its elements into chunks that readers can read.
 
 Theory
-    Elements go into chunks in the stream's `uncommitted_chunks/<incarnation>`. A commit makes those official: first a checkpoint, which
-    holds the iterator's state behind their last element, appears by a rename; then they are renamed into the snapshot's `chunks`. So
-    whoever goes on with the stream, after a crash at any point, loads the newest checkpoint, moves the chunks before it that were not moved
-    yet, deletes those behind it, and computes these again: every element is in the snapshot exactly once, if the pipeline can tell its
-    state and computes the same again. A pipeline that cannot is committed once, at its end.
+    Elements go into chunks in the stream's `uncommitted_chunks/<incarnation>`. A commit publishes these chunks: first a checkpoint, which
+    holds the iterator's state behind their last element, appears by a rename; then the chunks are renamed into the snapshot's `chunks`. A
+    writer that takes over the stream, after a crash at any point, loads the newest checkpoint, moves the chunks before it that were not
+    moved yet, deletes those behind it, and computes their elements again. So every element is in the snapshot exactly once, if the pipeline
+    has a state and computes the same elements again. A pipeline without a state is committed once, at its end.
 
-    Each writer works in a folder of its own, and whatever it publishes is renamed out of it. Who takes a stream over first moves that
-    folder away: from then on everything that an earlier writer, thought dead, tries to publish fails. So there is no moment at
-    which two commit.
+    Each writer works in a folder of its own, and renames everything that it publishes out of that folder. A writer that takes over a stream
+    first moves the folder of the earlier one away. From then on the earlier writer, which may be alive, cannot publish. So two writers
+    never commit at the same time.
 
 Promises
-    P1  every chunk in `chunks` is whole, and holds only elements before the newest checkpoint
-    P2  DONE appears when all chunks are in `chunks`; ERROR says what the pipeline raised, or the disk
-    P3  after `cancel` nothing is published but what was committed
+    P1  Every chunk in `chunks` is complete, and holds only elements before the newest checkpoint.
+    P2  DONE appears when all chunks are in `chunks`. ERROR holds the error of the pipeline or of the disk.
+    P3  After `cancel` no further commit is published.
 """
 
 from __future__ import annotations
@@ -50,23 +50,23 @@ from zmqdist.limits import SNAPSHOT_CHUNK_BYTES_MAX
 LOG = logging.getLogger("zmqdist.data.snapshots")
 
 RUN_MAX = 1024
-"""Positions that a stream asks for at once, at most."""
+"""The most positions that a stream requests at once."""
 
 _QUICK_S, _SLOW_S = 0.1, 1.0
-"""Seconds that a run of positions should last: a longer one would be missed by other workers at the end."""
+"""Seconds that a run of positions should last: at the end of the data, other workers would lack the positions of a longer one."""
 
 
 def commit_interval_s(chunk_index: int) -> float:
-    """Seconds between two commits: five minutes at first, half a minute more with each chunk, at most half an hour."""
+    """Return the seconds between two commits: five minutes at first, half a minute more with each chunk, at most half an hour."""
     return min(30.0, 5.0 + 0.5 * chunk_index) * 60.0
 
 
 @dataclass(frozen=True)
 class StreamProgress:
-    """How far a stream is.
+    """The progress of a stream.
 
     Attributes:
-      chunks, elements: committed ones.
+      chunks, elements: the numbers of committed ones.
     """
 
     chunks: int
@@ -79,13 +79,13 @@ class StreamWriter:
 
     Args:
       path: the snapshot's folder.
-      ask: `ask(source, repetition, taken, count)` gives up to `count` positions of a source, those behind the first `taken` that
-        this stream had in that repetition; none at its end. It may wait. Asked again for the same it begins with the same.
-      chunk_bytes_max: a chunk ends with the element that reaches it.
-      interval_s: seconds from one commit to the next, given the number of chunks; `commit_interval_s`.
+      ask: `ask(source, repetition, taken, count)` returns up to `count` positions of a source, behind the first `taken` that this stream
+        has had in that repetition; empty at the end of the repetition. It may block. Repeated arguments get positions that begin equally.
+      chunk_bytes_max: a chunk ends with the element with which it reaches this size.
+      interval_s: returns the seconds from one commit to the next, given the number of chunks.
 
     Attributes:
-      failed: `run` raised an error that is the snapshot's, of the pipeline or of the disk.
+      failed: `run` has raised an error of the pipeline or of the disk, by which the snapshot fails.
     """
 
     def __init__(
@@ -117,32 +117,32 @@ class StreamWriter:
 
     @property
     def progress(self) -> StreamProgress:
-        """What is committed."""
+        """What is committed so far."""
         return self._committed
 
     def cancel(self) -> None:
-        """From any thread: end with the next element. Whoever answers `ask` sees to it that it does not wait longer."""
+        """Have `run` end with the next element. May be called from any thread. The caller must see to it that `ask` blocks no longer."""
         self._cancelled.set()
         if self._iterator is not None:
             self._iterator.close()
 
     def leave(self) -> None:
-        """From any thread: commit what is there after the next element, and end, so that another writer need not do it again."""
+        """Have `run` commit after the next element, and end, so that another writer continues there. May be called from any thread."""
         self._leaving.set()
 
     def run(self) -> None:
         """Write the stream to its end, and leave DONE.
 
         Raises:
-          CancelledError: `cancel` or `leave` was called, or somebody else writes the stream now. What `ask` raised, as it was.
-            An OpError of the pipeline or of the disk, which was left as ERROR where the disk allows it.
+          CancelledError: `cancel` or `leave` was called, or another writer has taken over the stream. Otherwise the error of `ask`,
+            unchanged; or an OpError of the pipeline or of the disk, which `run` also leaves as ERROR if the disk allows it.
         """
         try:
             if not storage.exists(snapshot_layout.snapshot_done_path(self._folder)):
                 self._write()
         except _TakenOver:
             raise CancelledError(f"stream {self._stream} of {self._path} has another writer now") from None
-        except (Exception, SystemExit) as error:  # user code may raise that, too: whoever waits must hear of it
+        except (Exception, SystemExit) as error:  # user code may raise SystemExit; waiting users have to learn of it
             if self._cancelled.is_set() or self._leaving.is_set() or error is self._requests.error:
                 raise
             raise self._fail(error) from error
@@ -178,10 +178,10 @@ class StreamWriter:
         self._committed = StreamProgress(self._chunks, self._elements, True)
         storage.remove_tree(storage.join(self._folder, "checkpoints"))
 
-    # -- where it begins --
+    # -- the beginning --
 
     def _begin(self, dataset: Tree) -> None:
-        """Take the stream over from whoever had it, and go on at the newest checkpoint."""
+        """Take the stream over from an earlier writer, and continue at the newest checkpoint."""
         storage.make_folder(self._work)
         uncommitted = storage.join(self._folder, "uncommitted_chunks")
         for incarnation in storage.list_names(uncommitted):
@@ -199,10 +199,10 @@ class StreamWriter:
         self._committed = StreamProgress(self._chunks, self._elements, False)
 
     def _recover_chunks(self) -> None:
-        """Move what the checkpoint says is committed, delete the rest.
+        """Move the chunks before the checkpoint to the committed ones, and delete the others.
 
         Raises:
-          InternalError: a committed chunk is nowhere.
+          InternalError: a chunk before the checkpoint is missing.
         """
         there = {chunk.index for chunk in snapshot_layout.committed_chunks(self._path) if chunk.stream == self._stream}
         for incarnation in storage.list_names(self._work):
@@ -242,7 +242,11 @@ class StreamWriter:
         try:
             state = self._iterator.state_dict()
         except (UnimplementedError, InvalidArgumentError, ResourceExhaustedError) as error:
-            LOG.warning("%s: committed at its end only: %s", self._folder, error)
+            LOG.warning(
+                "%s: the stream is committed at its end only, because its pipeline has no state: %s",
+                self._folder,
+                error,
+            )
             return
         checkpoints = storage.join(self._folder, "checkpoints")
         older = storage.list_names(checkpoints)
@@ -261,14 +265,14 @@ class StreamWriter:
     def _publish(self, write: Callable[..., Any], path: str, value: Any) -> None:
         _guarded(write, path, value, self._work)
 
-    # -- where it ends --
+    # -- the end --
 
     def _check(self) -> None:
         if self._cancelled.is_set():
             raise CancelledError(f"stream {self._stream} of {self._path} was cancelled")
 
     def _fail(self, error: Exception | SystemExit) -> OpError:
-        """Leave ERROR, in the room that the unfinished chunk took."""
+        """Leave ERROR. Delete the unfinished chunk first, because the disk may be full. Return the error as an OpError."""
         self.failed = True
         if isinstance(error, OSError):
             op_error: OpError = storage.error_of(error, self._folder)
@@ -300,7 +304,7 @@ class StreamWriter:
 
 
 class _TakenOver(Exception):
-    """The folder of this life is gone."""
+    """The folder of this writer is gone: another writer has taken over the stream."""
 
 
 def _guarded(function: Callable[..., Any], *args: Any) -> Any:
@@ -316,10 +320,10 @@ def _checkpoint(name: str) -> tuple[int, int, str]:
 
 
 class _PositionRequests:
-    """Asks for runs of positions that last neither too short nor too long; called as `open_stream` wants it.
+    """Requests runs of positions, of a length that lasts between _QUICK_S and _SLOW_S; called by `open_stream`.
 
     Attributes:
-      error: what `ask` raised.
+      error: the error that `ask` raised; None: it raised none.
     """
 
     def __init__(self, ask: Callable[[int, int, int, int], Sequence[int]], check: Callable[[], None]) -> None:

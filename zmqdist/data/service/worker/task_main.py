@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import msgspec
 
-import zmqdist.data.dataset  # noqa: F401  what a description needs, before the fork
+import zmqdist.data.dataset  # noqa: F401  loads the operators before the fork
 from zmqdist.data.service.task_errors import TaskFailure
 from zmqdist.data.service.worker.runtime import FLUSH_S, TaskThreads
 from zmqdist.data.service.worker.tasks_machine import WorkerTask

@@ -144,7 +144,7 @@ class WorkerTasks:
         return [*map(DropTask, dropped), *map(BeginTask, begun), *self.ask()]
 
     def request_failed(self, request: int) -> list[WorkerTasksEffect]:
-        """Note that a request failed, or was not answered."""
+        """Note that a request failed, or got no reply."""
         return [RequestWorkLater()] if request == self._request else []
 
     def finished(self, number: int) -> list[WorkerTasksEffect]:

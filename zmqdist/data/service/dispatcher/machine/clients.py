@@ -1,4 +1,8 @@
-"""Clients: who reads an iteration, what they are told of it, and what becomes of it when nobody does."""
+"""Clients, the readers of iterations: their watch requests, and the end of a client or of an iteration that no client reads.
+
+The dispatcher replies to a watch request when the client's list of tasks has changed. It releases a client that has sent no request for
+`client_timeout_s`, and ends an iteration that has had no client for `gc_timeout_s`.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +17,14 @@ from zmqdist.data.service.dispatcher.machine.coordinated import is_coordinated, 
 from zmqdist.data.service.dispatcher.machine.tables import DispatcherTables, Refusal
 
 WATCH_S_MAX: Final = 10.0
-"""A client's question for news is answered after so long, news or not: asking again shows that it lives."""
+"""The longest time until a watch request gets its reply, even without news: the client's next request shows that it is alive."""
 
 WATCHES_PER_TIMEOUT: Final = 3
+"""Watch requests that a live client sends within `client_timeout_s`, at least."""
 
 
 class Clients:
-    """See the module's docstring."""
+    """The part of the machine that serves clients; the module's docstring gives its rules."""
 
     def __init__(self, tables: DispatcherTables) -> None:
         self._tables = tables
@@ -29,21 +34,21 @@ class Clients:
         return min(WATCH_S_MAX, self._tables.rules.client_timeout_s / WATCHES_PER_TIMEOUT)
 
     def registered_client(self, state: int, number: int) -> r.ClientEntry:
-        """The client that asks."""
+        """Return the client that sent a request. Raises Refusal with the reason if it is no client, or none any more."""
         client = self._tables.state.clients.get(number)
         if state == self._tables.state.number and client is not None:
             return client
         if state == self._tables.state.number and number in self._tables.state.successors:
             raise Refusal(
                 errors.ABORTED,
-                f"Another reader has taken over from iteration client {number}: it went on from a saved state of it, or reads with the "
+                f"Another reader has taken over from iteration client {number}: it continued from a saved state of it, or reads with the "
                 "same job name as the same consumer. One of the two is enough: stop one.",
             )
         text = f"Unknown iteration client id {number}."
         if not self._tables.rules.fault_tolerant:
             text += " The dispatcher is not configured to be fault tolerant, so this could be caused by a dispatcher restart."
         if state != self._tables.state.number:
-            text += " The dispatcher lost its state: it is another one than this client has opened its iteration at."
+            text += " The dispatcher has lost its state since this client opened its iteration."
         raise Refusal(errors.NOT_FOUND, text)
 
     def watch(self, call: ev.WatchRequest, now: float) -> None:
@@ -86,7 +91,7 @@ class Clients:
             if not address or worker.incarnation != incarnation:
                 if task.worker in self._tables.missing:
                     continue
-                address = ""  # it is about to serve: who reads from this worker is not at the end before
+                address = ""  # the task is about to be served: its reader has not come to the end yet
             tasks.append((number, worker.address, address, worker.incarnation, worker.tags, task.starting_round))
         portions = iteration.portions
         if portions is None:
@@ -105,7 +110,7 @@ class Clients:
                 self._tables.reply_news(watch[0].token, self._news_for(iteration, watch[0]))
 
     def release(self, call: ev.ReleaseRequest, now: float, end: Callable[[r.Iteration], None]) -> None:
-        """A client has gone. What nobody else can join ends with its last one: its tasks would compute for nobody."""
+        """Release a client that has closed its reader. Its iteration ends with it if it was the last client and no other can join."""
         client = self._tables.state.clients.get(call.client)
         if call.state == self._tables.state.number and client is not None:
             self._release(client, now, end)
@@ -122,11 +127,12 @@ class Clients:
         if iteration.clients:
             return
         self._tables.unread_since[iteration.id] = now
+        # No other client can join an anonymous job: without an end its tasks would compute elements that no reader takes.
         if anonymous and not (iteration.finished or iteration.collected):
             end(iteration)
 
     def forget(self, client: r.ClientEntry) -> None:
-        """It is released: answer what waits for it."""
+        """Forget a released client, and reply to the requests that wait on its behalf."""
         self._tables.client_by_request.pop(client.request, None)
         self._tables.last_heard.pop(client.id, None)
         self._forget_watch(client.id)
@@ -134,7 +140,7 @@ class Clients:
             self._tables.reply(self._tables.portion_requests.pop(key).token, [])
 
     def caller_gone(self, token: ev.Token) -> bool:
-        """Nobody waits for this answer any more; whether it was one of these."""
+        """Drop a watch request whose caller is gone. Return whether it was one."""
         for number, (watch, _) in self._tables.watches.items():
             if watch.token == token:
                 del self._tables.watches[number]
@@ -143,7 +149,7 @@ class Clients:
         return False
 
     def tick(self, now: float) -> None:
-        """Answer those who have waited for long."""
+        """Reply to the watch requests that have waited for `watch_s`."""
         for number, (watch, since) in list(self._tables.watches.items()):
             if since + self.watch_s > now:
                 break
@@ -153,7 +159,7 @@ class Clients:
             self._tables.reply_news(watch.token, self._news_for(iteration, watch))
 
     def collect(self, now: float, end: Callable[[r.Iteration], None]) -> None:
-        """Release clients that are silent, and end iterations that nobody reads."""
+        """Release clients that have been silent for `client_timeout_s`, and end iterations without clients for `gc_timeout_s`."""
         tables = self._tables
         for number, heard in list(tables.last_heard.items()):
             if number not in tables.watches and heard + tables.rules.client_timeout_s <= now:
@@ -163,7 +169,8 @@ class Clients:
             if iteration.finished or iteration.collected:
                 del tables.unread_since[number]
                 continue
-            dealt = tables.state.jobs[iteration.job].terms.mode == r.DYNAMIC and not tables.rules.gc_dynamic
-            if since + tables.rules.gc_timeout_s <= now and not dealt:
+            # A later client of a DYNAMIC iteration gets the rest of it; one of a new iteration would get all positions once more.
+            keeps = tables.state.jobs[iteration.job].terms.mode == r.DYNAMIC and not tables.rules.gc_dynamic
+            if since + tables.rules.gc_timeout_s <= now and not keeps:
                 del tables.unread_since[number]
                 end(iteration)

@@ -1,4 +1,4 @@
-"""What the tasks of coordinated reads are to dispatcher, workers and clients. What is decided about them: rounds.py."""
+"""Facts about the tasks of coordinated reads, for the other parts of the machine. The decisions about these tasks are in rounds.py."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from zmqdist.data.service.dispatcher.machine.tables import DispatcherTables
 
 
 def is_coordinated(tables: DispatcherTables, iteration: r.Iteration) -> bool:
-    """Whether consumers read it in step."""
+    """Return whether the consumers of an iteration read it round by round."""
     return tables.state.jobs[iteration.job].terms.coordinated
 
 
 def is_pending(task: r.TaskEntry) -> bool:
-    """Whether it waits for a round to begin at."""
+    """Return whether a task waits until the consumers agree on its first round."""
     return task.starting_round == r.PENDING and not task.finished
 
 
 def is_runnable(tables: DispatcherTables, task: r.TaskEntry) -> bool:
-    """Whether its worker is in the life that the task belongs to, if it belongs to one."""
+    """Return whether a task has not ended, and its worker is in the incarnation that the task belongs to, if it belongs to one."""
     worker = tables.state.workers.get(task.worker)
     return not task.finished and (
         not task.incarnation or (worker is not None and worker.incarnation == task.incarnation)
@@ -28,7 +28,7 @@ def is_runnable(tables: DispatcherTables, task: r.TaskEntry) -> bool:
 
 
 def is_held(tables: DispatcherTables, iteration: r.Iteration) -> bool:
-    """Whether consumers shall stop, so that a task can begin."""
+    """Return whether the consumers are to stop at their next round, so that a pending task can begin."""
     tasks = (tables.state.tasks[number] for number in iteration.tasks)
     return any(is_pending(task) and is_runnable(tables, task) and task.worker not in tables.missing for task in tasks)
 
@@ -36,9 +36,9 @@ def is_held(tables: DispatcherTables, iteration: r.Iteration) -> bool:
 def news_for_consumer(
     tables: DispatcherTables, iteration: r.Iteration, call: ev.WatchRequest
 ) -> tuple[list[Any], bool, dict[int, int]]:
-    """What a consumer is told of: (tasks, whether it shall stop, the end of each task that it has lost).
+    """Return the news for a consumer: (tasks, whether it is to stop, the end of each task that it has lost).
 
-    A task that is lost to the dispatcher, too, has life -1; one that does not serve yet has no address.
+    A task whose worker the dispatcher has lost as well has incarnation -1; a task that is not served yet has no address.
     """
     tasks: list[Any] = []
     for number in iteration.tasks:

@@ -1,4 +1,8 @@
-"""What the machine of a data service is told and asked, and what it has done about it."""
+"""The events and effects of the data service's dispatcher machine.
+
+Most events are requests of clients and workers. A request carries a token, which identifies its caller; the machine gives the token back
+with the reply. In the docstrings below, `->` gives the value of the reply.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +14,21 @@ from zmqdist.data.service.dispatcher.machine.records import Terms
 from zmqdist.events import Ticked
 
 Token: TypeAlias = Hashable
-"""Who asks: given back with the answer."""
+"""Identifies the caller of a request; the runtime's own, returned with the reply."""
 
 
-# -- what has happened ----------------------------------------------------------------------------------------------------
+# -- events without a reply -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerJoined:
-    """`incarnation` is the incarnation of its process, `name` its job and index, `address` where others find it.
+    """A worker has registered, for the first time or again.
 
-    `named`: the index is the worker's own; else a dispatcher gave it, this one or one before.
+    Attributes:
+      name: its job and index.
+      address: the address at which readers connect to it.
+      incarnation: the number of its process.
+      named: the worker brought its index; False: a dispatcher assigned it, this one or an earlier one.
     """
 
     name: str
@@ -32,7 +40,7 @@ class WorkerJoined:
 
 @dataclass(frozen=True, slots=True)
 class WorkerGone:
-    """Its connection or its process has ended. `left`: in good order, and it will not be back."""
+    """The connection or the process of a worker has ended. `left`: the worker has stopped in good order and will not come back."""
 
     incarnation: int
     left: bool = False
@@ -40,30 +48,30 @@ class WorkerGone:
 
 @dataclass(frozen=True, slots=True)
 class CallerGone:
-    """Nobody waits for the answer any more."""
+    """The caller of a request waits for the reply no longer."""
 
     token: Token
 
 
 @dataclass(frozen=True, slots=True)
 class JournalCommitted:
-    """The records that were told last are durable."""
+    """The records of the last CommitJournal are durable."""
 
 
 @dataclass(frozen=True, slots=True)
 class JournalFailed:
-    """They are not, nor is anything of theirs; the state is what the journal has (`DataDispatcherMachine.restore`)."""
+    """None of the records of the last CommitJournal is durable; `DataDispatcherMachine.restore` brings back the journal's state."""
 
     code: int
     message: str
 
 
-# -- questions of clients ---------------------------------------------------------------------------------------------------
+# -- requests of clients ----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class RegisterRequest:
-    """-> (id, whether the pipeline under this id is another one, which is kept)."""
+    """Register a dataset. -> (id, whether another pipeline was registered under this id before and is kept)."""
 
     token: Token
     request: int
@@ -75,9 +83,13 @@ class RegisterRequest:
 
 @dataclass(frozen=True, slots=True)
 class SavedRequest:
-    """Where a reader was that reads in portions: `done` steps of its lane, (number, elements) of `open` ones.
+    """The saved position of a reader of portions.
 
-    `cut` and `lanes` are those of its iteration; a state of another data set does not fit.
+    Attributes:
+      state, iteration, client: the numbers of the dispatcher's state, the iteration and the client that saved it.
+      cut, lanes: (positions, repetitions, length of a portion) and number of lanes of its iteration; a reader with others is refused.
+      done: runs of finished steps of its lane.
+      open: (number of the portion, elements received) of each unfinished portion.
     """
 
     state: int
@@ -91,16 +103,17 @@ class SavedRequest:
 
 @dataclass(frozen=True, slots=True)
 class OpenRequest:
-    """Read a dataset once: joins the iteration that exists, or makes job, iteration and tasks.
+    """Read a dataset once: join the iteration that exists, or create job, iteration and tasks.
 
-    -> (client, iteration, state number, cut); `cut` is (positions, repetitions, length, lowest open number) where it is read in portions.
+    -> (client, iteration, state number, cut); `cut` is None, or (positions, repetitions, length of a portion, lowest unfinished portion) if
+    the job is read in portions.
 
-    Args:
-      request: repeated after a lost answer.
-      sources: positions of each source in a repetition, for a job that is dealt out.
-      consumer: which of `terms.num_consumers`.
+    Attributes:
+      request: a number that the client repeats after a lost reply.
+      sources: the number of positions of each source in a repetition, for a DYNAMIC job.
+      consumer: the client's index among `terms.num_consumers`.
       grain: (positions, repetitions, grain), for a job that is read in portions.
-      saved: go on there.
+      saved: the position to continue from.
     """
 
     token: Token
@@ -110,7 +123,7 @@ class OpenRequest:
     terms: Terms
     sources: tuple[int, ...] = ()
     unnamed: str = ""
-    """A name that nobody has, for a job without one."""
+    """A name that no other job has, for a job without one."""
     consumer: int = -1
     grain: tuple[int, int, int] | None = None
     saved: SavedRequest | None = None
@@ -118,15 +131,17 @@ class OpenRequest:
 
 @dataclass(frozen=True, slots=True)
 class WatchRequest:
-    """What a client reads from, when that is not what it knows, else when it changes or after a while.
+    """Wait for news of an iteration's tasks: the reply comes at once if the client's version is old, otherwise at the next change or after
+    a while.
 
-    -> (version, tasks, finished, hold, ended, failed); a task is (id, worker's address, where it serves, life, tags, starting round),
-    `failed` why the iteration cannot go on.
-    `hold` and `ended` are of coordinated reads: whether to stop, and task -> the first round that it is not in. See rounds.py.
+    -> (version, tasks, finished, hold, ended, failed). A task is (id, worker's address, address that serves the task, incarnation, tags,
+    starting round). `failed` says why the iteration cannot continue. `hold` and `ended` are for coordinated reads: whether the consumer is
+    to stop, and task -> the first round in which it takes no part. See rounds.py.
 
-    Args:
-      stopped: the round that it does not begin before this is answered.
-      lost: tasks that do not answer -> the first round that it has not received.
+    Attributes:
+      version: of the news that the client has.
+      stopped: of coordinated reads: the round that the consumer does not begin before the reply; -1: none.
+      lost: of coordinated reads: tasks that do not reply -> the first round that the consumer has not received.
     """
 
     token: Token
@@ -136,7 +151,7 @@ class WatchRequest:
     stopped: int = -1
     lost: dict[int, int] = field(default_factory=dict)
     target_s: float = 0.0
-    """It could take an element each so many seconds; 0: not known."""
+    """The seconds after which the reader could take another element; 0: unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +163,7 @@ class ReleaseRequest:
 
 @dataclass(frozen=True, slots=True)
 class AcknowledgeRequest:
-    """A client has had so many elements of portions: (number, elements, whether that is all)."""
+    """A client's consumer has finished elements. -> None. A mark is (portion, number of elements, whether that is the whole portion)."""
 
     token: Token
     state: int
@@ -158,7 +173,7 @@ class AcknowledgeRequest:
 
 @dataclass(frozen=True, slots=True)
 class MissedRequest:
-    """An answer of this life of a worker to this client was lost: what is missing must be computed again."""
+    """A reply of this incarnation of a worker to this client was lost: its elements must be computed again. -> None."""
 
     token: Token
     state: int
@@ -166,14 +181,18 @@ class MissedRequest:
     incarnation: int
 
 
-# -- questions of workers ---------------------------------------------------------------------------------------------------
+# -- requests of workers ----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class WorkRequest:
-    """What a worker should do, when that is not what it does, else when it changes.
+    """Wait for a change of a worker's tasks: the reply comes at once if the worker has not exactly the tasks that it should have.
 
-    -> (state number, new tasks, tasks to drop). `has`: task -> where it serves, "" before it does.
+    -> (state number, new tasks, tasks to drop).
+
+    Attributes:
+      has: task -> the address at which the worker serves it; "" before it does.
+      done: the tasks that have ended.
     """
 
     token: Token
@@ -182,12 +201,15 @@ class WorkRequest:
     has: dict[int, str]
     done: tuple[int, ...]
     figures: dict[int, Any] = field(default_factory=dict)
-    """Task -> its Report (figures.py)."""
+    """Task -> its TaskReport (figures.py)."""
 
 
 @dataclass(frozen=True, slots=True)
 class SplitsRequest:
-    """Up to `count` next positions of a source. -> (start, length); length 0: none in this repetition."""
+    """Get up to `count` positions of a source. -> (start, length); length 0: this repetition has none left.
+
+    `request` is a number that the worker repeats after a lost reply.
+    """
 
     token: Token
     state: int
@@ -201,9 +223,9 @@ class SplitsRequest:
 
 @dataclass(frozen=True, slots=True)
 class PortionsRequest:
-    """Up to `count` portions to compute for a client; answered when there are some.
+    """Get up to `count` portions to compute for a client; the reply comes when there are some.
 
-    -> [(number, repetition, start, length, elements to leave out)]; empty: there will be none any more.
+    -> [(number, repetition, start, length, elements to skip)]; empty: no further portion comes.
     """
 
     token: Token
@@ -217,9 +239,9 @@ class PortionsRequest:
 
 @dataclass(frozen=True, slots=True)
 class CrashReport:
-    """The process that a worker had for a task has died, and no other is there yet: what it computed is lost.
+    """The process in which a worker ran a task has died, and its elements with it. The next process starts after the reply. -> None.
 
-    -> None. `how` it died; "": through no fault of its own, and nothing is charged.
+    `how` says how it died; "": through no fault of the pipeline, so that no portion is charged.
     """
 
     token: Token
@@ -231,7 +253,7 @@ class CrashReport:
 
 @dataclass(frozen=True, slots=True)
 class HandBackRequest:
-    """Positions that a worker which leaves was given and has not used."""
+    """Return positions that a leaving worker has not used. -> None."""
 
     token: Token
     state: int
@@ -245,7 +267,7 @@ class HandBackRequest:
 
 @dataclass(frozen=True, slots=True)
 class LeaveRequest:
-    """A worker ends what it has and goes for good: nothing new for it."""
+    """A worker finishes its tasks and then leaves for good: it gets no new ones. -> None."""
 
     token: Token
     incarnation: int
@@ -253,7 +275,7 @@ class LeaveRequest:
 
 @dataclass(frozen=True, slots=True)
 class CompressionRequest:
-    """-> whether AUTO is off for this dataset; `off` is what the asker would like."""
+    """Decide whether compression "AUTO" is off for a dataset. -> the decision of the first request; `off` is the caller's wish."""
 
     token: Token
     dataset: str
@@ -262,7 +284,7 @@ class CompressionRequest:
 
 @dataclass(frozen=True, slots=True)
 class NoteSnapshotRequest:
-    """-> None, when it is known for good that there is a snapshot."""
+    """Record in the journal that a folder holds a distributed snapshot. -> None."""
 
     token: Token
     path: str
@@ -287,12 +309,12 @@ Request: TypeAlias = (
 Event: TypeAlias = Request | WorkerJoined | WorkerGone | CallerGone | JournalCommitted | JournalFailed | Ticked
 
 
-# -- what must be done ------------------------------------------------------------------------------------------------------
+# -- effects ----------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class ReplyToRequest:
-    """`news`: the question stands for all that may change: when the journal fails it is asked again, and nobody is at fault."""
+    """Reply to a request. `news`: the request waited for any change, so that its caller sends it again when the journal has failed."""
 
     token: Token
     value: Any
@@ -308,14 +330,14 @@ class FailRequest:
 
 @dataclass(frozen=True, slots=True)
 class CommitJournal:
-    """Write these down; then say JournalCommitted or JournalFailed. The next ones come after that."""
+    """Write these records, and report JournalCommitted or JournalFailed. The next group comes only after that."""
 
     records: tuple[bytes, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Reload:
-    """Call `restore` with what the journal has."""
+    """Read the journal, and call `restore` with its content."""
 
 
 Effect: TypeAlias = ReplyToRequest | FailRequest | CommitJournal | Reload

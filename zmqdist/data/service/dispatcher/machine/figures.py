@@ -1,4 +1,4 @@
-"""What tasks and readers report of themselves, and what a person is shown of it. Nothing here decides anything."""
+"""Figures that tasks and readers report, and the rows that `zmqdist status` shows of them. They decide nothing."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from zmqdist.data.service.dispatcher.machine.autoscale import AutoScalers
 from zmqdist.data.service.dispatcher.machine.tables import DispatcherTables
 
 SHORTEST_S: Final = 1e-9
-"""Nobody makes or takes an element in less: what is said to be shorter is not known."""
+"""A shorter reported time for an element counts as unknown, because no task or reader is so fast."""
 
 
 class TaskReport(NamedTuple):
-    """Of one task, since it began.
+    """The figures of one task since it began.
 
     Attributes:
-      elements, nbytes: taken by readers.
-      buffered, room: elements that wait for readers, and how many may.
-      element_s: seconds of work for one element; 0: not known.
+      elements, nbytes: the elements that readers have taken, and their bytes.
+      buffered, room: the elements that wait for readers, and how many may wait.
+      element_s: seconds of work for one element; 0: unknown.
     """
 
     elements: int = 0
@@ -29,7 +29,7 @@ class TaskReport(NamedTuple):
 
 
 class Figures:
-    """See the module's docstring."""
+    """The reported figures of all tasks and readers."""
 
     def __init__(self, tables: DispatcherTables) -> None:
         self._tables = tables
@@ -38,7 +38,7 @@ class Figures:
         self._scalers = AutoScalers()
 
     def note_worker_report(self, tasks: dict[int, TaskReport], now: float) -> None:
-        """Reports of a worker, by task."""
+        """Note the reports of a worker's tasks, by task."""
         for number, report in tasks.items():
             task = self._tables.state.tasks.get(number)
             if task is None:
@@ -55,13 +55,13 @@ class Figures:
                 self._scalers.of(task.iteration).report_worker(task.worker, report.element_s)
 
     def note_reader_report(self, client: int, seconds: float) -> None:
-        """A reader could take an element each so many seconds."""
+        """Note the seconds after which a reader could take another element."""
         known = self._tables.state.clients.get(client)
         if known is not None and seconds > SHORTEST_S:
             self._scalers.of(known.iteration).report_reader(client, seconds)
 
     def forget(self) -> None:
-        """What is known of tasks, iterations, workers and readers that are not there any more."""
+        """Forget the figures of tasks, iterations, workers and readers that have ended."""
         state = self._tables.state
         self._reports = {task: report for task, report in self._reports.items() if task in state.tasks}
         self._rates = {task: rate for task, rate in self._rates.items() if task in state.tasks}
@@ -73,13 +73,13 @@ class Figures:
                 self._scalers.of(number).keep(state.workers, iteration.clients)
 
     def optimal(self) -> int | None:
-        """Workers that would be enough; None when nothing is known."""
+        """Return how many workers would be enough for all readers; None without reports."""
         self.forget()
         state = self._tables.state
         return self._scalers.optimal(len(state.workers) - len(self._tables.missing))
 
     def rows(self) -> list[dict[str, Any]]:
-        """One for each iteration that has not ended."""
+        """Return a row for each iteration that has not ended."""
         return [
             self._row(iteration)
             for iteration in self._tables.state.iterations.values()

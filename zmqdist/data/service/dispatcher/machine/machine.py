@@ -1,26 +1,28 @@
-"""The dispatcher of a data service: who reads what, which worker has which task, and which positions go where.
+"""The machine of a data service's dispatcher: which client reads which iteration, which worker runs which task, and which task gets which
+positions.
 
 Theory
-    Questions come with a token and are answered when there is something to say: a worker always has one `Work` outstanding, a client one
-    `Watch`, so that news travel at once and nobody asks at intervals.
+    A request carries a token, and gets its reply when there is news for it. A worker always has one `WorkRequest` pending, a client one
+    `WatchRequest`, so that news reach them at once and no process polls.
 
-    With a journal, what an event changes is applied at once, but nothing leaves before it is durable: group_commit.py.
+    With a journal, the machine applies the changes of an event at once, but no effect leaves before they are durable: group_commit.py.
 
 Promises, checked by tests/machines/splits and tests/sim
-    D1  a position of a DYNAMIC iteration is given to one task once, to the same question the same positions
-    D2  the n-th iterators of jobs with one name read one iteration; a finished one gives nothing
-    D3  no answer shows a change that a restart would not bring back
-    D4  an iteration ends when its last living task has, whoever died: DYNAMIC at once, else after `worker_timeout_s`; but DYNAMIC not
-        before one of its tasks has found nothing left: what others left behind a living worker does. After a restart a worker that was
-        there before counts as living for RETURN_S
-    D5  numbers only grow, also over restarts
-    D6  every worker that is connected has a place, whatever happened to the journal; none that is gone for good
+    D1  A position of a DYNAMIC iteration is given to one task, once. A repeated request gets the same positions again.
+    D2  The n-th iterators of jobs with one name read the same iteration. A finished iteration gives no elements.
+    D3  No reply shows a change that a restart would not bring back.
+    D4  An iteration ends when its last live task has ended. The tasks of a lost worker count as ended: at once if the iteration is DYNAMIC,
+        otherwise after `worker_timeout_s`. A DYNAMIC iteration does not end before one of its tasks has found no position left, because a
+        live worker computes the positions that lost workers gave back. After a restart of the dispatcher, a worker that it knew counts as
+        live for RETURN_S.
+    D5  Numbers only grow, also over restarts.
+    D6  Every connected worker has a place, even after the journal failed; a worker that has left for good has none.
 
-For what is read in portions, exactly once or in order, see portions.py.
+For jobs that are read in portions, exactly once or in order, see portions.py.
 
-Here are datasets, jobs and the sorting of events; the rest is in the parts, all over one tables.py: clients.py, workers.py,
-split_assignment.py, rounds.py, portions.py.
-Not here: sockets, files, what a pipeline is.
+Here are datasets, jobs and the dispatch of events to the parts, which share one tables.py: clients.py, workers.py, split_assignment.py,
+rounds.py, portions.py.
+Not here: sockets, files, the content of a pipeline.
 """
 
 from __future__ import annotations
@@ -47,17 +49,18 @@ from zmqdist.data.service.dispatcher.machine.workers import WorkerTable
 from zmqdist.events import Ticked
 
 LOOK_AGAIN_S: Final = 0.5
-"""After the state was read back: not at once, since a journal that failed may fail again."""
+"""Seconds between reading the state back and repairing it. Not at once, because a journal that has failed may fail again."""
 
 FIRST_WATCH_S: Final = 3600.0
-"""A reader that has opened and never asks for news, because it was killed in between, is taken for silent from then on."""
+"""Seconds that a reader has for its first watch request after it opened its iteration. A reader that was killed in between sends none, and
+is released after `client_timeout_s` more."""
 
 
 class DataDispatcherMachine:
-    """See the module's docstring."""
+    """Decides for a data service's dispatcher; the module's docstring gives the promises."""
 
     def __init__(self, rules: Rules, number: int, now: float) -> None:
-        """`number` tells this state from that of a dispatcher before or after: random."""
+        """Start with an empty state. `number` is random: it distinguishes this state from those of earlier and later dispatchers."""
         self._tables = DispatcherTables(rules, number)
         self._clients = Clients(self._tables)
         self._workers = WorkerTable(self._tables, self._clients)
@@ -68,21 +71,21 @@ class DataDispatcherMachine:
         self._next_check = now + rules.gc_check_s
         self._look_at = inf
         self.checks_count = 0
-        """How often it has looked for readers and iterations to give up."""
+        """How often the machine has searched for silent clients and unread iterations."""
 
     @property
     def state(self) -> DurableState:
-        """What a restart brings back. Nobody else changes it."""
+        """The durable state, which a restart brings back. Read it only."""
         return self._tables.state
 
     def restore(self, snapshot: DurableState | None, records: Iterable[r.Change], now: float) -> None:
-        """Become what a journal has. Everybody counts as heard just now; workers are missing until they join."""
+        """Take the state of a journal. All clients count as heard now; workers are missing until they register."""
         self._tables.restore(snapshot, records, now)
         self._look_at = now + LOOK_AGAIN_S
 
     @property
     def deadline(self) -> float:
-        """When `handle(Ticked(), now)` is next worth calling."""
+        """The time at which `handle(Ticked(), now)` is due next."""
         due = min(self._next_check, self._look_at)
         if self._tables.missing:
             due = min(
@@ -96,7 +99,7 @@ class DataDispatcherMachine:
 
     @property
     def places(self) -> frozenset[int]:
-        """Lives of the workers that have a place and are not missing."""
+        """The incarnations of the workers that have a place and are connected."""
         return frozenset(
             incarnation
             for incarnation, number in self._tables.worker_numbers.items()
@@ -104,7 +107,7 @@ class DataDispatcherMachine:
         )
 
     def place_rows(self) -> tuple[PlaceRow, ...]:
-        """A row for each worker that has a place."""
+        """Return a row for each worker that has a place."""
         return tuple(
             PlaceRow(each.name, each.address, each.incarnation, each.index, number not in self._tables.missing)
             for number, each in self._tables.state.workers.items()
@@ -112,20 +115,20 @@ class DataDispatcherMachine:
 
     @property
     def num_tasks(self) -> int:
-        """Tasks that have not ended."""
+        """The number of tasks that have not ended."""
         return sum(map(len, self._tables.tasks_of.values()))
 
     def waiting_for(self, incarnation: int) -> int:
-        """Tasks that wait for this life of a worker, or another in its place."""
+        """Return how many tasks wait for this incarnation of a worker, or for the next one in its place."""
         number = self._tables.worker_numbers.get(incarnation)
         return 0 if number is None else len(self._tables.tasks_of.get(number, ()))
 
     def admit(self, address: str) -> None:
-        """Whether a worker that is at this address can have a place. Raises FailedPreconditionError."""
+        """Check that a worker with this address can have a place. Raises FailedPreconditionError."""
         self._tables.worker_list.admit(address)
 
     def handle(self, event: ev.Event, now: float) -> list[ev.Effect]:
-        """Apply one event; what must be done about it, in order. Never raises for what a peer said."""
+        """Apply one event, and return the effects in order. Never raises because of the content of a request: its caller gets the error."""
         self._tables.now = now
         match event:
             case ev.JournalCommitted():
@@ -213,7 +216,7 @@ class DataDispatcherMachine:
 
     def _register(self, call: ev.RegisterRequest) -> None:
         known = self._tables.dataset_by_request.get(call.request)
-        if known is not None:
+        if known is not None:  # the reply was lost, and the client repeats its request
             self._tables.reply(call.token, (known, False))
             return
         if call.id is not None and call.id in self._tables.state.datasets:
@@ -229,11 +232,11 @@ class DataDispatcherMachine:
         self._tables.reply(call.token, (name, False))
 
     def _conflict(self, known: r.DatasetEntry, call: ev.RegisterRequest) -> bool:
-        """Whether the pipeline under the id is another; the first is kept."""
+        """Apply `on_conflict` to an id that is registered already. Return whether another pipeline is kept under it."""
         if not _fit(known.metadata, call.metadata):
             raise Refusal(
                 errors.INVALID_ARGUMENT,
-                f"Dataset with ID {known.id} is registered already, with other metadata: {known.metadata}, now "
+                f"Dataset with ID {known.id} is registered already, with other metadata: it has {known.metadata}, the new one "
                 f"{call.metadata}. Datasets with the same ID should have the same structure",
             )
         if known.fingerprint == call.fingerprint:
@@ -249,7 +252,9 @@ class DataDispatcherMachine:
 
     def _open(self, call: ev.OpenRequest, now: float) -> None:
         known = self._tables.client_by_request.get(call.request)
-        if known is not None and known in self._tables.state.clients:
+        if (
+            known is not None and known in self._tables.state.clients
+        ):  # the reply was lost, and the client repeats its request
             self._tables.reply(call.token, self._opened(self._tables.state.clients[known]))
             return
         if call.terms.dataset not in self._tables.state.datasets:
@@ -260,6 +265,7 @@ class DataDispatcherMachine:
                 errors.FAILED_PRECONDITION,
                 f"Requesting data for consumer index {call.consumer}, but the job has only {consumers} consumers",
             )
+        # Static shards go by a worker's index in the fixed list: without the list no worker has one.
         if call.terms.mode not in (r.OFF, r.DYNAMIC) and not self._tables.worker_list.entries:
             worker = next((each.address for each in self._tables.state.workers.values()), "(none yet)")
             raise Refusal(errors.NOT_FOUND, not_in_list(worker, ()))
@@ -313,7 +319,7 @@ class DataDispatcherMachine:
         return job
 
     def _check_compression(self, job: r.JobEntry, terms: r.Terms) -> None:
-        """Elements come as the job's dataset says, not as this reader's does."""
+        """Refuse a reader whose dataset has another compression than the job's dataset, which decides."""
         used, expected = (self._tables.state.datasets[each].metadata for each in (job.terms.dataset, terms.dataset))
         if not _fit(used, expected, "compression"):
             raise Refusal(
@@ -322,7 +328,7 @@ class DataDispatcherMachine:
             )
 
     def _comparable_terms(self, terms: r.Terms) -> list[tuple[str, object]]:
-        """What all that read a job have to agree on, as a user knows it."""
+        """Return the terms that all readers of a job have to share, as (name, value) in a user's words."""
         return [
             ("processing mode", r.MODES[terms.mode]),
             ("cross-trainer cache", "enabled" if terms.cache else "disabled"),
@@ -341,7 +347,7 @@ class DataDispatcherMachine:
             self._tables.state.next_iteration, job.id, call.repetition, [r.Cursor(count) for count in call.sources]
         )
         if job.terms.portioned:
-            assert call.grain is not None, "whoever opens a job in portions says how it can be cut"
+            assert call.grain is not None, "a request to open a job in portions has a grain"
             iteration.portions = range_math.cut(*call.grain, max(1, job.terms.num_consumers))
         self._tables.change(r.CreateIteration(iteration))
         if not job.anonymous:
@@ -352,7 +358,7 @@ class DataDispatcherMachine:
 
 
 def _fit(metadata: str, other: str, *names: str) -> bool:
-    """Whether two datasets are alike in what is known of both; `names`: in this alone."""
+    """Return whether two datasets have the same metadata; with `names`, compare only these keys. An unknown element_spec fits any other."""
     one, two = json.loads(metadata or "{}"), json.loads(other or "{}")
     keys = names or one.keys() | two.keys()
     return all(

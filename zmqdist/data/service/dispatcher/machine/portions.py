@@ -1,27 +1,28 @@
-"""Portions: who computes which piece of the data for whom, until a reader has acknowledged all of it.
+"""Portions: which worker computes which part of the data for which client, until the client has acknowledged all of it.
 
 Theory
-    A task asks on behalf of a client and is given portions; the client tells how many elements of each it has had. Delivery is exact
-    because elements are known by (portion, offset): what is computed twice is left out (the task skips what is acknowledged) or
-    dropped (the client has seen it), and what is not acknowledged is given out again.
+    A task requests portions on behalf of a client, and the client acknowledges how many elements of each its consumer has finished.
+    Delivery is exact because an element is identified by (portion, offset). A task skips the elements that are acknowledged, the client
+    drops those that it has received before, and portions that are not acknowledged are given out again.
 
-    All that a worker had when it died, or a process that computed for it, is charged with it, and given out alone from then on: so
-    the next death finds the cause. A life that is there again had only lost its connection: the charge for it is taken back.
-    In order, the worker that has such a portion is given what lies before it all the same: a reader cannot acknowledge it sooner.
+    When a worker, or a process of a worker, dies, every portion that it was computing is charged with the death. From then on such a
+    portion is given out alone, so that the next death shows which one is the cause. If a lost incarnation registers again, it had only lost
+    its connection, and the charge is revoked. In ordered reading, the worker that computes a charged portion also gets the portions before
+    it, because the reader cannot acknowledge the charged one earlier.
 
-    In order, a portion is given out only when it is less than a window ahead of the lowest that is not done, so that what a reader must
-    hold until its turn comes is bounded.
+    In ordered reading, a portion is given out only when it is less than a window ahead of the lowest unfinished one, so that the elements
+    that a reader holds until their turn are bounded.
 
 Promises, checked by tests/machines/splits/test_portions.py
-    E1  a portion belongs to one client at a time, and one life of a worker computes it for that client
-    E2  an iteration ends when each portion is acknowledged as done, and not before
-    E3  what a worker had not finished is given out again at once when it is lost, before anything new, without what was acknowledged
-    E4  what a client had not finished goes to others when it is released; who takes over from it has it all
-    E5  who goes on from a saved state is given what was acknowledged after it, and nothing that was before
-    E6  lanes and lengths do not depend on workers; in order, nothing is given out a window ahead
-    E7  a portion over which DEATHS_MAX workers died, or processes of workers, ends the iteration with an error that names both
+    E1  A portion belongs to one client at a time, and one incarnation of a worker computes it for that client.
+    E2  An iteration ends when each portion is acknowledged as done, and not before.
+    E3  When a worker is lost, its unfinished portions are given out again at once, before new ones, without the acknowledged elements.
+    E4  When a client is released, its unfinished portions go to other clients; a client that takes over from another gets all of them.
+    E5  A client that continues from a saved state gets the elements that were acknowledged after it, and none from before.
+    E6  Lanes and lengths of portions do not depend on the workers. In ordered reading no portion is given out a window ahead.
+    E7  A portion over which DEATHS_MAX workers, or processes of workers, died ends the iteration with an error that names both.
 
-Not here: how the row changes (range_math.py), what is in a portion.
+Not here: how the state of an iteration's portions changes (range_math.py), the content of a portion.
 """
 
 from __future__ import annotations
@@ -41,14 +42,15 @@ from zmqdist.data.service.dispatcher.machine.tables import DispatcherTables, Ref
 from zmqdist.data.service.dispatcher.machine.workers import WorkerTable
 
 DEATHS_MAX: Final = 3
-"""A portion that so many processes did not survive is the cause."""
+"""Deaths charged to one portion after which the pipeline itself counts as their cause."""
 
 WINDOW_PER_TASK: Final = 2
 WINDOW_MIN: Final = 4
+"""The window of ordered reading: portions for each task, and at least so many."""
 
 
 class PortionAssignment:
-    """See the module's docstring."""
+    """The part of the machine that gives out portions; the module's docstring gives its promises."""
 
     def __init__(self, tables: DispatcherTables, clients: Clients, workers: WorkerTable) -> None:
         self._tables = tables
@@ -58,11 +60,11 @@ class PortionAssignment:
     # -- clients ------------------------------------------------------------------------------------------------------------
 
     def adopt(self, call: ev.OpenRequest, client: r.ClientEntry) -> None:
-        """A client has opened an iteration in portions: what it takes over from a saved state, or from who read its lane before."""
+        """Give a new client the portions that it takes over: by its saved state, or from the client that read its lane before."""
         iteration, portions = self._of(client)
         if call.saved is not None:
             self._resume_saved(call.saved, client)
-        elif self._has_one_reader_per_lane(iteration):
+        elif self._has_one_reader_per_lane(iteration):  # a second reader of a lane replaces the first one
             lane = range_math.lane_of(portions, client)
             for number in list(iteration.clients):
                 other = self._tables.state.clients[number]
@@ -84,10 +86,10 @@ class PortionAssignment:
         return iteration, iteration.portions
 
     def saved_iteration(self, saved: ev.SavedRequest, dataset: str) -> r.Iteration | None:
-        """The iteration of a saved state; None where this dispatcher does not have it (any more).
+        """Return the iteration of a saved state; None if this dispatcher does not have it.
 
         Raises:
-          Refusal: it cannot go on there without losing elements.
+          Refusal: the client cannot continue there without losing elements.
         """
         iteration = self._tables.state.iterations.get(saved.iteration)
         if saved.state != self._tables.state.number or iteration is None or iteration.collected:
@@ -109,13 +111,13 @@ class PortionAssignment:
                 raise Refusal(
                     errors.FAILED_PRECONDITION,
                     f"The reader of this state was away for longer than `client_timeout_ms`, or was closed, and other readers of iteration "
-                    f"{iteration.id} have gone on with what it had begun: elements {elements.get(number, 0)} to {acked - 1} of portion "
-                    f"{number} would be lost. Read on without the state, or give each reader a part of its own by `consumer_index`.",
+                    f"{iteration.id} have continued the portions that it had begun: elements {elements.get(number, 0)} to {acked - 1} of "
+                    f"portion {number} would be lost. Read without the state, or give each reader a part of its own by `consumer_index`.",
                 )
         return iteration
 
     def check(self, saved: ev.SavedRequest, iteration: r.Iteration) -> None:
-        """Refuse a state that does not fit."""
+        """Check that a saved state fits an iteration. Raises Refusal."""
         portions = iteration.portions
         cut = None if portions is None else (portions.positions, portions.repetitions, portions.length)
         lanes = 0 if portions is None else len(portions.next)
@@ -123,7 +125,7 @@ class PortionAssignment:
             raise Refusal(
                 errors.FAILED_PRECONDITION,
                 f"the state is of a dataset that is cut into {saved.cut} (positions, repetitions, positions of a portion) for "
-                f"{saved.lanes} readers, this one into {cut} for {lanes}: load it where the same dataset is read in the same way",
+                f"{saved.lanes} readers, this one into {cut} for {lanes}: load it into a reader with the same dataset and arguments",
             )
         assert portions is not None
         other = self._tables.state.clients.get(saved.client)
@@ -189,20 +191,21 @@ class PortionAssignment:
     # -- workers ------------------------------------------------------------------------------------------------------------
 
     def lost(self, event: ev.WorkerGone) -> None:
-        """A life of a worker is over."""
-        self._revoke_charges()  # what the journal lost of it: else this loss could be one too many
+        """Free the portions that a lost incarnation of a worker was computing, and refuse its pending requests."""
+        # First repeat the revocations that a failed journal may have lost: with them left out, this loss could be one charge too many.
+        self._revoke_charges()
         number = self._tables.worker_numbers.get(event.incarnation)
         name = "" if event.left or number is None else self._tables.state.workers[number].name
         for iteration in self._active():
             self._lose(iteration, event.incarnation, 0, name or "")
         for key in [key for key in self._tables.portion_requests if key[1] == event.incarnation]:
-            # Its tasks ask by another connection than the one that broke: without an answer they would wait for ever when it is back.
+            # Tasks send requests over a connection of their own, which may still stand: without a reply they would wait for ever.
             call = self._tables.portion_requests.pop(key)
             why = f"the worker of task {call.task} has no connection"
             self._tables.commits.effect(ev.FailRequest(call.token, errors.UNAVAILABLE, why))
 
     def check_incarnations(self) -> None:
-        """Lose what lives had that ended while no dispatcher looked: another is in their place, or nobody. And take charges back."""
+        """Free the portions of incarnations that ended while no dispatcher ran, and revoke the charges because of connected ones."""
         self._revoke_charges()
         incarnations = {worker.incarnation for worker in self._tables.state.workers.values()}
         for iteration in self._active():
@@ -211,7 +214,7 @@ class PortionAssignment:
                 self._lose(iteration, incarnation, 0, "")
 
     def _revoke_charges(self) -> None:
-        """Of lives that are connected."""
+        """Revoke the charges because of incarnations that are connected again: they have not died."""
         for iteration in self._active():
             assert iteration.portions is not None
             charged = {incarnation for each in iteration.portions.open.values() for incarnation in each.lost}
@@ -270,17 +273,19 @@ class PortionAssignment:
         task = self._tables.state.tasks.get(call.task)
         worker = None if task is None else self._tables.state.workers.get(task.worker)
         if call.state != self._tables.state.number or task is None or worker is None:
-            raise Refusal(errors.NOT_FOUND, f"task {call.task} is not there, or has ended")
+            raise Refusal(errors.NOT_FOUND, f"task {call.task} does not exist, or has ended")
         if worker.incarnation != call.incarnation:
             raise Refusal(errors.UNAVAILABLE, reassigned_text(call.task))
         if worker.number in self._tables.confirmed_gone:
-            # The question came by another connection than the one that broke. What it had is lost already (`lost`), and what it were given
-            # now would be nobody's: it is asked again when the worker is back, or in vain.
+            # The request came over another connection than the one that broke. `lost` has taken the worker's portions already, and no event
+            # would take one that it gets now. The task repeats the request, which succeeds when the worker is back.
             raise Refusal(errors.UNAVAILABLE, f"worker {worker.name} of task {call.task} has no connection")
         return task, worker
 
     def crashed(self, call: ev.CrashReport) -> None:
-        """The worker lives on. Said again, it changes nothing: the next process begins when this was answered."""
+        """Free the portions that a dead process of a live worker was computing. A repeated report changes nothing, because the next process
+        starts only after the reply.
+        """
         task, worker = self._task_of(call)
         iteration = self._tables.state.iterations[task.iteration]
         if iteration.portions is not None and not iteration.finished:
@@ -289,7 +294,7 @@ class PortionAssignment:
                 for key in self._tables.portion_requests
                 if key[1] == call.incarnation and self._reads(key[0], iteration)
             ]:
-                del self._tables.portion_requests[key]  # the process that asked has ended
+                del self._tables.portion_requests[key]  # the process that sent the request has ended
             died = f"{worker.name} ({call.how})" if call.how else ""
             self._lose(iteration, call.incarnation, 0, died, crashed=True)
         self._tables.reply(call.token, None)
@@ -304,7 +309,7 @@ class PortionAssignment:
         return number, *range_math.place_of(portions, number), portions.open[number].acked
 
     def caller_gone(self, token: ev.Token) -> bool:
-        """Nobody waits for this answer any more; whether it was one of these."""
+        """Drop a request for portions whose caller is gone. Return whether it was one."""
         for key, call in self._tables.portion_requests.items():
             if call.token == token:
                 del self._tables.portion_requests[key]
@@ -314,7 +319,7 @@ class PortionAssignment:
     # -- giving out -----------------------------------------------------------------------------------------------------------
 
     def serve(self) -> None:
-        """The event is over: what follows where something has become free."""
+        """End the current event: give out portions that it has freed, and end iterations that it has completed."""
         iterations_to_serve, self._tables.iterations_to_serve = self._tables.iterations_to_serve, set()
         for number in sorted(iterations_to_serve):
             iteration = self._tables.state.iterations[number]
@@ -349,13 +354,17 @@ class PortionAssignment:
     def _choose(
         self, iteration: r.Iteration, portions: r.PortionsEntry, client: r.ClientEntry, call: ev.PortionsRequest
     ) -> list[int]:
-        """What was begun and is nobody's, lowest first; then what is new. What workers have died over is given out alone."""
+        """Return portions for a request: first those that were begun and have no worker, the lowest first, then new ones. A portion that is
+        charged with deaths is given out alone.
+        """
         lanes, lane = len(portions.next), range_math.lane_of(portions, client)
         mine = (
             number for number, each in portions.open.items() if each.incarnation == call.incarnation and each.charged
         )
         alone = min((number for number in mine if portions.open[number].client == client.id), default=None)
-        if alone is not None:
+        if (
+            alone is not None
+        ):  # while this worker computes a charged portion it gets no others, except one that has to come before it
             first = range_math.first_open(portions, lane)
             waits = self._terms(iteration).ordered and first < alone and self._is_free(portions, first, client)
             return [first] if waits else []
@@ -374,7 +383,7 @@ class PortionAssignment:
                     return given or [number]
                 given.append(number)
         last = range_math.total(portions)
-        if last != inf:
+        if last != inf:  # near the end, leave portions for the other workers
             new = int(last - portions.next[lane] * lanes) // lanes // (SHARES * max(1, len(iteration.tasks)))
             count = min(count, max(1, new))
         step = portions.next[lane]

@@ -1,23 +1,23 @@
-"""Coordinated reads: at which round a task begins and before which it ends, the same for all consumers.
+"""Coordinated reads: at which round a task begins, and before which round it ends, the same for all consumers.
 
 Theory
-    Consumers read the tasks of an iteration in turn: each round all tasks that are in it, in the order of their numbers. So they stay in
-    step as long as they agree which tasks are in a round. With its question for news a client says where it stands:
-        stopped     it does not begin this round
-        lost        tasks that do not answer -> the first round of each that it has not received
-    and it keeps to that until the question is answered. A question that waits is a promise, then, and when the questions of all consumers
-    wait at the same time the machine decides, from promises only:
-        a task of a new worker (pending) begins at the highest `stopped`, which nobody has begun
-        a task that all have lost ends before the lowest of their rounds: a client shows an element only when it knows that all have
-        received it, so nobody has shown any of a later round
-    A dispatcher that was started again is told all of it again. Only decisions are in the journal.
+    In each round, every consumer reads all tasks of that round in the order of their numbers. So the consumers stay in step as long as they
+    agree on the tasks of each round. With its watch request a consumer reports its position:
+        stopped     the round that it does not begin
+        lost        tasks that do not reply -> the first round of each that it has not received
+    and it keeps to that position until the request gets its reply. So a pending watch request is a promise. When the requests of all
+    consumers are pending at the same time, the machine decides, from these promises only:
+        A pending task, of a new worker, begins at the highest `stopped`, because no consumer has begun that round.
+        A task that all consumers have lost ends before the lowest of their rounds. A consumer delivers an element only when it knows that
+        all have received it, so no consumer has delivered one of a later round.
+    After a restart of the dispatcher the consumers report their positions again. Only decisions are in the journal.
 
-    A task belongs to one life of a worker: another life would give other elements for rounds that some have received.
+    A task belongs to one incarnation of a worker: another one would give other elements for rounds that some consumers have received.
 
 Promises, checked by tests/machines/splits/test_rounds.py
-    R1  all consumers are told the same first and last round of a task
-    R2  no task begins at a round that a consumer has begun, or ends before one that a consumer has shown
-    R3  an iteration that is read by rounds does not end by itself: it waits for workers
+    R1  All consumers get the same first and last round of a task.
+    R2  No task begins at a round that a consumer has begun, or ends before a round that a consumer has delivered.
+    R3  An iteration that is read by rounds does not end by itself: it waits for workers.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from zmqdist.data.service.dispatcher.machine.workers import WorkerTable
 
 
 class CoordinatedRounds:
-    """See the module's docstring."""
+    """The part of the machine that decides on rounds; the module's docstring says how."""
 
     def __init__(self, tables: DispatcherTables, clients: Clients, workers: WorkerTable) -> None:
         self._tables = tables
@@ -40,7 +40,7 @@ class CoordinatedRounds:
         self._workers = workers
 
     def check(self, call: ev.WatchRequest) -> None:
-        """Refuse what makes no sense, before anything is done."""
+        """Refuse a watch request that reports a position in rounds if its client does not read by rounds."""
         client = self._tables.state.clients.get(call.client)
         if client is None or not (call.lost or call.stopped >= 0):
             return
@@ -48,7 +48,7 @@ class CoordinatedRounds:
             raise Refusal(errors.FAILED_PRECONDITION, f"client {call.client} does not take part in coordinated reads")
 
     def decide(self, number: int) -> None:
-        """A client has said where it stands."""
+        """Begin and end tasks if the watch requests of all consumers of this client's iteration are pending."""
         client = self._tables.state.clients.get(number)
         if client is None or number not in self._tables.watches:
             return
@@ -78,7 +78,7 @@ class CoordinatedRounds:
             self._clients.notify(iteration.id)
 
     def _standing(self, iteration: r.Iteration) -> list[ev.WatchRequest]:
-        """The questions of all consumers, if all wait."""
+        """Return the watch requests of all consumers if all are pending, otherwise an empty list."""
         clients = self._tables.state.clients
         count = self._tables.state.jobs[iteration.job].terms.num_consumers
         there = [self._tables.watches[number][0] for number in iteration.clients if number in self._tables.watches]

@@ -1,4 +1,4 @@
-"""The dispatcher's durable state of a data service. See records.py."""
+"""The durable state of a data service's dispatcher, and how each record changes it. The rows and records are in records.py."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ class DurableState(msgspec.Struct):
     """Everything that a restart with a journal brings back.
 
     Attributes:
-      number: of this state: tells a dispatcher that goes on from one that has lost everything.
-      snapshots: their folders, in the order in which they were begun.
-      next: the next free number of each kind.
-      heirs: a client that another one has taken over -> that one.
+      number: a random number of this state, by which clients and workers recognise a dispatcher that has lost its state.
+      next_dataset, next_worker, ...: the next free number of each kind.
+      snapshots: folders of distributed snapshots, in the order in which they were begun.
+      successors: a client -> the client that has taken over from it.
     """
 
     number: int
@@ -36,7 +36,7 @@ class DurableState(msgspec.Struct):
     successors: dict[int, int] = {}
 
     def apply(self, record: r.Change) -> None:
-        """Make one change."""
+        """Apply one change."""
         match record:
             case r.RegisterDataset(dataset):
                 self.datasets[dataset.id] = dataset
@@ -98,7 +98,7 @@ class DurableState(msgspec.Struct):
         self._forget(iteration)
 
     def _forget(self, iteration: r.Iteration) -> None:
-        """One that is over, that nobody reads, and that nobody can join: a service that runs for months has had millions."""
+        """Forget an iteration that has ended, that no client reads and that none can join: in months a service has millions of these."""
         over = iteration.finished or iteration.collected
         if over and not iteration.clients and self.jobs[iteration.job].anonymous:
             del self.iterations[iteration.id]
@@ -161,5 +161,5 @@ _states = msgspec.msgpack.Decoder(DurableState)
 
 
 def decode_state(data: bytes) -> DurableState:
-    """A whole state, as `records.encode` made it. Raises msgspec.DecodeError."""
+    """Return the state that `records.encode` encoded. Raises msgspec.DecodeError."""
     return _states.decode(data)

@@ -1,4 +1,4 @@
-"""What all parts of the machine write to and look things up in: the durable state, what is known of the moment, and effects."""
+"""The tables that the parts of the machine share: the durable state, facts of the moment, indexes into the state, and the effects."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from zmqdist.data.service.dispatcher.machine.state import DurableState
 from zmqdist.data.service.dispatcher.machine.worker_list import WorkerList
 
 RETURN_S: Final = 10.0
-"""A worker that lost its dispatcher tries to reach it at least once a second."""
+"""Seconds that workers have after a restart of the dispatcher to register again. A worker that lost its dispatcher tries to reach it at
+least once a second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """Figures of the config; seconds, `inf` for never."""
+    """The settings of the dispatcher's config that the machine needs; times in seconds, `inf`: never."""
 
     worker_timeout_s: float = 600.0
     client_timeout_s: float = 300.0
@@ -33,7 +34,7 @@ class Rules:
 
 
 class Refusal(Exception):
-    """Inside: a question that is answered by an error."""
+    """Raised inside the machine, so that the caller of the current request gets an error."""
 
     def __init__(self, code: int, message: str) -> None:
         super().__init__(code, message)
@@ -42,30 +43,31 @@ class Refusal(Exception):
 
 
 class DispatcherTables:
-    """See the module's docstring.
+    """The shared tables of the machine.
 
     Attributes:
-      state: what a restart brings back.
-      members: workers that are connected, by their lives: the membership knows them, whatever the state says.
-      worker_list: which place in the fixed list each worker has. Durable is where a worker of the state had it (`Worker.index`).
-      working: the question for work of each life of a worker.
-      watching: the question for news of each client, and since when it waits.
-      wanting: (client, life) -> the question for portions that waits.
-      freed: iterations in portions in which there may be something to give out, or that may be over.
-      leaving: lives of workers that go for good when they have done what they have.
-      worker_numbers: life -> number of its worker.
-      confirmed_gone: those of the missing that were seen to go: not those of before a restart that are not back yet, before
-      `return_deadline`. back_by: when who is not back after a restart is taken for gone.
-      missing: workers without a connection, and since when.
-      now: the time of the present event.
-      last_heard: since when a client has been silent, unless its question waits here.
-      unread_since: iterations without clients, and since when.
-      versions: of what clients are told of an iteration.
-      serving: task -> (life that serves it, where).
-      client_by_request: question that opened -> client.
-      dataset_by_request: question that registered -> dataset.
-      iteration_by_key: (job's name, repetition) -> iteration, of jobs that others can join.
-      job_by_name: name -> job, of the same.
+      state: the durable state, which a restart brings back.
+      members: the connected workers by incarnation. They come from the membership, and need not be in the state.
+      worker_list: which worker has which entry of the fixed list. The durable part of it is `WorkerEntry.index`.
+      work_requests: the pending request for work of each incarnation of a worker.
+      watches: the pending watch request of each client, and the time since which it waits.
+      portion_requests: (client, incarnation) -> the pending request for portions.
+      iterations_to_serve: iterations in portions that this event has changed: a request may be served, or the iteration may have ended.
+      leaving: incarnations of workers that leave for good once their tasks have ended.
+      worker_numbers: incarnation -> number of its worker.
+      confirmed_gone: the missing workers whose end the machine has seen. A worker that registered before a restart is only missing,
+        until `return_deadline`.
+      return_deadline: when every worker that is still missing after a restart of the dispatcher counts as gone.
+      missing: the workers without a connection, and the time since which they are missing.
+      now: the time of the current event.
+      last_heard: the time of each client's last sign of life. A client whose watch request is pending counts as alive.
+      unread_since: the iterations without clients, and the time since which they have none.
+      versions: the version of each iteration's news for clients.
+      serving: task -> (the incarnation that serves it, its address).
+      client_by_request: number of the request that opened an iteration -> client.
+      dataset_by_request: number of the request that registered a dataset -> dataset.
+      iteration_by_key: (name of the job, repetition) -> iteration, for jobs that other clients can join.
+      job_by_name: name -> job, for the same jobs.
       tasks_of: worker -> its tasks that have not ended.
     """
 
@@ -83,7 +85,7 @@ class DispatcherTables:
         self._live_tables()
 
     def _live_tables(self) -> None:
-        """What is known of the moment only, and what follows from the state."""
+        """Reset the facts of the moment, and build the indexes from the state."""
         self.work_requests: dict[int, ev.WorkRequest] = {}
         self.watches: dict[int, tuple[ev.WatchRequest, float]] = {}
         self.portion_requests: dict[tuple[int, int], ev.PortionsRequest] = {}
@@ -119,13 +121,15 @@ class DispatcherTables:
         ]
 
     def change(self, record: r.Change) -> None:
-        """Change the state, and have the journal know: not of a change that cannot be made, which would end every restart."""
-        encoded = r.encode(record)  # as it is now: its rows become the state's, and change
-        self.state.apply(record)
+        """Apply a change to the state, and add its record to the journal's next group."""
+        encoded = r.encode(record)  # encode first: the record's rows become the state's, which later changes modify
+        self.state.apply(
+            record
+        )  # before the journal gets it: a record that cannot be applied would make every restart fail
         self.commits.record(encoded)
 
     def is_forgotten(self, iteration: int) -> bool:
-        """Whether the last change has made the state forget an iteration; then the rest is forgotten, too."""
+        """Return whether the state has forgotten an iteration with the last change; if so, forget it in the tables, too."""
         if iteration in self.state.iterations:
             return False
         self.versions.pop(iteration, None)
@@ -134,30 +138,30 @@ class DispatcherTables:
         return True
 
     def reply(self, token: ev.Token, value: Any) -> None:
-        """Answer a question, when all that was changed before is durable."""
+        """Reply to a request once all changes so far are durable."""
         self.commits.effect(ev.ReplyToRequest(token, value))
 
     def reply_news(self, token: ev.Token, value: Any) -> None:
-        """Answer a question for news."""
+        """Reply to a request that waited for news."""
         self.commits.effect(ev.ReplyToRequest(token, value, news=True))
 
     def refuse_pending(self) -> list[ev.Effect]:
-        """End all questions that wait for news."""
+        """Return an error for each pending request, so that its caller sends it again to the restored state."""
         tokens = [work.token for work in self.work_requests.values()] + [
             watch.token for watch, _ in self.watches.values()
         ]
         tokens += [call.token for call in self.portion_requests.values()]
         self.work_requests, self.watches, self.portion_requests = {}, {}, {}
         return [
-            ev.FailRequest(token, errors.UNAVAILABLE, "the dispatcher went back to what its journal has")
+            ev.FailRequest(token, errors.UNAVAILABLE, "the dispatcher has gone back to the state in its journal")
             for token in tokens
         ]
 
     def restore(self, snapshot: DurableState | None, records: Iterable[r.Change], now: float) -> None:
-        """Become what a journal has. Everybody counts as heard just now; workers are missing until they join.
+        """Take the state of a journal. All clients count as heard now; workers are missing until they register.
 
-        They have `RETURN_S` at least: it was the dispatcher that was away. A worker that was seen to go before the journal failed has gone
-        all the same.
+        Workers have at least `RETURN_S` for that, because it was the dispatcher that was away. A worker whose end the machine saw before
+        the journal failed stays confirmed as gone.
         """
         gone = {self.state.workers[number].incarnation for number in self.confirmed_gone}
         self.state = snapshot or DurableState(number=self._fresh)

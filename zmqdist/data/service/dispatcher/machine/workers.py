@@ -1,4 +1,4 @@
-"""Workers: which there are, which tasks they have, and when an iteration is at its end."""
+"""Workers: which workers have a place, which tasks each of them has, and when an iteration has ended."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from zmqdist.data.service.dispatcher.machine.tables import DispatcherTables, Ref
 
 
 class WorkerTable:
-    """See the module's docstring."""
+    """The part of the machine that keeps workers and their tasks."""
 
     def __init__(self, tables: DispatcherTables, clients: Clients) -> None:
         self._tables = tables
@@ -25,7 +25,9 @@ class WorkerTable:
         for incarnation in [
             incarnation for incarnation, each in members.items() if each.address == event.address and event.address
         ]:
-            del members[incarnation]  # it has ended, though its loss is not known yet: its successor has its port
+            del members[
+                incarnation
+            ]  # it has ended, although the machine has not seen its loss: another process has its port
         members[event.incarnation] = event
         worker = self._place_for(event)
         if self._tables.worker_list.entries:
@@ -43,7 +45,7 @@ class WorkerTable:
         self._assign_tasks(worker)
 
     def _assign_tasks(self, worker: r.WorkerEntry) -> None:
-        """Give a worker that is there a task of each iteration."""
+        """Give a connected worker a task of each iteration that has none for it."""
         for iteration in list(self._tables.state.iterations.values()):
             if iteration.finished or iteration.collected:
                 continue
@@ -61,10 +63,10 @@ class WorkerTable:
                 self._finish_if_over(iteration.id)
 
     def _place_for(self, event: ev.WorkerJoined) -> r.WorkerEntry:
-        """The place of this life, else of the worker at this address, else of a missing one with this name, else a new one.
+        """Return the place of this incarnation, or else of the worker at this address, or of a missing worker with this name, or a new one.
 
-        After a restart workers come back in any order, and a name that this dispatcher gave may be the one that another worker had from the
-        dispatcher before, which is alive and on its way: its place is left to it.
+        After a restart of the dispatcher workers come back in any order. A name that this dispatcher has assigned may be the one that a
+        live worker, which is still to register, got from the earlier dispatcher: that worker keeps its place.
         """
         workers = self._tables.state.workers
         same = [number for number, worker in workers.items() if worker.incarnation == event.incarnation]
@@ -78,7 +80,9 @@ class WorkerTable:
         return r.WorkerEntry(number, event.name, event.address, event.incarnation, event.tags)
 
     def reconcile(self) -> None:
-        """After the state was read back: give members what did not become durable, places and tasks, and tell all what they should do."""
+        """Repair the state after it was read back: give connected workers the places and tasks that did not become durable, and reply to
+        every worker whose tasks differ from the state.
+        """
         for incarnation, event in list(self._tables.members.items()):
             number = self._tables.worker_numbers.get(incarnation)
             if number is None:
@@ -109,13 +113,13 @@ class WorkerTable:
             self._finish_if_over(iteration)
 
     def leave(self, call: ev.LeaveRequest) -> None:
-        """A worker will go."""
+        """Note that a worker finishes its tasks and then leaves for good."""
         if call.incarnation in self._tables.members:
             self._tables.leaving.add(call.incarnation)
         self._tables.reply(call.token, None)
 
     def workers_for_new_tasks(self) -> list[int]:
-        """The workers that get new tasks."""
+        """Return the workers that get new tasks: all except those that leave and those that are confirmed as gone."""
         going = {
             self._tables.worker_numbers[incarnation]
             for incarnation in self._tables.leaving
@@ -127,7 +131,7 @@ class WorkerTable:
         for number_of_task in list(self._tables.tasks_of.get(number, ())):
             task = self._tables.state.tasks[number_of_task]
             if is_coordinated(self._tables, self._tables.state.iterations[task.iteration]) and not is_pending(task):
-                self._clients.notify(task.iteration)  # it ends when its consumers agree where
+                self._clients.notify(task.iteration)  # the task ends at the round on which its consumers agree
             else:
                 self._finish_task(task.id, interrupted=True)
         self._tables.tasks_of.pop(number, None)
@@ -141,7 +145,7 @@ class WorkerTable:
         if is_coordinated(self._tables, iteration):
             task.incarnation = self._tables.state.workers[worker].incarnation
             if worker in self._tables.missing:
-                return  # when it comes, there will be a task for it
+                return  # the worker gets a task when it registers
         self._tables.change(r.CreateTask(task))
         self._tables.tasks_of.setdefault(worker, {})[task.id] = None
         self.notify(worker)
@@ -160,7 +164,8 @@ class WorkerTable:
         self._finish_if_over(task.iteration)
 
     def _finish_if_over(self, number: int) -> None:
-        iteration = self._tables.state.iterations[number]  # one in portions ends with the last acknowledgement
+        iteration = self._tables.state.iterations[number]
+        # An iteration in portions ends with the last acknowledgment instead (portions.py).
         if iteration.finished or iteration.collected or not iteration.tasks or iteration.portions is not None:
             return
         if is_coordinated(self._tables, iteration):
@@ -170,7 +175,7 @@ class WorkerTable:
         terms = self._tables.state.jobs[iteration.job].terms
         if terms.mode == r.DYNAMIC and not terms.coordinated:
             if any(task.worker not in self._tables.confirmed_gone for task in open_):
-                return  # one that is not back after a restart may have had positions, and be on its way
+                return  # D4: a worker that has not registered after the dispatcher's restart may still have positions
             ended = any(task.finished and not task.interrupted for task in tasks)
             if not ended or any(cursor.returned for cursor in iteration.cursors):
                 busy = {task.worker for task in open_}
@@ -199,7 +204,7 @@ class WorkerTable:
             or self._tables.state.workers[number].incarnation != call.incarnation
             or number in self._tables.missing
         ):
-            raise Refusal(errors.UNAVAILABLE, "this worker is not registered with the dispatcher, or not any more")
+            raise Refusal(errors.UNAVAILABLE, "this worker is not registered with the dispatcher")
         if call.state == self._tables.state.number:
             for task in call.done:
                 if task in self._tables.tasks_of.get(number, ()):
@@ -212,7 +217,9 @@ class WorkerTable:
         self.notify(number)
 
     def _note_serving(self, call: ev.WorkRequest, number: int) -> None:
-        """Only of its own tasks: a worker that came back after another had got its place still has those of this place."""
+        """Note the addresses at which a worker serves tasks. Ignore tasks of other places: a worker that came back after another had got
+        its place still has that place's tasks.
+        """
         for task, address in call.has.items():
             known = self._tables.state.tasks.get(task)
             if known is None or known.worker != number:
@@ -240,8 +247,9 @@ class WorkerTable:
             self._tables.reply_news(work.token, (self._tables.state.number, new, drop))
 
     def _definition(self, task: r.TaskEntry) -> tuple[Any, ...]:
-        """(task, iteration, dataset id, its fingerprint, terms as a tuple, number of sources, starting round,
-        workers in the fixed list, this one's place there, the job's name)."""
+        """Return a task as its worker gets it: (task, iteration, dataset id, its fingerprint, terms as a tuple, number of sources, starting
+        round, number of workers in the fixed list, this worker's index there, the job's name).
+        """
         iteration = self._tables.state.iterations[task.iteration]
         job = self._tables.state.jobs[iteration.job]
         terms = job.terms
@@ -261,14 +269,16 @@ class WorkerTable:
         )
 
     def caller_gone(self, token: ev.Token) -> None:
-        """Nobody waits for this answer any more."""
+        """Drop a request for work whose caller is gone."""
         for incarnation, work in self._tables.work_requests.items():
             if work.token == token:
                 del self._tables.work_requests[incarnation]
                 return
 
     def tick(self, now: float) -> None:
-        """Give up workers that have been away for too long. DYNAMIC waits for nobody who is not back soon after a restart."""
+        """Remove workers that have been missing for `worker_timeout_s`. After a restart of the dispatcher, confirm workers as gone that
+        have not registered within RETURN_S, so that DYNAMIC iterations do not wait for them.
+        """
         if now >= self._tables.return_deadline:
             self._tables.return_deadline = inf
             for number in sorted(self._tables.missing.keys() - self._tables.confirmed_gone):
