@@ -34,9 +34,7 @@ class SshConfig(Section, frozen=True):
         str | None,
         documented("The Python of the hosts; null: the path of this one.", "the path of a Python, or null"),
     ] = None
-    options: Annotated[
-        list[str], documented("Further words for ssh, for example -p 2222.", "a list of words")
-    ] = []
+    options: Annotated[list[str], documented("Further words for ssh, for example -p 2222.", "a list of words")] = []
 
 
 class SlurmConfig(Section, frozen=True):
