@@ -86,6 +86,7 @@ class Launched:
       run: Python text of the launcher.
       terminal: the descriptor of a terminal that it belongs to; None: it has none.
       grace_s: what program and workers have to end in. Also on a busy machine no test gets near the default.
+      start: what starts it, as subprocess.Popen; `Host.run` of a host of a test.
     """
 
     def __init__(
@@ -97,10 +98,11 @@ class Launched:
         run: str = LAUNCH,
         grace_s: float = PATIENCE_S,
         terminal: int | None = None,
+        start: Callable[..., subprocess.Popen[str]] = subprocess.Popen,
     ) -> None:
         self.process_folder = folder
         self.temporary = folder / "temporary"
-        self.temporary.mkdir()
+        self.temporary.mkdir(parents=True)
         if program is not None:
             (folder / "program.py").write_text(textwrap.dedent(program))
         if isinstance(file, str):
@@ -109,7 +111,7 @@ class Launched:
         self._mark = f"ZMQDIST_LAUNCHED={uuid.uuid4()}"
         name, value = self._mark.split("=")
         environment = {**os.environ, name: value, "TMPDIR": str(self.temporary), "PYTHONWARNINGS": "error"}
-        self.process = subprocess.Popen(
+        self.process = start(
             [sys.executable, "-c", run, str(file), str(grace_s), *arguments],
             cwd=folder,
             env=environment,
