@@ -102,14 +102,14 @@ def _submit(cluster: ClusterConfig, config: str, arguments: tuple[str, ...], det
         _say(
             f"[slurm] job {number} is submitted; its output is in {cluster.name}-{number}.out, too; Ctrl-C cancels the job"
         )
-        return follower.run(number)
+        return follower.run(number, submitted=True)
 
 
 def _follow(number: int) -> int:
     from zmqdist.launch.slurm_job import JobFollower
 
     with JobFollower(_say) as follower:
-        return follower.run(number)
+        return follower.run(number, submitted=False)
 
 
 def _say(line: str) -> None:

@@ -145,12 +145,14 @@ class SlurmCluster:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, 9)
 
+    def memory(self, name: str) -> Path:
+        """Return the path by which this process sees /dev/shm of a host."""
+        return Path(f"/proc/{self._host(name).first_process}/root/dev/shm")
+
     def left_on(self, name: str) -> list[str]:
         """Return what is on a host beside Slurm's own: command lines of processes, and files in /dev/shm."""
-        host = self._host(name)
-        done = host.run(["ls", "-A", "/dev/shm"], stdout=subprocess.PIPE, text=True)
-        out, _ = done.communicate(timeout=READY_S)
-        return [*self._processes(name).values(), *(f"/dev/shm/{file}" for file in out.split())]
+        files = [f"/dev/shm/{path.name}" for path in self.memory(name).iterdir()]
+        return [*self._processes(name).values(), *files]
 
     def _host(self, name: str) -> Host:
         return self.login if name == LOGIN else self.nodes[name]

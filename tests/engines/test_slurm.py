@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import signal
+import stat
 import subprocess
 import sys
 import textwrap
@@ -282,6 +283,27 @@ def test_a_job_outlives_the_command_that_was_killed(commands: Commands) -> None:
     attached.process.send_signal(signal.SIGINT)
     assert attached.ends() == 130
     commands.left_nothing()
+
+
+def test_no_secret_is_in_an_argument_a_variable_or_a_file_of_others(commands: Commands) -> None:
+    command = commands.run("launch", commands.file(BUSY))
+    command.saw("a function runs")
+    for name in NODES:
+        (folder,) = commands.slurm.memory(name).glob("zmqdist-*")
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        files = list(folder.glob("*/keys/*.key"))
+        assert files
+        assert {stat.S_IMODE(file.stat().st_mode) for file in files} == {0o600}
+        secrets = {
+            match.encode() for file in files for match in re.findall(r"^secret (\S{40})$", file.read_text(), re.M)
+        }
+        assert secrets
+        for pid in commands.slurm.find(name, ""):
+            for kind in ("cmdline", "environ"):
+                shown = Path("/proc", str(pid), kind).read_bytes()
+                assert not any(secret in shown for secret in secrets)
+    command.process.send_signal(signal.SIGINT)
+    assert command.ends() == 130
 
 
 @pytest.mark.timeout(600)

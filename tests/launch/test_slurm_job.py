@@ -258,7 +258,7 @@ def test_the_output_is_passed_on_line_by_line_and_the_exit_code_is_the_jobs(slur
             slurm.job("FAILED", "NonZeroExitCode", "7:0")
 
     with JobFollower(say) as follower:
-        assert follower.run(17) == 7
+        assert follower.run(17, submitted=True) == 7
     assert lines == ["one", "[slurm] job 17 runs on n[1-2]", "two", "last"]
 
 
@@ -281,7 +281,7 @@ def test_an_end_that_is_not_the_programs_own_is_said(
     slurm.job(state, code=code)
     lines: list[str] = []
     with JobFollower(lines.append) as follower:
-        assert follower.run(17) == exit_code
+        assert follower.run(17, submitted=True) == exit_code
     assert lines == ([] if expected is None else [f"[slurm] job 17 {expected}"])
 
 
@@ -295,7 +295,7 @@ def test_a_job_that_waits_says_why_once(slurm: FakeSlurm) -> None:
 
     slurm.writes("")
     with JobFollower(say) as follower:
-        assert follower.run(17) == 0
+        assert follower.run(17, submitted=True) == 0
     assert lines == ["[slurm] job 17 waits: Resources"]
 
 
@@ -305,8 +305,33 @@ def test_a_job_that_can_never_start_is_cancelled_with_the_reason(slurm: FakeSlur
         JobFollower(lambda line: None) as follower,
         pytest.raises(errors.InvalidArgumentError, match=r"cannot start job 17 in partition short \(PartitionConfig\)"),
     ):
-        follower.run(17)
+        follower.run(17, submitted=True)
     assert slurm.called("scancel") == "17"
+
+
+def test_a_job_that_was_submitted_elsewhere_is_not_cancelled_because_it_waits(slurm: FakeSlurm) -> None:
+    slurm.job("PENDING", "PartitionTimeLimit")
+    lines: list[str] = []
+
+    def say(line: str) -> None:
+        lines.append(line)
+        slurm.job("COMPLETED")
+
+    slurm.writes("")
+    with JobFollower(say) as follower:
+        assert follower.run(17, submitted=False) == 0
+    assert lines == ["[slurm] job 17 waits: PartitionTimeLimit"]
+    assert not slurm.called("scancel")
+
+
+def test_a_long_output_is_passed_on_to_its_end(slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slurm_job, "READ_BYTES", 10)
+    slurm.writes("".join(f"line {number}\n" for number in range(50)))
+    slurm.job("COMPLETED")
+    lines: list[str] = []
+    with JobFollower(lines.append) as follower:
+        assert follower.run(17, submitted=False) == 0
+    assert lines == [f"line {number}" for number in range(50)]
 
 
 def test_ctrl_c_cancels_the_job_and_waits_for_its_end(slurm: FakeSlurm) -> None:
@@ -324,7 +349,7 @@ def test_ctrl_c_cancels_the_job_and_waits_for_its_end(slurm: FakeSlurm) -> None:
 
     before = signal.getsignal(signal.SIGINT)
     with JobFollower(say) as follower:
-        assert follower.run(17) == 130
+        assert follower.run(17, submitted=True) == 130
     assert lines[2:] == ["[slurm] job 17 is cancelled; a second Ctrl-C does not wait for its end", "the last line"]
     assert slurm.called("scancel") == "17"
     assert signal.getsignal(signal.SIGINT) is before
@@ -340,7 +365,7 @@ def test_a_second_ctrl_c_does_not_wait(slurm: FakeSlurm) -> None:
 
     with JobFollower(say) as follower:
         signal.raise_signal(signal.SIGINT)  # before the job is known: it is cancelled once it is
-        assert follower.run(17) == 130
+        assert follower.run(17, submitted=True) == 130
     assert lines[-1] == "[slurm] job 17 is still ending: `squeue -j 17` lists it until it has"
 
 
@@ -362,7 +387,7 @@ def test_a_controller_that_restarts_is_waited_for(slurm: FakeSlurm, monkeypatch:
     slurm.writes("")
     slurm.job("RUNNING")
     with JobFollower(lambda line: None) as follower:
-        assert follower.run(17) == 0
+        assert follower.run(17, submitted=True) == 0
     assert not answers
 
 
@@ -378,7 +403,7 @@ def test_an_output_that_this_host_does_not_see_is_said(slurm: FakeSlurm) -> None
     slurm.job("COMPLETED")
     lines: list[str] = []
     with JobFollower(lines.append) as follower:
-        assert follower.run(17) == 0
+        assert follower.run(17, submitted=True) == 0
     assert lines == [f"[slurm] job 17 has ended; this host does not see its output, {slurm.folder}/out file"]
 
 

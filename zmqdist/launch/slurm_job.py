@@ -39,6 +39,8 @@ ASK_S: Final = 2.0
 """Seconds between two questions to the controller, which all users of the cluster share."""
 PATIENCE_S: Final = 120.0
 """Seconds without an answer of the controller after which following gives up; a restart of it takes less."""
+READ_BYTES: Final = 1 << 20
+"""Bytes of output that are read at a time; a job may have written gigabytes before it is attached to."""
 DRAIN_MARGIN_S: Final = 40
 """Seconds before the time limit beyond twice the grace: Slurm looks at time limits only every 30 s."""
 SHORT_JOB_S: Final = 300
@@ -56,16 +58,18 @@ _RUNNING: Final = (
     "SIGNALING",
     "STAGE_OUT",
 )
-_NEVER: Final = (
-    "PartitionConfig",
-    "PartitionNodeLimit",
-    "PartitionTimeLimit",
-    "BadConstraints",
-    "AccountNotAllowed",
-    "InvalidAccount",
-    "InvalidQOS",
-)
-"""Reasons of a pending job that time alone does not change."""
+_TOO_SMALL: Final = "has too few nodes, CPUs or time for it: `sinfo -l` lists what it has"
+_NOT_ALLOWED: Final = "does not take this account: `sacctmgr show associations` lists yours"
+_NEVER: Final = {
+    "PartitionConfig": _TOO_SMALL,
+    "PartitionNodeLimit": _TOO_SMALL,
+    "PartitionTimeLimit": _TOO_SMALL,
+    "BadConstraints": _TOO_SMALL,
+    "AccountNotAllowed": _NOT_ALLOWED,
+    "InvalidAccount": _NOT_ALLOWED,
+    "InvalidQOS": _NOT_ALLOWED,
+}
+"""Reasons of a pending job that time alone does not change: what its partition lacks, and where to look."""
 
 
 @dataclass(frozen=True)
@@ -277,14 +281,17 @@ class JobFollower:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    def run(self, number: int) -> int:
+    def run(self, number: int, submitted: bool) -> int:
         """Follow a job and return its exit code; 128 + n if signal n cancelled it here. Call this once.
 
         After the first signal this waits until the job has ended; after the second one it does not.
 
+        Args:
+          submitted: whether this command submitted the job, so that one that can never start is cancelled.
+
         Raises:
           NotFoundError, UnavailableError: as `job_state`.
-          InvalidArgumentError: Slurm cannot start the job as its partition is configured. It is cancelled.
+          InvalidArgumentError: Slurm cannot start the job that was submitted, as its partition is configured.
         """
         self._number = number
         cancelled = False
@@ -301,7 +308,7 @@ class JobFollower:
                 self._say(f"[slurm] job {number} is still ending: `squeue -j {number}` lists it until it has")
                 return 128 + self._signals[0]
             elif not cancelled:
-                self._report(state)
+                self._report(state, submitted)
             pause.wait(LOOK_S)
             if time.monotonic() - asked_at >= ASK_S:
                 asked_at = time.monotonic()
@@ -310,32 +317,34 @@ class JobFollower:
                 except errors.UnavailableError:  # the controller may be restarting
                     if asked_at - answered_at > PATIENCE_S:
                         raise
-        self._pass_on(state.output)
+        while self._pass_on(state.output):
+            pass
         if self._rest:
             self._say(self._rest.decode(errors="replace"))
         return 128 + self._signals[0] if self._signals else self._exit_code(state)
 
-    def _pass_on(self, output: Path) -> None:
-        """Pass on the lines that the job has written since the last call."""
+    def _pass_on(self, output: Path) -> bool:
+        """Pass on lines that the job has written since the last call; return whether there were bytes to read."""
         try:
             with output.open("rb") as file:
                 file.seek(self._read_bytes)
-                data = file.read()
+                data = file.read(READ_BYTES)
         except OSError:  # it has not started, or this host does not see the file yet
-            return
+            return False
         self._read_bytes += len(data)
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
             self._say(line.decode(errors="replace"))
+        return bool(data)
 
-    def _report(self, state: JobState) -> None:
+    def _report(self, state: JobState, submitted: bool) -> None:
         """Say where the job is, if that is new."""
         if state.state == "PENDING":
-            if state.reason in _NEVER:
+            if submitted and state.reason in _NEVER:
                 cancel(self._number)
                 raise errors.InvalidArgumentError(
-                    f"Slurm cannot start job {self._number} in partition {state.partition} ({state.reason}), which has too few nodes, "
-                    "CPUs or time for it: `sinfo -l` lists what it has; the job is cancelled"
+                    f"Slurm cannot start job {self._number} in partition {state.partition} ({state.reason}), "
+                    f"which {_NEVER[state.reason]}; the job is cancelled"
                 )
             where = f"waits: {state.reason}" if state.reason else ""  # without a reason it was not considered yet
         elif state.state == "RUNNING":
