@@ -8,8 +8,8 @@ SEEDS  ?= 5000
 RUNS   ?= 100
 MINUTES ?= 10
 # Programs that the tests of engines want, and the packages that have them.
-ENGINES = sshd
-ENGINE_PACKAGES = openssh-server
+ENGINES = sshd slurmd munged
+ENGINE_PACKAGES = openssh-server slurm-wlm munge
 JOBS   ?= 4
 # Most tests wait, so more of them run side by side than there are cores. Six take longer: they are in each other's way.
 PYTEST  = $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
@@ -36,7 +36,7 @@ test-all: $(VENV)/ready-dev ## the rest, too: benchmark programs, full training,
 	$(PYTHON) .ci/versions.py
 
 test-engines: $(VENV)/ready-dev ## clusters on hosts, by ssh and others, as root: it installs what they need with apt-get, and says why it skips
-	@command -v $(ENGINES) > /dev/null || apt-get install --quiet --quiet --yes $(ENGINE_PACKAGES) || echo "not installed: $(ENGINE_PACKAGES)"
+	@(for each in $(ENGINES); do PATH=$$PATH:/usr/sbin command -v $$each > /dev/null || exit 1; done) || apt-get install --quiet --quiet --yes $(ENGINE_PACKAGES) || echo "not installed: $(ENGINE_PACKAGES)"
 	$(BIN)/python -m pytest tests/engines --timeout 600
 
 endurance: $(VENV)/ready-dev ## the waiting tests again and again under load, in pieces: make endurance RUNS=100 MINUTES=10

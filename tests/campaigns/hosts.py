@@ -182,6 +182,11 @@ class Host:
             inside.close()
             raise
 
+    @property
+    def first_process(self) -> int:
+        """The number of its first process, as this process sees it."""
+        return self._inside.pid
+
     def run(self, command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
         """Start a command on this host.
 

@@ -91,6 +91,11 @@ USAGE: list[tuple[str, str]] = [
     ("drain a b c", "zmqdist drain: wanted [TARGET] WORKER"),
     ("shutdown 127.0.0.1:1 --grace -1", "zmqdist shutdown: Invalid value for '--grace'"),
     ("launch", "zmqdist launch: Missing argument 'CONFIG'"),
+    (
+        "launch program.yaml --attach 1",
+        "zmqdist launch: --attach JOB follows a job that was submitted before: give neither",
+    ),
+    ("launch noport.yaml --detach", "--detach leaves a job of Slurm to itself, and launcher: local has none"),
     ("launch nofile.yaml", "zmqdist launch: nofile.yaml:1: (file): cannot be read"),
     ("launch key.yaml", "key.yaml:4: jobs.worker.cuont:"),
     ("launch launcher.yaml", "launcher.yaml:6: launcher: expected local, ssh, slurm, kubernetes or ray, got 'nomad'"),

@@ -214,8 +214,23 @@ class HostAgent:
             yield from map(decode_order, lines)
 
 
+def _route() -> tuple[str, str]:
+    """Return the addresses of launcher and host at the two ends of the stream; "" where they are not known.
+
+    Slurm's variable goes first, because its jobs inherit the SSH_CONNECTION of the shell that submitted them.
+    """
+    launcher = os.environ.get("SLURM_LAUNCH_NODE_IPADDR")
+    if launcher is None:
+        reached_from, _, reached_at, _ = os.environ.get("SSH_CONNECTION", "   ").split(" ")
+        return reached_from, reached_at
+    family = socket.AF_INET6 if ":" in launcher else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect((launcher, 9))  # sends nothing: the kernel chooses the interface that leads there
+        return launcher, str(probe.getsockname()[0])
+
+
 def _hello(folder: str) -> AgentHello:
-    reached_from, _, reached_at, _ = os.environ.get("SSH_CONNECTION", "   ").split(" ")
+    reached_from, reached_at = _route()
     return AgentHello(
         python=platform.python_version(),
         version=__version__,

@@ -16,6 +16,7 @@ def agent_hosts(config: ClusterConfig) -> list[AgentHost] | None:
 
     Raises:
       NotFoundError: a program that the launcher needs is missing.
+      FailedPreconditionError: the launcher is slurm, and this process is in no allocation.
       UnimplementedError: there is no such launcher yet.
     """
     orphan_limit_s = limits.ORPHAN_LIMIT_S if config.jobs.worker is None else config.jobs.worker.orphan_limit_s
@@ -26,4 +27,8 @@ def agent_hosts(config: ClusterConfig) -> list[AgentHost] | None:
         from zmqdist.launch.ssh import ssh_hosts
 
         return ssh_hosts(config.ssh, silence_limit_s)
-    raise errors.UnimplementedError(f"launcher: {config.launcher} does not run yet; local and ssh do")
+    if config.launcher == "slurm":
+        from zmqdist.launch.slurm import slurm_hosts
+
+        return slurm_hosts(silence_limit_s)
+    raise errors.UnimplementedError(f"launcher: {config.launcher} does not run yet; local, ssh and slurm do")

@@ -462,9 +462,9 @@ def _config() -> Any:
 
 def _is_launched(source: Any) -> bool:
     """Whether a resolver describes the cluster that the launcher has put into the environment."""
-    from zmqdist.cluster.resolvers.tf_config import TFConfigClusterResolver
+    from zmqdist.cluster.resolvers.base import ClusterResolver
 
-    if not isinstance(source, TFConfigClusterResolver):
+    if not isinstance(source, ClusterResolver):
         return False
     config = _config()
     return config is not None and source.cluster_spec() == config.task_spec

@@ -340,7 +340,7 @@ class SimWorker:
         self.cluster.clock.after(self._random.uniform(0.005, 0.02), ready)
 
     def _check_own(self, give: Give) -> None:
-        """Check that work for this very worker goes to slots first and in order, except for work, whose start is reported first."""
+        """Check that work for this very worker goes to slots first and in order, except for work whose start is reported first."""
         leases = {self.machine.lease_at(give.slot, item[0]) or 0 for item in give.items}
         waiting = self.own.intersection(item[0] for item in self.machine.queue)
         early = leases - self.own - self.report_before_start
