@@ -20,12 +20,15 @@ WRITTEN = (
     "zmqdist/data/service/worker",
     "zmqdist/launch",
     "zmqdist/observe",
+    "zmqdist/process",
     "zmqdist/rpc",
     "zmqdist/scheduling/coordinator",
     "zmqdist/tasks",
     "zmqdist/testing/runner",
     "zmqdist/training",
+    "zmqdist/transport",
     "zmqdist/variables",
+    "zmqdist/wire",
 )
 """Folders of code that are held to the rules; the others follow."""
 
