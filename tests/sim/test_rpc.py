@@ -1,4 +1,4 @@
-"""The machines of RPC at both ends, in virtual time, with seeded faults: call tables, turns, batches, bulk lanes and paces.
+"""The machines of RPC at both ends, in virtual time, with seeded faults: call tables, turns, batches, bulk channels and paces.
 
 Which faults there are, and what is checked, is in tests/sim/simulations/rpc.py.
 

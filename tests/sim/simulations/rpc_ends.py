@@ -1,4 +1,4 @@
-"""The two ends of RPC in the simulation: the real call tables, turns, batches, lanes and paces, with models of what drives them.
+"""The two ends of RPC in the simulation: the real call tables, turns, batches, bulk channels and paces, with models of what drives them.
 
 A client does what transport/client_connection.py and transport/channel.py do with their table, a server what rpc/service.py,
 rpc/handler_pool.py and rpc/batching.py do with theirs. Questions, results and the account of what each end did are in rpc_truth.py.
@@ -38,7 +38,7 @@ class SimEnd:
         self.sim.clock.after(delay_s, lambda: self.process.post(fn))
 
     def bulk(self, name: str, connection: SimConnection, send: Callable[..., None]) -> BulkChannel:
-        """The lanes of a connection, whose chunks are watched."""
+        """The bulk channel of a connection, whose chunks are watched."""
         account = LaneAccount(name, self.sim.clock, connection.bytes_per_s)
 
         def put(message: Message, frames: Sequence[Any]) -> bool:
