@@ -18,12 +18,15 @@ WRITTEN = (
     "zmqdist/integrations",
     "zmqdist/launch",
     "zmqdist/observe",
+    "zmqdist/process",
     "zmqdist/rpc",
     "zmqdist/scheduling/coordinator",
     "zmqdist/tasks",
     "zmqdist/testing",
     "zmqdist/training",
+    "zmqdist/transport",
     "zmqdist/variables",
+    "zmqdist/wire",
 )
 """Folders of code that are held to the rules; the others follow."""
 

@@ -119,7 +119,7 @@ def small_bounds(monkeypatch: pytest.MonkeyPatch) -> int:
     return bound
 
 
-def test_large_arrays_that_do_not_fit_wait_at_their_client(connect: Connect, lane: str, small_bounds: int) -> None:
+def test_large_arrays_that_do_not_fit_wait_at_their_client(connect: Connect, route: str, small_bounds: int) -> None:
     with Held() as held:
         greedy, modest = connect(held.server.address), connect(held.server.address)
         many = large(greedy, 2 * (EAGER_BYTES_MAX + small_bounds))
@@ -133,7 +133,7 @@ def test_large_arrays_that_do_not_fit_wait_at_their_client(connect: Connect, lan
 
 
 def test_a_blocking_call_that_is_held_back_goes_on_by_itself_and_its_deadline_counts(
-    connect: Connect, lane: str, small_bounds: int
+    connect: Connect, route: str, small_bounds: int
 ) -> None:
     with Held() as held:
         client = connect(held.server.address)
@@ -149,7 +149,7 @@ def test_a_blocking_call_that_is_held_back_goes_on_by_itself_and_its_deadline_co
 
 @pytest.mark.parametrize("how", ["cancelled", "closed"])
 def test_nothing_is_left_of_held_calls_that_nobody_waits_for(
-    connect: Connect, lane: str, small_bounds: int, how: str
+    connect: Connect, route: str, small_bounds: int, how: str
 ) -> None:
     with Held() as held:
         client = connect(held.server.address)
@@ -168,7 +168,7 @@ def test_nothing_is_left_of_held_calls_that_nobody_waits_for(
 
 
 def test_a_server_that_stops_says_that_what_it_has_not_let_in_was_not_carried_out(
-    connect: Connect, lane: str, small_bounds: int
+    connect: Connect, route: str, small_bounds: int
 ) -> None:
     with Held() as held:
         client = connect(held.server.address)
@@ -236,7 +236,7 @@ def test_handlers_may_wait_for_a_small_call_of_the_client_whose_large_ones_keep_
         assert {each.get_value() for each in many} == {True}
 
 
-def test_a_batched_method_has_the_same_bounds(connect: Connect, lane: str, small_bounds: int) -> None:
+def test_a_batched_method_has_the_same_bounds(connect: Connect, route: str, small_bounds: int) -> None:
     go = threading.Event()
 
     def double(rows: Any) -> Any:

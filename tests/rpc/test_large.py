@@ -1,4 +1,4 @@
-"""Large arrays in calls and answers, by shared memory and by sockets: what the memory rules promise holds on both lanes."""
+"""Large arrays in calls and answers, by shared memory and by sockets: what the memory rules promise holds on both routes."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def lends(client: ZmqClient) -> bool:
 # -- the rules of memory ---------------------------------------------------------------------------------------------
 
 
-def test_the_lane_is_the_one_that_was_asked_for(remote: ZmqClient, lane: str) -> None:
-    assert lends(remote) == (lane == "arena")
+def test_the_lane_is_the_one_that_was_asked_for(remote: ZmqClient, route: str) -> None:
+    assert lends(remote) == (route == "shared_memory")
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -56,7 +56,7 @@ def test_what_a_handler_keeps_and_changes_is_its_own(remote: ZmqClient) -> None:
     remote.forget_blocking()
 
 
-def test_an_answer_that_is_kept_outlives_client_and_server(lane: str, child: Child, connect: Connect) -> None:
+def test_an_answer_that_is_kept_outlives_client_and_server(route: str, child: Child, connect: Connect) -> None:
     process = child(SERVER)
     client = connect(address_of(process), timeout_in_ms=30_000)
     got = client.ones_blocking(4 * MIB)
@@ -91,7 +91,7 @@ def test_an_answer_is_received_into_the_array_that_was_given(remote: ZmqClient, 
 
 
 def test_chunks_go_straight_into_the_array_that_was_given(
-    remote: ZmqClient, lane: str, monkeypatch: pytest.MonkeyPatch
+    remote: ZmqClient, route: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[int] = []
     monkeypatch.setattr("zmqdist.transport.transfers.memory_for", lambda nbytes: made.append(nbytes))
@@ -194,7 +194,7 @@ def size_of(given: Any) -> int:
     return len(given[0]) + sum(map(len, given[1])) if len(given) > 1 else len(given[0])
 
 
-def test_a_large_call_that_nobody_asks_about_runs_all_the_same(serve: Serve, connect: Connect, lane: str) -> None:
+def test_a_large_call_that_nobody_asks_about_runs_all_the_same(serve: Serve, connect: Connect, route: str) -> None:
     ran = threading.Event()
 
     def note(array: Any) -> Any:
@@ -254,7 +254,7 @@ def test_a_client_that_does_not_read_holds_up_nothing_but_its_own_answer(
 # -- ends ----------------------------------------------------------------------------------------------------------------
 
 
-def test_a_call_whose_time_is_up_while_its_arguments_leave_is_never_run(remote: ZmqClient, lane: str) -> None:
+def test_a_call_whose_time_is_up_while_its_arguments_leave_is_never_run(remote: ZmqClient, route: str) -> None:
     array = np.zeros(32 * MIB, np.uint8)
     for _ in range(3):
         assert remote.keep(array, timeout_in_ms=2).get_error()[0] in (0, errors.DEADLINE_EXCEEDED)
@@ -263,7 +263,7 @@ def test_a_call_whose_time_is_up_while_its_arguments_leave_is_never_run(remote: 
     until(lambda: remote.small_blocking(1) == 1 and not remote.snapshot().transfers)
 
 
-def test_cancelling_stops_what_is_on_the_way_in_either_direction(serve: Serve, connect: Connect, lane: str) -> None:
+def test_cancelling_stops_what_is_on_the_way_in_either_direction(serve: Serve, connect: Connect, route: str) -> None:
     server = serve(ones=lambda n: np.ones(n, np.uint8), total=lambda array: int(array.sum()))
     client = connect(server.address, timeout_in_ms=30_000)
     for _ in range(3):
@@ -275,7 +275,7 @@ def test_cancelling_stops_what_is_on_the_way_in_either_direction(serve: Serve, c
     until(lambda: client.methods() and server.snapshot().bytes_unsent == 0)
 
 
-def test_arguments_of_a_call_that_is_refused_stop_at_once(serve: Serve, connect: Connect, lane: str) -> None:
+def test_arguments_of_a_call_that_is_refused_stop_at_once(serve: Serve, connect: Connect, route: str) -> None:
     client = connect(serve(m=lambda a: 1).address, timeout_in_ms=30_000)
     with pytest.raises(errors.InvalidArgumentError, match="not registered"):
         client.call("absent", np.ones(24 * MIB, np.uint8)).get_value()
@@ -286,7 +286,7 @@ def test_arguments_of_a_call_that_is_refused_stop_at_once(serve: Serve, connect:
 @pytest.mark.killed("rpc")
 @pytest.mark.parametrize("who", ["client", "server"])
 def test_after_a_kill_with_memory_lent_out_nothing_is_missing(
-    child: Child, connect: Connect, lane: str, who: str
+    child: Child, connect: Connect, route: str, who: str
 ) -> None:
     if who == "server":
         process = child(SERVER)
@@ -389,7 +389,7 @@ with Client.create("zmq", sys.argv[1], "", 30000) as client:
 # -- peers that break the rules --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("lane", ["sockets"], indirect=True)
+@pytest.mark.parametrize("route", ["sockets"], indirect=True)
 @pytest.mark.parametrize(
     "change",
     [
@@ -446,7 +446,7 @@ def test_an_answer_with_a_wrong_chunk_is_an_error_and_not_half_an_array(
 
 
 @pytest.mark.parametrize("parts", [((0,),), ((2**50,),), ((-1,),), ((),), ((1, 2),), ((1, 2, 3, 4, 5, 6, 7, 8),)])
-def test_parts_that_cannot_be_are_refused(serve: Serve, parts: Any, lane: str) -> None:
+def test_parts_that_cannot_be_are_refused(serve: Serve, parts: Any, route: str) -> None:
     server = serve(m=lambda a: 1)
     with stranger_to(server.address) as (stranger, life):
         assert stranger.send(Call(1, "m", life, 0, b"\xc0", parts))
@@ -464,7 +464,7 @@ def test_credit_that_was_never_earned_opens_nothing(serve: Serve, connect: Conne
         assert server.snapshot().bytes_unacknowledged == 0
 
 
-def test_a_number_that_is_used_twice_harms_nobody_else(serve: Serve, connect: Connect, lane: str) -> None:
+def test_a_number_that_is_used_twice_harms_nobody_else(serve: Serve, connect: Connect, route: str) -> None:
     server = serve(inline=frozenset({"ones"}), ones=lambda n: np.ones(n, np.uint8))
     client, other = connect(server.address), connect(server.address)
     call = client.ones(8 * MIB)._call  # reach: the number of a call in flight, which is used again
@@ -486,7 +486,7 @@ class ClientCallTwin:
         self.held = False
 
 
-def test_ctrl_c_in_a_large_call_gives_the_arrays_back(child: Child, lane: str) -> None:
+def test_ctrl_c_in_a_large_call_gives_the_arrays_back(child: Child, route: str) -> None:
     assert child(INTERRUPTED).communicate(timeout=30)[0] == "usable\n"
 
 

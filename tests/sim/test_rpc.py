@@ -1,4 +1,4 @@
-"""The machines of RPC at both ends, in virtual time, with seeded faults: call tables, turns, batches, bulk lanes and paces.
+"""The machines of RPC at both ends, in virtual time, with seeded faults: call tables, turns, batches, bulk channels and paces.
 
 The faults and the checks are in tests/sim/simulations/rpc.py.
 

@@ -213,7 +213,7 @@ def test_a_stranger_that_takes_over_the_freed_port_learns_nothing(
     stranger.stdout.readline()
     threading.Timer(late_s, hold.set).start()
     dialled.expect("down")
-    assert "listened on by user 65534" in str(dialled.expect("refused")[1])
+    assert "user 65534 listens on" in str(dialled.expect("refused")[1])
     stranger.kill()
     assert stranger.stdout.read() == ""
 

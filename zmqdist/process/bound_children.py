@@ -210,7 +210,7 @@ class BoundChildren:
                 data = self._control.recv(CONTROL_RECORD.size)
             except BlockingIOError:
                 return
-            except OSError:
+            except OSError:  # the zygote ended with unread messages: the same as its end
                 data = b""
             if not data:
                 self._zygote_died()

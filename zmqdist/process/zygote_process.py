@@ -59,7 +59,10 @@ class ZygoteProcess:
 
 
 def start_zygote() -> ZygoteProcess:
-    """Start a zygote by command, for unbound children. Its errors are not shown: a child that is started by command reports them."""
+    """Start a zygote by command, for unbound children.
+
+    Its output is discarded: if it does not work, children are started by command, and they report the error.
+    """
     return _start(NAME, (), None, subprocess.DEVNULL)
 
 

@@ -201,8 +201,8 @@ class _Stream:
                 except StopIteration:
                     return errors.OK, ""
                 box[0] = self._method.result(box[0])
-                lanes = self.peer.bulk
-                body, sources = pack_result(box, lends=lanes is not None and lanes.shares_memory)
+                bulk = self.peer.bulk
+                body, sources = pack_result(box, lends=bulk is not None and bulk.shares_memory)
                 del box
                 self._put(body, sources)
         finally:

@@ -239,7 +239,7 @@ class RpcService:
 
     def _snapshot(self) -> ServerSnapshot:
         router, peers = self._router, self._router.peers
-        lanes = [peer.bulk for peer in peers if peer.bulk is not None]
+        channels = [peer.bulk for peer in peers if peer.bulk is not None]
         queued, running, threads, threads_max = self._pool.counts()
         return ServerSnapshot(
             clients=len(peers),
@@ -251,13 +251,13 @@ class RpcService:
             calls_batched=sum(map(len, self._batched)),
             bytes_waiting=self._pool.held(),
             streams=len(self._generators),
-            transfers=sum(len(each.tracked) for each in lanes),
+            transfers=sum(len(each.tracked) for each in channels),
             bytes_unsent=self._unsent_bytes(),
-            bytes_unacknowledged=sum(each.unacknowledged for each in lanes),
+            bytes_unacknowledged=sum(each.unacknowledged for each in channels),
             messages_received=router.received,
             messages_dropped=dict(router.dropped),
             calls_repeated=self._calls.repeated,
-            transfer_faults=sum(each.faults for each in lanes),
+            transfer_faults=sum(each.faults for each in channels),
             handshakes_refused=router.refused_handshakes,
             faults=self._loop.faults,
         )

@@ -389,7 +389,7 @@ class Channel:
                 self._guard.wake = None
 
     def _ends_sleep(self, me: _Sleeper, call: ClientCall, shielded: bool) -> bool:
-        """Decide whether this follower's sleep is over (R6). If `promoted` is still set then, it leads."""
+        """Return whether this follower's sleep is over (R6). It leads then if `promoted` is set."""
         asleep = me in self._followers
         if call.ended or (shielded and self._guard.interrupted):
             self.stalls += call.ended and asleep

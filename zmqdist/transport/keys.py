@@ -120,7 +120,7 @@ def load_authorized(folder: str | Path) -> dict[bytes, str]:
 
 
 def decode_public(public: bytes) -> bytes:
-    """Return the 32 bytes of a public key in Z85: the form of the keys of `load_authorized`."""
+    """Return the 32 bytes of a public key that is given in Z85. `load_authorized` has its keys in this form."""
     return z85.decode(public)
 
 

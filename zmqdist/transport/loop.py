@@ -106,7 +106,8 @@ class _Descriptor:
 class Loop:
     """A daemon thread with a ZeroMQ context of its own. It serves what is registered before `start` as well.
 
-    A loop lives until `stop`, started or not. So a registered callback must not refer to an owner whose finalizer stops the loop.
+    A loop keeps its callbacks alive until `stop`, started or not. So a callback must not refer to an owner whose finalizer stops the loop:
+    that finalizer would never run.
 
     Attributes:
       context: the loop's own; at most one ZAP handler may live in it.
@@ -141,7 +142,7 @@ class Loop:
         self._finished = threading.Event()
         _live_loops.add(self)
 
-    # -- life -----------------------------------------------------------------------------------------------------
+    # -- start and stop -------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Start the thread. A second call does nothing.

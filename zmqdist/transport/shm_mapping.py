@@ -112,7 +112,7 @@ def make_mapped(nbytes: int) -> tuple[int, Mapping]:
     """Make a memfd of fixed size and map all of it; return its descriptor and the mapping.
 
     Raises:
-      OSError: the kernel refuses. ENOMEM also where the kernel would grant the memory, and later end a process because it is not there.
+      OSError: the kernel refuses. ENOMEM if the memory is not there, although the kernel would grant it and end a process later.
     """
     try:
         check_room(nbytes, "it")

@@ -382,7 +382,7 @@ class ShmPool:
     # -- segments -----------------------------------------------------------------------------------------------------
 
     def _reclaim(self) -> None:
-        """Process returned leases and dropped blocks; with many leases, not at each use."""
+        """Process returned leases and dropped blocks. With many leases this happens at some uses of the pool only."""
         self._uses_until_collect -= 1
         if self._uses_until_collect <= 0:
             self._end_returned()

@@ -81,7 +81,7 @@ class _Writer:
 
     Attributes:
       frames: large parts so far.
-      careful: the second way, which looks at each int, str and bytes.
+      careful: this is the second attempt, for a large or difficult value, which looks at each int, str and bytes.
       plain: types that MessagePack takes as they are.
     """
 

@@ -58,7 +58,7 @@ def resident_bytes(pid: int) -> int:
 
 
 @pytest.fixture
-def greedy(lane: str) -> Iterator[Callable[[str], subprocess.Popen[str]]]:
+def greedy(route: str) -> Iterator[Callable[[str], subprocess.Popen[str]]]:
     """greedy(address): a process that sends all its pieces at once."""
     started: list[subprocess.Popen[str]] = []
 
@@ -77,7 +77,7 @@ def greedy(lane: str) -> Iterator[Callable[[str], subprocess.Popen[str]]]:
 
 @pytest.mark.timeout(180)
 def test_a_client_that_sends_without_end_fills_its_bound_of_a_server_and_no_more(
-    lane: str, child: Child, connect: Connect, greedy: Callable[[str], subprocess.Popen[str]]
+    route: str, child: Child, connect: Connect, greedy: Callable[[str], subprocess.Popen[str]]
 ) -> None:
     process = child(SERVER)
     address = address_of(process)

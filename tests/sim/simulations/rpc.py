@@ -1,4 +1,4 @@
-"""RPC in virtual time: real call tables, turns, batches, bulk lanes and paces at both ends, and seeded faults.
+"""RPC in virtual time: real call tables, turns, batches, bulk channels and paces at both ends, and seeded faults.
 
 A server with threads, some clients, and a network of which some links are slow. Calls are large and small, in a pool, in batches, in the
 loop or answered later; some have deadlines, some are cancelled. Connections are lost, the server is killed, frozen or leaves in good order

@@ -1,4 +1,4 @@
-"""The two ends of RPC in the simulation: the real call tables, turns, batches, lanes and paces, with models of their runtimes.
+"""The two ends of RPC in the simulation: the real call tables, turns, batches, bulk channels and paces, with models of their runtimes.
 
 A client is a model of transport/client_connection.py and transport/channel.py, a server one of rpc/service.py, rpc/handler_pool.py and
 rpc/batching.py. The calls, their results, and the accounts of both ends are in rpc_oracle.py.
@@ -38,7 +38,7 @@ class SimEnd:
         self.sim.clock.after(delay_s, lambda: self.process.post(fn))
 
     def bulk(self, name: str, connection: SimConnection, send: Callable[..., None]) -> BulkChannel:
-        """Return the lanes of a connection, whose chunks an account checks."""
+        """Return the bulk channel of a connection, whose chunks an account checks."""
         account = LaneAccount(name, self.sim.clock, connection.bytes_per_s)
 
         def put(message: Message, frames: Sequence[Any]) -> bool:
