@@ -17,7 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE
 unexport PYTHONPATH
 
 .DELETE_ON_ERROR:
-.PHONY: help run test test-all endurance campaign lint types layers wheel-check versions constraints sim protocol machines clean
+.PHONY: help run test test-all test-engines endurance campaign lint types layers wheel-check versions constraints sim protocol machines clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 22
@@ -31,6 +31,10 @@ test: $(VENV)/ready-dev ## the tests, and the code blocks of README.md and docs/
 test-all: $(VENV)/ready-dev ## the rest, too: benchmark programs, full training, planted bugs, long faults; other Pythons
 	$(PYTEST) --tier all
 	$(PYTHON) .ci/versions.py
+
+test-engines: $(VENV)/ready-dev ## clusters of ssh, Slurm, Kubernetes and Ray, as far as this machine has them
+	$(PIP) -e '.[engines]'
+	$(BIN)/python -m pytest tests/engines --timeout 300
 
 endurance: $(VENV)/ready-dev ## the waiting tests again and again under load, in pieces: make endurance RUNS=100 MINUTES=10
 	$(BIN)/python -m tests.endurance --runs $(RUNS) --minutes $(MINUTES)

@@ -65,7 +65,7 @@ STRUCTURE: dict[str, tuple[str, str]] = {
     ),
     "a key that is a number": (
         TOP + "jobs: {worker: {count: 1}}\n7: x\n",
-        "c.yaml:4: [7]: unknown key (known are: name, jobs, program, security)",
+        "c.yaml:4: [7]: unknown key (known are: name, jobs, program, security, launcher, ssh, slurm, kubernetes, ray)",
     ),
     "a bad job name": (
         TOP + "jobs:\n  wroker: {count: 1}\n",
@@ -185,8 +185,8 @@ STRUCTURE: dict[str, tuple[str, str]] = {
         "c.yaml:5: security.curve: expected auto, true or false, got 'maybe'",
     ),
     "a launcher that there is not": (
-        TOP + "jobs: {worker: {count: 1}}\nlauncher: slurm\n",
-        "c.yaml:4: launcher: unknown key (known are: name, jobs, program, security)",
+        TOP + "jobs: {worker: {count: 1}}\nlauncher: nomad\n",
+        "c.yaml:4: launcher: expected local, ssh, slurm, kubernetes or ray, got 'nomad'",
     ),
     "a number for a program": (
         "name: c\nprogram: 3\njobs: {worker: {count: 1}}\n",
