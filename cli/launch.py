@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, get_args
 
 import click
 
+from zmqdist.cluster.launcher_sections import LauncherName
 from zmqdist_cli.common import grace_option
 from zmqdist_cli.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from zmqdist.cluster import ClusterConfig
 
-LAUNCHERS: Final = ("local", "ssh", "slurm", "kubernetes", "ray")
-
 
 @click.command(short_help="Start all jobs of a cluster file and run its program.")
 @click.argument("config")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- ARGS]")
-@click.option("--on", "launcher", type=click.Choice(LAUNCHERS), help="What starts the jobs, in place of the file's.")
+@click.option(
+    "--on",
+    type=click.Choice(get_args(LauncherName)),
+    default=None,
+    help="What starts the jobs, in place of the file's `launcher`.",
+)
 @click.option("--render", is_flag=True, help="Write the manifests of Kubernetes to standard output; start nothing.")
 @grace_option("Time that the program and the workers have to end after Ctrl-C or SIGTERM.")
 @click.pass_context
@@ -29,30 +33,27 @@ def launch(
     config: str,
     arguments: tuple[str, ...],
     *,
-    launcher: str | None,
+    on: str | None,
     render: bool,
     grace_s: float,
 ) -> None:
     """Start all jobs of the cluster file CONFIG and run its program, with ARGS added to its command line.
 
-    Lines that workers write get a prefix, as [worker-0]. When the program ends, the command stops all jobs and ends with the exit code
-    of the program.
+    The workers and parameter servers run on this machine, or where the file's `launcher` places them; dispatcher and program run here.
+    Lines that workers write get a prefix, as [worker-0] or [worker-0@host]. When the program ends, the command stops all jobs and ends
+    with the exit code of the program.
     """
-    import msgspec
-
     from zmqdist.cluster import ClusterConfig
-    from zmqdist.errors import InvalidArgumentError, NotFoundError
+    from zmqdist.errors import NotFoundError
     from zmqdist.launch.launcher import launch as run
 
-    loaded = ClusterConfig.load(config)
-    if launcher is not None:
-        loaded = msgspec.structs.replace(loaded, launcher=launcher)
+    loaded = ClusterConfig.load(config, on)
+    if render or loaded.launcher == "kubernetes":
+        _render(loaded, arguments, render, grace_s)
+        return
     try:
-        if render or loaded.launcher == "kubernetes":
-            _render(loaded, arguments, render, grace_s)
-            return
         code = run(loaded, list(arguments), say=_say, grace_s=grace_s)
-    except (NotFoundError, InvalidArgumentError) as error:  # a key of the file
+    except NotFoundError as error:  # the program: the file names it
         click.echo(f"zmqdist launch: {config}: {error}", err=True)
         context.exit(int(ExitCode.CONFIG))
     context.exit(code)

@@ -200,6 +200,23 @@ class Host:
         self._running.append(process)
         return process
 
+    def processes(self) -> dict[int, str]:
+        """The command lines of the processes of this host, by their numbers as this process sees them; without the first process."""
+        ours = os.readlink(f"/proc/{self._inside.pid}/ns/pid")
+        found = {}
+        for folder in Path("/proc").iterdir():
+            if folder.name.isdigit() and int(folder.name) != self._inside.pid:
+                with contextlib.suppress(OSError):  # it has just ended
+                    if os.readlink(folder / "ns" / "pid") == ours:
+                        found[int(folder.name)] = (
+                            (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
+                        )
+        return found
+
+    def tool(self, *command: str) -> None:
+        """Run a tool of the machine on this host, as `mount`; it fails the test where it fails."""
+        self._inside.tool(*command)
+
     def shape(self, *, rate_mbit: float, delay_ms: float = 0.0, buffer_bytes: int = 64 * 1024) -> None:
         """What the cable of this host carries from now on, in each direction.
 

@@ -30,7 +30,7 @@ def versions() -> list[str]:
 @pytest.mark.parametrize("version", versions())
 def test_the_manifests_fit_the_schemas(tmp_path: Path, text: str, version: str) -> None:
     (tmp_path / "cluster.yaml").write_text(text)
-    for each in documents(render(ClusterConfig.load(tmp_path / "cluster.yaml"))):
+    for each in documents(render(ClusterConfig.load(tmp_path / "cluster.yaml", "kubernetes"))):
         kubernetes_validate.validate(each, version, strict=True)
 
 

@@ -16,7 +16,7 @@ import yaml
 from tests.cli.running import run_here
 from tests.launch.manifests import Pods, documents, named
 from zmqdist.cluster import ClusterConfig
-from zmqdist.errors import InvalidArgumentError
+from zmqdist.errors import ConfigError
 from zmqdist.launch.kubernetes import render, secret_command
 from zmqdist.transport.keys import keygen
 
@@ -51,7 +51,7 @@ kubernetes:
 def config(tmp_path: Path) -> Callable[[str], ClusterConfig]:
     def load(text: str) -> ClusterConfig:
         (tmp_path / "cluster.yaml").write_text(text)
-        return ClusterConfig.load(tmp_path / "cluster.yaml")
+        return ClusterConfig.load(tmp_path / "cluster.yaml", "kubernetes")
 
     return load
 
@@ -284,43 +284,51 @@ def test_every_key_is_one_of_kubernetes_with_a_value_of_its_type(config: Load, t
 REFUSED = {
     "no image": (
         TOP + JOBS,
-        "kubernetes.image is missing: name an image with zmqdist and the program in it (deploy/Dockerfile makes one)",
+        "c.yaml:1: kubernetes.image: required key is missing (an image with zmqdist and the program in it)",
     ),
     "a name with capitals": (
         TOP.replace("train", "Train", 1) + JOBS + IMAGE,
         (
-            "name: 'Train' cannot begin the names of Kubernetes: write small letters, digits and '-', a letter first, at most 40 "
-            "characters"
+            "c.yaml:1: name: 'Train' cannot begin the names of objects in Kubernetes (at most 40 small letters, digits and '-', a "
+            "letter first)"
         ),
     ),
     "no keys": (
         TOP + JOBS + IMAGE + "security: {curve: false}\n",
-        "security.curve is false: pods are reached over a network, so they need CURVE keys",
+        "c.yaml:5: security.curve: launcher: kubernetes connects hosts, which needs keys (write curve: auto)",
     ),
     "addresses of tasks": (
         TOP + "jobs: {worker: {tasks: ['a:1', 'b:1']}}\n" + IMAGE,
-        "jobs.worker.tasks gives addresses, which Kubernetes assigns: write count: 2",
+        "c.yaml:3: jobs.worker.tasks: launcher: kubernetes finds the addresses itself (write count instead)",
     ),
     "a host for the dispatcher": (
         TOP + "jobs: {dispatcher: {address: 'head:5050'}, worker: {count: 1}}\n" + IMAGE,
-        "jobs.dispatcher.address names the host head, which Kubernetes chooses: leave the address out",
+        "c.yaml:3: jobs.dispatcher.address: names the host 'head', which Kubernetes chooses (leave the address out)",
     ),
     "slots of unknown cores": (
         TOP + "jobs: {worker: {count: 1, slots: auto}}\n" + IMAGE,
         (
-            "jobs.worker.slots is auto, and nothing says how many cores a worker's pod has: write "
-            "kubernetes.resources.worker.cpu, or a number of slots"
+            "c.yaml:3: jobs.worker.slots: is auto, and nothing says how many cores a worker's pod has (write "
+            "kubernetes.resources.worker.cpu, or a number of slots)"
         ),
+    ),
+    "a size without a unit": (
+        TOP + JOBS + IMAGE.replace("'}", "', resources: {ps: {memory: '4'}}}"),
+        "c.yaml:4: kubernetes.resources.ps.memory: expected a size such as 512Mi or 4Gi, or null, got '4'",
     ),
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_pods_cannot_have_is_refused_by_its_key(config: Load, name: str) -> None:
+def test_what_pods_cannot_have_is_refused_by_its_key(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     text, problem = REFUSED[name]
-    with pytest.raises(InvalidArgumentError) as caught:
-        render(config(text))
-    assert caught.value.message == problem
+    monkeypatch.chdir(tmp_path)
+    Path("c.yaml").write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        ClusterConfig.load("c.yaml", "kubernetes")
+    assert str(caught.value) == problem
 
 
 def test_the_command_writes_manifests_and_says_how_the_secret_is_made(tmp_path: Path) -> None:
@@ -341,7 +349,7 @@ def test_the_command_says_what_is_missing(tmp_path: Path) -> None:
             "manifests are written with --render and applied with kubectl: zmqdist launch FILE",
         ),
         (("c.yaml", "--render"), "--render is for Kubernetes, and the launcher is local: add --on kubernetes"),
-        (("none.yaml", "--on", "kubernetes", "--render"), "none.yaml: kubernetes.image is missing: "),
+        (("none.yaml", "--on", "kubernetes", "--render"), "none.yaml:1: kubernetes.image: required key is missing"),
     ):
         done = run_here("launch", *arguments, cwd=tmp_path)
         assert (done.code, done.out) == (2, "")
@@ -354,7 +362,7 @@ def test_validate_looks_at_what_kubernetes_needs_and_at_nothing_of_this_machine(
     (tmp_path / "none.yaml").write_text(file)
     assert run_here("validate", "c.yaml", cwd=tmp_path).code == 0
     done = run_here("validate", "none.yaml", cwd=tmp_path)
-    assert (done.code, done.err[:50]) == (2, "zmqdist validate: none.yaml: kubernetes.image is m"), done.err
+    assert (done.code, done.err[:47]) == (2, "zmqdist validate: none.yaml:1: kubernetes.image"), done.err
 
 
 # -- that the pods are a cluster -------------------------------------------------------------------------------------------

@@ -8,9 +8,10 @@ the meaning of keys together.
 from __future__ import annotations
 
 import difflib
+import re
 import shlex
 from collections.abc import Iterator
-from typing import Any, Protocol, TypeAlias, TypeVar, get_args
+from typing import Any, Protocol, TypeAlias, TypeVar, get_args, get_origin
 
 import msgspec
 
@@ -22,6 +23,8 @@ Path: TypeAlias = tuple[Any, ...]
 """The keys and list indices that lead from the top of the file to a value."""
 _S = TypeVar("_S", bound=Section)
 _SHOWN_MAX = 40
+_KUBERNETES_NAME = re.compile(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?")
+"""Names of Services begin with a letter; 40 characters leave room for the names of pods, which have 63."""
 
 
 class Mistake(Exception):
@@ -99,7 +102,9 @@ def build(kind: type[_S], raw: Any, path: Path = (), *, text_keys: bool = False)
 
 
 def _section_in(hint: Any) -> type[Section] | None:
-    """Return the section in `Annotated[Section | None, ...]`; None for the type of a plain value."""
+    """Return the section in `Annotated[Section | None, ...]`; None for the type of a plain value, and of a list of sections."""
+    if get_origin(hint) is list:
+        return None
     if isinstance(hint, type) and issubclass(hint, Section):
         return hint
     return next(filter(None, map(_section_in, get_args(hint))), None)
@@ -153,6 +158,16 @@ class Config(Protocol):
     def program(self) -> str | list[str]: ...
     @property
     def security(self) -> Any: ...
+    @property
+    def launcher(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def ssh(self) -> Any: ...
+    @property
+    def kubernetes(self) -> Any: ...
+    @property
+    def runtime(self) -> Any: ...
 
 
 # -- rules between keys ----------------------------------------------------------------------------------------------
@@ -174,6 +189,12 @@ def problems(config: Config) -> Iterator[Mistake]:
             yield Mistake(("jobs", name, key), f"there is at most one {name}", hint)
     yield from _addresses(config)
     yield from _command(config)
+    if config.launcher != "local":
+        yield from _on_hosts(config)
+    if config.launcher == "ssh":
+        yield from _ssh(config)
+    if config.launcher == "kubernetes":
+        yield from _kubernetes(config)
 
 
 def _count_and_tasks(path: Path, job: Job) -> Iterator[Mistake]:
@@ -215,6 +236,67 @@ def _addresses_in(config: Config) -> Iterator[tuple[Path, str]]:
     for name, job in config.jobs.task_jobs().items():
         for index, address in job.addresses().items():
             yield ("jobs", name, "tasks", index), address
+
+
+def _on_hosts(config: Config) -> Iterator[Mistake]:
+    """Yield what a launcher that places roles on hosts cannot do."""
+    for name in ("worker", "ps"):
+        job = config.jobs.task_jobs().get(name)
+        if job is not None and job.tasks is not None and config.runtime is None:  # the launcher has filled them in
+            yield Mistake(
+                ("jobs", name, "tasks"),
+                f"launcher: {config.launcher} finds the addresses itself",
+                "write count instead",
+            )
+    if config.security.curve is False:
+        yield Mistake(
+            ("security", "curve"), f"launcher: {config.launcher} connects hosts, which needs keys", "write curve: auto"
+        )
+
+
+def _ssh(config: Config) -> Iterator[Mistake]:
+    path = ("ssh", "hosts")
+    hosts = config.ssh.hosts
+    if not hosts:
+        yield Mistake(path, "launcher: ssh needs at least one host", "write for example ssh: {hosts: [node-a, node-b]}")
+        return
+    names = [each if isinstance(each, str) else each.host for each in hosts]
+    for index, name in enumerate(names):
+        if name in names[:index]:
+            yield Mistake((*path, index), f"host {name} is listed twice", "write its slots once")
+    slots = [None if isinstance(each, str) else each.slots for each in hosts]
+    roles = sum(len(job.indices()) for name, job in config.jobs.task_jobs().items() if name in ("worker", "ps"))
+    bounded = [each for each in slots if each is not None]
+    if len(bounded) == len(slots) and sum(bounded) < roles:
+        yield Mistake(
+            path,
+            f"the jobs have {roles} workers and ps, and the hosts have {sum(bounded)} slots",
+            "raise slots, or leave it out",
+        )
+
+
+def _kubernetes(config: Config) -> Iterator[Mistake]:
+    """Yield what manifests need, and what has no meaning in a pod."""
+    section, jobs = config.kubernetes, config.jobs
+    if not section.image:
+        yield Mistake(("kubernetes", "image"), "required key is missing", "an image with zmqdist and the program in it")
+    if not _KUBERNETES_NAME.fullmatch(config.name):
+        yield Mistake(
+            ("name",),
+            f"{displayed(config.name)} cannot begin the names of objects in Kubernetes",
+            "at most 40 small letters, digits and '-', a letter first",
+        )
+    if jobs.dispatcher is not None:
+        host, _ = split_address(jobs.dispatcher.address)
+        if not is_loopback(host) and not is_wildcard(host):
+            path = ("jobs", "dispatcher", "address")
+            yield Mistake(path, f"names the host {displayed(host)}, which Kubernetes chooses", "leave the address out")
+    if jobs.worker is not None and jobs.worker.slots == "auto" and section.resources.worker.cpu is None:
+        yield Mistake(
+            ("jobs", "worker", "slots"),
+            "is auto, and nothing says how many cores a worker's pod has",
+            "write kubernetes.resources.worker.cpu, or a number of slots",
+        )
 
 
 def _command(config: Config) -> Iterator[Mistake]:

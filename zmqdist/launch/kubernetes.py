@@ -18,7 +18,6 @@ from __future__ import annotations
 import json
 import math
 import posixpath
-import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
@@ -27,13 +26,12 @@ from typing import Any, Final
 import msgspec
 
 from zmqdist import limits
-from zmqdist.cluster.addresses import is_loopback, is_wildcard, split_address
+from zmqdist.cluster.addresses import split_address
 from zmqdist.cluster.check import split_command
 from zmqdist.cluster.config import ClusterConfig, yaml_documents
 from zmqdist.cluster.environment import CONFIG_ENV, TF_CONFIG_ENV
 from zmqdist.cluster.launcher_sections import KubernetesConfig, PodResources
 from zmqdist.cluster.sections import DispatcherJob, JobsConfig, RuntimeConfig, SecurityConfig, SingleJob, WorkerJob
-from zmqdist.errors import InvalidArgumentError
 from zmqdist.transport import keys
 from zmqdist.transport.credentials import KEYS_DIR_VARIABLE
 
@@ -59,7 +57,6 @@ ROLE_FILES: Final = {
 SECRET_FILES: Final = ("server.key", "worker.key", "submit.key", "client.key", "server.pub", keys.AUTHORIZED)
 """All that the Secret needs. The admin's key stays where it was made."""
 
-_NAME = re.compile(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?")
 _INDEX_ENV: Final = "POD_INDEX"
 _INDEX: Final = f"$({_INDEX_ENV})"
 _READ_BY_OWNER: Final = 0o400
@@ -71,11 +68,9 @@ def render(config: ClusterConfig, arguments: Sequence[str] = (), grace_s: float 
     """Return the manifests of a cluster file as a YAML stream, with a head of comments that says how to apply them.
 
     Args:
+      config: was loaded for the launcher kubernetes, so that it has nothing in it that pods cannot have (cluster/check.py).
       arguments: added to the program's command line.
       grace_s: how long workers and ps drain, and how long the program may take, when their pod is to end.
-
-    Raises:
-      InvalidArgumentError: Kubernetes cannot run this file; the text names the key.
     """
     cluster = _Cluster(config, arguments, grace_s)
     head = [
@@ -85,11 +80,6 @@ def render(config: ClusterConfig, arguments: Sequence[str] = (), grace_s: float 
         f"  {secret_command(config)}",
     ]
     return "".join(f"# {line}\n" for line in head) + yaml_documents(cluster.objects())
-
-
-def check(config: ClusterConfig) -> None:
-    """Refuse a file that Kubernetes cannot run. Raises InvalidArgumentError, as `render`."""
-    _Cluster(config, (), limits.GRACE_S)
 
 
 def secret_command(config: ClusterConfig) -> str:
@@ -104,7 +94,6 @@ class _Cluster:
     """One cluster file as objects of Kubernetes."""
 
     def __init__(self, config: ClusterConfig, arguments: Sequence[str], grace_s: float) -> None:
-        _refuse_what_pods_cannot_have(config)
         self.name = config.name
         self.section: KubernetesConfig = config.kubernetes
         self.secret = f"{config.name}-keys"
@@ -314,38 +303,6 @@ class _Cluster:
 
     def _selector(self, part: str) -> dict[str, str]:
         return {"app.kubernetes.io/instance": self.name, "app.kubernetes.io/component": part}
-
-
-def _refuse_what_pods_cannot_have(config: ClusterConfig) -> None:
-    """Raise InvalidArgumentError for keys that have no meaning in a pod, instead of leaving them out in silence."""
-    section, jobs = config.kubernetes, config.jobs
-    if not section.image:
-        raise InvalidArgumentError(
-            "kubernetes.image is missing: name an image with zmqdist and the program in it (deploy/Dockerfile makes one)"
-        )
-    if not _NAME.fullmatch(config.name):
-        raise InvalidArgumentError(
-            f"name: {config.name!r} cannot begin the names of Kubernetes: write small letters, digits and '-', a letter first, "
-            "at most 40 characters"
-        )
-    if config.security.curve is False:
-        raise InvalidArgumentError("security.curve is false: pods are reached over a network, so they need CURVE keys")
-    for name, job in jobs.task_jobs().items():
-        if job.tasks is not None:
-            raise InvalidArgumentError(
-                f"jobs.{name}.tasks gives addresses, which Kubernetes assigns: write count: {len(job.indices())}"
-            )
-    if jobs.dispatcher is not None:
-        host, _ = split_address(jobs.dispatcher.address)
-        if not is_loopback(host) and not is_wildcard(host):
-            raise InvalidArgumentError(
-                f"jobs.dispatcher.address names the host {host}, which Kubernetes chooses: leave the address out"
-            )
-    if jobs.worker is not None and jobs.worker.slots == "auto" and section.resources.worker.cpu is None:
-        raise InvalidArgumentError(
-            "jobs.worker.slots is auto, and nothing says how many cores a worker's pod has: write "
-            "kubernetes.resources.worker.cpu, or a number of slots"
-        )
 
 
 def _literal(text: str) -> str:
