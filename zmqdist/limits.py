@@ -485,3 +485,15 @@ AGENT_HELLO_S: Final = 60.0
 
 AGENT_CLOCK_S: Final = 60.0
 """Seconds that the clock of a host may differ from the launcher's without a warning."""
+
+RAY_REACH_S: Final = 5.0
+"""Seconds for a TCP connection to the address of a Ray cluster."""
+
+RAY_JOIN_S: Final = 60.0
+"""Seconds for joining a Ray cluster; Ray itself would wait for minutes for one that is gone."""
+
+RAY_PLACE_S: Final = 30.0
+"""Seconds that Ray has to place an actor; less than AGENT_HELLO_S, so that the error says what is missing."""
+
+RAY_LINES_MAX: Final = 1000
+"""Lines of an agent that its actor holds until the launcher takes them; then the agent waits."""

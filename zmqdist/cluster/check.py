@@ -167,6 +167,8 @@ class Config(Protocol):
     @property
     def kubernetes(self) -> Any: ...
     @property
+    def ray(self) -> Any: ...
+    @property
     def runtime(self) -> Any: ...
 
 
@@ -195,6 +197,8 @@ def problems(config: Config) -> Iterator[Mistake]:
         yield from _ssh(config)
     if config.launcher == "kubernetes":
         yield from _kubernetes(config)
+    if config.launcher == "ray":
+        yield from _ray(config)
 
 
 def _count_and_tasks(path: Path, job: Job) -> Iterator[Mistake]:
@@ -296,6 +300,20 @@ def _kubernetes(config: Config) -> Iterator[Mistake]:
             ("jobs", "worker", "slots"),
             "is auto, and nothing says how many cores a worker's pod has",
             "write kubernetes.resources.worker.cpu, or a number of slots",
+        )
+
+
+def _ray(config: Config) -> Iterator[Mistake]:
+    worker = config.jobs.worker
+    if "://" in config.ray.address:
+        yield Mistake(
+            ("ray", "address"),
+            "names Ray's client, and the dispatcher has to run where the workers reach it",
+            "run launch on a node of the Ray cluster, with auto",
+        )
+    if worker is not None and worker.slots == "auto" and config.runtime is None:
+        yield Mistake(
+            ("jobs", "worker", "slots"), "is auto, and Ray places a worker by its number", "write for example 4"
         )
 
 

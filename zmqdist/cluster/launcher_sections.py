@@ -110,7 +110,25 @@ class KubernetesConfig(Section, frozen=True):
     ] = "1Gi"
 
 
+RayAmount = Annotated[float, Meta(ge=0, le=1_000_000)]
+
+
+class RayRole(Section, frozen=True):
+    """What the actor of a role asks Ray for."""
+
+    cpus: Annotated[
+        RayAmount | None,
+        documented("Its CPUs; null: the slots of a worker, 1 of a ps.", "a number, 0 or more, or null"),
+    ] = None
+    gpus: Annotated[RayAmount, documented("Its GPUs.", "a number, 0 or more")] = 0
+    resources: Annotated[
+        dict[str, RayAmount], documented("Resources of your own.", "a mapping of names to numbers, 0 or more")
+    ] = {}
+
+
 class RayConfig(Section, frozen=True):
     """A Ray cluster that runs already and places the workers and ps."""
 
-    address: Annotated[str, documented("Where Ray is, as ray.init takes it.", "an address, or auto")] = "auto"
+    address: Annotated[str, documented("Where Ray is, as ray.init takes it.", "host:port, or auto")] = "auto"
+    worker: Annotated[RayRole, documented("What each worker asks for.", "a mapping")] = RayRole()
+    ps: Annotated[RayRole, documented("What each parameter server asks for.", "a mapping")] = RayRole()
