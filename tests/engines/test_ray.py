@@ -17,7 +17,7 @@ import tempfile
 import textwrap
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -90,7 +90,7 @@ class Ray:
         for folder in Path("/proc").iterdir():
             if folder.name.isdigit() and self._mark in read(folder / "environ").split("\0"):
                 name, command = read(folder / "comm").strip(), read(folder / "cmdline")
-                self.folders |= {Path(each) for each in re.findall(r"/dev/shm/zmqdist-\w+", command)}
+                self.folders |= held_folders(folder)
                 if "zmqdist" in command or re.fullmatch(r"\w+:\d+", name):
                     found[name if ":" in name else f"{command.replace(chr(0), ' ')[:60]} {folder.name}"] = int(
                         folder.name
@@ -121,6 +121,18 @@ class Ray:
                 if folder.name.isdigit() and self._mark in read(folder / "environ").split("\0"):
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(int(folder.name), signal.SIGKILL)
+
+
+def held_folders(process: Path) -> set[Path]:
+    """The folder of an agent, whose owner's file it holds open."""
+    found = set()
+    with contextlib.suppress(OSError):  # it has just gone
+        for each in (process / "fd").iterdir():
+            with contextlib.suppress(OSError):
+                target = Path(os.readlink(each))
+                if target.parent.name.startswith("zmqdist-") and target.exists():
+                    found.add(target.parent)
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -167,17 +179,31 @@ class Launcher:
 
 
 @pytest.fixture
-def launch(ray: Ray, tmp_path: Path) -> Iterator[Launcher]:
+def start(ray: Ray, tmp_path: Path) -> Iterator[Callable[..., Launcher]]:
+    """start(file, ...): a launcher in the test's own folder, which is ended with the test."""
+    made: list[Launcher] = []
+
+    def make(file: str, **options: float) -> Launcher:
+        made.append(Launcher(ray, tmp_path, file, **options))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.process.kill()
+        each.ends()
+
+
+@pytest.fixture
+def launch(ray: Ray, tmp_path: Path, start: Callable[..., Launcher]) -> Launcher:
     """A launcher whose program waits, when two workers have worked."""
     (tmp_path / "program.py").write_text(textwrap.dedent(WAITS))
-    launcher = Launcher(ray, tmp_path, FILE)
+    launcher = start(FILE)
     launcher.saw("workers: [0, 1]")
-    assert {"worker:0", "worker:1", "ps:0"} <= ray.roles().keys()
+    ray.folders.clear()
+    eventually(lambda: {"worker:0", "worker:1", "ps:0"} <= ray.roles().keys(), "all roles run in Ray")
     assert ray.folders
     assert all(folder.exists() for folder in ray.folders)
-    yield launcher
-    launcher.process.kill()
-    launcher.ends()
+    return launcher
 
 
 def learns_the_digits(launcher: Launcher) -> None:
@@ -188,11 +214,13 @@ def learns_the_digits(launcher: Launcher) -> None:
 
 
 @pytest.mark.parametrize("an_actor_is_killed", [False, True])
-def test_the_example_learns_the_digits(ray: Ray, tmp_path: Path, an_actor_is_killed: bool) -> None:
+def test_the_example_learns_the_digits(
+    ray: Ray, tmp_path: Path, start: Callable[..., Launcher], an_actor_is_killed: bool
+) -> None:
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
     file = (ROOT / "configs" / "ray.yaml").read_text()
     assert "address: auto" in file
-    launcher = Launcher(ray, tmp_path, file.replace("address: auto", 'address: "ADDRESS"'))
+    launcher = start(file.replace("address: auto", 'address: "ADDRESS"'))
     launcher.saw("epoch  3")
     assert "worker:0" in ray.roles()
     if an_actor_is_killed:
@@ -215,6 +243,7 @@ def test_a_launcher_that_is_ended_leaves_nothing(ray: Ray, launch: Launcher, num
     else:
         launch.process.send_signal(number)
     assert launch.ends() == (-number if number == signal.SIGKILL else 128 + number), "\n".join(launch.lines)
+    assert "SIGTERM received" not in "\n".join(launch.lines)
     ray.has_nothing_left()
 
 
@@ -225,9 +254,11 @@ def test_the_roles_of_an_actor_end_with_it(ray: Ray, launch: Launcher) -> None:
     assert "worker:1" in ray.roles()
 
 
-def test_an_actor_for_which_there_is_no_place_is_one_sentence(ray: Ray, tmp_path: Path) -> None:
+def test_an_actor_for_which_there_is_no_place_is_one_sentence(
+    ray: Ray, tmp_path: Path, start: Callable[..., Launcher]
+) -> None:
     (tmp_path / "program.py").touch()
-    launcher = Launcher(ray, tmp_path, FILE.replace('S"}', 'S", worker: {gpus: 1, resources: {big: 2}}}'), place_s=3.0)
+    launcher = start(FILE.replace('S"}', 'S", worker: {gpus: 1, resources: {big: 2}}}'), place_s=3.0)
     assert launcher.ends() == 3
     assert launcher.lines[-1] == (
         "zmqdist launch: ray-worker-0: Ray has not placed its actor within 3 s, which asks for 1 CPU, 1 GPU, 2 big: `ray status` "

@@ -51,6 +51,7 @@ class SlurmConfig(Section, frozen=True):
 
 Cores = Annotated[float, Meta(ge=0.001, le=4096)]
 MemorySize = Annotated[str, Meta(pattern=r"^[1-9][0-9]{0,8}(Ki|Mi|Gi|Ti)$(?!\n)")]
+ImageName = Annotated[str, Meta(pattern=r"^\S+$(?!\n)", max_length=1024)]
 GpuCount = Annotated[int, Meta(ge=0, le=1024)]
 
 
@@ -83,7 +84,7 @@ class KubernetesConfig(Section, frozen=True):
     """What the manifests of `zmqdist launch --render` say beyond the jobs."""
 
     image: Annotated[
-        str | None,
+        ImageName | None,
         documented("The image of all pods, with zmqdist and the program in it; required.", "the name of an image"),
     ] = None
     image_pull_policy: Annotated[

@@ -134,6 +134,9 @@ class RayCluster:
                 reason = joined.get(timeout=limits.RAY_JOIN_S)
             except queue.Empty:
                 reason = f"it has not answered within {limits.RAY_JOIN_S:g} s"
+            if threading.current_thread() is threading.main_thread():
+                # Ray's library has put a handler of its own below Python's, which prints a stack and may abort the process.
+                signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
         if reason:
             raise errors.UnavailableError(
                 f"launcher: ray cannot join the Ray cluster at {self._address}: {reason}: start one with `ray start --head`, or "
