@@ -35,8 +35,9 @@ test-all: $(VENV)/ready-dev ## the rest, too: benchmark programs, full training,
 	$(PYTEST) --tier all
 	$(PYTHON) .ci/versions.py
 
-test-engines: $(VENV)/ready-dev ## clusters on hosts, by ssh and others, as root: it installs what they need with apt-get, and says why it skips
+test-engines: $(VENV)/ready-dev ## clusters on hosts, by ssh, Slurm, Kubernetes and Ray, as root: it installs what they need with apt-get, and says why it skips
 	@(for each in $(ENGINES); do PATH=$$PATH:/usr/sbin command -v $$each > /dev/null || exit 1; done) || apt-get install --quiet --quiet --yes $(ENGINE_PACKAGES) || echo "not installed: $(ENGINE_PACKAGES)"
+	$(PIP) -e '.[engines]'
 	$(BIN)/python -m pytest tests/engines --timeout 600
 
 endurance: $(VENV)/ready-dev ## the waiting tests again and again under load, in pieces: make endurance RUNS=100 MINUTES=10

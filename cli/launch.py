@@ -1,4 +1,4 @@
-"""`zmqdist launch CONFIG [-- ARGS]`: start a whole cluster for one run of a program."""
+"""`zmqdist launch CONFIG [-- ARGS]`: start a whole cluster for one run of a program, or write what starts it elsewhere."""
 
 from __future__ import annotations
 
@@ -36,6 +36,7 @@ sys.exit(main())
 )
 @click.option("--detach", is_flag=True, help="Print the number of the job of Slurm, and do not follow it.")
 @click.option("--attach", "job", type=int, metavar="JOB", help="Follow a job of Slurm that was submitted before.")
+@click.option("--render", is_flag=True, help="Write the manifests of Kubernetes to standard output; start nothing.")
 @grace_option("Time that the program and the workers have to end after Ctrl-C or SIGTERM.")
 @click.pass_context
 def launch(
@@ -47,6 +48,7 @@ def launch(
     on: str | None,
     detach: bool,
     job: int | None,
+    render: bool,
     grace_s: float,
 ) -> None:
     """Start all jobs of the cluster file CONFIG and run its program, with ARGS added to its command line.
@@ -67,20 +69,23 @@ def launch(
     from zmqdist.errors import NotFoundError
     from zmqdist.launch.launcher import launch as run
 
+    loaded = ClusterConfig.load(config, on)
+    if render or loaded.launcher == "kubernetes":
+        _render(loaded, arguments, render, grace_s)
+        return
     try:
-        cluster = ClusterConfig.load(config, on)
         in_job = os.environ.get("SLURM_JOB_ID")
-        if cluster.launcher == "slurm" and in_job is None:
-            code = _submit(cluster, os.path.abspath(config), arguments, detach, grace_s)
+        if loaded.launcher == "slurm" and in_job is None:
+            code = _submit(loaded, os.path.abspath(config), arguments, detach, grace_s)
         elif detach:
             why = (
                 f"this is job {in_job} already"
-                if cluster.launcher == "slurm"
-                else f"launcher: {cluster.launcher} has none"
+                if loaded.launcher == "slurm"
+                else f"launcher: {loaded.launcher} has none"
             )
             raise click.UsageError(f"--detach leaves a job of Slurm to itself, and {why}")
         else:
-            code = run(cluster, list(arguments), say=_say, grace_s=grace_s)
+            code = run(loaded, list(arguments), say=_say, grace_s=grace_s)
     except NotFoundError as error:  # the program: the file names it
         click.echo(f"zmqdist launch: {config}: {error}", err=True)
         context.exit(int(ExitCode.CONFIG))
@@ -110,6 +115,23 @@ def _follow(number: int) -> int:
 
     with JobFollower(_say) as follower:
         return follower.run(number, submitted=False)
+
+
+def _render(config: ClusterConfig, arguments: tuple[str, ...], render: bool, grace_s: float) -> None:
+    """Write the manifests to standard output, and to standard error the command that makes the Secret which they name."""
+    from zmqdist.launch import kubernetes
+
+    if not render:
+        raise click.UsageError(
+            "manifests are written with --render and applied with kubectl: "
+            "zmqdist launch FILE --on kubernetes --render | kubectl apply -f -"
+        )
+    if config.launcher != "kubernetes":
+        raise click.UsageError(
+            f"--render is for Kubernetes, and the launcher is {config.launcher}: add --on kubernetes"
+        )
+    click.echo(kubernetes.render(config, arguments, grace_s), nl=False)
+    click.echo(f"make the Secret of the keys once: {kubernetes.secret_command(config)}", err=True)
 
 
 def _say(line: str) -> None:

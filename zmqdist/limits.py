@@ -290,6 +290,21 @@ POD_LIST_S: Final = 30.0
 POD_POLL_S: Final = 1.0
 """Seconds between two looks at the pods while a resolver waits for them."""
 
+POD_READY_LOOK_S: Final = 5
+"""Seconds between two looks of a node whether a pod's port is bound. Cheap: one TCP connection."""
+
+POD_ALIVE_LOOK_S: Final = 60
+"""Seconds between two looks of a node whether a server answers. Each starts a Python: half a second of a core."""
+
+POD_ALIVE_ANSWER_S: Final = 30
+"""Seconds that such a look may take on a busy node."""
+
+POD_ALIVE_FAILURES: Final = 3
+"""Looks in a row without an answer after which Kubernetes restarts the server, which loses what it has in memory."""
+
+POD_GRACE_MARGIN_S: Final = 5
+"""Seconds that a pod has beyond the grace of its role: the role ends its children and connections in them."""
+
 # -- files that people write --------------------------------------------------------------------------------------
 
 CONFIG_BYTES_MAX: Final = 2**20
@@ -473,3 +488,15 @@ AGENT_HELLO_S: Final = 60.0
 
 AGENT_CLOCK_S: Final = 60.0
 """Seconds that the clock of a host may differ from the launcher's without a warning."""
+
+RAY_REACH_S: Final = 5.0
+"""Seconds for a TCP connection to the address of a Ray cluster."""
+
+RAY_JOIN_S: Final = 60.0
+"""Seconds for joining a Ray cluster; Ray itself would wait for minutes for one that is gone."""
+
+RAY_PLACE_S: Final = 30.0
+"""Seconds that Ray has to place an actor; less than AGENT_HELLO_S, so that the error says what is missing."""
+
+RAY_LINES_MAX: Final = 1000
+"""Lines of an agent that its actor holds until the launcher takes them; then the agent waits."""

@@ -202,6 +202,22 @@ def open_to_others(path: Path) -> None:
     path.chmod(0o644)
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
+def test_a_key_file_of_root_may_be_readable_by_the_group_that_root_gave_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Kubernetes mounts a Secret with fsGroup, and systemd a credential with an access list: root's, mode 0440."""
+    keys.keygen(tmp_path / "keys")
+    (tmp_path / "keys" / "worker.key").chmod(0o440)
+    with pytest.raises(FailedPreconditionError, match="mode 0440"):
+        keys.load_role(tmp_path / "keys", "worker")
+    monkeypatch.setattr(os, "geteuid", lambda: 10001)
+    assert keys.load_role(tmp_path / "keys", "worker").public
+    (tmp_path / "keys" / "worker.key").chmod(0o460)
+    with pytest.raises(FailedPreconditionError, match="mode 0460"):
+        keys.load_role(tmp_path / "keys", "worker")
+
+
 def load_all(folder: Path) -> None:
     keys.load_server(folder)
     keys.load_server_public(folder)

@@ -15,7 +15,7 @@ def agent_hosts(config: ClusterConfig) -> list[AgentHost] | None:
     """Return the hosts whose agents start the roles; None: the roles are children of the launcher. Starts nothing.
 
     Raises:
-      NotFoundError: a program that the launcher needs is missing.
+      NotFoundError: a program or package that the launcher needs is missing.
       FailedPreconditionError: the launcher is slurm, and this process is in no allocation.
       UnimplementedError: there is no such launcher yet.
     """
@@ -31,4 +31,8 @@ def agent_hosts(config: ClusterConfig) -> list[AgentHost] | None:
         from zmqdist.launch.slurm import slurm_hosts
 
         return slurm_hosts(silence_limit_s)
-    raise errors.UnimplementedError(f"launcher: {config.launcher} does not run yet; local, ssh and slurm do")
+    if config.launcher == "ray":
+        from zmqdist.launch.ray import ray_hosts
+
+        return ray_hosts(config, silence_limit_s)
+    raise errors.UnimplementedError(f"launcher: {config.launcher} does not run yet; local, ssh, slurm and ray do")

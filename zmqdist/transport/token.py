@@ -139,8 +139,12 @@ def require_private(status: os.stat_result, what: str, *, mode_bits: int) -> Non
 
 
 def _problem(status: os.stat_result, owners: tuple[int, ...], mode_bits: int) -> str | None:
-    if status.st_uid != os.geteuid() and status.st_uid not in owners:
-        return f"belongs to user {status.st_uid}, this process runs as {os.geteuid()}: use a file of your own"
+    if status.st_uid != os.geteuid():
+        if status.st_uid not in owners:
+            return f"belongs to user {status.st_uid}, this process runs as {os.geteuid()}: use a file of your own"
+        # Another user's file is read by its group or an access list, whose mask shows here as the group's bits: so Kubernetes (fsGroup)
+        # and systemd (LoadCredential) give a file of root to one process.
+        mode_bits &= ~stat.S_IRGRP
     mode = stat.S_IMODE(status.st_mode)
     if mode & mode_bits:
         wanted = mode & ~mode_bits
