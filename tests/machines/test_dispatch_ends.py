@@ -333,13 +333,14 @@ FROM_COORDINATORS = [
     EndRound(1, 0.0),
 ]
 FROM_WORKERS = [Done([], []), LeasesReturned([]), SlotsLost([]), Beat(), Leave(0.0)]
+NEWCOMER = "a peer that has not registered as a worker or coordinator"
 FROM_NOBODY = [Refused(1, ""), RoundEnded(1), Registered(0, 1.0, 1.0, 1.0)]
 
 
 @pytest.mark.parametrize(
     ("peer", "who", "messages"),
     [
-        ("x", "somebody who has neither registered nor enlisted", [*FROM_COORDINATORS, *FROM_WORKERS, *FROM_NOBODY]),
+        ("x", NEWCOMER, [*FROM_COORDINATORS, *FROM_WORKERS, *FROM_NOBODY]),
         ("c", "a coordinator", [*FROM_WORKERS, *FROM_NOBODY, Register(9, "worker", 9, 1, [], [], 1, "host")]),
         ("w", "a worker", [*FROM_COORDINATORS, *FROM_NOBODY, RegisterCoordinator(9, 10, 1, False)]),
     ],

@@ -125,8 +125,8 @@ def test_p1_a_successor_takes_the_place_of_one_whose_connection_has_ended(member
 @pytest.mark.parametrize(
     ("register", "code", "told"),
     [
-        (asks(2, index=1, slots=0), errors.INVALID_ARGUMENT, "0 slots, at least 1"),
-        (asks(2, index=1, slots=-3), errors.INVALID_ARGUMENT, "-3 slots, at least 1"),
+        (asks(2, index=1, slots=0), errors.INVALID_ARGUMENT, "0 slots, and needs at least 1"),
+        (asks(2, index=1, slots=-3), errors.INVALID_ARGUMENT, "-3 slots, and needs at least 1"),
         (asks(2, index=1), errors.FAILED_PRECONDITION, "registered as another worker"),
         (asks(1, index=1), errors.FAILED_PRECONDITION, "registered as another worker"),
         (asks(1, index=0, job="other"), errors.FAILED_PRECONDITION, "registered as another worker"),
@@ -211,7 +211,7 @@ def test_where_connections_are_not_watched_a_lease_without_a_message_decides(mem
     assert membership.note_message("a", 4.0) is member
     assert membership.deadline == 4.0 + LEASE_S
     assert membership.handle(Ticked(), 13.9) == []
-    lost = MemberLost(member, "nothing was heard of it for a lease", None, "", settled=False)
+    lost = MemberLost(member, "it was silent for a lease", None, "", settled=False)
     assert membership.handle(Ticked(), 14.0) == [lost]
     assert membership.deadline is None
 

@@ -331,7 +331,7 @@ def test_what_a_server_says_of_itself(
 ) -> None:
     answer = server_info.describe_server
     monkeypatch.setattr(
-        "zmqdist.rpc.service.about_us",
+        "zmqdist.rpc.service.describe_server",
         lambda kind, incarnation: [changes.get(at, item) for at, item in enumerate(answer(kind, incarnation))],
     )
     findings = look(serve().address)

@@ -83,7 +83,7 @@ def test_a_coordinator_whose_number_another_takes_is_told_and_does_not_wait_for_
         until(lambda: begun(tmp_path), "it runs")
         thief = claims("submit")
         thief.send(enlist(number_of(dispatcher)))
-        with pytest.raises(errors.AbortedError, match="another connection has enlisted as this coordinator"):
+        with pytest.raises(errors.AbortedError, match="another connection has registered as this coordinator"):
             value.get(WITHIN_S)
         with pytest.raises(errors.OpError):
             coordinator.schedule(abs, (-1,)).get(WITHIN_S)
@@ -251,7 +251,7 @@ UNSAID: list[tuple[str, Any]] = [
 def test_what_was_recorded_of_another_connection_means_nothing_on_a_new_one(
     dispatcher: zd.DispatchServer, claims: Claims, role: str, message: Message
 ) -> None:
-    assert "neither registered nor enlisted" in refusal(dispatcher, claims(role), message).message
+    assert "a peer that has not registered" in refusal(dispatcher, claims(role), message).message
 
 
 def test_the_goodbye_of_a_stranger_is_nobody_elses(dispatcher: zd.DispatchServer, claims: Claims) -> None:

@@ -1,42 +1,43 @@
-"""Which worker runs which work: the dispatcher's rules, and no I/O.
+"""Which worker runs which work item: the dispatcher's decisions; no I/O.
 
 Theory of operation
-    A coordinator's session has a queue. Work leaves it as a lease: one handing-out to one worker, under a number that never
-    comes again, so that whatever arrives late names a lease that is no more. Idle workers are served first, then those that
-    have room in their window (credit.py), each with its share of what waits; coordinators take turns. When nothing
-    waits and a worker is idle, what others have not begun is called back.
-    A lease ends by an outcome, by being returned, with its slot or with its worker. An attempt that had started is charged to
-    the work when its process dies, and goes back to the end: what may never end, or kills its process, must not keep what waits from being
-    tried. Work that had not started goes back uncharged, to the front. Where nobody knows, it goes back uncharged. Both these and what
-    has lost a start are handed out carefully: the start is reported before it happens.
+    Each coordinator's session has queues. A work item leaves its queue as a lease: one hand-out to one worker, under a number that
+    never comes again, so that a late message names a lease that no longer exists (fencing). Idle workers get work first, then workers with
+    room in their window (credit.py), each a share of the waiting work; coordinators take turns. While nothing waits and a worker is
+    idle, the dispatcher requests from overloaded workers what they have not begun.
+    A lease ends by an outcome, by being returned, with its slot, or with its worker. If the process dies after the function had started,
+    the attempt is charged to the work item, which goes to the end of its queue: an item that kills its process must not keep the
+    others from being tried. An item that had not started goes back to the front uncharged, and so does an item of which the dispatcher does
+    not know whether it had started. From then on the worker reports the start of such an item, and of one that has lost a start, before
+    it happens (`report_before_start`).
 
 Promises, checked by tests/sim
-    P1   each submitted piece of work ends at its session exactly once: by a result (a bulk one until it is taken: again when its
-         worker is lost), or by a final StartsLost; or together with its generation or session
+    P1   each submitted work item ends at its session exactly once: by a result (a bulk result until it is received: again after its
+         worker is lost), by a final StartsLost, or together with its round or session
     P2   an outcome counts only from the worker that holds the lease, and only once
-    P3   work is charged only for starts that were lost, and fails when `attempts_max` were
-    P4   work that had not started goes back uncharged
-    P5   RoundEnded is sent only when nothing of it can be executing on any worker, lost and frozen ones included
-    P6   a worker is never given more leases than its window, but for work that is pinned to it: of that it may have one a slot all the same
+    P3   a work item is charged only for lost starts, and fails after `attempts_max` of them
+    P4   a work item that had not started goes back uncharged
+    P5   RoundEnded is sent only when nothing of the round can be executing on any worker, lost and frozen workers included
+    P6   a worker never has more leases than its window, except pinned work: of that it may have one item a slot in any case
     P7   with a live worker and no further faults every queue empties
-    P8   a function is sent to a worker once after its registration, before the first work that uses it
-    P9   a bulk result keeps its work alive until it is taken
-    P10  of several coordinators with waiting work each is served in turn
-    P11  a bulk result that was taken to be kept is finished: it is not made again, and its worker holds it until it is taken for good,
-         or the session ends
-    P12  work that is pinned to a worker is handed out to members of that name alone, waits while there is none (P7 but for it), and is
-         not called back
-    P13  of one session's work that waits for the same, the higher priority is handed out first, and of one priority the oldest
-    P14  work apart from the rounds does not end with a generation, and no generation waits for it; it ends with its session
-    P15  a session that watches is told each worker that comes and each that is lost, in that order, from those on that were there,
-         and of a loss before it hears what that has done to its work
-    P16  what was forgotten everywhere is forgotten by all slots, and what a coordinator had made for work apart is, once it has
-         left or has been gone for a lease
-    P17  work that is withdrawn unless it has begun is never cut off; the session is told that it was cancelled, that it has begun, or its
-         result
+    P8   a function is sent to a worker once after its registration, before the first work item that uses it
+    P9   a bulk result keeps its work item alive until the coordinator has received it
+    P10  coordinators with waiting work are served in turn
+    P11  a bulk result that was received with `keep` is finished: it is not computed again, and its worker holds it until it is received
+         without `keep`, or the session ends
+    P12  work pinned to a worker is handed out only to members of that name, waits while there is none (an exception to P7), and is not
+         requested back
+    P13  of the work of one session that waits for the same worker, or for any, the higher priority goes first, and of one priority the
+         oldest
+    P14  detached work does not end with a round, and no round waits for it; it ends with its session
+    P15  a session that watches members gets each worker that joins and each that is lost, in that order, beginning with the present
+         workers; a loss is reported before its effects on the session's work
+    P16  all slots forget a number that was forgotten everywhere; they forget all numbers of a coordinator that had detached work once
+         it has said goodbye, or has been away for a lease
+    P17  work cancelled with `unless_begun` is never aborted after it has begun; the session gets CANCELLED, Begun or its result
 
-Not here: who is alive (membership.py), what a worker does with its leases (scheduling/worker/machine.py), what a
-payload is.
+Not here: which workers are alive (membership.py), what a worker does with its leases (scheduling/worker/machine.py), and payloads, which
+are opaque.
 """
 
 from __future__ import annotations
@@ -81,23 +82,30 @@ from zmqdist.scheduling.dispatcher.placement import Placement
 from zmqdist.scheduling.dispatcher.records import CoordinatorSession, Lease, WorkerLoad
 
 SLOTS_END_S = 0.1
-"""A worker's process was seen to end: its slots are ended by the process that watches over them, a moment later."""
+"""How long slots may outlive their worker's process: the process that watches it kills them."""
 
 DISPLACED = (
-    "another connection has enlisted as this coordinator: its number is in two programs; if none of yours was copied or forked, whoever "
-    "has the right to schedule here has taken it"
+    "another connection has registered as this coordinator: its number is in two programs; if none of yours was copied or forked, another "
+    "user with the right to schedule here has taken it"
 )
-"""To the connection that has lost its session. Without a word it would wait for results for ever."""
+"""Sent to the connection that has lost its session, because it would wait for results for ever."""
 
 LOG_FIELD = 4
-"""Where the last log lines are in an item of StartsLost."""
+"""Index of the last log lines in an item of StartsLost."""
 
 LostStarts: TypeAlias = "list[tuple[int, int, str, int | None, str, bool]]"
 
 
 class Dispatch:
-    """Queue, leases, attempts, placement. Each method is one event and returns the effects that follow, but for the assignment,
-    which `assign` makes once for all that has happened in a turn."""
+    """Queues, leases and attempts; the module's docstring has the rules.
+
+    Each method is one event and returns the messages to send, in order. `assign`, called once after the events of a turn, hands out work.
+
+    Attributes:
+      sessions: the registered coordinators, by connection.
+      loads: what each member holds; away members included, lost ones not.
+      slot_deaths, last_slot_death: how many slot processes have crashed, and the last one as (worker, exit code, when).
+    """
 
     def __init__(self, *, attempts_max: int, lease_s: float, first_lease: int = 1) -> None:
         self.attempts_max = attempts_max
@@ -108,19 +116,19 @@ class Dispatch:
         self._ending_sessions: dict[CoordinatorSession, None] = {}
         self._full_sessions: dict[CoordinatorSession, None] = {}
         self._forget_at: dict[int, float] = {}
-        """Coordinators that went without a word and had work apart: until when they may be back."""
+        """Coordinators with detached work that have disconnected without a Goodbye: when all workers forget their numbers (P16)."""
         self.loads: dict[Member, WorkerLoad] = {}
         self.slot_deaths = 0
         self.last_slot_death: tuple[str, int | None, float] | None = None
 
     @property
     def queued(self) -> int:
-        """Pieces of work that wait, of all coordinators."""
+        """How many work items of all coordinators wait."""
         return self._placement.queued
 
     @property
     def deadline(self) -> float | None:
-        """When the end of a generation may next become certain, or a recall worth while, by the passing of time alone."""
+        """When `settle` or `assign` is next worth calling although no event has come; None for never."""
         steal_at = self._placement.deadline
         if not self._ending_sessions and not self._forget_at:
             return steal_at
@@ -142,16 +150,16 @@ class Dispatch:
         effects: list[Send] = []
         for other in earlier:
             effects += self.coordinator_gone(other.peer, now)
-            if other.peer != peer:  # one that has come back hears nothing there: only one that is still there does
+            if other.peer != peer:  # a coordinator that has reconnected no longer reads its old connection
                 effects.append(Send(other.peer, Refused(errors.ABORTED, DISPLACED, final=True)))
         self._forget_at.pop(message.coordinator, None)
         session = CoordinatorSession(message.coordinator, peer, message.queue_max, round_ended=message.round - 1)
         session.watches_members, session.reports_starts = message.watch_members, message.report_starts
         if message.previous_dispatcher and message.coordinator not in self._closed_sessions:
-            # Its work was with an earlier life of the dispatcher, whose workers may not have found this one yet.
+            # P5: workers of the earlier incarnation may still execute its work, and may not have found this dispatcher yet.
             session.unsettled_until = now + self._lease_s
         self.sessions[peer] = session
-        effects.append(Send(peer, CoordinatorRegistered(self.attempts_max, self._worker_count())))
+        effects.append(Send(peer, CoordinatorRegistered(self.attempts_max, len(self.loads))))
         if message.watch_members:
             effects.append(Send(peer, Members([_member_row(member) for member in self.loads], [])))
         return effects
@@ -180,7 +188,7 @@ class Dispatch:
             return []
         if session.queued + len(message.items) > 2 * session.queue_max + BATCH_ITEMS_MAX:
             problem = (
-                f"more than twice queue_max={session.queue_max} pieces of work wait: nothing of this message was queued"
+                f"more than twice queue_max={session.queue_max} work items wait: no item of this message was queued"
             )
             return [Send(session.peer, Refused(errors.RESOURCE_EXHAUSTED, problem))]
         missing = {item[3] for item in message.items if item[3] not in session.functions}
@@ -204,13 +212,15 @@ class Dispatch:
         for part in parts:
             for (work, _), (load, number) in part.held.items():
                 if work in wanted:
-                    load.held[number].cancelled = True  # it may still be taken; lost before that, it is not made again
+                    load.held[
+                        number
+                    ].cancelled = True  # may still be received; if it is lost before, it is not computed again
         return effects + self._abort_leases(
             lambda lease: lease.session in parts and lease.work in wanted, message.grace_s
         )
 
     def _cancel_unbegun(self, session: CoordinatorSession, wanted: set[int]) -> list[Send]:
-        """What has begun goes on. Of what a worker that cannot be asked has, it is taken for granted."""
+        """Cancel these leases unless they have begun (P17). A lease at a worker that is away counts as begun, because it cannot reply."""
         effects: list[Send] = []
         for load in self.loads.values():
             steal: list[int] = []
@@ -222,7 +232,9 @@ class Dispatch:
                 if lease.cancelled_unless_begun:
                     steal.append(number)
                 else:
-                    begun.append(lease)  # it was asked before that was heard, or before the worker went away
+                    begun.append(
+                        lease
+                    )  # the request was sent before the coordinator knew of the start, or that the worker is away
             if steal:
                 effects.append(Send(load.member.peer, StealRequest(steal)))
             effects += _report_begun(begun)
@@ -247,10 +259,10 @@ class Dispatch:
             else:
                 del part.held[key], load.held[number]
                 by_load.setdefault(load, []).append(number)
-        return self._free_results(by_load)
+        return _free_results(by_load)
 
     def coordinator_gone(self, peer: Peer, now: float, *, left: bool = False) -> list[Send]:
-        """A coordinator has gone: its connection is its life. `left`: it said so, and will not be back."""
+        """End the session of a connection that has ended. `left`: the coordinator said Goodbye and will not reconnect."""
         session = self.sessions.pop(peer, None)
         if session is None:
             return []
@@ -281,12 +293,12 @@ class Dispatch:
         load = self.loads[member] = WorkerLoad(member, WorkWindow(member.slots), member.name)
         load.stale_leases = dict(register.stale_leases)
         self._placement.add_worker(load)
-        effects = self._abort_unknown(load, register.held)
-        effects += self._report_worker_count() if self._worker_count() == 1 else []
+        effects = _abort_unknown(load, register.held)
+        effects += self._report_worker_count() if len(self.loads) == 1 else []
         return effects + self._report_members(Members([_member_row(member)], []))
 
     def reconnected(self, member: Member, register: Register) -> list[Send]:
-        """The same life over a new connection: what was on the way when the old one broke is lost."""
+        """Reconcile a member that has reconnected: messages in flight on its old connection are lost in both directions."""
         load = self.loads[member]
         load.reachable = True
         load.stale_leases = dict(register.stale_leases)
@@ -296,7 +308,7 @@ class Dispatch:
         vanished = [load.leases.pop(number) for number in list(load.leases) if number not in still]
         unheld = [load.held.pop(number) for number in list(load.held) if number not in still]
         known = load.leases.keys() | load.held.keys()
-        effects = self._abort_unknown(load, [number for number in register.held if number not in known])
+        effects = _abort_unknown(load, [number for number in register.held if number not in known])
         effects += self._give_back(self._lose_results(unheld))
         cut = [lease for lease, record in load.leases.items() if record.cancelled]
         if cut:
@@ -332,12 +344,12 @@ class Dispatch:
         started = [lease for lease in leases if lease.started]
         waiting = [lease for lease in leases if not lease.started]
         held = self._lose_results(load.held.values())
-        # first: a coordinator has to know that something may be executing out of sight before it hears that nothing is left of it
+        # P15: first, because a coordinator must know of the loss, after which work may execute unseen, before it counts its work.
         effects = self._report_members(Members([], [(member.name, member.incarnation, loss.reason)]))
         effects += self._charge_lost_starts([(lease, exit_code, log) for lease in started], member.name)
         effects += self._give_back(waiting, report_before_start=True) + self._give_back(held)
         load.leases.clear()
-        if not self._worker_count():
+        if not len(self.loads):
             effects += self._report_worker_count()
         return effects + self.settle(now)
 
@@ -357,7 +369,7 @@ class Dispatch:
             if session is not present:
                 present, results = session, by_session.setdefault(session, [])
             session.outstanding -= 1
-            if lease.cancelled:  # it was told to end, and what such a function returns or raises is dropped
+            if lease.cancelled:  # the function was asked to end early, so its value or error means nothing
                 if kind == BULK:
                     unwanted.append(number)
                 kind, payload = CANCELLED, b""
@@ -391,7 +403,7 @@ class Dispatch:
     def leases_returned(self, member: Member, numbers: list[int], now: float) -> list[Send]:
         load = self.loads[member]
         back = []
-        load.steal_requested.clear()  # a recall is answered by one LeasesReturned, which may be empty
+        load.steal_requested.clear()  # each StealRequest gets one LeasesReturned, which may be empty
         for number in numbers:
             load.stale_leases.pop(number, None)
             lease = load.leases.pop(number, None)
@@ -414,13 +426,13 @@ class Dispatch:
         return self._charge_lost_starts(charged, member.name) + self.settle(now)
 
     def assign(self, now: float) -> list[Send]:
-        """Hand out what waits. Called once at the end of each event."""
+        """Hand out waiting work. Call it once after the events of a turn."""
         return self._placement.assign(now) + self._report_progress()
 
     # -- ends ---------------------------------------------------------------------------------------------------
 
     def _charge_lost_starts(self, lost: Iterable[tuple[Lease, int | None, str]], worker: str) -> list[Send]:
-        """Starts whose process died."""
+        """Charge lost starts to their work items (P3), and queue again those that may have another attempt."""
         by_session: dict[CoordinatorSession, LostStarts] = {}
         again: list[Lease] = []
         cut: list[Lease] = []
@@ -445,7 +457,7 @@ class Dispatch:
         return effects + self._give_back(again, report_before_start=True) + self._give_back(cut)
 
     def _give_back(self, leases: list[Lease], *, report_before_start: bool = False) -> list[Send]:
-        """Leases that ended without an outcome: to the front of their queue, or cancelled where they were withdrawn."""
+        """Queue the work of leases that ended without an outcome; cancelled work ends instead. Returns the Results of the latter."""
         cancelled: dict[CoordinatorSession, list[Result]] = {}
         for lease in reversed(leases):
             session = lease.session
@@ -459,7 +471,7 @@ class Dispatch:
         return [Send(session.peer, Results(results)) for session, results in cancelled.items()]
 
     def _lose_results(self, leases: Iterable[Lease]) -> list[Lease]:
-        """Bulk results that are lost; those that were not taken before, as leases that are out again."""
+        """Forget lost bulk results; return those that were not received yet, as leases whose work must run again (P9)."""
         again: list[Lease] = []
         for lease in leases:
             if lease.session.closed:
@@ -482,23 +494,16 @@ class Dispatch:
                 effects.append(Send(load.member.peer, AbortLeases(numbers, grace_s)))
         return effects
 
-    def _abort_unknown(self, load: WorkerLoad, numbers: list[int]) -> list[Send]:
-        """Leases that a worker believes to have and that are no more."""
-        return [Send(load.member.peer, AbortLeases(numbers, 0.0))] if numbers else []
-
     def _free_held(self, session: CoordinatorSession, *, kept: bool) -> list[Send]:
         by_load: dict[WorkerLoad, list[int]] = {}
         for key, (load, number) in list(session.held.items()):
             if kept or not load.held[number].kept:
                 del session.held[key], load.held[number]
                 by_load.setdefault(load, []).append(number)
-        return self._free_results(by_load)
-
-    def _free_results(self, by_load: dict[WorkerLoad, list[int]]) -> list[Send]:
-        return [Send(load.member.peer, FreeResult(numbers)) for load, numbers in by_load.items() if load.reachable]
+        return _free_results(by_load)
 
     def settle(self, now: float) -> list[Send]:
-        """Say that a generation has ended where that is certain now."""
+        """Report the rounds whose end is certain by now, and forget coordinators that have stayed away for a lease (P5, P16)."""
         effects: list[Send] = []
         if self._forget_at:
             for coordinator in [number for number, until in self._forget_at.items() if until <= now]:
@@ -522,7 +527,7 @@ class Dispatch:
 
     def _take_ended_round(self, session: CoordinatorSession) -> int:
         ended_round = session.ending_round
-        assert ended_round is not None, "only a session that is ending is in the list"
+        assert ended_round is not None, "only sessions that are ending are in the list"
         session.ending_round = None
         del self._ending_sessions[session]
         return ended_round
@@ -553,17 +558,14 @@ class Dispatch:
                     effects.append(Send(load.member.peer, Forget(coordinator, sorted(fn for _, fn in known))))
         return effects
 
-    def _worker_count(self) -> int:
-        return len(self.loads)
-
     def _report_worker_count(self) -> list[Send]:
-        return [Send(session.peer, Workers(self._worker_count())) for session in self.sessions.values()]
+        return [Send(session.peer, Workers(len(self.loads))) for session in self.sessions.values()]
 
     def _report_members(self, members: Members) -> list[Send]:
         return [Send(session.peer, members) for session in self.sessions.values() if session.watches_members]
 
     def _report_progress(self) -> list[Send]:
-        """A coordinator that believes its queue to be full waits: tell it when it is not."""
+        """Report progress to coordinators whose queue was full: their programs wait in `schedule`."""
         effects: list[Send] = []
         if not self._full_sessions:
             return effects
@@ -576,6 +578,15 @@ class Dispatch:
         return effects
 
 
+def _abort_unknown(load: WorkerLoad, numbers: list[int]) -> list[Send]:
+    """Abort leases that a worker holds and that no longer exist here (P2)."""
+    return [Send(load.member.peer, AbortLeases(numbers, 0.0))] if numbers else []
+
+
+def _free_results(by_load: dict[WorkerLoad, list[int]]) -> list[Send]:
+    return [Send(load.member.peer, FreeResult(numbers)) for load, numbers in by_load.items() if load.reachable]
+
+
 def _report_begun(leases: Iterable[Lease]) -> list[Send]:
     by_session: dict[CoordinatorSession, list[int]] = {}
     for lease in leases:
@@ -584,5 +595,5 @@ def _report_begun(leases: Iterable[Lease]) -> list[Send]:
 
 
 def _member_row(member: Member) -> tuple[str, int, int, str]:
-    """How Members tells of one that is there."""
+    """Return a member as an item of Members."""
     return (member.name, member.incarnation, member.pid, member.host)

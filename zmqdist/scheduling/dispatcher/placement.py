@@ -1,14 +1,16 @@
-"""What waits, and which worker gets which of it next: idle ones first, then those with room, coordinators in turn; and what is called back.
+"""The queues of waiting work, which worker gets which item next, and which items are requested back from overloaded workers.
 
-Work that is pinned to a worker waits in a line of that worker, and is served before any other work as soon as the worker has room; it never
-goes elsewhere, and is not called back. Within a session's line the higher priority goes first, and of one priority the oldest.
-
-The lists of workers are kept true by `reindex`, which is called whenever what a worker holds has changed, so that nothing here looks at all
-workers: an event costs the same with two of them and with ten thousand. They are OrderedDicts because a set has no order, and the machine
-must be repeatable, and because looking for the first key of a dict walks over all that were deleted before it.
-
-Of workers that have more than they can begin, each waits for the time from which on it is worth calling work back: in a heap, under the
-time that was worked out when it had last changed. Entries that are no longer true are dropped when they come up.
+Rules
+    Idle workers get work first, then workers with room in their window; coordinators take turns. Work pinned to a worker waits in a
+    queue of that worker, goes before any other work as soon as the worker has room, never goes to another worker, and is not requested
+    back.
+    Within the queues of a session the higher priority goes first, and of one priority the oldest.
+    The candidate lists of workers are indexes: `reindex` recomputes them for one worker and must be called after each change of what the
+    worker holds. No step looks at all workers, so an event costs the same with two workers and with ten thousand.
+    The lists are OrderedDicts. A set has no order, and the machine must be repeatable; and to find the first key of a plain dict takes a
+    walk over all keys that were deleted before it.
+    A heap has the time from which on it is worth requesting work back from an overloaded worker. Entries that a later change has made
+    obsolete are dropped when they come up.
 
 Not here: why work is queued or given back (machine.py).
 """
@@ -34,14 +36,17 @@ from zmqdist.scheduling.dispatcher.records import (
 )
 
 STEAL_WORTH_S = 0.01
-"""Work that its worker will reach sooner than this is not called back: the messages would cost more."""
+"""Work that its worker will reach sooner than this is not requested back: the messages would take longer."""
 
 
 class Placement:
     """The sessions that have waiting work, and the workers that can take some.
 
+    Args:
+      first_lease: the number of the first lease.
+
     Attributes:
-      queued: pieces of work that wait, of all sessions.
+      queued: how many work items of all sessions wait.
     """
 
     def __init__(self, first_lease: int) -> None:
@@ -49,11 +54,11 @@ class Placement:
         self._next_lease = first_lease
         self._ready_queues: deque[SessionQueue] = deque()
         self._ready_pinned: dict[str, deque[SessionQueue]] = {}
-        """The same for each worker that has work of its own."""
+        """By worker, the queues of work pinned to it, in turn; a worker without such work has no entry."""
         self._pinned_count = 0
         self._loads_by_name: dict[str, WorkerLoad] = {}
         self._with_pinned_work: OrderedDict[WorkerLoad, None] = OrderedDict()
-        """Workers that have room and work of their own."""
+        """Workers that have room for work pinned to them, and such work waits."""
         self._idle: OrderedDict[WorkerLoad, None] = OrderedDict()
         self._with_capacity: OrderedDict[WorkerLoad, None] = OrderedDict()
         self._overloaded: OrderedDict[WorkerLoad, None] = OrderedDict()
@@ -64,7 +69,7 @@ class Placement:
 
     @property
     def deadline(self) -> float | None:
-        """When a recall may next become worth while by the passing of time alone; true after `assign`."""
+        """When requesting work back next becomes worth while without an event; None for never. Right after `assign` only."""
         if self._ready_queues or self._free_slots <= self._returning:
             return None
         steal_times = self._steal_times
@@ -75,7 +80,7 @@ class Placement:
     # -- what waits -----------------------------------------------------------------------------------------------
 
     def enqueue(self, session: CoordinatorSession, worker: str, priority: int, items: list[Item]) -> None:
-        """Work to the end of its rank."""
+        """Queue work items behind those of the same worker and priority. `worker`: its name; empty for any."""
         queue = session.queue_for(worker)
         queue.band(priority).items.extend(items)
         session.submitted += len(items)
@@ -83,7 +88,11 @@ class Placement:
         self._add_ready(queue)
 
     def put_back(self, lease: Lease, *, report_before_start: bool) -> None:
-        """What a lease was for, to the front of where it came from; to its end where starts of it were lost: others first."""
+        """Queue the work of a lease again: at the front of its queue, or at the end if it has lost starts, so that others go first.
+
+        Args:
+          report_before_start: the work may have begun without a report, so its next worker must report the start first.
+        """
         queue = lease.session.queue_for(lease.band.session_queue.worker)
         band = queue.band(lease.band.priority)
         if lease.lost:
@@ -95,7 +104,7 @@ class Placement:
         self._add_ready(queue)
 
     def take_out(self, session: CoordinatorSession, wanted: set[int]) -> list[Item]:
-        """Of these works what waits; it waits no more."""
+        """Remove those of these work items that wait, and return them."""
         taken: list[Item] = []
         for queue in list(session.queues.values()):
             before = len(taken)
@@ -114,7 +123,7 @@ class Placement:
         return taken
 
     def drop(self, session: CoordinatorSession) -> None:
-        """Nothing of it waits any more."""
+        """Remove all waiting work of a session."""
         for queue in list(session.queues.values()):
             self._count(queue, -sum(map(len, queue.bands)))
             for band in queue.bands:
@@ -130,7 +139,7 @@ class Placement:
             self._pinned_count += more
 
     def _add_ready(self, queue: SessionQueue) -> None:
-        """A line has work."""
+        """Let a queue that has work take part in the turns."""
         if queue.is_ready:
             return
         queue.is_ready = True
@@ -142,13 +151,13 @@ class Placement:
             self._reindex_pinned(self._loads_by_name[queue.worker])
 
     def _remove_ready(self, queue: SessionQueue) -> None:
-        """A line has none any more."""
+        """Take a queue without work out of the turns."""
         if queue.is_ready:
             (self._ready_pinned[queue.worker] if queue.worker else self._ready_queues).remove(queue)
             self._note_not_ready(queue)
 
     def _note_not_ready(self, queue: SessionQueue) -> None:
-        """It stands in its rota no more."""
+        """Note that a queue takes part in no turns; forget it if it is a worker's."""
         queue.is_ready = False
         worker = queue.worker
         if worker:
@@ -161,18 +170,21 @@ class Placement:
     # -- who takes it ---------------------------------------------------------------------------------------------
 
     def add_worker(self, load: WorkerLoad) -> None:
-        """A worker is there."""
+        """Add a worker that has joined."""
         self._loads_by_name[load.name] = load
         self.reindex(load)
 
     def remove_worker(self, load: WorkerLoad) -> None:
-        """It will not be back; another one may come under its name."""
+        """Remove a worker that is lost. Another one may join under its name."""
         load.reachable = False
         self.reindex(load)
         del self._loads_by_name[load.name]
 
     def reindex(self, load: WorkerLoad) -> None:
-        """Keep the lists of workers, and the sums over them, true for one of them."""
+        """Recompute which candidate lists a worker belongs to (idle, with capacity, overloaded), and its share in the sums.
+
+        Call it after every change of what the worker holds; it keeps `assign` independent of the number of workers.
+        """
         count = load.outstanding
         slots = load.member.slots
         usable = _takes_work(load)
@@ -190,7 +202,7 @@ class Placement:
         load.free_slots, load.returning = free_slots, returning
 
     def assign(self, now: float) -> list[Send]:
-        """Hand out what waits. Called once at the end of each event."""
+        """Hand out waiting work; if none waits, request work back for idle workers. Call it once after the events of a turn."""
         ready = self._ready_queues
         if not ready and not self._with_pinned_work:
             return self._steal(now)
@@ -207,7 +219,7 @@ class Placement:
             load = next(iter(self._with_capacity))
             share = max(1, (self.queued - self._pinned_count) // len(self._with_capacity))
             self._hand_out(load, min(share, load.window.limit - load.outstanding), ready, batches, now)
-            if load in self._with_capacity:  # to the end of the line
+            if load in self._with_capacity:  # to the end, so that workers with room take turns
                 self._with_capacity.move_to_end(load)
         effects = [
             Send(load.member.peer, message)
@@ -257,7 +269,7 @@ class Placement:
         batch: Handout,
         into: list[Leased],
     ) -> None:
-        """Hand out the first `count` of a queue. This is done for each piece of work that there is: it has to be quick."""
+        """Lease the first `count` items of a queue to a worker. The loop runs once for each work item, so it has to be fast."""
         session = band.session_queue.session
         coordinator, known, leases = session.coordinator, load.known_functions, load.leases
         number = first = self._next_lease
@@ -270,7 +282,7 @@ class Placement:
                     pickled = session.functions.get(fn)
                     if (
                         pickled is None
-                    ):  # forgotten: its coordinator had the result before the worker that made it was lost
+                    ):  # the coordinator has forgotten it: it received the result just before the worker was lost
                         continue
                     known.add((coordinator, fn))
                     batch.functions.append((coordinator, fn, pickled))
@@ -284,7 +296,7 @@ class Placement:
         self._count(band.session_queue, -count)
 
     def _steal(self, now: float) -> list[Send]:
-        """Somebody is idle and nothing waits: take from those who will need long for what they have not begun."""
+        """Request work back for the idle slots, from workers that will not begin it for long."""
         effects: list[Send] = []
         while self._free_slots > self._returning and (load := self._next_surplus(now)) is not None:
             stealable = _stealable(load)
@@ -296,7 +308,7 @@ class Placement:
         return effects
 
     def _next_surplus(self, now: float) -> WorkerLoad | None:
-        """A worker from which work may be called back now; it is not given again before it has changed."""
+        """Return a worker from which work may be requested back now, once for each change of what it holds; None for none."""
         while self._overloaded:
             load, _ = self._overloaded.popitem(last=False)
             at = _worth_stealing_at(load)
@@ -313,7 +325,7 @@ class Placement:
         return None
 
     def _messages(self, batch: Handout, *, pinned: bool) -> Iterator[Assign]:
-        """Functions go before the work that uses them: in its message, or in messages of their own where they are too many."""
+        """Yield the messages of a hand-out. Functions go with the work that uses them, or before it if they are too many (P8)."""
         functions: list[tuple[int, int, bytes]] = []
         for part in split(batch.functions):
             if functions:
@@ -327,12 +339,12 @@ class Placement:
 
     @staticmethod
     def _is_current(entry: tuple[float, int, WorkerLoad]) -> bool:
-        """Whether an entry of the heap is still true: its worker has not changed since."""
+        """Return whether an entry of the heap is current: what its worker holds has not changed since."""
         return entry[2].steal_at == entry[0]
 
 
 def _stealable(load: WorkerLoad) -> list[int]:
-    """Leases that its slots will not have begun and others may: the newest, but for one a slot."""
+    """Return the leases that a worker may give back: the newest ones not started and not pinned, leaving it one for each slot."""
     spare = [
         number for number, lease in load.leases.items() if not lease.started and not lease.band.session_queue.worker
     ]
@@ -344,7 +356,10 @@ def _takes_work(load: WorkerLoad) -> bool:
 
 
 def _pinned_capacity(load: WorkerLoad) -> int:
-    """How much pinned work it may be given now: also where others fill its window, one for each slot, so that it can go before them."""
+    """Return how many pinned items a worker may get now: its room, and at least one item for each slot.
+
+    The latter even if other work fills its window, because pinned work runs before it (P6).
+    """
     room = load.window.limit - load.outstanding
     return (
         room
@@ -354,7 +369,7 @@ def _pinned_capacity(load: WorkerLoad) -> int:
 
 
 def _worth_stealing_at(load: WorkerLoad) -> float:
-    """From when on it is better to take back what a worker has not begun than to leave it there."""
+    """Return the time from which on it is better to request back what a worker has not begun than to leave it there."""
     held, window = load.outstanding, load.window
     unreported_s = window.trip_s
     if window.remaining_s(held) >= unreported_s + STEAL_WORTH_S:

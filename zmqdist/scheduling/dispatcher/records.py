@@ -1,7 +1,7 @@
-"""What the dispatch machine remembers: sessions of coordinators, leases, and what each worker has in its hands.
+"""The records of the dispatcher's machine: sessions of coordinators, leases, and the load of each worker.
 
-A queued piece of work is the tuple that came in the message and nothing else: a million of them have to fit. Only work that has
-been handed out has a record of its own.
+A queued work item is the tuple that came in the message and nothing else, because there may be a million of them. Only work that was
+handed out has a record of its own.
 """
 
 from __future__ import annotations
@@ -22,24 +22,29 @@ _priority = attrgetter("priority")
 
 @dataclass(slots=True, eq=False)
 class PriorityBand:
-    """Waiting work of one priority in one line."""
+    """The waiting work items of one priority in one queue.
+
+    Attributes:
+      items: those that no worker has begun, as far as the dispatcher knows.
+      report_before_start: those whose start the worker must report before it happens; they go first.
+    """
 
     session_queue: SessionQueue
     priority: int = 0
     items: deque[Item] = field(default_factory=deque)
     report_before_start: deque[Item] = field(default_factory=deque)
-    """Work that was with a worker that died before it said what it had begun; handed out one by one."""
 
     def __len__(self) -> int:
         return len(self.items) + len(self.report_before_start)
 
 
 class SessionQueue:
-    """What of one session waits for one worker, or for any of them.
+    """The work of one session that waits for one worker, or for any.
 
     Attributes:
       worker: its name; empty for any.
-      bands: those that have work, the highest priority last.
+      bands: the priorities that have work, the highest last.
+      is_ready: whether it takes part in the turns of `Placement`. Invariant: then it has work.
     """
 
     __slots__ = ("_plain_band", "bands", "is_ready", "session", "worker")
@@ -52,7 +57,7 @@ class SessionQueue:
         self._plain_band = PriorityBand(self)
 
     def band(self, priority: int) -> PriorityBand:
-        """The rank of a priority, which the caller is about to put work into."""
+        """Return the band of a priority, which the caller is about to put work into."""
         bands = self.bands
         at = bisect_left(bands, priority, key=_priority) if bands else 0
         if at < len(bands) and bands[at].priority == priority:
@@ -64,32 +69,40 @@ class SessionQueue:
 
 @dataclass(slots=True, eq=False)
 class CoordinatorSession:
-    """One connection of one coordinator. One that reconnects has a new session; the old one only waits for its leases.
+    """One connection of one coordinator. A coordinator that reconnects gets a new session; the old one only waits for its leases.
 
-    Work that is apart from the rounds has a session of its own over the same connection, whose generation never ends.
+    Detached work has a session of its own over the same connection, whose round never ends.
+
+    Attributes:
+      queues: by worker name ("" for any) the queues that have work.
+      functions: pickled functions by number.
+      held: bulk results that are with their worker, kept ones as well: (work, attempt) -> (worker, lease).
+      watches_members: whether it gets Members.
+      reports_starts: whether it gets Begun.
+      detached: the session of its detached work, once there is some.
+      outstanding: leases that may be executing.
+      round_ended: the last round whose end was requested; late work of it is ignored.
+      ending_round: the round whose end was requested and has not been reported.
+      unsettled_until: until then a lost process may still execute work of this session.
+      submitted, left_queue: work items that were ever queued, and that have left the queue. Invariant: left_queue <= submitted.
+      progress_reported: the `left_queue` that the coordinator knows.
+      closed: whether the connection has ended.
+      finished: work items that have ended.
     """
 
     coordinator: int
     peer: Peer
     queue_max: int
     queues: dict[str, SessionQueue] = field(default_factory=dict)
-    """Those that have work, by the worker's name, and always that for any worker."""
     functions: dict[int, bytes] = field(default_factory=dict)
     held: dict[tuple[int, int], tuple[WorkerLoad, int]] = field(default_factory=dict)
-    """Bulk results that are with their worker, kept ones too: (work, attempt) -> (whose, lease)."""
     watches_members: bool = False
-    """It is told which workers come and go."""
     reports_starts: bool = False
-    """It is told what has begun."""
     detached: CoordinatorSession | None = None
-    """Of the work that is apart, once there is some."""
     outstanding: int = 0
-    """Leases that may be executing."""
     round_ended: int = -1
     ending_round: int | None = None
-    """The generation whose end was asked for and has not come."""
     unsettled_until: float = 0.0
-    """Until then a process that was lost from sight may still run work of this coordinator."""
     submitted: int = 0
     left_queue: int = 0
     progress_reported: int = 0
@@ -102,7 +115,7 @@ class CoordinatorSession:
 
     @property
     def with_detached(self) -> tuple[CoordinatorSession, ...]:
-        """It, and that of the work apart."""
+        """This session, and that of its detached work if there is one."""
         return (self,) if self.detached is None else (self, self.detached)
 
     def queue_for(self, worker: str) -> SessionQueue:
@@ -112,29 +125,33 @@ class CoordinatorSession:
         return queue
 
     def is_quiet(self, now: float) -> bool:
-        """Nothing of this session can be executing."""
+        """Return whether nothing of this session can be executing."""
         return self.outstanding == 0 and now >= self.unsettled_until
 
 
 @dataclass(slots=True, eq=False)
 class Lease:
-    """One handing-out of one piece of work."""
+    """One hand-out of one work item.
+
+    Attributes:
+      band: where it waited, and waits again if it comes back.
+      item: the work item as it was queued.
+      started: whether a slot has begun it, as far as the dispatcher knows.
+      cancelled: however it ends, the work does not run again.
+      cancelled_unless_begun: as `cancelled`, unless a start is reported first.
+      kept: whether its bulk result was received and stays with the worker.
+    """
 
     session: CoordinatorSession
     band: PriorityBand
-    """Where it waited, and waits again when it comes back."""
     item: Item
-    """What it is, as it was queued."""
     started: bool = False
     cancelled: bool = False
-    """Withdrawn: however it ends, it does not run again."""
     cancelled_unless_begun: bool = False
-    """Withdrawn unless it has begun: it does not run again where it comes back before that is known."""
     kept: bool = False
-    """Its bulk result was taken, and stays with the worker until it is taken for good."""
 
     def keep(self) -> None:
-        """Its result stays with the worker: it does not run again, and what it ran on is needed no more."""
+        """Note that the result stays with the worker. The work does not run again, so its payload is dropped."""
         self.kept = True
         self.item = (*self.item[:4], b"")
 
@@ -148,23 +165,37 @@ class Lease:
 
     @property
     def lost(self) -> int:
-        """Starts of this work that were lost."""
+        """How many starts of this work were lost."""
         return self.item[2]
 
     def charge_lost_start(self) -> None:
-        """Its start is lost."""
+        """Count a lost start."""
         work, attempt, lost, fn, payload = self.item
         self.item = (work, attempt, lost + 1, fn, payload)
 
     def next_item(self) -> Item:
-        """The item for the next handing-out; the number of the attempt never repeats."""
+        """Return the item for the next hand-out. Attempt numbers never repeat."""
         work, attempt, lost, fn, payload = self.item
         return (work, attempt + 1, lost, fn, payload)
 
 
 @dataclass(slots=True, eq=False)
 class WorkerLoad:
-    """What one worker has in its hands."""
+    """What one worker holds.
+
+    Attributes:
+      window: how many leases it may have.
+      leases: by number those that have not ended.
+      held: by number ended leases whose bulk results it holds.
+      stale_leases: functions of an earlier dispatcher that run in its threads: lease -> coordinator.
+      known_functions: the functions that were sent to it, as (coordinator, number).
+      steal_requested: leases that it was requested to give back and has not replied about.
+      undelivered_forgets: what all workers were told to forget while this one was away.
+      done: leases that ended with an outcome.
+      slot_deaths: its slot processes that crashed.
+      free_slots, returning, steal_at: computed by the placement: slots without work, leases that are expected back, and when it becomes
+        worth while to request work back (`inf` for never, or at once).
+    """
 
     member: Member
     window: WorkWindow
@@ -172,21 +203,15 @@ class WorkerLoad:
     leases: dict[int, Lease] = field(default_factory=dict)
     held: dict[int, Lease] = field(default_factory=dict)
     stale_leases: dict[int, int] = field(default_factory=dict)
-    """Functions of an earlier dispatcher that run in threads: lease -> coordinator."""
     known_functions: set[tuple[int, int]] = field(default_factory=set)
     steal_requested: set[int] = field(default_factory=set)
     undelivered_forgets: list[Forget] = field(default_factory=list)
-    """What all were told while it was away."""
     reachable: bool = True
     done: int = 0
     slot_deaths: int = 0
-    """Slot processes of it that died while they ran a function."""
     free_slots: int = 0
-    """Slots without work, as the placement counts them."""
     returning: int = 0
-    """Leases that are on their way back, as the placement counts them."""
     steal_at: float = math.inf
-    """When calling work back from it becomes worth while, if that is known and lies ahead."""
 
     @property
     def outstanding(self) -> int:
@@ -195,7 +220,7 @@ class WorkerLoad:
 
 @dataclass(slots=True)
 class Handout:
-    """What one event gives to one worker: at most one Assign for each kind."""
+    """What one turn hands out to one worker: new functions, items, and items whose start must be reported before it happens."""
 
     functions: list[tuple[int, int, bytes]] = field(default_factory=list)
     items: list[Leased] = field(default_factory=list)

@@ -1,7 +1,7 @@
-"""Pieces of payloads, read by the dispatcher for whoever cannot reach their holder, over the holder's own connection.
+"""Ranges of payloads that the dispatcher reads for a process that cannot connect to their holder, over the holder's own connection.
 
-The bytes are passed on as they came. Each piece is one question with one answer: what its holder does not answer in time, or
-with its connection, is an error for whoever asked.
+The bytes are passed on as they came. Each range is one request with one reply: if the holder does not reply in time, or disconnects, the
+call of the process that wants the bytes ends with an error.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from zmqdist.transport.loop import Loop
 from zmqdist.transport.router import Peer, Router
 
 REPLY_TIMEOUT_S = 15.0
-"""A holder that does not answer for so long is taken for gone."""
+"""Seconds after which a holder that does not reply counts as gone."""
 
 
 class Relay:
     """See the module's docstring.
 
     Args:
-      holder: the connection of whoever has a store, by its number.
+      holder: returns the connection of the process that has a store, by the store's number; None for none.
 
     Attributes:
-      pieces: that were asked for.
+      pieces: how many ranges were requested so far.
     """
 
     def __init__(self, loop: Loop, router: Router, holder: Callable[[int], Hashable]) -> None:
@@ -44,11 +44,11 @@ class Relay:
         router.on_gone.append(self._peer_gone)
 
     def read(self, store: int, bulk: int, offset: int, length: int) -> NDArray[np.uint8]:
-        """In a thread of the service: see `RELAY` in fetch.py.
+        """Serve the method `RELAY` of fetch.py: return a range of a payload. Blocks a thread of the service until the holder replies.
 
         Raises:
-          NotFoundError: the holder has freed it.
-          UnavailableError: the holder is not connected here, or went, or does not answer.
+          NotFoundError: the holder has freed the payload.
+          UnavailableError: the holder is not connected to the dispatcher, disconnects, or does not reply.
         """
         reply: Future[NDArray[np.uint8]] = Future()
         number = next(self._numbers)
@@ -57,7 +57,7 @@ class Relay:
             return reply.result(REPLY_TIMEOUT_S)
         except FutureTimeoutError:
             self._loop.call_soon(self._pending.pop, number, None)
-            raise errors.UnavailableError(f"the holder did not answer within {REPLY_TIMEOUT_S:g} s") from None
+            raise errors.UnavailableError(f"the holder did not reply within {REPLY_TIMEOUT_S:g} s") from None
 
     # -- in the loop ----------------------------------------------------------------------------------------------
 
@@ -72,7 +72,7 @@ class Relay:
     def _handle_reply(self, peer: Peer, done: ReadDone, frames: list[memoryview]) -> None:
         holder, reply = self._pending.get(done.request, (None, None))
         if holder is not peer or reply is None:
-            return  # late, or of somebody who was not asked
+            return  # too late, or from another peer than the holder
         del self._pending[done.request]
         if done.code or len(frames) != 1:
             reply.set_exception(errors.from_code(done.code or errors.INTERNAL, done.message or "no bytes came"))
@@ -83,4 +83,4 @@ class Relay:
         for number, (holder, reply) in list(self._pending.items()):
             if holder is peer:
                 del self._pending[number]
-                reply.set_exception(errors.UnavailableError("its holder has gone"))
+                reply.set_exception(errors.UnavailableError("its holder has disconnected from the dispatcher"))

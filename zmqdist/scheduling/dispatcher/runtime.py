@@ -1,8 +1,8 @@
-"""The dispatcher: one socket, the broker machine, and what can be asked of it by RPC.
+"""The dispatcher's server, the runtime of broker.py: one socket, one loop, and the RPC methods of the dispatcher.
 
-The runtime of broker.py: messages go in, what comes out is sent. It decides nothing and never looks into a payload.
+Messages go into the machine, and the messages that it returns are sent. The runtime decides nothing and never opens a payload.
 
-The loop's thread knows the runtime alone, so that a server which nobody refers to any more is collected, and stops.
+The loop's thread refers to the runtime and not to the DispatchServer, so that a server that the program has dropped is collected and stops.
 """
 
 from __future__ import annotations
@@ -59,23 +59,25 @@ from zmqdist.wire.hello import host_identity, our_hello, pickles_differ
 log = logging.getLogger("zmqdist.scheduling")
 
 PROCESS_END_POLL_S = 0.005
+"""Seconds before the first look whether a disconnected process has ended; each further pause is twice as long."""
 
 LEAVING_S = 1.0
-"""What workers that were told to leave take beyond their grace."""
+"""Seconds that workers may need beyond their grace to leave."""
 
 FROM_WORKERS = (Register, Done, LeasesReturned, SlotsLost, Beat, Leave)
 FROM_COORDINATORS = (RegisterCoordinator, Define, Forget, Submit, CancelWork, EndRound, ResultReceived)
 
 
 class DispatchServer:
-    """The broker: workers register with it, coordinators schedule on it.
+    """The dispatcher of a cluster, in this process: workers register with it, and coordinators schedule functions through it.
+
+    It runs in a thread of its own. Stop it, use it in a with-statement, or drop it: a dropped server stops in the background. In a script
+    `local_cluster` is simpler; on several hosts use `zmqdist dispatcher` or `zmqdist launch`.
 
     Args:
       config: a DispatcherConfig; None: a free port on loopback.
-      start: begin at once; else `start()` does.
-      listener: descriptor of a TCP socket that listens already, in place of the config's address; it is the server's from then on.
-
-    Stop it, use it in a with-statement, or drop it: that stops it in the background.
+      start: whether to start at once; else call `start()`.
+      listener: descriptor of a TCP socket that listens already, in place of the config's address. The server owns it from then on.
 
     Raises (from `start`):
       UnknownError: the port could not be bound (in use, not an address of this machine).
@@ -94,7 +96,7 @@ class DispatchServer:
     # -- for users ----------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Bind and serve; returns when workers and coordinators can connect. A second start does nothing."""
+        """Bind the port and serve. Workers and coordinators can connect once this returns. A second call does nothing."""
         with self._lock:
             if self._runtime.stopped.is_set():
                 raise errors.FailedPreconditionError("Server cannot be started after it has been stopped")
@@ -102,20 +104,21 @@ class DispatchServer:
                 self._runtime.open()
 
     def stop(self) -> None:
-        """End it at once; workers go on for half a lease and look for another dispatcher at its address. Idempotent.
+        """Stop at once; queues and sessions are lost. Idempotent.
 
-        `shutdown(grace_s)` ends the workers first.
+        Workers go on with what they run for half a lease, and wait for another dispatcher at this address. Use `shutdown` to stop the
+        workers first.
         """
         with self._lock:
             self._runtime.stop()
 
     def join(self, timeout: float | None = None) -> bool:
-        """Wait until it has been stopped. False when `timeout` seconds passed first."""
+        """Wait until the server has stopped. Return False if `timeout` seconds pass first; None waits without a limit."""
         return self._runtime.stopped.wait(timeout)
 
     @property
     def address(self) -> str:
-        """ "host:port", the real one."""
+        """ "host:port", with the port that was bound."""
         return self._runtime.address
 
     @property
@@ -125,7 +128,7 @@ class DispatchServer:
 
     @property
     def target(self) -> str:
-        """ "zmq://host:port", what coordinators and workers are given."""
+        """ "zmq://host:port", the target for coordinators and workers."""
         return f"{self._runtime.config.protocol or 'zmq'}://{self._address}"
 
     @property
@@ -148,10 +151,12 @@ class DispatchServer:
         return self._runtime.loop.run(self._runtime.broker.snapshot)
 
     def wait_for(self, ready: Callable[[frozenset[tuple[str, int]]], bool], timeout_s: float) -> bool:
-        """Wait until `ready` says so of the (job, index) of the registered workers; it is asked after each event.
+        """Wait until `ready` returns True for the registered workers, given as (job, index).
+
+        The loop calls `ready` after each event, so it must not block.
 
         Returns:
-          False when `timeout_s` passed first.
+          False if `timeout_s` passed first.
         """
         runtime = self._runtime
         assert runtime.loop is not None
@@ -169,9 +174,9 @@ class DispatchServer:
             runtime.loop.call_soon(runtime.watchers.remove, check)
 
     def watch_members(self, fn: Callable[[frozenset[tuple[str, int]]], object]) -> None:
-        """Have `fn` called with the (job, index) of the registered workers: now, and whenever one has joined or was lost.
+        """Have the loop call `fn` with the registered workers as (job, index): now, and whenever one has joined or is lost.
 
-        In the loop's thread, so it must not wait.
+        `fn` must not block. There is no way to end the calls except stopping the server.
         """
         runtime = self._runtime
         assert runtime.loop is not None
@@ -186,28 +191,28 @@ class DispatchServer:
         runtime.loop.call_soon(begin)
 
     def shutdown(self, grace_s: float = 0.0) -> None:
-        """Tell all workers to leave, wait until they have, at most a little longer than `grace_s`, and stop. Idempotent."""
+        """Tell all workers to stop, wait for them at most a second longer than `grace_s`, and stop the server. Idempotent."""
         loop = self._runtime.loop
-        with contextlib.suppress(errors.FailedPreconditionError):  # it was stopped meanwhile
+        with contextlib.suppress(errors.FailedPreconditionError):  # the server was stopped meanwhile
             if loop is not None and not self._runtime.stopped.is_set():
                 loop.run(lambda: self._runtime.shutdown(grace_s))
                 self.join(grace_s + LEAVING_S)
         self.stop()
 
     def report_exit(self, job: str, index: int, pid: int, exit_code: int | None, log: str = "") -> None:
-        """Somebody saw a worker's process end, and says so before its connection does. From any thread, also when this was stopped."""
+        """Report that the process of a worker has ended, so that the worker is lost at once. For its parent process. Any thread."""
         if self._runtime.loop is not None:
             event = ProcessExited(pid=pid, exit_code=exit_code, log=log, job=job, index=index)
             with contextlib.suppress(errors.FailedPreconditionError):
                 self._runtime.loop.call_soon(self._runtime.handle, event)
 
     def data_snapshot(self) -> DataSnapshot:
-        """An immutable record of what the data service holds: jobs, iterations, readers, workers, the journal."""
+        """Return an immutable record of the data service: jobs, iterations, readers, workers, the journal."""
         assert self._runtime.loop is not None
         return self._runtime.loop.run(self._runtime.data.snapshot)
 
     def snapshot_streams(self, path: str) -> list[Any]:
-        """The streams of a distributed snapshot: `index`, `owner` and `state` of each. Raises NotFoundError."""
+        """Return the streams of the distributed snapshot in folder `path`: `index`, `owner` and `state` of each. Raises NotFoundError."""
         assert self._runtime.loop is not None
         return self._runtime.loop.run(lambda: self._runtime.data.snapshots.streams(path))
 
@@ -229,11 +234,12 @@ class DispatchServer:
 
 
 class _Runtime:
-    """What the loop's thread knows of a DispatchServer.
+    """The part of a DispatchServer that its loop's thread refers to.
 
     Attributes:
       loop: None before `open`.
-      stopped: set by `stop`, or because somebody asked for it by RPC.
+      stopped: set by `stop`, and by the RPC method `shutdown`.
+      undelivered: messages that were not sent because their peer had disconnected.
       watchers: called in the loop after each event.
       member_watchers: called in the loop when workers have joined or were lost.
     """
@@ -246,7 +252,7 @@ class _Runtime:
         self.loop: Loop | None = None
         self.address = ""
         self._incarnation = secrets.randbits(62) | 1
-        # Lease numbers of two lives must not meet: a worker may still name one of the life before.
+        # A worker may still name a lease of the earlier incarnation, so two incarnations must not use the same numbers.
         self.broker = Broker(config, first_lease=(self._incarnation & 0xFFFFF) << 40)
         self.undelivered = 0
         self._heap_trimmer = HeapTrimmer()
@@ -264,18 +270,18 @@ class _Runtime:
 
     @property
     def abandoned(self) -> bool:
-        """Whether it runs, in this process: nothing of it does in a child that was forked from it."""
+        """Whether it still runs in this process; a forked child has none of its threads."""
         return self.loop is not None and not self.stopped.is_set() and self._pid == os.getpid()
 
     def open(self) -> None:
-        """Bind and serve."""
+        """Bind the port and start the loop."""
         config = self.config
         loop = Loop("zmqdist-dispatcher")
         service = self._service()
         try:
             self._hello = our_hello("server", self._incarnation, f"dispatcher pid {os.getpid()}")
             router = self._router = Router(loop, self.credentials.server(config.host), self._hello)
-            # What a journal has is there before anybody can ask for it.
+            # The state in the journal is loaded before the port is bound, so no peer sees a part of it.
             self.data = DataDispatcher(service, loop, data_rules(config), config.work_dir, config.snapshots_max)
             if self._listener is None:
                 self.address = router.bind(join(config.host, config.port))
@@ -316,7 +322,7 @@ class _Runtime:
         self.handle(Heard(peer, message), watched=peer.fd >= 0)
 
     def _pickles_differ(self, peer: Peer) -> str:
-        """Why workers and programs of this cluster could not run what is pickled by this one, or it what they pickle; "" if they can."""
+        """Return why functions pickled by this peer cannot run in the cluster, or the reverse; "" if they can."""
         assert peer.hello is not None
         differ = pickles_differ(self._hello, peer.hello)
         versions = " and ".join(f"{part} {theirs} (the dispatcher {ours})" for part, theirs, ours in differ)
@@ -326,16 +332,16 @@ class _Runtime:
         )
 
     def _peer_gone(self, peer: Peer) -> None:
-        """Where the process is of this host the kernel knows whether it has ended or only lost its connection."""
+        """Note that a connection has ended. On this host the kernel knows whether the process has ended, too: poll for that."""
         member = self.broker.membership.by_peer.get(peer)
         self.handle(PeerGone(peer))
         if member is not None and peer.hello is not None and peer.hello.host == host_identity():
             self._poll_process_end(member, PROCESS_END_POLL_S)
 
     def _poll_process_end(self, member: Member, pause_s: float) -> None:
-        """When a process is killed its connections go first; that it has ended is seen a little later."""
+        """Look whether the process of a disconnected member has ended. A killed process loses its connections a little before it ends."""
         if self.broker.membership.members.get((member.job, member.index)) is not member or member.peer is not None:
-            return  # lost, or back
+            return  # the member is lost, or has reconnected
         if not is_alive(member.pid):
             self.handle(ProcessExited(pid=member.pid, exit_code=None, job=member.job, index=member.index))
             return
@@ -344,7 +350,7 @@ class _Runtime:
         self.loop.set_timer((self, member), next_poll, lambda: self._poll_process_end(member, 2 * pause_s))
 
     def handle(self, event: BrokerEvent, *, watched: bool = True) -> None:
-        """Have the broker decide. In the loop."""
+        """Pass an event to the machine and send what it returns. In the loop."""
         loop = self.loop
         if loop is None:
             return
@@ -356,7 +362,7 @@ class _Runtime:
             watcher()
 
     def _report_members(self) -> None:
-        """Who has come and who has gone."""
+        """Report the members that joined and were lost to the data service and to the watchers."""
         changes, self.broker.changes = self.broker.changes, []
         for change in changes:
             match change:
@@ -373,7 +379,7 @@ class _Runtime:
 
     def _perform(self, effects: list[Send]) -> None:
         for effect in effects:
-            # Not sent: the peer has gone, which comes as an event of its own and is decided about there.
+            # A peer that has disconnected gets nothing; the machine learns of its end by an event of its own.
             if not self._router.send(effect.to, effect.message):  # type: ignore[arg-type]
                 self.undelivered += 1
         due = self.broker.deadline
@@ -386,7 +392,7 @@ class _Runtime:
         self._due = None
         self.handle(Ticked())
 
-    # -- what can be asked by RPC -------------------------------------------------------------------------------
+    # -- RPC methods -------------------------------------------------------------------------------------------
 
     def _service(self) -> RpcService:
         service = RpcService("dispatcher")
@@ -423,7 +429,7 @@ class _Runtime:
         }
 
     def shutdown(self, grace_s: float) -> int:
-        """Tell all workers to leave and stop when they have, or after the grace. Returns how many there are."""
+        """Tell all workers to stop, and stop once they have, or a second after the grace. Returns their number."""
         members = list(self.broker.membership.members.values())
         assert self.loop is not None
         now = self.loop.now()
@@ -439,14 +445,16 @@ class _Runtime:
             self.loop.set_timer((self, "shutdown"), now + 0.05, lambda: self._stop_when_empty(until))
             return
         self.stopped.set()
-        self.loop.set_timer((self, "shutdown"), now + 0.2, self.loop.stop)  # the answer has to leave first
+        self.loop.set_timer((self, "shutdown"), now + 0.2, self.loop.stop)  # the reply must be sent before
 
     def _drain(self, job: str, index: int, grace_s: float) -> None:
         assert self.loop is not None
         effects = self.broker.leave(job, index, grace_s, self.loop.now())
         if effects is None:
             names = ", ".join(row.name for row in self.broker.snapshot().workers) or "none"
-            raise errors.NotFoundError(f"no worker {job}:{index} here; there are: {names}")
+            raise errors.NotFoundError(
+                f"no worker {job}:{index} is registered here; the registered workers are: {names}"
+            )
         self._perform(effects)
 
     def _report_exit(self, job: str, index: int, pid: int, exit_code: int | None, log: str) -> None:
@@ -454,7 +462,7 @@ class _Runtime:
 
 
 def data_rules(config: DispatcherConfig) -> Rules:
-    """The figures of the data service."""
+    """Return the settings of the data service."""
     return Rules(
         worker_timeout_s=config.worker_timeout_s,
         client_timeout_s=config.client_timeout_s,
@@ -468,5 +476,5 @@ def data_rules(config: DispatcherConfig) -> Rules:
 
 
 def _row(row: Any) -> dict[str, Any]:
-    """The figures of a row but for its clock times, which mean nothing in another process."""
+    """Return a row of a snapshot as a dict, without its times of the monotonic clock, which mean nothing in another process."""
     return {key: value for key, value in asdict(row).items() if not key.endswith("_at")}

@@ -1,38 +1,39 @@
-"""What a worker does with its leases: which slot runs what, what is reported, what is cut off; no I/O.
+"""What a worker does with its leases: which slot runs which item, what it reports, what it aborts; no I/O.
 
 Theory of operation
-    Work that was assigned waits in a queue until a slot can take it. A slot runs what it was given in order; positions count the
-    items given to it. Quick work is given in batches, so that a slot is not idle while a message travels, slow work one by
-    one. What a slot has not begun can be taken back (`Reclaim`; the answer says where the slot is).
-    Each outcome is reported at the end of the event in which it is known. A start is reported together with the next outcomes, or
-    when a look at the slot has seen it: most work is over before its start would be worth a message, and whoever is lost with work
-    whose start is not known makes it careful. Careful work is reported and the report's arrival awaited (the dispatcher echoes a
-    Beat) before it starts.
-    A report tells how long the worker has had work since the last one, and the round trip: with these the dispatcher keeps enough on
-    the way (credit.py).
-    Contact is the connection to the dispatcher. When it is lost, work goes on for half a lease; then everything is stopped, so
-    that nothing of it can be executing when the dispatcher's lease has run out. Another life of the dispatcher knows nothing of
-    what this worker has: it is stopped before the worker registers there.
+    Assigned work waits in a queue until a slot can take it. A slot runs its items in order; positions count the items given to it. Quick
+    work is given in batches, so that a slot is not idle while a message travels, slow work one by one. What a slot has not begun can be
+    taken back (`Reclaim`; the reply says at which position the slot is).
+    Outcomes are reported at the end of the event that makes them known. A start is reported with the next outcomes, or once the runtime
+    has seen it: most work ends before its start would be worth a message. If the worker is lost, work whose start is unknown runs elsewhere
+    with `report_before_start`: that worker reports the start, and begins once the dispatcher has echoed a Beat sent after the report.
+    A report contains how long the worker has had work since the last one, and the round-trip time, from which the dispatcher computes how
+    much work to send ahead (credit.py).
+    When the connection to the dispatcher is lost, work goes on for half a lease; then everything is stopped, so that nothing of it can
+    be executing when the dispatcher's lease has expired. Another incarnation of the dispatcher does not know the leases of this worker,
+    so they are stopped before the worker registers there.
 
 Promises, checked by tests/machines/test_worker.py, test_worker_stops.py and tests/sim
     P1  a slot runs at most one item at a time, in the order of its positions
-    P2  each lease ends by exactly one of: an outcome, Returned, SlotsLost; or is dropped because contact was lost
+    P2  each lease ends by exactly one of: an outcome, LeasesReturned, SlotsLost; or is dropped because contact was lost
     P3  nothing runs longer than `lease_s / 2` after contact was lost (process slots)
-    P4  when Register is sent to a new dispatcher, nothing of the old one is running, but for `stale_leases` (thread slots)
-    P5  a lease that was cut off ends at most its grace later (process slots)
-    P6  careful work is not begun before its start was reported and the report has arrived
+    P4  when Register is sent to a new dispatcher, nothing of the old one is running except `stale_leases` (thread slots)
+    P5  an aborted lease ends at most its grace later (process slots)
+    P6  an item with `report_before_start` begins only after its start was reported and the report has arrived
     P7  a worker without a dispatcher for `orphan_limit_s` ends itself
-    P8  with a start delay, worker i begins with a coordinator's first work i times that later (stagger.py)
-    P9  work for this very worker is begun before what waits here for any, in the order in which it came; what a slot has is taken
-        back for that if it is not over in STUCK_S
-    P10 what a slot has begun is not taken back from it, and is not begun here once more
+    P8  with a start delay, worker i begins a coordinator's first work i times that later (stagger.py)
+    P9  pinned work begins before other waiting work, in the order in which it came; an item that a slot has not begun is taken back
+        for it if the slot reports nothing for STUCK_S
+    P10 an item that a slot has begun is neither taken back from it nor begun again by this worker
 
-Not here: processes, threads, pipes (runtime.py), and what a function is.
+Not here: processes, threads and pipes (runtime.py), and what a function is.
 """
 
 from __future__ import annotations
 
 from typing import Any, Final
+
+from msgspec.structs import replace
 
 from zmqdist import errors
 from zmqdist.batches import split
@@ -61,7 +62,7 @@ from zmqdist.scheduling.dispatcher.credit import BusyTime
 from zmqdist.scheduling.dispatcher.stagger import Stagger
 from zmqdist.scheduling.worker.contact import DISPATCHER as DISPATCHER
 from zmqdist.scheduling.worker.contact import Contact, earliest
-from zmqdist.scheduling.worker.slot import Slot
+from zmqdist.scheduling.worker.slot import Slot, kill_overdue
 from zmqdist.scheduling.worker.waiting_work import WaitingWork
 from zmqdist.scheduling.worker.worker_events import (
     NOT_RUN,
@@ -86,13 +87,19 @@ from zmqdist.scheduling.worker.worker_events import (
 )
 
 STUCK_S: Final = 0.02
-"""A slot that reported nothing for this long gives up what it has not begun, if another slot could run it, or other work goes first."""
+"""Seconds of silence after which a slot must give back what it has not begun, if another slot is idle or pinned work waits."""
 SPAWN_FAILURES_MAX: Final = 3
-"""Slot processes that die before they are ready, one after the other, before the worker gives up."""
+"""After so many slot processes in a row have ended before they were ready, the worker ends."""
 
 
 class WorkerMachine:
-    """See the module's docstring."""
+    """The leases, slots and connection of one worker; the module's docstring has the rules.
+
+    Attributes:
+      workers: the number of workers, as of the last Assign.
+      serving: whether data tasks still serve readers; a leaving worker then stays until the end of its grace.
+      leave_at: when a leaving worker aborts what still runs; None if it has, or does not leave.
+    """
 
     def __init__(
         self,
@@ -110,24 +117,21 @@ class WorkerMachine:
         tags: tuple[str, ...] = (),
         start_delay: tuple[float, float] = (0.0, 0.0),
     ) -> None:
-        self.job, self.index, self.pid, self.host = job, index, pid, host
-        self.address, self.tags = address, tags
-        self.incarnation, self.can_kill = incarnation, can_kill
-        self.leaving, self.workers = False, 0  # workers: as the dispatcher told with the latest work
-        self.serving = False  # readers want to have something to its end: a worker that leaves waits, within its grace
+        self.job, self.index, self.can_kill = job, index, can_kill
+        self._register_template = Register(incarnation, job, index, slots, [], [], pid, host, address, tags)
+        self.leaving, self.serving, self.workers = False, False, 0
         self.ended: Exit | None = None
         self._slots = [Slot(i) for i in range(slots)]
-        self.queue = WaitingWork()
+        self.queue, self._busy = WaitingWork(), BusyTime()
         self._functions: dict[tuple[int, int], bytes] = {}
         self._bulk: dict[int, Outcome] = {}
         self._outcomes: list[Outcome] = []
         self._started: list[int] = []
         self._contact = Contact(orphan_limit_s, now + orphan_limit_s, named=index >= 0)
-        self.leave_at: float | None = None  # when what it runs is cut off
+        self.leave_at: float | None = None
         self._spawn_failures, self._stagger = 0, Stagger(*start_delay)
-        self._busy = BusyTime()
         self._announced: tuple[int, int] | None = None
-        """The careful lease whose start was reported, and the beat whose echo lets it start."""
+        """The lease whose start was reported before it happens, and the number of the beat whose echo lets it start (P6)."""
 
     @property
     def deadline(self) -> float | None:
@@ -138,13 +142,13 @@ class WorkerMachine:
         for slot in self._slots:
             if slot.abort_at and self.can_kill:
                 first = earliest(first, slot.kill_at)
-            if len(slot.given) > 1 and self._could_balance(slot):
+            if len(slot.given) > 1 and _could_balance(slot, self._slots, self.queue):
                 first = earliest(first, slot.reported_at + STUCK_S)
         return first
 
     @property
     def registered(self) -> bool:
-        """Whether a dispatcher has taken this worker, and the connection to it stands."""
+        """Whether the worker is registered with a dispatcher and connected to it."""
         return self._contact.registered
 
     @property
@@ -158,24 +162,25 @@ class WorkerMachine:
 
     @property
     def running(self) -> int:
-        """Slots that run something, and what waits for them."""
+        """How many slots run an item, plus how many items wait."""
         return self.busy_slots + len(self.queue)
 
     @property
     def figures(self) -> dict[str, Any]:
-        """What a WorkerSnapshot says of it."""
-        return {**figures_of(self._slots, self.queue), "functions": len(self._functions), "results": len(self._bulk)}
+        """The fields of a WorkerSnapshot that the machine knows."""
+        slots = tuple(slot.row for slot in self._slots)
+        return {**self.queue.figures, "slots": slots, "functions": len(self._functions), "results": len(self._bulk)}
 
     def lease_at(self, slot: int, position: int) -> int | None:
-        """The lease of what a slot has at a position; None when it has nothing there."""
+        """Return the lease of the item at a position of a slot; None if it has none there."""
         return next((item[0] for at, item in self._slots[slot].given if at == position), None)
 
     def start(self) -> list[Effect]:
-        """The first effects: start the slots."""
+        """Return the first effects: start the slots."""
         return [Spawn(slot.index) for slot in self._slots]
 
     def handle(self, event: Event, now: float) -> list[Effect]:
-        """Apply one event and return what must be done about it, in order. `now` is monotonic seconds."""
+        """Apply one event and return the effects to carry out, in order. `now` is monotonic seconds."""
         if self.ended is not None:
             return []
         effects = self._apply(event, now)
@@ -234,7 +239,7 @@ class WorkerMachine:
                 return []
             case StealRequest(leases):
                 wanted = set(leases)
-                for slot in self._slots:  # somebody may wait to hear that it is too late
+                for slot in self._slots:  # dispatcher P17: a program may wait for the reply that the work has begun
                     self._started += slot.begun_among(wanted)
                 return self._return_unbegun(wanted)
             case AbortLeases(leases, grace_s):
@@ -266,10 +271,16 @@ class WorkerMachine:
         held += [lease for lease in self._bulk if lease not in set(held)]
         stale_leases = [(item[0], item[1]) for slot in self._slots if slot.abandoned for _, item in slot.given]
         index = -1 if self._contact.index_taken else self.index
-        us = (self.incarnation, self.job, index, len(self._slots))
         given = index >= 0 and not self._contact.named
-        at = (self.pid, self.host, self.address)
-        return [Send(DISPATCHER, Register(*us, held, stale_leases, *at, self.tags, given, self._contact.serial))]
+        register = replace(
+            self._register_template,
+            index=index,
+            held=held,
+            stale_leases=stale_leases,
+            index_given=given,
+            serial=self._contact.serial,
+        )
+        return [Send(DISPATCHER, register)]
 
     def _tick(self, now: float) -> list[Effect]:
         contact = self._contact
@@ -288,15 +299,7 @@ class WorkerMachine:
             if not self.can_kill:
                 effects += self._returned([n for slot in self._slots if not slot.abandoned for n in slot.leases()])
                 effects += self._exit(errors.OK, "")
-        return effects + self._kill_overdue(now)
-
-    def _kill_overdue(self, now: float) -> list[Effect]:
-        effects: list[Effect] = []
-        for slot in self._slots if self.can_kill else ():
-            if slot.kill_at is not None and slot.kill_at <= now:
-                slot.killed = True
-                effects.append(Kill(slot.index))
-        return effects
+        return effects + (kill_overdue(self._slots, now) if self.can_kill else [])
 
     def _beat(self, now: float) -> Send:
         self._contact.note_beat(now)
@@ -305,7 +308,7 @@ class WorkerMachine:
     # -- stopping -----------------------------------------------------------------------------------------------
 
     def _abandon(self) -> list[Effect]:
-        """Drop everything: nobody will take the outcomes, and nothing may go on running."""
+        """Drop all leases: no dispatcher would accept their outcomes, and nothing may go on running (P3, P4)."""
         effects: list[Effect] = [FreeBulk(lease) for lease in self._bulk]
         self.queue.empty()
         self.queue.pinned.clear()
@@ -330,14 +333,16 @@ class WorkerMachine:
 
     def _leave(self, grace_s: float, now: float) -> list[Effect]:
         at = now + grace_s
-        if not self.leaving or (self.leave_at is not None and at < self.leave_at):  # somebody asks for a sooner end
+        if not self.leaving or (
+            self.leave_at is not None and at < self.leave_at
+        ):  # a second request may only shorten the grace
             self.leave_at = at
         self.leaving = True
         reclaims = [effect for slot in self._slots if len(slot.given) > 1 for effect in _reclaim(slot)]
         return [*self._announce_leave(), *self._return_queue(), *reclaims]
 
     def _announce_leave(self) -> list[Effect]:
-        """Else what is given back would come again at once."""
+        """Announce that the worker leaves, so that the dispatcher does not assign the returned work to it again."""
         return [Send(DISPATCHER, Leave(0.0))] if self.leaving and self.registered else []
 
     def _leave_if_done(self) -> list[Effect]:
@@ -359,7 +364,9 @@ class WorkerMachine:
 
     def _return_unbegun(self, wanted: set[int]) -> list[Effect]:
         back = self.queue.take_out(wanted)
-        effects: list[Effect] = [*self._contact.report(LeasesReturned(back))]  # also when empty: each request gets one
+        effects: list[Effect] = [
+            *self._contact.report(LeasesReturned(back))
+        ]  # also when empty: each StealRequest gets one
         for slot in self._slots:
             unbegun = wanted & slot.unbegun()
             if unbegun:
@@ -384,7 +391,7 @@ class WorkerMachine:
     # -- slots --------------------------------------------------------------------------------------------------
 
     def _fill(self, now: float) -> list[Effect]:
-        """Give waiting work to slots that can take it."""
+        """Give waiting work to the slots that can take it."""
         effects: list[Effect] = []
         for slot in self._slots if not self._stagger.delays(now) else ():
             if not self.queue:
@@ -393,13 +400,9 @@ class WorkerMachine:
                 continue
             if self.queue.report_before_start and self.queue[0][0] in self.queue.report_before_start:
                 effects += self._announce_then_give(slot, now)
-            elif len(slot.given) <= slot.batch // 2 and not self._pinned_would_wait(slot):
+            elif len(slot.given) <= slot.batch // 2 and not _pinned_would_wait(slot, self.queue):
                 effects.append(self._give(slot, slot.batch - len(slot.given), now))
         return effects
-
-    def _pinned_would_wait(self, slot: Slot) -> bool:
-        """Whether what is for this very worker would be behind other work at the slot."""
-        return bool(slot.given) and self.queue.pinned_is_next and slot.given[-1][1][0] not in self.queue.pinned
 
     def _announce_then_give(self, slot: Slot, now: float) -> list[Effect]:
         if slot.given:
@@ -419,7 +422,7 @@ class WorkerMachine:
         return [self._give(slot, 1, now)]
 
     def _give(self, slot: Slot, count: int, now: float) -> Give:
-        """The next of the queue, up to the next careful one. This is done for each piece of work: it has to be quick."""
+        """Give a slot the next items of the queue, up to one that must be reported first. Runs for each work item, so it has to be fast."""
         was_idle = not slot.given
         functions: list[tuple[int, int, bytes]] = []
         items: list[tuple[int, int, int, bytes]] = []
@@ -439,7 +442,9 @@ class WorkerMachine:
             items.append((position, coordinator, fn, payload))
         slot.position = position
         slot.note_given(len(items), now, was_idle=was_idle)
-        if was_idle and (self._outcomes or not self.can_kill):  # it goes with these; and nobody looks at threads
+        if was_idle and (
+            self._outcomes or not self.can_kill
+        ):  # this report has room for it; and a thread's start is not seen otherwise
             self._started += slot.take_begun()
         return Give(slot.index, functions, items)
 
@@ -451,7 +456,7 @@ class WorkerMachine:
         may_be_aborted = bool(slot.abort_at or slot.to_return)
         for position, kind, payload in outcomes:
             if not given or given[0][0] != position:
-                continue  # of before it was abandoned
+                continue  # an item that was abandoned
             item = given.popleft()[1]
             lease = item[0]
             if kind == NOT_RUN:
@@ -479,14 +484,14 @@ class WorkerMachine:
         return effects + self._returned(stale)
 
     def _not_run(self, slot: Slot, item: Leased) -> list[Effect]:
-        """A slot was about to begin this when it was told not to."""
+        """Handle an item that a slot was about to begin when it was taken back."""
         if self._goes_back(slot, item[0]):
             return self._returned([item[0]])
         self.queue.put_back([item])
         return []
 
     def _goes_back(self, slot: Slot, lease: int) -> bool:
-        """Whether what a slot did not begin goes back to the dispatcher, and not to our own queue."""
+        """Forget a lease of a slot; return whether the item goes back to the dispatcher instead of into this worker's queue."""
         wanted = lease in slot.to_return
         return slot.forget_lease(lease) or wanted or self.leaving
 
@@ -509,7 +514,7 @@ class WorkerMachine:
             self._spawn_failures += 1
             if self._spawn_failures >= SPAWN_FAILURES_MAX:
                 last_output = event.log or "it wrote nothing"
-                problem = f"slot processes die before they are ready; the last one said:\n{last_output}"
+                problem = f"slot processes end before they are ready; the last one wrote:\n{last_output}"
                 return self._exit(errors.INTERNAL, problem)
         again: list[Leased] = []
         back: list[int] = []
@@ -524,7 +529,7 @@ class WorkerMachine:
                 effects += self._report()
                 effects += self._contact.report(SlotsLost([(lease, event.exit_code, event.log)]))
             elif position < event.position:
-                back.append(lease)  # it ended, and its outcome is lost with the slot
+                back.append(lease)  # its function has ended, and the outcome is lost with the slot
             else:
                 again.append(item)
         self.queue.put_back(again)
@@ -532,20 +537,16 @@ class WorkerMachine:
         self._slots[event.slot] = Slot(event.slot)
         return effects if self.leaving and not self.queue else [*effects, Spawn(event.slot)]
 
-    def _could_balance(self, slot: Slot) -> bool:
-        """Whether the slot has work that it has not begun while another slot has nothing to do, or work for this very worker waits."""
-        if len(slot.given) < 2 or slot.reclaiming:
-            return False
-        if self.queue:
-            return self.queue.pinned_is_next
-        return any(other.ready and not other.given for other in self._slots)
-
     def _balance(self, now: float) -> list[Effect]:
-        stuck = [slot for slot in self._slots if now >= slot.reported_at + STUCK_S and self._could_balance(slot)]
+        stuck = [
+            slot
+            for slot in self._slots
+            if now >= slot.reported_at + STUCK_S and _could_balance(slot, self._slots, self.queue)
+        ]
         return [effect for slot in stuck for effect in _reclaim(slot)]
 
     def _forget(self, keys: set[tuple[int, int]], everywhere: bool) -> list[Effect]:
-        """What still waits here for such a function has ended elsewhere; the dispatcher knows that it need not run."""
+        """Drop functions, and return waiting items that need them: they have ended elsewhere, so the dispatcher does not run them again."""
         back = {item[0] for item in self.queue if (item[1], item[3]) in keys}
         effects = self._returned(sorted(self.queue.take_out(back)))
         for key in keys:
@@ -558,7 +559,7 @@ class WorkerMachine:
         return effects
 
     def _report(self, now: float | None = None) -> list[Effect]:
-        """Outcomes and starts since the last report, as few messages as they fit in."""
+        """Report outcomes and starts since the last report, in as few messages as they fit into."""
         if not self.registered or not (self._outcomes or self._started):
             return []
         outcomes, started = self._outcomes, self._started
@@ -573,12 +574,22 @@ class WorkerMachine:
         return effects
 
 
-def figures_of(slots: list[Slot], queue: WaitingWork) -> dict[str, Any]:
-    return {"slots": tuple(slot.row for slot in slots), "waiting": len(queue), "waiting_pinned": queue.pinned_waiting}
+def _pinned_would_wait(slot: Slot, queue: WaitingWork) -> bool:
+    """Return whether pinned work would wait behind other work at this slot (P9)."""
+    return bool(slot.given) and queue.pinned_is_next and slot.given[-1][1][0] not in queue.pinned
+
+
+def _could_balance(slot: Slot, slots: list[Slot], queue: WaitingWork) -> bool:
+    """Return whether the slot has work that it has not begun while another slot is idle, or pinned work waits (P9)."""
+    if len(slot.given) < 2 or slot.reclaiming:
+        return False
+    if queue:
+        return queue.pinned_is_next
+    return any(other.ready and not other.given for other in slots)
 
 
 def _reclaim(slot: Slot) -> list[Effect]:
-    """One at a time: the answer to a second one would also take back what the slot was given, and has begun, after the first."""
+    """Take back what a slot has not begun. One Reclaim at a time: the reply to a second one would cover items given after the first."""
     effects: list[Effect] = [] if slot.reclaiming else [Reclaim(slot.index)]
     slot.reclaiming = True
     return effects

@@ -1,6 +1,6 @@
-"""What waits at a worker for its slots, in the order in which it is to begin: work for this very worker first (worker.py).
+"""The queue of a worker: work that waits for a slot, in the order in which it begins. Pinned work goes first (machine.py, P9).
 
-Not here: what the slots have, and when they get more.
+Not here: the items that slots have, and when a slot gets more.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from zmqdist.messages import Leased
 
 
 class WaitingWork(deque[Leased]):
-    """A queue of leased work.
+    """A queue of leased work items.
 
     Attributes:
-      pinned: leases of work for this very worker, here or at a slot, and perhaps some that have ended.
-      report_before_start: leases in it that are careful work.
-      announced: the careful lease whose start was reported last: nothing goes before it any more.
+      pinned: leases of pinned work, in the queue or at a slot. It may include leases that have ended.
+      report_before_start: leases in the queue whose start must be reported before it happens.
+      announced: the lease whose start was reported last. Nothing goes before it any more, because it is reported as begun.
     """
 
     def __init__(self) -> None:
@@ -29,16 +29,21 @@ class WaitingWork(deque[Leased]):
 
     @property
     def pinned_is_next(self) -> bool:
-        """Whether the next is work for this very worker."""
+        """Whether the next item is pinned work."""
         return bool(self.pinned) and bool(self) and self[0][0] in self.pinned
 
     @property
     def pinned_waiting(self) -> int:
-        """Work for this very worker in it."""
+        """How many items in the queue are pinned work."""
         return sum(item[0] in self.pinned for item in self) if self.pinned else 0
 
+    @property
+    def figures(self) -> dict[str, int]:
+        """The fields of a WorkerSnapshot about the queue."""
+        return {"waiting": len(self), "waiting_pinned": self.pinned_waiting}
+
     def put(self, items: list[Leased], *, report_before_start: bool, pinned: bool) -> None:
-        """New work."""
+        """Add items from the dispatcher."""
         if report_before_start:
             self.report_before_start.update(item[0] for item in items)
         if pinned:
@@ -48,7 +53,7 @@ class WaitingWork(deque[Leased]):
             self.extend(items)
 
     def put_back(self, items: list[Leased]) -> None:
-        """What a slot had and has not begun, oldest first: before the rest of its kind."""
+        """Put back items that a slot has not begun, oldest first: before the other items of their kind, because they are older."""
         pinned = self.pinned and [item for item in items if item[0] in self.pinned]
         if pinned:
             self._put_pinned(pinned)
@@ -59,7 +64,7 @@ class WaitingWork(deque[Leased]):
         self.rotate(place)
 
     def take_out(self, leases: Container[int]) -> list[int]:
-        """Remove these; those that were here."""
+        """Remove the items of these leases; return the leases that were in the queue."""
         taken = [item[0] for item in self if item[0] in leases]
         if taken:
             kept = [item for item in self if item[0] not in leases]
@@ -70,7 +75,7 @@ class WaitingWork(deque[Leased]):
         return taken
 
     def empty(self) -> list[int]:
-        """Remove all: their leases."""
+        """Remove all items; return their leases."""
         leases = [item[0] for item in self]
         self.clear()
         self.report_before_start.clear()
@@ -92,5 +97,5 @@ class WaitingWork(deque[Leased]):
 
     @staticmethod
     def _in_order(items: list[Leased]) -> list[Leased]:
-        """As they came: the dispatcher counts leases up."""
+        """Sort items in the order in which they were assigned: the dispatcher counts lease numbers up."""
         return sorted(items)
