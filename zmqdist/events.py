@@ -34,7 +34,7 @@ class PeerGone:
 
 @dataclass(frozen=True, slots=True)
 class PeerExpelled:
-    """A peer may not be served any more; its process may go on. No message is taken from its connection, and none reaches it."""
+    """A peer may not be served any more, although its process may go on. No message arrives from it or reaches it any more."""
 
     peer: Peer
     reason: str

@@ -78,9 +78,9 @@ def test_a_worker_that_answers_with_pickles_runs_nothing_in_the_program(monkeypa
         ClusterCoordinator(cluster, results="safe") as coordinator,
     ):
         value = coordinator.schedule(int)
-        with pytest.raises(errors.FailedPreconditionError, match="answered with a pickle"):
+        with pytest.raises(errors.FailedPreconditionError, match="replied with a pickle"):
             value.get()
-        with pytest.raises(errors.FailedPreconditionError, match="answered with a pickle"):
+        with pytest.raises(errors.FailedPreconditionError, match="replied with a pickle"):
             coordinator.schedule(lambda: 1 / 0).get()
         assert Evil.loaded == 0
         with pytest.raises(errors.FailedPreconditionError):

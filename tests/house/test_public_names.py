@@ -117,6 +117,7 @@ PINNED: dict[str, frozenset[str]] = {
             "ExecutableLocation",
             "KubernetesClusterResolver",
             "SimpleClusterResolver",
+            "RankClusterResolver",
             "SlurmClusterResolver",
             "TFConfigClusterResolver",
             "UnionResolver",

@@ -26,9 +26,9 @@ from zmqdist import errors
 from zmqdist.coordinator import ClusterCoordinator
 from zmqdist.rpc import internal_client
 from zmqdist.rpc.client import ZmqClient
+from zmqdist.rpc.server_info import SERVER_INFO
 from zmqdist.scheduling.dispatcher.config import DispatcherConfig, WorkerConfig
-from zmqdist.transport import keys
-from zmqdist.transport import shm_pool as arena_module
+from zmqdist.transport import keys, shm_pool
 from zmqdist.transport.credentials import Credentials
 from zmqdist.transport.ticket import decode_ticket, join
 
@@ -41,9 +41,9 @@ Member = Callable[..., str]
 @pytest.fixture
 def all_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """The static keys of the cluster. Without shared memory all that is large is fetched by connections."""
-    monkeypatch.setenv(arena_module.VARIABLE, "off")
-    monkeypatch.setattr(arena_module, "_arena", None)
-    monkeypatch.setattr(arena_module, "_tried", False)
+    monkeypatch.setenv(shm_pool.POOL_VARIABLE, "off")
+    monkeypatch.setattr(shm_pool, "_pool", None)
+    monkeypatch.setattr(shm_pool, "_tried", False)
     keys.keygen(tmp_path / "keys")
     return str(tmp_path / "keys")
 
@@ -156,7 +156,7 @@ def test_a_joined_worker_may_not_act_as_submitter_or_admin(
 
 def test_a_joined_worker_cannot_schedule(dispatcher: zd.DispatchServer, member: Member) -> None:
     with (
-        pytest.raises(errors.PermissionDeniedError, match="role worker may not send Enlist"),
+        pytest.raises(errors.PermissionDeniedError, match="role worker may not send RegisterCoordinator"),
         program(dispatcher, member("worker:0")) as coordinator,
     ):
         coordinator.schedule(int).fetch()
@@ -333,23 +333,23 @@ def test_a_revoked_key_is_refused_with_that_reason_everywhere(
     folder = member("worker:1")
     with contextlib.ExitStack() as stack:
         # A connection to another member, over which the key is good now.
-        shown = keys.raw(keys.load_role(shown_by, "worker").public)
+        shown = keys.decode_public(keys.load_role(shown_by, "worker").public)
         security = Credentials(keys_dir=folder).client(other.address, "worker", shown)
         client = stack.enter_context(ZmqClient(other.address, "member", security=security))
-        assert ask(client, "zmqdist.about")
+        assert ask(client, SERVER_INFO)
         ask(admin, "keys_revoke", "worker:1")
         began = time.monotonic()
         until(lambda: _failure(client), 3.0)
         assert time.monotonic() - began < 3.0
         with pytest.raises(errors.UnauthenticatedError, match="was revoked"):
-            ask(client, "zmqdist.about")
+            ask(client, SERVER_INFO)
     with pytest.raises(errors.UnauthenticatedError, match=r"the key of this process \(worker:1\) was revoked"):
         start(dispatcher, folder, index=1)
 
 
 def _failure(client: ZmqClient) -> errors.OpError | None:
     try:
-        ask(client, "zmqdist.about")
+        ask(client, SERVER_INFO)
     except errors.OpError as error:
         return error
     return None
@@ -426,6 +426,33 @@ def test_after_a_restart_members_are_known_by_the_work_dir_or_told_to_join_again
             assert "join again with a new ticket" in worker.ended.error
 
 
+@pytest.mark.killed("joining")
+@pytest.mark.timeout(120)
+def test_a_killed_dispatcher_has_forgotten_neither_who_joined_nor_who_was_revoked(
+    all_keys: str,
+    tmp_path: Path,
+    start_dispatcher: Callable[..., subprocess.Popen[str]],
+    start: Callable[..., zd.WorkerServer],
+) -> None:
+    class Place:
+        address = f"127.0.0.1:{free_port()}"
+
+    config = {"port": int(Place.address.rpartition(":")[2]), "keys_dir": all_keys, "work_dir": str(tmp_path / "work")}
+    first = start_dispatcher(**config)
+    for name in ("worker:0", "worker:1"):
+        ticket = call(Place.address, all_keys, "admin", "keys_token", name, Place.address, 60.0, "")
+        join(decode_ticket(ticket), tmp_path / name)
+    call(Place.address, all_keys, "admin", "keys_revoke", "worker:1")
+    first.kill()
+    first.wait(10.0)
+    start_dispatcher(**config)
+    start(Place, str(tmp_path / "worker:0"), index=0)  # type: ignore[arg-type]
+    with pytest.raises(errors.UnauthenticatedError, match=r"\(worker:1\) was revoked at the dispatcher"):
+        start(Place, str(tmp_path / "worker:1"), index=1)  # type: ignore[arg-type]
+    until(lambda: call(Place.address, all_keys, "admin", "status")["workers"])
+    assert [row["name"] for row in call(Place.address, all_keys, "admin", "status")["workers"]] == ["worker:0"]
+
+
 # -- secrets -------------------------------------------------------------------------------------------------------------
 
 
@@ -454,6 +481,7 @@ def _shown_by(pid: int) -> str:
     return "".join(Path("/proc", str(pid), name).read_text(errors="replace") for name in ("cmdline", "environ"))
 
 
+@pytest.mark.processes("joining")
 @pytest.mark.timeout(120)
 def test_a_worker_process_joins_by_a_descriptor_and_shows_its_secrets_nowhere(
     dispatcher: zd.DispatchServer, member: Member, tmp_path: Path
@@ -501,8 +529,8 @@ def _looks_at_itself(array: Any) -> tuple[int, str, float]:
 def test_a_parameter_server_that_joined_is_found_by_its_own_key(member: Member) -> None:
     address = f"127.0.0.1:{free_port()}"
     with zd.Server({"ps": [address]}, "ps", 0, keys_dir=member("ps:0", address=address)):
-        assert call(address, member("submit"), "submit", "zmqdist.about")[0] == "server-ps:0"
-        assert call(address, member("worker:0"), "worker", "zmqdist.about")[0] == "server-ps:0"
+        assert call(address, member("submit"), "submit", SERVER_INFO)[0] == "server-ps:0"
+        assert call(address, member("worker:0"), "worker", SERVER_INFO)[0] == "server-ps:0"
 
 
 @pytest.mark.timeout(300)
@@ -540,13 +568,13 @@ def test_a_member_that_was_just_admitted_is_never_refused_by_another(
 ) -> None:
     shown_by = member("worker:0")
     worker = start(dispatcher, shown_by, index=0)
-    shown = keys.raw(keys.load_role(shown_by, "worker").public)
+    shown = keys.decode_public(keys.load_role(shown_by, "worker").public)
     for index in range(20):
         folder = member(f"submit:{index}")
         # The worker has asked about no such key before, and connects to the dispatcher of its own accord.
         security = Credentials(keys_dir=folder).client(worker.address, "submit", shown)
         with ZmqClient(worker.address, "new", security=security) as client:
-            assert ask(client, "zmqdist.about")[0] == "worker"
+            assert ask(client, SERVER_INFO)[0] == "worker"
 
 
 @pytest.mark.timeout(120)
@@ -564,19 +592,22 @@ def test_while_the_dispatcher_says_nothing_a_connection_waits_for_its_word(
         ticket = call(Place.address, all_keys, "admin", "keys_token", name, Place.address, 60.0, "")
         join(decode_ticket(ticket), tmp_path / name)
     worker = start(Place, str(tmp_path / "worker:0"), index=0)  # type: ignore[arg-type]
-    shown = keys.raw(keys.load_role(tmp_path / "worker:0", "worker").public)
+    shown = keys.decode_public(keys.load_role(tmp_path / "worker:0", "worker").public)
     # The program knows the worker's key; the worker does not know the program's.
     credentials = Credentials(keys_dir=str(tmp_path / "submit"))
     first = credentials.client(worker.address, "submit", shown)
     other = replace(
-        first, voucher=None, key=keys.load_role(tmp_path / "submit", "submit"), server_key=keys.text(shown).encode()
+        first,
+        voucher=None,
+        key=keys.load_role(tmp_path / "submit", "submit"),
+        server_key=keys.encode_public(shown).encode(),
     )
     process.send_signal(signal.SIGSTOP)
     try:
         with ZmqClient(worker.address, "waits", security=other) as client:
-            pending = internal_client.start(client, "zmqdist.about", due=time.monotonic() + 30.0)
+            pending = internal_client.start(client, SERVER_INFO, due=time.monotonic() + 30.0)
             with pytest.raises(errors.DeadlineExceededError):
-                internal_client.start(client, "zmqdist.about", due=time.monotonic() + 1.0).get_value()
+                internal_client.start(client, SERVER_INFO, due=time.monotonic() + 1.0).get_value()
             process.send_signal(signal.SIGCONT)
             assert pending.get_value()[0] == "worker"
     finally:

@@ -60,12 +60,12 @@ def _mark() -> int:
 def test_a_pickle_is_refused_unread() -> None:
     for packed in (pickle.dumps(Evil(), 5), [pickle.dumps(Evil(), 5), bytearray(8)]):
         with pytest.raises(
-            errors.FailedPreconditionError, match="answered with a pickle, which `results: safe` refuses"
+            errors.FailedPreconditionError, match="replied with a pickle, which `results: safe` refuses"
         ):
             results.unpack(packed, safe_only=True)
     error = results.unpack_error(trusted.pack_error(ValueError(1)), safe_only=True)
     assert isinstance(error, errors.FailedPreconditionError)
-    assert "answered with a pickle" in error.message
+    assert "replied with a pickle" in error.message
     assert Evil.loaded == 0
 
 

@@ -19,6 +19,7 @@ import msgspec
 from zmqdist import errors, limits
 from zmqdist.background import logged
 from zmqdist.launch.agent_protocol import (
+    AgentClosing,
     AgentEvent,
     AgentHello,
     AgentOrder,
@@ -97,13 +98,13 @@ class AgentLink:
         self._on_note = on_note
         self._greeting: AgentHello | AgentUnfit | None = None
         self._greeted = threading.Event()
+        self._answered_close = threading.Event()
         self._ended = threading.Event()
         self._tickets = itertools.count(1)
         self._lock = threading.Lock()
         self._roles: dict[int, RemoteRole] = {}
         self._reserved: dict[int, queue.SimpleQueue[AgentEvent | None]] = {}
         self._orders: queue.SimpleQueue[AgentOrder | None] = queue.SimpleQueue()
-        self._closing = False
         self._reader = threading.Thread(target=logged, args=(self._read,), name=f"zmqdist-from-{host}", daemon=True)
         self._writer = threading.Thread(target=logged, args=(self._write,), name=f"zmqdist-to-{host}", daemon=True)
         self._reader.start()
@@ -122,19 +123,15 @@ class AgentLink:
 
     # -- roles ---------------------------------------------------------------------------------------------------
 
-    def start(self, role: RemoteRole, order: Callable[[int], StartRole]) -> bool:
-        """Start a role; its end is reported to the owner. Return False, and report nothing, if the stream has ended.
-
-        Args:
-          order: returns the order, given the ticket of this start.
-        """
+    def start(self, role: RemoteRole, order: StartRole) -> bool:
+        """Start a role, with a new ticket; its end is reported to the owner. Return False, and report nothing, if the stream has ended."""
         with self._lock:
             if self._ended.is_set():
                 return False
             ticket = next(self._tickets)
             role.send_signal = lambda number: self._orders.put(SignalRole(ticket, number))
             self._roles[ticket] = role
-            self._orders.put(order(ticket))
+            self._orders.put(msgspec.structs.replace(order, ticket=ticket))
         return True
 
     def reserve(self, host: str, port: int = 0) -> str:
@@ -156,16 +153,18 @@ class AgentLink:
 
     def request_close(self, grace_s: float) -> None:
         """Have the agent stop its roles and end. Does not wait."""
-        self._closing = True
         self._orders.put(CloseAgent(grace_s))
 
     def close(self) -> None:
         """End the stream: the agent kills what still runs. Returns when all roles were reported. Idempotent."""
-        self._closing = True
         self._stream.close()
         self._orders.put(None)
         self._reader.join()
         self._writer.join()
+
+    def has_answered_close(self, timeout_s: float) -> bool:
+        """Wait. Return whether the agent stops its roles, or has ended."""
+        return self._answered_close.wait(timeout_s)
 
     def wait_until_ended(self, timeout_s: float) -> bool:
         """Wait. Return whether the stream has ended and all its roles were reported."""
@@ -206,6 +205,9 @@ class AgentLink:
             self._greeting = event
             self._greeted.set()
             return
+        if isinstance(event, AgentClosing):
+            self._answered_close.set()
+            return
         if (answer := self._reserved.pop(event.ticket, None)) is not None:
             answer.put(event)
             return
@@ -243,6 +245,7 @@ class AgentLink:
             tickets = list(self._roles)
             answers = list(self._reserved.values())
         self._greeted.set()
+        self._answered_close.set()
         self._orders.put(None)
         for answer in answers:
             answer.put(None)

@@ -65,7 +65,7 @@ class LauncherBeat(AgentMessage, frozen=True):
 
 
 class CloseAgent(AgentMessage, frozen=True):
-    """Stop all roles (SIGTERM, up to `grace_s` to drain, then SIGKILL), and end."""
+    """Stop all roles (SIGTERM, up to `grace_s` to drain, then SIGKILL), and end; answered at once by AgentClosing."""
 
     grace_s: float
 
@@ -151,8 +151,14 @@ class OrderRefused(AgentMessage, frozen=True):
     reason: str
 
 
+class AgentClosing(AgentMessage, frozen=True):
+    """The roles are being stopped. A host that does not say so soon is cut off, and need not be waited for."""
+
+
 AgentOrder: TypeAlias = StartRole | SignalRole | ReservePort | LauncherBeat | CloseAgent
-AgentEvent: TypeAlias = AgentHello | AgentUnfit | RoleStarted | RoleLine | RoleEnded | PortReserved | OrderRefused
+AgentEvent: TypeAlias = (
+    AgentHello | AgentUnfit | AgentClosing | RoleStarted | RoleLine | RoleEnded | PortReserved | OrderRefused
+)
 
 _encoder: Final = msgspec.json.Encoder()
 _orders: Final = msgspec.json.Decoder(AgentOrder)

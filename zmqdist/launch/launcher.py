@@ -128,13 +128,14 @@ class Launch:
         """Refuse a file that cannot be started here, as far as this can be seen without binding a port or creating a file.
 
         Raises:
-          NotFoundError: a program is missing.
+          NotFoundError: a program is missing, also one that the launcher of the file needs.
           InvalidArgumentError: keys of the file contradict each other.
           FailedPreconditionError: the key folder of the file lacks a key, or has an unusable one.
         """
         for key, command in (("program", self._command), ("jobs.evaluator.program", self._evaluator_command())):
             if command and shutil.which(command[0]) is None:
                 raise errors.NotFoundError(f"{key}: {command[0]!r} is not found, or may not be executed")
+        agent_hosts(self._config)
         self._dispatcher_config(Credentials())
         folder = self._config.security.keys
         if folder is not None:

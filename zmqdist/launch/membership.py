@@ -1,4 +1,4 @@
-"""The keys of a role that joins by a ticket: made here, in a private folder that goes with the process."""
+"""The keys of a role that joins by a ticket: the role makes them in a private folder, which is removed when its process ends."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from zmqdist.launch.folders import RunFolder
 
 @dataclass(frozen=True)
 class JoinedAs:
-    """What a process has joined as.
+    """The name under which a process has joined, and its dispatcher.
 
     Attributes:
       job, index: from the name in its ticket.
@@ -27,10 +27,10 @@ class JoinedAs:
 
 @contextmanager
 def joined(ticket_file: str | None, ticket_fd: int | None, keys_dir: str | None) -> Iterator[JoinedAs | None]:
-    """Join by the ticket of a private file or of a descriptor; without either there is nothing to do.
+    """Join by the ticket in a private file or on a descriptor, for as long as the context lasts; without a ticket it gives None.
 
     Args:
-      keys_dir: where to keep the keys; None: in a folder that is removed on exit.
+      keys_dir: the folder for the keys; None: a folder that is removed on exit.
 
     Raises:
       OpError: the ticket cannot be read, or the dispatcher does not admit it; the text says why.
@@ -38,7 +38,7 @@ def joined(ticket_file: str | None, ticket_fd: int | None, keys_dir: str | None)
     if ticket_file is None and ticket_fd is None:
         yield None
         return
-    from zmqdist.transport.ticket import join, read_ticket  # here, because most roles have keys or a token already
+    from zmqdist.transport.ticket import join, read_ticket  # here, because few roles have a ticket
     from zmqdist.transport.voucher import voucher_for
 
     ticket = read_ticket(ticket_file, ticket_fd)

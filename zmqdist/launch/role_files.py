@@ -1,7 +1,7 @@
-"""What travels with a role to its host: a join ticket, and the cluster file; with its paths as they are there.
+"""The files that travel with a role to its host: a join ticket, and the cluster file with the paths of that host.
 
 No key travels: the role makes its own, and joins by the ticket, which works once (transport/ticket.py). Tickets travel as files of the
-order `start` only, never in an argument or a variable (docs/internals/launching.md).
+order `StartRole` only, never in an argument or a variable (docs/internals/launching.md).
 """
 
 from __future__ import annotations

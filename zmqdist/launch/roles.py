@@ -169,7 +169,8 @@ def run_server(
 
     Args:
       config: the `config` of the Server.
-      ticket_file, ticket_fd: where a join ticket is read from; then the task has a key of its own, in place of the server's.
+      ticket_file, ticket_fd: the private file or the descriptor that has a join ticket. With one, the task makes a key of its own and
+        shows that in place of the server's.
 
     Raises:
       ValueError: the cluster has several jobs or tasks, and `job` or `index` is None.

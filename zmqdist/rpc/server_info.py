@@ -12,12 +12,12 @@ from zmqdist._version import __version__
 from zmqdist.errors import WireError
 from zmqdist.wire.hello import PROTOCOL
 
-ABOUT: Final = "zmqdist.about"
+SERVER_INFO: Final = "zmqdist.about"
 """The name of the reserved method."""
 
 
 @dataclass(frozen=True)
-class About:
+class ServerInfo:
     """The report of a server about itself.
 
     Attributes:
@@ -37,16 +37,16 @@ class About:
     time_s: float
 
 
-def about_us(kind: str, incarnation: int) -> list[Any]:
+def describe_server(kind: str, incarnation: int) -> list[Any]:
     """Return this process's report as it travels: flat, because `Client.call` returns leaves. New items go to the end."""
     return [kind, __version__, *PROTOCOL, *sys.version_info[:2], os.getpid(), incarnation, time.time()]
 
 
-def heard(reply: Any, peer: str) -> About:
+def decode_server_info(reply: Any, peer: str) -> ServerInfo:
     """Decode the report of a server. Raises WireError if `reply` is not one."""
     try:
         kind, version, major, minor, python_major, python_minor, pid, incarnation, time_s = reply[:9]
-        return About(
+        return ServerInfo(
             str(kind),
             str(version),
             (int(major), int(minor)),

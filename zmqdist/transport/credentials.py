@@ -1,4 +1,4 @@
-"""Where a component's secret is: given once, passed on to everything that it starts."""
+"""Where a component finds its secrets: set once, and passed on to every process that it starts."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ VOUCHER_VARIABLE = "ZMQDIST_VOUCHER"
 
 @dataclass(frozen=True)
 class Credentials:
-    """Paths of secrets, never the secrets themselves. All None: the usual places (SECURITY.md).
+    """Paths of secrets, never the secrets themselves. With the defaults, the secrets are at their usual places (SECURITY.md).
 
     Attributes:
-      voucher: "host:port" of the dispatcher that vouches for the keys of peers; None: the one that the key folder names, if it does.
+      voucher: "host:port" of the dispatcher that vouches for the keys of peers; None: the dispatcher in the file `joined`, if there is one.
     """
 
     token_file: str | None = None
@@ -32,17 +32,17 @@ class Credentials:
     voucher: str | None = field(default=None, compare=False)
 
     @classmethod
-    def of_environment(cls) -> Credentials:
-        """For a child process: what `environment` has put there is found by the security itself, but for `insecure`."""
+    def from_environment(cls) -> Credentials:
+        """Return the credentials of a child process. The paths that `environment` has set need no field: the security reads them itself."""
         return cls(insecure=os.environ.get(INSECURE_VARIABLE) == "1", voucher=os.environ.get(VOUCHER_VARIABLE))
 
     def vouched_by(self, dispatcher: str) -> Credentials:
-        """The same secrets, with the dispatcher at "host:port" vouching for the keys of peers."""
+        """Return the same credentials, with the dispatcher at "host:port" to vouch for the keys of peers."""
         return replace(self, voucher=dispatcher.removeprefix("zmq://"))
 
     def server(self, host: str, role: str = "server") -> ServerSecurity:
-        """For a socket that listens; `role`: whose key it shows, as in `server_security`."""
-        from zmqdist.transport.security import server_security  # with ZeroMQ behind it: not before it is needed
+        """Return the security of a listening socket. `role` says whose key it shows, as in `server_security`."""
+        from zmqdist.transport.security import server_security  # imported late, because it imports ZeroMQ
 
         return server_security(
             host,
@@ -54,7 +54,7 @@ class Credentials:
         )
 
     def client(self, address: str, role: str, peer: bytes = b"") -> ClientSecurity:
-        """For a socket that connects; `peer`: the public key that was told with the address, as in `client_security`."""
+        """Return the security of a connecting socket. `peer` is the public key that came with the address, as in `client_security`."""
         from zmqdist.transport.security import client_security
 
         return client_security(
@@ -72,13 +72,13 @@ class Credentials:
         from zmqdist.transport.voucher import voucher_for
 
         joined = load_joined(folder)
-        if joined is None and role == "server":  # it is its own judge
+        if joined is None and role == "server":  # a server with keys of `keygen` judges by its own file
             return None
         dispatcher = self.voucher or (None if joined is None else joined.dispatcher)
         return None if dispatcher is None else voucher_for(dispatcher, folder, role if joined is None else joined.role)
 
     def environment(self) -> dict[str, str]:
-        """The present environment, with these paths in it, for a child process."""
+        """Return a copy of this process's environment with these paths in it, for a child process."""
         return {**os.environ, **self.variables()}
 
     def variables(self) -> dict[str, str]:

@@ -1,26 +1,27 @@
-"""The keyring of a dispatcher: which public key may act as what, who may join, and what was withdrawn. No I/O, no clock.
+"""The keyring of a dispatcher: the role of each public key, the open join tokens, and the revoked keys. No I/O, no clock.
 
 Theory of operation
     The static part is the `authorized` file. A process that is not in it makes a key pair of its own and joins: it shows a join token
     over a connection that its key authenticates, so the token admits just this key. A token is bound to one name ("worker:3", "submit"),
     and through the name to a role. The keyring has only the digest of its secret.
-    A process that listens, or is about to connect to a peer, asks about the peer's key and gets its state. It is sent each later change of
-    that state, so that a revoked key can be refused everywhere.
+    A process that listens, or is about to connect to a peer, asks about the peer's key and gets its state. The dispatcher also sends it
+    each later change of that state, so that a revoked key can be refused everywhere.
+    A key that lost its role is let in as REVOKED, because ZeroMQ cannot say why it refuses a handshake: the reason is the one reply.
     A key is replaced by a newer one of the same name: by NewKey over a connection of the old key, or because a process joined under that
-    name again. The old one stays good for `renewal_s`, so that no connection in the making fails. After that it lets no process in. What
-    was opened with it goes on, so that no work is lost: connections until they end, and a port that shows it is trusted (`listens`),
-    because an open port cannot change its key without ending its connections. To end those, too, a key is revoked.
+    name again. The old key keeps its role for `renewal_s`, so that no connection in the making fails. After that it lets no process in.
+    Connections that were opened with it go on until they end, and a port that shows it is still trusted (`listens`), so that no work is
+    lost: an open port cannot change its key without ending its connections. An admin who wants to end those revokes the key.
 
 Promises, checked by tests/machines/test_keyring.py and tests/sim/simulations/keyring.py
     P1  a token admits one key, before its end, and only under its own name
     P2  a revoked key never has a role again, also not in a keyring that was restored
-    P3  a process that asked about a key hears of each change of its state, in order
-    P4  what a restart must know is saved before any process hears of it: Save stands before the Sends
+    P3  a process that asked about a key is sent each change of its state, in order
+    P4  a change is saved before any process is told of it: SaveKeyring stands before the Sends
     P5  at most one key of a member's name has a role, besides keys that were replaced less than `renewal_s` ago
     P6  tokens, keys and questions are bounded; beyond a bound a request is refused and changes nothing
-    P7  connections of a revoked key are cut: a CutKey follows, once
+    P7  the connections of a revoked key are ended: there is one CutKey for each
 
-Not here: files, sockets, and making secrets (keyring.py).
+Not here: files, sockets, and making secrets (scheduling/dispatcher/key_service.py).
 """
 
 from __future__ import annotations
@@ -38,11 +39,11 @@ from zmqdist.limits import JOIN_EXPLAINED_S, JOIN_TOKENS_MAX, KEY_QUESTIONS_MAX,
 from zmqdist.messages import AskKey, Join, Joined, KeyState, NewKey, Refused, RenewKey
 
 JOINING: Final = "joining"
-"""What an unknown key acts as while tokens are open: it may join, and nothing else."""
+"""Role of an unknown key while tokens are open: it may join, and nothing else."""
 REVOKED: Final = "revoked"
-"""What a key acts as that has lost its role: it is let in to be told why, and nothing else."""
+"""Role of a key that has lost its role: its connection gets the reason, and nothing else."""
 
-LISTENERS: Final = frozenset({"worker", "submit", "admin"})
+LISTENING_ROLES: Final = frozenset({"worker", "submit", "admin"})
 """Roles whose key a process may show that listens without being a server."""
 
 KEY_BYTES: Final = 32
@@ -51,23 +52,24 @@ _REPLACED: Final = "this key was replaced by a newer one of the same name: conne
 
 
 def role_of(name: str) -> str:
-    """The role that a member's name stands for: "submit" for "submit:2", "worker" for "worker:3", "ps:0" and every other job."""
+    """Return the role that belongs to a member's name: "submit" for "submit:2", "worker" for "worker:3", "ps:0" and every other job."""
     job = name.partition(":")[0]
     return job if job in _ROLES else "worker"
 
 
 def digest_of(secret: bytes) -> bytes:
+    """Return the digest by which the keyring recognises the secret of a token."""
     return hashlib.sha256(secret).digest()
 
 
 @dataclass(frozen=True, slots=True)
 class KeyVerdict:
-    """What a key may do now.
+    """The rights of a key at this moment.
 
     Attributes:
-      role: "" for a key that is not known, REVOKED for one that lost its role.
-      listens: a server that shows it may be trusted.
-      problem: why it lost its role.
+      role: "" for an unknown key, REVOKED for a key that lost its role.
+      listens: whether a connecting process may trust a port that shows the key.
+      problem: why the key lost its role; "" if it has not.
     """
 
     role: str = ""
@@ -81,8 +83,8 @@ class MemberKey:
     """A key that joined.
 
     Attributes:
-      address: where its process listens in place of a server, "host:port"; "" for none.
-      shown: the key that the port at `address` shows, which is the one with which the process joined; b"" for this key itself.
+      address: "host:port" at which its process listens in place of a server; "" if it does not.
+      shown: the key that the port at `address` shows, which is the key with which the process joined; b"" for this key itself.
       since_s: when it joined, in seconds since 1970.
       replaced_at: when a newer key replaced it; None while it is the current one.
     """
@@ -97,7 +99,7 @@ class MemberKey:
 
 @dataclass(frozen=True, slots=True)
 class RevokedKey:
-    """A key that was withdrawn, since when (in seconds since 1970) and why."""
+    """A key that an admin has revoked: the time in seconds since 1970, and the text for its process."""
 
     name: str
     since_s: float
@@ -126,7 +128,7 @@ class _Questioner:
 
 @dataclass(frozen=True, slots=True)
 class TokenMade:
-    """A token was made; of its secret only the digest comes here. `until`: on the machine's clock."""
+    """A token was made. The keyring gets only the digest of its secret. `until` is on the machine's clock."""
 
     number: str
     digest: bytes
@@ -146,7 +148,7 @@ class KeyHeard:
 
 @dataclass(frozen=True, slots=True)
 class KeysRevoked:
-    """An admin withdraws these keys, and the open tokens of `name`."""
+    """An admin revokes these keys, and withdraws the open tokens of `name`."""
 
     keys: tuple[bytes, ...]
     name: str
@@ -155,19 +157,19 @@ class KeysRevoked:
 
 @dataclass(frozen=True, slots=True)
 class RenewalAsked:
-    """An admin wants the members of this name, or all members for "", to make new keys."""
+    """An admin wants the members of this name to make new keys; "" means all members."""
 
     name: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class SaveKeyring:
-    """Keep `record()` where a restart finds it, before the effects that follow."""
+    """Write `record()` to where a restart finds it, before the effects that follow."""
 
 
 @dataclass(frozen=True, slots=True)
 class CutKey:
-    """End the connections of a key, and say why."""
+    """End the connections of a key, and send its processes the reason."""
 
     key: bytes
     problem: str
@@ -178,11 +180,11 @@ KeyringEffect: TypeAlias = Send | SaveKeyring | CutKey
 
 
 class Keyring:
-    """See the module's docstring.
+    """The keyring of one dispatcher; see the module's docstring.
 
     Attributes:
       members, revoked: by public key, 32 bytes.
-      wrong: tokens that admitted nobody.
+      wrong: number of joins that were refused.
     """
 
     def __init__(self, static: Mapping[bytes, str], *, renewal_s: float = KEY_RENEWAL_S) -> None:
@@ -200,30 +202,30 @@ class Keyring:
     # -- what it knows --------------------------------------------------------------------------------------------
 
     def verdict(self, key: bytes) -> KeyVerdict:
-        """What a key may do now."""
+        """Return the rights of a key at this moment."""
         if key in self.revoked:
             gone = self.revoked[key]
             return KeyVerdict(REVOKED, gone.name, False, gone.problem)
         member = self.members.get(key)
         if member is not None:
-            listens = member.role in LISTENERS
+            listens = member.role in LISTENING_ROLES
             if member.replaced_at is not None and key not in self._expiring:
                 return KeyVerdict(REVOKED, member.name, listens, _REPLACED)
             return KeyVerdict(member.role, member.name, listens)
         role = self.static.get(key, "")
-        return KeyVerdict(role, role, role in LISTENERS)
+        return KeyVerdict(role, role, role in LISTENING_ROLES)
 
     def name_of(self, key: bytes) -> str:
-        """The name to which a key is bound; "" for a key of the static part, which may take any name of its role."""
+        """Return the name to which a key is bound; "" for a static key, which may take any name of its role."""
         member = self.members.get(key)
         return "" if member is None else member.name
 
     def joinable(self, now: float) -> bool:
-        """Whether unknown keys are let in to show a token: while one is open, and some time longer, so that a late one is told why."""
+        """Return whether unknown keys are let in to show a token: while one is open, and for JOIN_EXPLAINED_S after it."""
         return now < self._joinable_until
 
     def find(self, name_or_key: str | bytes) -> tuple[bytes, ...]:
-        """The keys of a name, or the one key, that are known and not revoked."""
+        """Return the known keys of a name, or the one key, without revoked ones."""
         if isinstance(name_or_key, bytes):
             known = name_or_key in self.members or name_or_key in self.static
             return (name_or_key,) if known and name_or_key not in self.revoked else ()
@@ -275,7 +277,7 @@ class Keyring:
 
     def _join(self, peer: Peer, join: Join, key: bytes, now: float, clock_s: float) -> list[KeyringEffect]:
         token = self._tokens.get(join.number)
-        # Compared in any case, and in constant time, so that the time of the answer tells nothing.
+        # Compared also without a token, and in constant time, so that the time of the reply tells a guesser nothing.
         right = hmac.compare_digest(digest_of(join.secret), token.digest if token is not None else bytes(KEY_BYTES))
         if token is None or not right:
             self.wrong += 1
@@ -292,7 +294,7 @@ class Keyring:
         return self._admit(key, member, now, [Send(peer, Joined(member.role, member.name))])
 
     def _problem(self, token: _Token, name: str, key: bytes, now: float) -> Refused | None:
-        """Why a token whose secret is right does not admit this key."""
+        """Return why a token whose secret is right does not admit this key; None if it does."""
         if name != token.name:
             text = f"the join token is for {token.name}, and this process wants to join as {name[:100]!r}: use the ticket of that one"
             return Refused(errors.PERMISSION_DENIED, text, final=True)
@@ -316,7 +318,7 @@ class Keyring:
         return Refused(errors.RESOURCE_EXHAUSTED, text, final=True)
 
     def _admit(self, key: bytes, member: MemberKey, now: float, replies: list[Send]) -> list[KeyringEffect]:
-        """P5: the other keys of that name are replaced."""
+        """Add a key. By P5 it replaces the other keys of its name."""
         others = [k for k, m in self.members.items() if m.name == member.name and m.replaced_at is None]
         for other in others:
             self.members[other] = replace(self.members[other], replaced_at=now)
@@ -376,14 +378,14 @@ class Keyring:
             effects += self._changed(key)
         return effects
 
-    # -- who hears of it --------------------------------------------------------------------------------------------
+    # -- states of keys --------------------------------------------------------------------------------------------
 
     def _state(self, key: bytes, address: str = "") -> KeyState:
         verdict = self.verdict(key)
         return KeyState(key, verdict.role, verdict.name, verdict.listens, verdict.problem, address)
 
     def _at(self, address: str) -> KeyState:
-        """The current key that listens at an address; without one an empty key, which stands for a server's."""
+        """Return the state of the current key that listens at an address; without one that of an empty key, which means a server's key."""
         for key, member in self.members.items():
             if member.address == address and member.replaced_at is None:
                 return self._state(member.shown or key, address)
@@ -410,7 +412,7 @@ class Keyring:
     # -- restart ------------------------------------------------------------------------------------------------------
 
     def record(self) -> dict[str, Any]:
-        """What a restart must know, as plain values; keys are bytes."""
+        """Return the state that a restart needs, as plain values; keys are bytes."""
         return {
             "members": [
                 [key, m.name, m.role, m.since_s, m.address, m.shown, m.replaced_at is not None]
@@ -420,7 +422,7 @@ class Keyring:
         }
 
     def restore(self, record: Mapping[str, Any], now: float) -> None:
-        """Take over what another keyring has recorded. Tokens are not in it: they end with their dispatcher."""
+        """Take over the record of another keyring. It has no tokens, because tokens end with their dispatcher."""
         for key, name, role, since_s, address, shown, replaced in record["members"]:
             self.members[key] = MemberKey(name, role, since_s, address, shown, now if replaced else None)
             if replaced:

@@ -1,19 +1,21 @@
 """CURVE keys of a cluster, as files in one folder (0700, each file 0600).
 
-    server.key   key pair of the servers, the dispatcher among them
-    server.pub   its public half: what the others must know
+    server.key   key pair of the servers, including the dispatcher
+    server.pub   its public half: all other processes need it
     client.key, submit.key, worker.key, admin.key     a key pair for each role (zap.py)
-    authorized   which public key may act as what: lines `role public`; public data
+    authorized   which public key may act as which role: lines `role public`; public data
 
-Who only connects needs `server.pub` and the key of one role; a server needs `server.key` and `authorized`. Workers and programs that
-schedule listen, too, for those who fetch from them: they show the key of their own role there, and tell it with their address. Who
-fetches finds it in `authorized` (security.py). So no worker and no program has a secret by which it could play the dispatcher.
+A process that only connects needs `server.pub` and the key of one role; a server needs `server.key` and `authorized`. Workers and
+programs that schedule listen as well, for processes that fetch results from them: there they show the key of their own role, and they
+announce it with their address. The process that fetches looks it up in `authorized` (security.py). So no worker and no program has a
+secret that would let it pose as the dispatcher.
 
 The folder of a process that joined (ticket.py) has the public key of the dispatcher as `server.pub`, one key pair, which the process made
-itself, and a file `joined`, which says as what and where. It has no `authorized`: its dispatcher vouches for the others (voucher.py).
+itself, and a file `joined` with its name, its role and the address of its dispatcher. It has no `authorized`, because its dispatcher
+vouches for the keys of other processes (voucher.py).
 
-A key file is text: a line `public KEY` and a line `secret KEY`, in the 40 characters of Z85 each; lines that start with `# `
-are for people. Secrets never appear in an error or a repr.
+A key file is text: a line `public KEY` and a line `secret KEY`, each key in the 40 characters of Z85; lines that start with `# ` are
+comments. A secret never appears in an error or a repr.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ JOINED: Final = "joined"
 
 @dataclass(frozen=True)
 class KeyPair:
-    """A CURVE key pair, as the 40 bytes of Z85 that ZeroMQ takes."""
+    """A CURVE key pair, each key as the 40 bytes of Z85 that ZeroMQ takes."""
 
     public: bytes
     secret: bytes = field(repr=False)
@@ -47,7 +49,7 @@ class KeyPair:
 
 @dataclass(frozen=True)
 class JoinedFolder:
-    """What the folder of a process that joined says of it. `dispatcher` is "host:port"."""
+    """The content of the file `joined`. `dispatcher` is "host:port"."""
 
     name: str
     role: str
@@ -55,14 +57,14 @@ class JoinedFolder:
 
 
 def keygen(folder: str | Path, *, force: bool = False) -> None:
-    """Make the keys of a cluster.
+    """Make the keys of a cluster and write them to `folder`.
 
     Args:
-      force: replace the keys that are there; whoever has the old ones is locked out.
+      force: replace existing keys; processes that have the old ones cannot connect any more.
 
     Raises:
-      AlreadyExistsError: there are keys in the folder and `force` is not given. Nothing was changed.
-      FailedPreconditionError: the folder cannot be written.
+      AlreadyExistsError: the folder has keys and `force` is not set. Nothing was changed.
+      FailedPreconditionError: the folder cannot be written, or libzmq has no CURVE.
     """
     if not zmq.has("curve"):
         raise FailedPreconditionError("this build of libzmq has no CURVE: install pyzmq from a wheel")
@@ -80,12 +82,12 @@ def keygen(folder: str | Path, *, force: bool = False) -> None:
 
 
 def new_pair() -> KeyPair:
-    """A key pair that no other process has."""
+    """Return a new key pair."""
     return KeyPair(*zmq.curve_keypair())
 
 
 def _write_all(folder: Path) -> None:
-    authorized = ["# role and public key of everybody who is let in"]
+    authorized = ["# role and public key of each process that may connect"]
     for name in (_SERVER, *ROLES):
         pair = new_pair()
         write_role(folder, name, pair)
@@ -102,7 +104,7 @@ def write_public(folder: Path, server_key: bytes) -> None:
 
 
 def write_role(folder: Path, role: str, pair: KeyPair) -> None:
-    """Write the key pair of a role; one that is there is replaced at once. Raises OSError."""
+    """Write the key pair of a role; an older file is replaced in one step. Raises OSError."""
     text = f"# CURVE key pair: {role}. Keep it secret.\npublic {pair.public.decode()}\nsecret {pair.secret.decode()}\n"
     _write(folder / f"{role}.key", text)
 
@@ -114,7 +116,7 @@ def write_joined(folder: Path, membership: JoinedFolder) -> None:
 
 
 def load_joined(folder: str | Path) -> JoinedFolder | None:
-    """What the folder says of a process that joined; None for a folder of `keygen`. Raises FailedPreconditionError: damaged."""
+    """Return the content of `joined`; None for a folder of `keygen`. Raises FailedPreconditionError if the file is damaged."""
     path = Path(folder, JOINED)
     if not path.exists():
         return None
@@ -135,25 +137,25 @@ def _write(path: Path, text: str) -> None:
 
 
 def load_server(folder: str | Path) -> KeyPair:
-    """The server's key pair. Raises FailedPreconditionError: missing, open to others, damaged."""
+    """Return the server's key pair. Raises FailedPreconditionError if the file is missing, readable by others, or damaged."""
     return _load_pair(Path(folder), _SERVER)
 
 
 def load_role(folder: str | Path, role: str) -> KeyPair:
-    """The key pair of a role, or of "server". Raises FailedPreconditionError: missing, open to others, damaged."""
+    """Return the key pair of a role, or of "server". Raises as `load_server`."""
     return _load_pair(Path(folder), role)
 
 
 def load_server_public(folder: str | Path) -> bytes:
-    """The server's public key. Raises FailedPreconditionError: missing, writable for others, damaged."""
+    """Return the server's public key. Raises FailedPreconditionError if the file is missing, writable by others, or damaged."""
     path = Path(folder, f"{_SERVER}.pub")
     return _key(path, _lines(path, 0o022), "public")
 
 
 def load_authorized(folder: str | Path) -> dict[bytes, str]:
-    """Public key, 32 bytes -> role; empty for a process that joined.
+    """Return the role of each authorized public key (32 bytes). Raises as `load_server_public`.
 
-    Raises FailedPreconditionError: missing, writable for others, damaged.
+    The folder of a process that joined has none: returns an empty dict.
     """
     path = Path(folder, AUTHORIZED)
     if not path.exists() and Path(folder, JOINED).exists():
@@ -169,13 +171,13 @@ def load_authorized(folder: str | Path) -> dict[bytes, str]:
     return roles
 
 
-def raw(public: bytes) -> bytes:
-    """The 32 bytes of a public key that was loaded here: what `load_authorized` has as its keys."""
+def decode_public(public: bytes) -> bytes:
+    """Return the 32 bytes of a public key that is given in Z85. `load_authorized` has its keys in this form."""
     return z85.decode(public)
 
 
-def text(public: bytes) -> str:
-    """The 40 characters of a public key of 32 bytes, as they stand in key files."""
+def encode_public(public: bytes) -> str:
+    """Return the 40 characters, as in key files, of a public key of 32 bytes."""
     return z85.encode(public).decode()
 
 
@@ -189,11 +191,11 @@ def _load_pair(folder: Path, name: str) -> KeyPair:
 
 
 def _lines(path: Path, mode_bits: int) -> dict[int, tuple[str, str]]:
-    """Line number -> (first word, rest). Files of root are taken too: that is how secrets are mounted."""
+    """Return (first word, rest) by line number. Files of root are accepted, because secrets are often mounted as such."""
     if not path.exists():
         raise FailedPreconditionError(
-            f"there is no key file {path}: make a cluster's keys with `zmqdist keygen {path.parent}`, or copy this one from "
-            "where they were made (SECURITY.md says which are needed where)",
+            f"there is no key file {path}: make a cluster's keys with `zmqdist keygen {path.parent}`, or copy this file from "
+            "the machine where they were made (SECURITY.md says which process needs which)",
         )
     text = read_private(path, "key file", owners=(0,), mode_bits=mode_bits).decode("ascii", "replace")
     lines: dict[int, tuple[str, str]] = {}
@@ -214,7 +216,7 @@ def _key(path: Path, lines: dict[int, tuple[str, str]], word: str) -> bytes:
 
 
 def decode_key(text: str) -> bytes | None:
-    """The 32 bytes of a public key of 40 characters; None where it is none."""
+    """Return the 32 bytes of a public key of 40 characters; None if `text` is not a key."""
     try:
         key = z85.decode(text.encode())
     except (KeyError, ValueError, UnicodeError):

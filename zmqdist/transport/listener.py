@@ -1,4 +1,4 @@
-"""TCP sockets outside of ZeroMQ: those that listen before a router serves them, the end of a connection, the numbers of host names."""
+"""TCP sockets outside of ZeroMQ: a socket that listens before a router serves it, the end of a connection, the addresses of host names."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from zmqdist.errors import UnknownError
 from zmqdist.transport.address import is_ipv6, join
 
 BACKLOG: Final = 1024
-"""Connections that the kernel keeps for us until they are accepted: a cluster starts all at once."""
+"""Connections that the kernel keeps until they are accepted: a cluster's processes connect all at once."""
 
 
 def listen(host: str) -> sockets.socket:
-    """A TCP socket at a free port, for `Router.bind_fd` here or in a child. Connections wait in it until somebody serves them.
+    """Return a TCP socket at a free port, for `Router.bind_fd` here or in a child. Connections wait in it until a process serves them.
 
     Raises:
-      UnknownError: not an address of this machine.
+      UnknownError: `host` is not an address of this machine.
     """
     number = look_up(host)
     made = sockets.socket(sockets.AF_INET6 if is_ipv6(number) else sockets.AF_INET, sockets.SOCK_STREAM)
@@ -36,7 +36,7 @@ def listen(host: str) -> sockets.socket:
 
 
 def look_up(host: str) -> str:
-    """The number of a host name, IPv4 first; what cannot be looked up is left to ZeroMQ, which knows interface names."""
+    """Return the IP address of a host name, IPv4 if it has one. Other names are left to ZeroMQ, which knows names of interfaces."""
     try:
         found = sockets.getaddrinfo(host, None, type=sockets.SOCK_STREAM)
     except OSError:
@@ -46,13 +46,13 @@ def look_up(host: str) -> str:
 
 
 def shut_down(fd: int) -> None:
-    """End the connection of a descriptor that is ZeroMQ's, which notices it as if the other side had ended it."""
+    """End the connection of a descriptor that ZeroMQ owns. ZeroMQ notices it as if the other side had ended the connection."""
     with contextlib.suppress(OSError), sockets.socket(fileno=os.dup(fd)) as own:
         own.shutdown(sockets.SHUT_RDWR)
 
 
-def why_not_bound(error: zmq.ZMQError) -> str:
-    """Say why an address could not be bound, and what to do."""
+def bind_problem(error: zmq.ZMQError) -> str:
+    """Return why an address could not be bound, and what to do."""
     if error.errno == zmq.EADDRINUSE:
         return "the port is in use; stop what listens there, or take port 0 for a free one"
     if error.errno in (errno.EADDRNOTAVAIL, errno.ENODEV):

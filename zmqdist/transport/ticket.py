@@ -1,9 +1,9 @@
 """Joining a dispatcher by a ticket: the process makes its own key pair, and has it admitted by a token that works once.
 
-A ticket is one line of text: who is to be joined (address and public key of the dispatcher), as what ("worker:3"), and the token. It is a
-secret until it is used or has ended, so it travels on a descriptor or in a private file, never in arguments or in the environment.
+A ticket is one line of text: the address and public key of the dispatcher, the name of the process that joins ("worker:3"), and the token.
+It is a secret until it is used or has ended, so it travels on a descriptor or in a private file, never in arguments or the environment.
 
-What comes out is a key folder (keys.py) for this process and its children. The secret key in it was made here and leaves this host never.
+The result is a key folder (keys.py) for this process and its children. The secret key in it was made here and never leaves this host.
 
     server.pub        the dispatcher's public key, as it was in the ticket
     worker.key        the key pair, named by its role; replaced when the dispatcher asks for a new one
@@ -40,12 +40,12 @@ from zmqdist.wire.hello import our_hello
 FORM: Final = "zmqdist-ticket-1"
 TICKET_BYTES_MAX: Final = 1024
 JOIN_S: Final = 30.0
-"""So long a process tries to reach the dispatcher of its ticket."""
+"""Seconds for which a process tries to reach the dispatcher of its ticket."""
 
 
 @dataclass(frozen=True)
 class JoinTicket:
-    """What a process needs to join a dispatcher, as `name`.
+    """The data with which one process joins a dispatcher as `name`.
 
     Attributes:
       dispatcher: "host:port".
@@ -60,12 +60,12 @@ class JoinTicket:
     secret: str = field(repr=False)
 
     def encode(self) -> str:
-        """The line of text."""
+        """Return the ticket as its line of text."""
         return " ".join((FORM, self.name, self.dispatcher, self.server_key.decode(), self.number, self.secret))
 
 
 def decode_ticket(text: str) -> JoinTicket:
-    """Read a ticket. Raises InvalidArgumentError; its text has nothing of the secret."""
+    """Return the ticket in a line of text. Raises InvalidArgumentError, whose text contains nothing of the secret."""
     words = text.split()
     if len(words) != 6 or words[0] != FORM or keys.decode_key(words[3]) is None or not text.isascii():
         raise InvalidArgumentError(
@@ -76,11 +76,11 @@ def decode_ticket(text: str) -> JoinTicket:
 
 
 def read_ticket(file: str | None = None, fd: int | None = None) -> JoinTicket:
-    """Read the ticket from a private file (mode 0600), or from a descriptor until its end, which is closed.
+    """Read a ticket from a private file (mode 0600), or from a descriptor until its end; the descriptor is then closed.
 
     Raises:
-      FailedPreconditionError: the file cannot be read, or others can read it.
-      InvalidArgumentError: it is not a ticket.
+      FailedPreconditionError: the file cannot be read, or other users can read it.
+      InvalidArgumentError: the content is not a ticket.
     """
     if fd is not None:
         try:
@@ -96,7 +96,7 @@ def read_ticket(file: str | None = None, fd: int | None = None) -> JoinTicket:
 
 
 class _Attempt:
-    """What one join hears."""
+    """One join on its connection: `joined` or `error` is set before `ended`."""
 
     def __init__(self, ticket: JoinTicket) -> None:
         self.joined: Joined | None = None
@@ -108,7 +108,7 @@ class _Attempt:
     def up(self, _hello: object) -> None:
         self.dealer.send(self._join)
 
-    def heard(self, message: Message, _frames: list[memoryview]) -> None:
+    def handle_message(self, message: Message, _frames: list[memoryview]) -> None:
         if isinstance(message, Joined):
             self.joined = message
         elif isinstance(message, Refused):
@@ -123,15 +123,17 @@ class _Attempt:
 
 
 def join(ticket: JoinTicket, folder: str | Path, *, timeout_s: float = JOIN_S) -> str:
-    """Have a new key admitted, and write the key folder of this process. The folder is made with mode 0700; keys in it are replaced.
+    """Make a key, have the dispatcher admit it, and write the key folder of this process. Blocks for `timeout_s` at most.
+
+    The folder is made with mode 0700; keys in it are replaced.
 
     Returns:
-      The role that the key has.
+      The role of the key.
 
     Raises:
-      UnauthenticatedError: the token was used, has ended, or is none of this dispatcher; or the dispatcher has another public key.
+      UnauthenticatedError: the token was used, has ended, or is not known to this dispatcher; or the dispatcher has another public key.
       PermissionDeniedError: the token is for another name.
-      DeadlineExceededError: no dispatcher answered within `timeout_s`.
+      DeadlineExceededError: no dispatcher replied within `timeout_s`.
       FailedPreconditionError: the folder cannot be written.
     """
     pair = keys.new_pair()
@@ -146,7 +148,7 @@ def join(ticket: JoinTicket, folder: str | Path, *, timeout_s: float = JOIN_S) -
             security,
             our_hello("client", 1, f"{ticket.name} pid {os.getpid()}"),
             on_up=attempt.up,
-            on_message=attempt.heard,
+            on_message=attempt.handle_message,
             on_down=lambda: None,
             on_refused=attempt.refused,
         )

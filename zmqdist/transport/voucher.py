@@ -1,17 +1,17 @@
-"""What a process knows of its peers' keys: it asks its dispatcher, which vouches for them and withdraws them live.
+"""The states of peers' keys in a member: it asks its dispatcher, which vouches for keys and reports when one is revoked.
 
 Rules
-    There is one link to the dispatcher for each (dispatcher, key folder) of a process, while a socket of that folder is open.
-    A listening socket asks about the key of each connection before it lets it in; ZeroMQ waits for the answer. A connecting socket asks
-    about the key that it was told, or, without one, about the key that listens at its address.
-    An answer stays true until the dispatcher sends another one. "Not known" is not kept: a key that was admitted a moment ago would be
-    refused because of an older question. After the link was down everything is asked anew.
-    Without an answer for VOUCHING_S a key is judged by the static `authorized` file of the folder. A key that is not in it waits on: its
-    handshake ends by time and is tried again, so a member is never refused because its dispatcher was slow.
-    When a key was revoked, each socket of the folder hears of it (`KeyWatcher`), and ends what it has with that key.
-    The process that joined makes a new key pair when the dispatcher wants one. Other processes of the folder read its file again.
+    A process has one link to the dispatcher for each (dispatcher, key folder), while a socket of that folder is open.
+    A listening socket asks about the key of each connection before it accepts it; ZeroMQ waits for the reply. A connecting socket asks
+    about the key that came with the address, or, without one, about the key that listens at the address.
+    A reply holds until the dispatcher sends another one. "Unknown" is not kept, because it would refuse a key that was admitted since.
+    When the link comes up again, all questions are asked again.
+    Without a reply for VOUCHING_S a key is judged by the static `authorized` file of the folder. A key that is not in it waits longer: its
+    handshake times out and is tried again, so that no member is refused because its dispatcher was slow.
+    When a key is revoked, each socket of the folder is called (`KeyWatcher`), and ends its connections with that key.
+    The process that joined makes a new key pair when the dispatcher wants one. Other processes of the folder read the file again.
 
-Not here: which key is good (keyring_machine.py), and what a socket does about it (router.py, connector.py).
+Not here: the decision about a key (keyring_machine.py), and what a socket does about it (router.py, connector.py).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from zmqdist.limits import HANDSHAKE_S, VOUCHING_S
 from zmqdist.messages import AskKey, Joined, KeyState, Message, NewKey, Refused, RenewKey
 from zmqdist.transport import keys
 from zmqdist.transport.dealer import DealerConnection
-from zmqdist.transport.keyring_machine import LISTENERS, REVOKED, KeyVerdict
+from zmqdist.transport.keyring_machine import LISTENING_ROLES, REVOKED, KeyVerdict
 from zmqdist.transport.loop import Loop
 from zmqdist.transport.security import CURVE, ClientSecurity, KeyWatcher
 from zmqdist.wire.hello import our_hello
@@ -39,15 +39,16 @@ from zmqdist.wire.hello import our_hello
 log = logging.getLogger("zmqdist.transport")
 
 REFUSED_S: Final = 1.0
-"""A dispatcher that refuses the link is asked again after this."""
+"""Seconds after which a link that the dispatcher has refused is tried again."""
 TICK_S: Final = 0.1
+"""Seconds between two looks for questions whose time is up."""
 
 _vouchers: dict[tuple[str, str, str], Voucher] = {}
 _lock = threading.Lock()
 
 
 def voucher_for(dispatcher: str, folder: str | Path, role: str) -> Voucher:
-    """The voucher of this process for a dispatcher ("host:port") and a key folder. Nothing is opened before a socket watches."""
+    """Return this process's voucher for a dispatcher ("host:port") and a key folder. It connects when a socket attaches."""
     place = dispatcher.removeprefix("zmq://"), str(folder), role
     with _lock:
         if place not in _vouchers:
@@ -56,7 +57,7 @@ def voucher_for(dispatcher: str, folder: str | Path, role: str) -> Voucher:
 
 
 class Voucher:
-    """See the module's docstring. All public methods may be called from any thread."""
+    """The states of keys for the sockets of one key folder; see the module's docstring. Any thread may call the public methods."""
 
     def __init__(self, dispatcher: str, folder: str, role: str) -> None:
         self._dispatcher = dispatcher
@@ -69,18 +70,18 @@ class Voucher:
         self._owns = False
 
     def own(self) -> None:
-        """Make the new key pairs of this folder: called by the process that joined."""
+        """Make the new key pairs of this folder from now on. Only the process that joined calls this."""
         self._owns = True
 
     def attach(self, watcher: KeyWatcher) -> None:
-        """A socket of the folder opens; the first one opens the link."""
+        """Add a socket of the folder. The first one opens the link."""
         with self._lock:
             if watcher not in self._watchers:
                 self._watchers.append(watcher)
             self._linked()
 
     def detach(self, watcher: KeyWatcher) -> None:
-        """A socket of the folder has closed; after the last one the link is ended in the background."""
+        """Remove a socket of the folder. After the last one the link ends in the background."""
         with self._lock:
             if watcher in self._watchers:
                 self._watchers.remove(watcher)
@@ -89,16 +90,16 @@ class Voucher:
                 in_background("zmqdist-voucher-stop", link.loop.stop)
 
     def judge(self, key: bytes) -> KeyVerdict:
-        """What a key may do, as far as this process knows."""
+        """Return the rights of a key, as far as this process knows."""
         link = self._link
         state = None if link is None else link.keys.get(key)
         if state is not None and state.role:
             return KeyVerdict(state.role, state.name, state.listens, state.problem)
         role = self._static.get(key, "")
-        return KeyVerdict(role, role, role in LISTENERS)
+        return KeyVerdict(role, role, role in LISTENING_ROLES)
 
     def ask(self, key: bytes, answer: Callable[[], object]) -> None:
-        """Call `answer` once `judge` is worth asking about a key: at once, or in the link's thread."""
+        """Call `answer` when `judge` can be called for a key: at once, or later in the link's thread."""
         with self._lock:
             link = self._linked()
         state = link.keys.get(key)
@@ -109,13 +110,13 @@ class Voucher:
             link.soon(partial(link.ask, key, "", answer, wait_s))
 
     def expected(self, address: str, peer: bytes) -> bytes | None:
-        """The public key (Z85) that the server at an address has to show; None while the dispatcher has not answered.
+        """Return the public key (Z85) that the server at an address must show; None while the dispatcher has not replied.
 
         Args:
-          peer: the key that was told with the address; empty for a server.
+          peer: the key that came with the address; empty for a server.
 
         Raises:
-          UnauthenticatedError: that key may not listen.
+          UnauthenticatedError: the key may not listen.
         """
         if not peer and address == self._dispatcher:
             return keys.load_server_public(self._folder)
@@ -127,13 +128,16 @@ class Voucher:
             return None
         if not peer and not state.key:
             return keys.load_server_public(self._folder)
-        if state.listens or (not state.role and self._static.get(state.key) in LISTENERS):
-            return keys.text(state.key).encode()
-        why = state.problem or "its dispatcher does not know it, and no file here lists it as worker, submit or admin"
-        raise UnauthenticatedError(f"{address} is not connected to: its public key {keys.text(state.key)}: {why}")
+        if state.listens or (not state.role and self._static.get(state.key) in LISTENING_ROLES):
+            return keys.encode_public(state.key).encode()
+        why = (
+            state.problem
+            or "the dispatcher does not know it, and no file here lists it as that of a worker or a program"
+        )
+        raise UnauthenticatedError(f"no connection to {address}: its public key {keys.encode_public(state.key)}: {why}")
 
     def _linked(self) -> _Link:
-        """The link; called with the lock."""
+        """Return the link; it is opened on first use. The caller holds the lock."""
         if self._link is None:
             self._link = _Link(self._dispatcher, self._folder, self._role, self._owns, self._revoked)
             self._link.open()
@@ -147,10 +151,10 @@ class Voucher:
 
 
 class _Link:
-    """The connection to the dispatcher. Its maps are written in its thread only.
+    """The connection to the dispatcher. Only its own thread writes to its maps.
 
     Attributes:
-      keys, addresses: the latest answers.
+      keys, addresses: the latest state of each key, and of the key at each address.
     """
 
     def __init__(
@@ -165,7 +169,7 @@ class _Link:
         self._revoked = revoked
         self._new: keys.KeyPair | None = None
         self._fresh: set[bytes | str] = set()
-        """Questions whose answer "not known" has come and was not used yet."""
+        """Questions whose reply was "unknown" and that no caller has used yet."""
         self._waiting: dict[bytes | str, list[tuple[float, Callable[[], object]]]] = {}
         security = ClientSecurity(
             CURVE, role, f"key of {folder}", folder=folder, server_key=keys.load_server_public(folder)
@@ -176,7 +180,7 @@ class _Link:
             security,
             our_hello("client", 1, f"keys of pid {os.getpid()}"),
             on_up=self._up,
-            on_message=self._heard,
+            on_message=self._handle_message,
             on_down=lambda: None,
             on_refused=self._refused,
         )
@@ -186,11 +190,11 @@ class _Link:
         self.loop.start()
 
     def soon(self, fn: Callable[[], object]) -> None:
-        with suppress(FailedPreconditionError):  # it ends
+        with suppress(FailedPreconditionError):  # the link has ended
             self.loop.call_soon(fn)
 
     def answer(self, key: bytes, address: str) -> KeyState | None:
-        """The answer to a question, if it is still worth something. From any thread."""
+        """Return the reply to a question; None if there is none that still holds. Any thread may call this."""
         state = self.addresses.get(address) if address else self.keys.get(key)
         if state is None:
             return None
@@ -204,13 +208,13 @@ class _Link:
     # -- in the link's thread ---------------------------------------------------------------------------------------
 
     def ask(self, key: bytes, address: str, answer: Callable[[], object] | None, wait_s: float) -> None:
-        """Ask, and call `answer` after the reply, or after `wait_s`."""
+        """Ask the dispatcher, and call `answer` after its reply, or after `wait_s` without one."""
         question = address or key
         waiting = self._waiting.setdefault(question, [])
         first = not waiting
         waiting.append((self.loop.now() + wait_s, answer or (lambda: None)))
         if first:
-            self._dealer.send(AskKey(key, address))  # while down: `_up` asks
+            self._dealer.send(AskKey(key, address))  # while the link is down this sends nothing, and `_up` asks
             self.loop.set_timer(self, self.loop.now() + TICK_S, self._tick)
 
     def _tick(self) -> None:
@@ -229,7 +233,7 @@ class _Link:
             self.loop.set_timer(self, now + TICK_S, self._tick)
 
     def _unanswered(self, question: bytes | str) -> None:
-        """No answer in time: a folder of `keygen` judges by its files, as without a dispatcher."""
+        """Note that no reply came in time. A folder of `keygen` then judges by its files, as without a dispatcher."""
         if keys.load_joined(self._folder) is None:
             if isinstance(question, str):
                 self.addresses.setdefault(question, KeyState(b"", "", address=question))
@@ -238,20 +242,20 @@ class _Link:
                 self._fresh.add(question)
 
     def _up(self, _hello: object) -> None:
-        own = keys.raw(keys.load_role(self._folder, self._role).public)
+        own = keys.decode_public(keys.load_role(self._folder, self._role).public)
         self._dealer.send(AskKey(own, renews=self._owns))
         if self._new is not None:
-            self._dealer.send(NewKey(keys.raw(self._new.public)))
+            self._dealer.send(NewKey(keys.decode_public(self._new.public)))
         for question in {*self.keys, *self.addresses, *self._waiting}:
             if question != own:
                 self._dealer.send(AskKey(b"", question) if isinstance(question, str) else AskKey(question))
 
-    def _heard(self, message: Message, _frames: list[memoryview]) -> None:
+    def _handle_message(self, message: Message, _frames: list[memoryview]) -> None:
         if isinstance(message, KeyState):
             self._learn(message)
         elif isinstance(message, RenewKey) and self._owns and self._new is None:
             self._new = keys.new_pair()
-            self._dealer.send(NewKey(keys.raw(self._new.public)))
+            self._dealer.send(NewKey(keys.decode_public(self._new.public)))
         elif isinstance(message, Joined) and self._new is not None:
             self._replace(self._new)
         elif isinstance(message, Refused):
@@ -283,7 +287,7 @@ class _Link:
         self._dealer.reconnect()
 
     def _refused(self, error: OpError) -> None:
-        """The socket that matters to the user is refused as well, and says so."""
+        """Try again later. Only a debug line is logged, because the user's own socket is refused as well and says so."""
         log.debug("the dispatcher refuses to vouch for keys: %s", error)
         self.loop.set_timer((self, "refused"), self.loop.now() + REFUSED_S, self._dealer.reconnect)
 

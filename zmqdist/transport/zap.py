@@ -1,24 +1,24 @@
-"""Who may connect, and as what: ZeroMQ's authentication protocol (ZAP, RFC 27).
+"""Which peers may connect, and in which role: ZeroMQ's authentication protocol (ZAP, RFC 27).
 
 Rules
-    `decide` is pure and total: it denies by default and never raises, whatever is in the frames.
-    The answer is 200, 400 or 500, never 300: to that nobody closes, and the client waits for ever.
-    No secret reaches a log, a repr or an answer.
+    `decide` is pure and total: it denies by default and never raises, whatever the frames contain.
+    The status is 200, 400 or 500, never 300: after 300 neither side closes the connection, and the client waits for ever.
+    No secret reaches a log, a repr or a reply.
 
-The user id of an answer is the peer's role, with CURVE followed by its public key. libzmq attaches it to every message of the connection
+The user id of a reply is the peer's role, with CURVE followed by its public key. libzmq attaches it to every message of the connection
 (router.py).
 
 Roles
     client   may call methods, may not send code
     submit   may also schedule functions
-    worker   may run them
+    worker   may run functions
     admin    may do everything
 
 Two more stand for connections that get one answer and nothing else (router.py), because ZeroMQ has no way to say why it refuses one:
     joining  a key that is not known yet, while a dispatcher has join tokens open: it may join
-    revoked  a key that has lost its role: its hello is answered with the reason
+    revoked  a key that has lost its role: the reply to its hello is the reason
 
-Where a dispatcher vouches for keys, the answer may come later: ZeroMQ waits for it as long as the other side waits for its handshake.
+Where a dispatcher vouches for keys, a reply may come later: ZeroMQ waits for it as long as the other side waits for its handshake.
 
 Not here: reading the keys and the token (keys.py, token.py), choosing a mechanism (security.py).
 """
@@ -51,17 +51,17 @@ DOMAIN: Final = b"zmqdist"
 ENDPOINT: Final = "inproc://zeromq.zap.01"
 VERSION: Final = b"1.0"
 LOG_EVERY_S: Final = 1.0
-"""Refusals are logged at most so often, with their number: a stranger must not be able to fill the disk."""
+"""Seconds between two log lines about refusals, each with their number: a stranger must not be able to fill the disk."""
 
 LIMITED: Final = frozenset({JOINING, REVOKED})
-"""What a connection is that gets one answer, and nothing else."""
+"""Roles of connections that get one reply, and nothing else."""
 
 _ROLE_BY_NAME: Final = {role.encode(): role for role in ROLES}
 
 
 @dataclass(frozen=True)
 class ZapRequest:
-    """One connection that asks to be let in. All of it but `address` was chosen by the stranger."""
+    """One connection that wants to authenticate. The stranger has chosen all fields except `address`."""
 
     version: bytes
     request_id: bytes
@@ -73,7 +73,7 @@ class ZapRequest:
 
 @dataclass(frozen=True)
 class ZapReply:
-    """The answer: `status` 200 with a role as `user_id`, else 400 (refused) or 500 (not a request)."""
+    """The reply: `status` 200 with a role as `user_id`, else 400 (refused) or 500 (not a request)."""
 
     request_id: bytes
     status: int
@@ -86,14 +86,13 @@ class ZapReply:
 
 @dataclass(frozen=True)
 class Policy:
-    """Who is let in.
+    """The secrets that give access.
 
     Attributes:
-      token: the password of mechanism PLAIN; empty lets nobody in.
-      roles: CURVE public key (32 bytes) -> role.
-      judge: given, what a CURVE key may do now, in place of `roles`; it may change with time.
-      ask: given, the role of a CURVE key may have to be asked for: `ask(key, answer)` calls `answer()` once `judge` knows it, in any
-        thread.
+      token: the password of mechanism PLAIN; empty refuses every peer.
+      roles: role of each CURVE public key (32 bytes).
+      judge: returns the rights of a CURVE key, in place of `roles`; they may change with time. None: `roles` decides.
+      ask: `ask(key, answer)` calls `answer()` in any thread when `judge` knows the key. None: `judge` knows every key at once.
     """
 
     token: bytes = field(default=b"", repr=False)
@@ -102,23 +101,23 @@ class Policy:
     ask: Callable[[bytes, Callable[[], object]], object] | None = None
 
     def role(self, key: bytes) -> str:
-        """What a key may act as; "" for nothing."""
+        """Return the role of a key; "" if it has none."""
         return self.roles.get(key, "") if self.judge is None else self.judge(key).role
 
     def problem(self, key: bytes) -> str:
-        """Why a key has no role any more."""
+        """Return why a key has lost its role."""
         problem = "" if self.judge is None else self.judge(key).problem
         return problem or "the key of this process is not known here any more: it needs a new ticket or key"
 
 
 def parse(frames: Sequence[bytes]) -> ZapRequest:
-    """The request in the frames after the empty delimiter; missing ones are empty, which `decide` refuses."""
+    """Return the request in the frames after the empty delimiter. Missing frames become empty, which `decide` refuses."""
     version, request_id, domain, address, _identity, mechanism = (*frames[:6], *[b""] * (6 - len(frames[:6])))
     return ZapRequest(version, request_id, domain, address, mechanism, tuple(frames[6:]))
 
 
 def decide(request: ZapRequest, policy: Policy) -> ZapReply:
-    """Let a connection in, with its role, or not. Never raises."""
+    """Decide whether a connection is accepted, and with which role. Never raises."""
     if request.version != VERSION:
         return ZapReply(request.request_id, 500, "not a request of ZAP 1.0")
     if request.domain == DOMAIN:
@@ -131,7 +130,7 @@ def decide(request: ZapRequest, policy: Policy) -> ZapReply:
 
 def _decide_plain(request: ZapRequest, policy: Policy) -> ZapReply:
     name, password = request.credentials
-    # Compared in any case, and in constant time, so that the time of the answer tells nothing.
+    # Compared in any case, and in constant time, so that the time of the reply reveals nothing.
     right = hmac.compare_digest(password, policy.token) and bool(policy.token)
     role = _ROLE_BY_NAME.get(name)
     if not right or role is None:
@@ -148,16 +147,16 @@ def _decide_curve(request: ZapRequest, policy: Policy) -> ZapReply:
 
 
 def role_and_key(user_id: str) -> tuple[str, bytes]:
-    """What the user id of an answer says: the role, and the public key in 32 bytes, which is empty but for CURVE."""
+    """Return the role in the user id of a reply, and the public key of 32 bytes, which is empty without CURVE."""
     role, _, key = user_id.partition(" ")
     return role, z85.decode(key.encode()) if key else b""
 
 
 class ZapHandler:
-    """Serves `decide` on the loop of a context.
+    """Runs `decide` for all connections of a loop's context.
 
     Attributes:
-      refused: connections that were not let in.
+      refused: number of refused connections.
     """
 
     def __init__(self, loop: Loop, policy: Policy) -> None:
@@ -195,7 +194,7 @@ class ZapHandler:
             ask(request.credentials[0], partial(self._soon, frames[0], request))
 
     def _soon(self, routing_id: bytes, request: ZapRequest) -> None:
-        """The key can be judged. From any thread."""
+        """Have the loop reply, because the key can be judged now. Any thread may call this."""
         if self._loop.in_loop:
             self._answered(routing_id, request)
             return

@@ -1,10 +1,10 @@
 """Results and errors of scheduled functions as bytes, in two forms: pickled (trusted.py), or of the closed set of types (safe.py).
 
-A program with `results: safe` marks each payload that it sends, and the worker answers in the safe form. The program, and each worker that
-uses such a result as an input, then refuses pickles: a worker that writes one to run code elsewhere gets an error in its place.
+A program with `results: safe` marks each payload that it sends, and the worker replies in the safe form. The program, and each worker that
+uses such a result as an input, then refuses pickles: a worker that sends a pickle to run code elsewhere causes an error instead.
 
     value   SAFE, then the body of the safe codec; its frames follow as further parts
-    error   SAFE, then MessagePack: code (-1 for a class of Python's), class, text, traceback, whether it was met before the function began
+    error   SAFE, then MessagePack: code (-1 for a class of Python's), class, text, traceback, whether the function had not begun
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from zmqdist.limits import ERROR_CHARS_MAX, INLINE_BYTES_MAX
 from zmqdist.wire import safe, trusted
 
 SAFE: Final = b"\xc5"
-"""Neither a pickle nor MessagePack's strings begin with it; in front of a payload it says in which form the result is wanted."""
+"""The mark of the safe form. No pickle and no MessagePack string begins with it. Before a payload it says that the result must be safe."""
 
 _SENDER: Final = "a worker"
 _ERROR: msgspec.msgpack.Decoder[tuple[int, str, str, str, bool]] = msgspec.msgpack.Decoder(
@@ -37,10 +37,10 @@ _FOREIGN: Final = -1
 
 
 def pack(value: Any) -> trusted.Packed:
-    """A result in the safe form, as `trusted.pack`.
+    """Return a result in the safe form, packed as `trusted.pack` does it.
 
     Raises:
-      InvalidArgumentError: it has something of another type; the text says where, which, and what to do.
+      InvalidArgumentError: the result contains a value of another type; the text says where, which type, and what to do.
     """
     try:
         body, frames = safe.encode(value)
@@ -56,14 +56,14 @@ def pack(value: Any) -> trusted.Packed:
 
 
 def unpack(packed: Any, *, safe_only: bool) -> Any:
-    """The value of a blob or of a list of buffers, in either form.
+    """Return the value of a blob or of a list of buffers, in either form.
 
     Args:
       safe_only: refuse a pickle.
 
     Raises:
-      FailedPreconditionError: it is a pickle, and is refused.
-      WireError: damaged.
+      FailedPreconditionError: it is a pickle, and `safe_only` refuses it.
+      WireError: it is damaged.
       Exception: as `trusted.unpack`.
     """
     head, frames = (packed[0], packed[1:]) if isinstance(packed, list) else (packed, [])
@@ -72,30 +72,30 @@ def unpack(packed: Any, *, safe_only: bool) -> Any:
         return safe.decode(body[1:], frames, _SENDER)
     if safe_only:
         raise FailedPreconditionError(
-            "a worker answered with a pickle, which `results: safe` refuses: it runs another version of zmqdist, or is not to be trusted"
+            "a worker replied with a pickle, which `results: safe` refuses: it runs another version of zmqdist, or is not to be trusted"
         )
     return trusted.unpack_parts(packed) if isinstance(packed, list) else trusted.unpack(packed)
 
 
 def pack_error(error: BaseException, *, unpickling: bool = False) -> bytes:
-    """An exception with its traceback, in the safe form. Its class is kept if it is one of zmqdist's codes or of Python's own."""
-    error = trusted.tamed(error)
+    """Return an exception with its traceback, in the safe form. Its class is kept if it is an OpError or built into Python."""
+    error = trusted.as_ordinary_error(error)
     code = error.error_code if isinstance(error, OpError) else _FOREIGN
     text = error.message if isinstance(error, OpError) else trusted.text_of(error)
     remote = "".join(traceback.format_exception(error))
     name = type(error).__qualname__ if type(error).__module__ == "builtins" else trusted.type_name(error)
-    told = [code, name, *(_printable(each) for each in (text, remote)), unpickling]
-    return SAFE + msgspec.msgpack.encode(told)
+    fields = [code, name, _printable(text), _printable(remote), unpickling]
+    return SAFE + msgspec.msgpack.encode(fields)
 
 
 def unpack_error(packed: Any, *, safe_only: bool) -> BaseException:
-    """A fresh copy of the exception, with a RemoteTraceback as its cause. A pickle that is refused gives the error that says so."""
+    """Return a new copy of the exception, with a RemoteTraceback as its cause; for a refused pickle, an error that says so."""
     blob = bytes(packed)
     if blob[:1] != SAFE:
         if not safe_only:
             return trusted.unpack_error(blob)
         return FailedPreconditionError(
-            "a function failed, and its worker answered with a pickle, which `results: safe` refuses: it runs another version of zmqdist, "
+            "a function failed, and its worker replied with a pickle, which `results: safe` refuses: it runs another version of zmqdist, "
             "or is not to be trusted"
         )
     try:

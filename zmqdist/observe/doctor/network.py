@@ -17,11 +17,11 @@ from zmqdist._version import __version__
 from zmqdist.observe.doctor.findings import Finding, ok, problem, warning
 from zmqdist.observe.status import plural, printable, slot_deaths
 from zmqdist.rpc import ZmqClient, internal_client
-from zmqdist.rpc.server_info import ABOUT, About, heard
+from zmqdist.rpc.server_info import SERVER_INFO, ServerInfo, decode_server_info
 from zmqdist.transport import keys, port_probe
 from zmqdist.transport.address import split
 from zmqdist.transport.credentials import Credentials
-from zmqdist.transport.port_probe import Owner, Seen
+from zmqdist.transport.port_probe import PortOwner, ProbeResult
 
 PROBES: Final = 5
 """How many calls measure the round trip and the clock; the fastest counts."""
@@ -40,15 +40,15 @@ class Address:
     """
 
     findings: list[Finding]
-    info: About | None = None
+    info: ServerInfo | None = None
 
 
 def examine_server(address: str, credentials: Credentials, timeout_s: float, *, subject: str = "") -> Address:
     """Check an address at which a server should be running."""
     subject = subject or address
-    seen = port_probe.look(address, timeout_s)
+    seen = port_probe.probe(address, timeout_s)
     if seen.failure is not None:
-        return Address([problem(subject, *port_probe.explain(address, seen, timeout_s))])
+        return Address([problem(subject, *port_probe.explain_failure(address, seen, timeout_s))])
     return _identify(subject, address, seen, credentials, timeout_s)
 
 
@@ -59,18 +59,18 @@ def examine_planned(address: str, credentials: Credentials, timeout_s: float, *,
         host, port = split(address)
     except errors.InvalidArgumentError as error:
         return Address([problem(subject, error.message, "correct the address of this task")])
-    seen = port_probe.look(address, timeout_s)
+    seen = port_probe.probe(address, timeout_s)
     if seen.failure is None:
         return _identify(subject, address, seen, credentials, timeout_s)
-    if not seen.number or not isinstance(seen.failure, ConnectionRefusedError):
-        return Address([problem(subject, *port_probe.explain(address, seen, timeout_s))])
-    if not port_probe.is_own(seen.number):
+    if not seen.ip_address or not isinstance(seen.failure, ConnectionRefusedError):
+        return Address([problem(subject, *port_probe.explain_failure(address, seen, timeout_s))])
+    if not port_probe.is_local_address(seen.ip_address):
         advice = f"start it on {host}; if it runs, its address is another one"
         return Address([warning(subject, f"{host} is up, and nothing listens on port {port} yet", advice)])
     try:
-        with socket.socket(socket.AF_INET6 if ":" in seen.number else socket.AF_INET) as probe:
+        with socket.socket(socket.AF_INET6 if ":" in seen.ip_address else socket.AF_INET) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind((seen.number, port))
+            probe.bind((seen.ip_address, port))
     except OSError as error:
         advice = "take a port from 1024 on" if isinstance(error, PermissionError) else "take another port"
         return Address(
@@ -79,10 +79,10 @@ def examine_planned(address: str, credentials: Credentials, timeout_s: float, *,
     return Address([ok(subject, f"{address} is of this machine, and free")])
 
 
-def _identify(subject: str, address: str, seen: Seen, credentials: Credentials, timeout_s: float) -> Address:
+def _identify(subject: str, address: str, seen: ProbeResult, credentials: Credentials, timeout_s: float) -> Address:
     """Check the server behind an open TCP connection: what it is, and whether it admits this side."""
     _, port = split(address)
-    owner = port_probe.owner(seen.number, port) if port_probe.is_own(seen.number) else None
+    owner = port_probe.port_owner(seen.ip_address, port) if port_probe.is_local_address(seen.ip_address) else None
     if seen.mechanism is None:
         return Address([_silent(subject, owner)])
     if not seen.mechanism:
@@ -155,20 +155,20 @@ def listening_keys(credentials: Credentials) -> list[bytes]:
     return [key for key, role in authorized.items() if role == "worker"]
 
 
-def _probe(client: ZmqClient, timeout_s: float) -> tuple[About, float, float]:
+def _probe(client: ZmqClient, timeout_s: float) -> tuple[ServerInfo, float, float]:
     """Return what the server reports about itself, the fastest round trip, and how far its clock is ahead (both in seconds)."""
     until = time.monotonic() + timeout_s
     probes = []
     for _ in range(PROBES):
         left_ms = max(1, round(1000 * (until - time.monotonic())))
         before, began = time.time(), time.monotonic()
-        info = heard(client.call(ABOUT, timeout_in_ms=left_ms).get_value(), client.address)
+        info = decode_server_info(client.call(SERVER_INFO, timeout_in_ms=left_ms).get_value(), client.address)
         rtt_s = time.monotonic() - began
         probes.append((rtt_s, info.time_s - (before + rtt_s / 2)))
     return info, *min(probes)
 
 
-def _described(subject: str, info: About, rtt_s: float, clock_ahead_s: float, mechanism: str) -> list[Finding]:
+def _described(subject: str, info: ServerInfo, rtt_s: float, clock_ahead_s: float, mechanism: str) -> list[Finding]:
     security = {"PLAIN": "token", "CURVE": "CURVE"}.get(mechanism, "no security")
     message = (
         f"{info.kind} pid {info.pid} (incarnation {info.incarnation & 0xFFFFFFFF:08x}), "
@@ -193,7 +193,7 @@ def _described(subject: str, info: About, rtt_s: float, clock_ahead_s: float, me
     return found
 
 
-def _refused(subject: str, error: errors.OpError, owner: Owner | None, timeout_s: float) -> Finding:
+def _refused(subject: str, error: errors.OpError, owner: PortOwner | None, timeout_s: float) -> Finding:
     """Explain why a ZeroMQ server did not reply. If it refused this side, the client's error says it best."""
     if isinstance(error, errors.DeadlineExceededError):
         message = f"it greets, and does not answer within {timeout_s:g} s: its Python is busy or stuck"
@@ -214,7 +214,7 @@ def _refused(subject: str, error: errors.OpError, owner: Owner | None, timeout_s
     return problem(subject, error.message, "give both ends the same zmqdist and the same kind of security")
 
 
-def _silent(subject: str, owner: Owner | None) -> Finding:
+def _silent(subject: str, owner: PortOwner | None) -> Finding:
     if owner is not None and owner.state in STOPPED:
         message = f"{_named(owner)} is stopped (SIGSTOP or Ctrl-Z), so it takes connections and says nothing"
         return problem(subject, message, f"`kill -CONT {owner.pid}`")
@@ -225,7 +225,7 @@ def _silent(subject: str, owner: Owner | None) -> Finding:
     return problem(subject, message, advice)
 
 
-def _named(owner: Owner | None) -> str:
+def _named(owner: PortOwner | None) -> str:
     if owner is None:
         return "what listens there"
     if not owner.pid:

@@ -1,4 +1,4 @@
-"""In which form a program takes its results: any, or the safe one only (wire/results.py)."""
+"""The form in which a program accepts results: any, or only the safe one (wire/results.py)."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from zmqdist.wire import results, trusted
 
 @dataclass(frozen=True, slots=True)
 class ResultForm:
-    """`safe_only`: results and errors are of the closed set of types, and a pickle in their place is refused."""
+    """The accepted form. With `safe_only` results and errors are of the closed set of types, and a pickle in their place is refused."""
 
     safe_only: bool
 
     @classmethod
     def named(cls, name: str | None, by_file: bool) -> ResultForm:
-        """The form that a program names; None takes that of the cluster file, whose "safe" is not overridden. InvalidArgumentError."""
+        """Return the form that a program names, unless the cluster file says "safe". Raises InvalidArgumentError."""
         if name not in (None, "any", "safe"):
             raise InvalidArgumentError(f"results is {name!r}, wants 'any' or 'safe'")
         return cls(by_file or name == "safe")
@@ -27,7 +27,7 @@ class ResultForm:
         return results.SAFE + payload if self.safe_only else payload
 
     def pack_error(self, error: BaseException) -> bytes:
-        """Pack an error of this process as a worker's is, because both are unpacked in one place."""
+        """Pack an error of this process in the form of a worker's error, because one place unpacks both."""
         return results.pack_error(error) if self.safe_only else trusted.pack_error(error)
 
 

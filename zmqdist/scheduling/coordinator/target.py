@@ -31,7 +31,7 @@ class Target:
 
 
 def resolve(target: Any, results: str | None = None) -> Target:
-    """Return the dispatcher that `target` names, and the form in which results are taken.
+    """Return the dispatcher that `target` names, and the form in which the program accepts results.
 
     Raises:
       ValueError: `target` is not accepted; the message lists what is.

@@ -1,10 +1,10 @@
-"""The keys of a dispatcher at work: the runtime of keyring_machine.py.
+"""The keyring in a dispatcher: the runtime of transport/keyring_machine.py.
 
-Messages about keys go in, what comes out is sent, saved and cut. It makes the secrets of join tokens, keeps the keyring in a file of the
-`work_dir`, and offers the methods of `zmqdist keys`.
+Messages about keys go into the machine, and its effects are carried out: messages are sent, the keyring is saved, connections are ended.
+The runtime makes the secrets of join tokens, keeps the keyring in a file of the `work_dir`, and serves the methods of `zmqdist keys`.
 
-The file `keyring.json` (mode 0600) is replaced as a whole, and is on the disk before a process hears that it was admitted or revoked.
-Without a `work_dir` the keyring ends with its dispatcher: processes that had joined are refused by the next one, and told to join again.
+The file `keyring.json` (mode 0600) is replaced as a whole, and is on the disk before a process is told that it was admitted or revoked.
+Without a `work_dir` the keyring ends with its dispatcher: the next one refuses processes that had joined, and tells them to join again.
 """
 
 from __future__ import annotations
@@ -52,16 +52,19 @@ log = logging.getLogger("zmqdist.scheduling")
 
 FILE: Final = "keyring.json"
 VALID_S_MAX: Final = 7 * 86_400.0
-"""A token that is good for longer is a key."""
+"""Seconds that a token may be valid at most: a secret that is good for longer is a key."""
 ANSWERED_S: Final = 0.5
-"""So long the reply to a join has to leave before its connection is ended."""
+"""Seconds that the reply to a join has to leave before its connection is ended."""
 
 
 class KeyService:
-    """See the module's docstring. All methods but `secured` run in the loop.
+    """The keyring of one dispatcher; see the module's docstring. Call its methods in the loop's thread.
 
     Args:
-      work_dir: where the keyring is kept; None: in memory.
+      work_dir: the folder in which the keyring is kept; None keeps it in memory only.
+
+    Attributes:
+      security: for the router: the given security, with the keyring in place of the static file.
     """
 
     def __init__(self, security: ServerSecurity, work_dir: str | None) -> None:
@@ -70,33 +73,32 @@ class KeyService:
         self._curve = security.mechanism == CURVE
         self._file = Path(work_dir, FILE) if work_dir and self._curve else None
         self._joining: deque[float] = deque()
-        """When unknown keys were let in, within HANDSHAKE_S."""
+        """Times at which unknown keys were let in, of the last HANDSHAKE_S."""
         self._wrong = 0
         self._logged_at = 0.0
-        self._withdrawn: Callable[[Peer], object] = lambda peer: None
+        self._on_expelled: Callable[[Peer], object] = lambda peer: None
         policy = Policy(judge=self._judge) if self._curve else security.policy
         self.security = replace(security, policy=policy)
-        """With the keyring in place of the static file."""
         if self._file is not None and self._file.exists():
             self._restore(self._file)
 
-    def attach(self, loop: Loop, router: Router, service: RpcService, withdrawn: Callable[[Peer], object]) -> None:
-        """Serve. `withdrawn` is called with each peer whose key was revoked, before its connection ends."""
+    def attach(self, loop: Loop, router: Router, service: RpcService, on_expelled: Callable[[Peer], object]) -> None:
+        """Register the handlers and methods. `on_expelled` is called with each peer whose key was revoked, before its connection ends."""
         self._loop = loop
         self._router = router
-        self._withdrawn = withdrawn
-        router.on(Join, self._joins, frozenset({JOINING}))
+        self._on_expelled = on_expelled
+        router.on(Join, self._handle_join, frozenset({JOINING}))
         for kind in (AskKey, NewKey):
-            router.on(kind, self._heard, frozenset({"client", "submit", "worker"}))
-        router.on_gone.append(self._gone)
+            router.on(kind, self._handle_message, frozenset({"client", "submit", "worker"}))
+        router.on_gone.append(self._peer_gone)
         service.register("keys", self._list, inline=True, roles=frozenset())
         service.register("keys_token", self._open_for, inline=True, roles=frozenset())
         service.register("keys_revoke", self._revoke, inline=True, roles=frozenset())
         service.register("keys_rotate", self._rotate, inline=True, roles=frozenset())
         self._rearm()
 
-    def check_name(self, peer: Peer, register: Register) -> str:
-        """Why a peer may not register under a name; "" if it may."""
+    def name_problem(self, peer: Peer, register: Register) -> str:
+        """Return why a peer may not register under its name; "" if it may."""
         name = self._keyring.name_of(peer.key)
         wanted = f"{register.job}:{register.index}" if register.index >= 0 else register.job
         if not name or (name == wanted and register.job != "ps"):
@@ -107,10 +109,10 @@ class KeyService:
         """Make a token and return its ticket (transport/ticket.py).
 
         Args:
-          address: "host:port" of this dispatcher, as the process that joins reaches it.
-          at: where that process listens in place of a server; "" for a worker or a program.
+          address: "host:port" at which the process that joins reaches this dispatcher.
+          at: "host:port" at which that process listens in place of a server; "" for a worker or a program.
         """
-        self._check(name)
+        self._check_name(name)
         if not self._curve:
             raise errors.FailedPreconditionError(
                 "this dispatcher has no CURVE keys, so no process can join it: see SECURITY.md"
@@ -123,7 +125,7 @@ class KeyService:
         self._handle(TokenMade(number, digest_of(secret.encode()), name, self._loop.now() + valid_s, at))
         return JoinTicket(name, address, self._public, number, secret).encode()
 
-    def _check(self, name: str) -> None:
+    def _check_name(self, name: str) -> None:
         job, colon, index = name.partition(":")
         plain = role_of(name) != "worker"
         if not job.isidentifier() or (colon and not (index.isascii() and index.isdigit())) or (not colon and not plain):
@@ -131,7 +133,7 @@ class KeyService:
                 f"{name[:100]!r} cannot join: wanted JOB:INDEX, as worker:3 or ps:0, or one of client, submit, admin"
             )
 
-    # -- who is let in ------------------------------------------------------------------------------------------------
+    # -- connections ------------------------------------------------------------------------------------------------
 
     def _judge(self, key: bytes) -> KeyVerdict:
         verdict = self._keyring.verdict(key)
@@ -145,28 +147,28 @@ class KeyService:
         self._joining.append(now)
         return KeyVerdict(JOINING)
 
-    def _joins(self, peer: Peer, message: Join, _frames: list[memoryview]) -> None:
-        """One try for each connection, which then ends."""
-        self._heard(peer, message, _frames)
+    def _handle_join(self, peer: Peer, message: Join, _frames: list[memoryview]) -> None:
+        """Handle the one join that a connection may try, and end the connection."""
+        self._handle_message(peer, message, _frames)
         self._loop.set_timer((self, peer), self._loop.now() + ANSWERED_S, lambda: self._router.expel(peer))
         wrong, now = self._keyring.wrong, self._loop.now()
         if wrong > self._wrong and now - self._logged_at >= LOG_EVERY_S:
             log.warning("refused %d join(s), the last one of %s", wrong - self._wrong, peer.name)
             self._wrong, self._logged_at = wrong, now
 
-    def _heard(self, peer: Peer, message: Message, _frames: list[memoryview]) -> None:
+    def _handle_message(self, peer: Peer, message: Message, _frames: list[memoryview]) -> None:
         self._handle(KeyHeard(Heard(peer, message), peer.key, time.time()))
 
-    def _gone(self, peer: Peer) -> None:
+    def _peer_gone(self, peer: Peer) -> None:
         self._handle(PeerGone(peer))
 
-    # -- what an admin asks for -----------------------------------------------------------------------------------------
+    # -- RPC methods for admins -----------------------------------------------------------------------------------------
 
     def _list(self) -> list[dict[str, Any]]:
-        """Each key with its role, name, state ("good", "replaced", "revoked") and time."""
+        """Return each key with its role, name, state ("static", "joined", "replaced", "revoked") and time."""
         ring = self._keyring
         rows = [
-            {"role": role, "name": role, "key": keys.text(key), "since_s": 0.0, "state": "static"}
+            {"role": role, "name": role, "key": keys.encode_public(key), "since_s": 0.0, "state": "static"}
             for key, role in ring.static.items()
             if key not in ring.revoked
         ]
@@ -174,14 +176,14 @@ class KeyService:
             {
                 "role": member.role,
                 "name": member.name,
-                "key": keys.text(key),
+                "key": keys.encode_public(key),
                 "since_s": member.since_s,
                 "state": "joined" if member.replaced_at is None else "replaced",
             }
             for key, member in ring.members.items()
         ]
         rows += [
-            {"role": "", "name": gone.name, "key": keys.text(key), "since_s": gone.since_s, "state": "revoked"}
+            {"role": "", "name": gone.name, "key": keys.encode_public(key), "since_s": gone.since_s, "state": "revoked"}
             for key, gone in ring.revoked.items()
         ]
         return rows
@@ -190,30 +192,30 @@ class KeyService:
         return self.open_join(name, address, valid_s, at)
 
     def _revoke(self, name_or_key: str) -> list[str]:
-        """Returns the keys that are revoked now."""
+        """Revoke the keys of a name, or one key, and return them."""
         self._need_curve()
         found = self._keyring.find(keys.decode_key(name_or_key) or name_or_key)
         if not found:
             raise errors.NotFoundError(f"no key that is in use has this name or is this one: {name_or_key[:100]!r}")
         self._handle(KeysRevoked(found, name_or_key, time.time()))
         log.warning("revoked %d key(s) of %s", len(found), name_or_key)
-        return [keys.text(key) for key in found]
+        return [keys.encode_public(key) for key in found]
 
     def _rotate(self, name: str) -> int:
-        """Returns how many processes were asked to make new keys."""
+        """Ask members to make new keys, and return how many were asked."""
         self._need_curve()
         return self._handle(RenewalAsked(name))
 
     def _need_curve(self) -> None:
         if not self._curve:
             raise errors.FailedPreconditionError(
-                "this dispatcher has no CURVE keys: it lets in by the user's token (see SECURITY.md)"
+                "this dispatcher has no CURVE keys: it admits every process that shows the user's token (see SECURITY.md)"
             )
 
     # -- the machine ----------------------------------------------------------------------------------------------------
 
     def _handle(self, event: KeyringEvent) -> int:
-        """Have the machine decide, and do it. Returns how many messages were sent."""
+        """Pass an event to the machine and carry out its effects. Return the number of messages that were sent."""
         count = 0
         for effect in self._keyring.handle(event, self._loop.now()):
             match effect:
@@ -228,7 +230,7 @@ class KeyService:
 
     def _cut(self, key: bytes, problem: str) -> None:
         for peer in [peer for peer in self._router.peers if peer.key == key]:
-            self._withdrawn(peer)
+            self._on_expelled(peer)
         self._router.expel_key(key, problem)
 
     def _rearm(self) -> None:

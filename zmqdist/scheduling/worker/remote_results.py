@@ -1,7 +1,7 @@
 """Results of other work: how they come to be arguments, and how those that stay with their worker are fetched.
 
-In the pickle of the arguments, or of a function that captures it, a result is a call of `taken` with the number of its work. What it stands
-for comes with each payload, beside the arguments: the packed result, or a reference to where it is.
+In the pickle of the arguments, or of a function that captures it, a result is a call of `input_value` with the number of its work. What it
+stands for comes with each payload, beside the arguments: the packed result, or a reference to where it is.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Any
 import msgspec
 
 from zmqdist import errors
-from zmqdist.scheduling.worker.references import Fetches, decode_inputs, decode_reference, is_reference
+from zmqdist.scheduling.worker.references import PartsFetcher, decode_inputs, decode_reference, is_reference
 from zmqdist.wire import results
 
-_here = threading.local()
+_of_thread = threading.local()
 _LOSS: msgspec.msgpack.Decoder[tuple[int, bytes]] = msgspec.msgpack.Decoder(tuple[int, bytes])
 
 
@@ -47,22 +47,22 @@ def decode_loss(payload: bytes) -> tuple[int, bytes]:
         raise errors.WireError("?", f"damaged outcome: {error}") from None
 
 
-def fetch_with(fetcher: Fetches) -> None:
+def use_fetcher(fetcher: PartsFetcher) -> None:
     """The present thread runs functions: their inputs that are elsewhere are fetched by this one."""
-    _here.fetcher = fetcher
+    _of_thread.fetcher = fetcher
 
 
 def take_safely(safe_only: bool) -> None:
-    """The function that the present thread runs next takes only inputs in the safe form, or any."""
-    _here.safe_only = safe_only
+    """Set whether the next function of this thread accepts inputs in the safe form only."""
+    _of_thread.safe_only = safe_only
 
 
 def _takes_safely() -> bool:
-    return getattr(_here, "safe_only", False)
+    return getattr(_of_thread, "safe_only", False)
 
 
-def take_from(payload: bytes, fetched: Callable[[bytes], list[Any]]) -> bytes:
-    """Have the inputs of a payload ready for `taken` in this thread; gives the packed arguments.
+def prepare_inputs(payload: bytes, fetched: Callable[[bytes], list[Any]]) -> bytes:
+    """Have the inputs of a payload ready for `input_value` in this thread; gives the packed arguments.
 
     Args:
       payload: what follows the mark.
@@ -70,11 +70,11 @@ def take_from(payload: bytes, fetched: Callable[[bytes], list[Any]]) -> bytes:
     """
     if is_reference(payload):
         payload = bytes(fetched(payload)[0])
-    _here.inputs, packed = decode_inputs(payload)
+    _of_thread.inputs, packed = decode_inputs(payload)
     return packed
 
 
-def taken(work: int, name: str) -> Any:
+def input_value(work: int, name: str) -> Any:
     """What the pickle of a result calls; the name is part of the protocol.
 
     Args:
@@ -84,22 +84,22 @@ def taken(work: int, name: str) -> Any:
       InputLost: it is not where it was kept.
       Exception: what a class in it raises while it is rebuilt.
     """
-    encoded = _here.inputs[work]
+    encoded = _of_thread.inputs[work]
     if not is_reference(encoded):
         return results.unpack(encoded, safe_only=_takes_safely())
     try:
-        return fetch(_here.fetcher, encoded, name, safe_only=_takes_safely())
+        return fetch(_of_thread.fetcher, encoded, name, safe_only=_takes_safely())
     except errors.UnavailableError as error:
         raise InputLost(work, error) from None
 
 
-def value(encoded: bytes, name: str) -> Any:
+def kept_value(encoded: bytes, name: str) -> Any:
     """What the pickle of a kept result calls where it is no input, but part of what may be used at any time; the name is part of the
     protocol. Raises as `fetch`."""
-    return fetch(_here.fetcher, encoded, name, safe_only=_takes_safely())
+    return fetch(_of_thread.fetcher, encoded, name, safe_only=_takes_safely())
 
 
-def fetch(fetcher: Fetches, encoded: bytes, name: str, *, safe_only: bool = False) -> Any:
+def fetch(fetcher: PartsFetcher, encoded: bytes, name: str, *, safe_only: bool = False) -> Any:
     """The value, private to the caller; it stays with its holder, too.
 
     Args:

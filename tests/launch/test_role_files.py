@@ -1,0 +1,68 @@
+"""The files that travel with a role to its host: a join ticket and no key, and a cluster file with the paths of that host."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+import yaml
+
+from zmqdist.cluster import ClusterConfig
+from zmqdist.cluster.sections import RuntimeConfig
+from zmqdist.launch.agent_protocol import AgentHello
+from zmqdist.launch.role_files import RoleFiles
+from zmqdist.launch.roles import TaskConfig
+from zmqdist.scheduling.dispatcher.config import WorkerConfig
+
+HELLO = AgentHello("3.11.7", "1.0", "/there/zmqdist", 6, 0.0, "there", 1, "/memory/zmqdist-x")
+WORKER = WorkerConfig("h:1", index=2, slots=1, token_file="/here/token", keys_dir="/here/keys")
+PS = TaskConfig({"ps": {0: "h:2"}}, "ps", 0, keys_dir="/here/keys")
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> RoleFiles:
+    return role_files(tmp_path, slots=1)
+
+
+def role_files(folder: Path, slots: object) -> RoleFiles:
+    given = {
+        "name": "c",
+        "program": ["x"],
+        "jobs": {"worker": {"count": 3, "slots": slots}},
+        "security": {"keys": str(folder / "keys")},
+    }
+    runtime = RuntimeConfig(dispatcher="zmq://h:1", keys_dir=str(folder / "keys"))
+    cluster = msgspec.structs.replace(ClusterConfig.from_dict(given), runtime=runtime)
+    return RoleFiles(cluster, lambda name, address: f"ticket {name} {address}".rstrip())
+
+
+def test_a_worker_gets_a_ticket_of_its_name_and_no_key(files: RoleFiles) -> None:
+    config, variables, found = files.pack(WORKER, {"A": "1", "ZMQDIST_TOKEN_FILE": "/here/token"}, HELLO)
+    folder = "worker-2"
+    assert sorted(found) == [f"{folder}/cluster.yaml", f"{folder}/ticket"]
+    assert found[f"{folder}/ticket"] == "ticket worker:2"
+    there = f"/memory/zmqdist-x/{folder}"
+    assert (config.keys_dir, config.ticket_file, config.token_file) == (f"{there}/keys", f"{there}/ticket", None)
+    assert variables == {"A": "1", "ZMQDIST_KEYS_DIR": f"{there}/keys", "ZMQDIST_CONFIG": f"{there}/cluster.yaml"}
+
+
+def test_the_ticket_of_a_ps_names_the_address_at_which_it_listens(files: RoleFiles) -> None:
+    _, _, found = files.pack(PS, {}, HELLO)
+    assert found["ps-0/ticket"] == "ticket ps:0 h:2"
+
+
+def test_the_cluster_file_has_the_paths_of_the_host(files: RoleFiles, tmp_path: Path) -> None:
+    _, _, found = files.pack(WORKER, {}, HELLO)
+    text = found["worker-2/cluster.yaml"]
+    assert yaml.safe_load(text)["runtime"] == {
+        "dispatcher": "zmq://h:1",
+        "keys_dir": "/memory/zmqdist-x/worker-2/keys",
+    }
+    assert str(tmp_path) not in text
+
+
+def test_slots_auto_are_the_cores_of_the_host(tmp_path: Path) -> None:
+    config, _, _ = role_files(tmp_path, slots="auto").pack(WORKER, {}, HELLO)
+    assert isinstance(config, WorkerConfig)
+    assert config.slots == 6
