@@ -22,6 +22,8 @@ WRITTEN = (
     "zmqdist/observe",
     "zmqdist/rpc",
     "zmqdist/scheduling/coordinator",
+    "zmqdist/scheduling/dispatcher",
+    "zmqdist/scheduling/worker",
     "zmqdist/tasks",
     "zmqdist/testing/runner",
     "zmqdist/training",

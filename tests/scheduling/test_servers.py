@@ -394,7 +394,7 @@ def test_a_worker_that_drains_can_be_told_to_end_sooner(
 def test_drain_of_a_worker_that_does_not_exist_names_those_that_do(
     dispatcher: zd.DispatchServer, ask: Callable[..., Any]
 ) -> None:
-    told = "no worker worker:9 here; there are: worker:0"
+    told = "no worker worker:9 is registered here; the registered workers are: worker:0"
     with zd.WorkerServer(WorkerConfig(dispatcher.address)), pytest.raises(errors.NotFoundError, match=told):
         ask("drain", "worker", 9, 1.0)
 
