@@ -242,10 +242,10 @@ def test_a_holder_that_nobody_can_reach_is_an_error_that_says_both_ways(
 def test_a_data_port_that_is_blocked_costs_one_question_and_is_a_warning(
     fetcher: Fetcher, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    asked: list[float] = []
+    calls: list[float] = []
 
     def blocked(_: Any, due: float) -> None:
-        asked.append(due)
+        calls.append(due)
         raise errors.DeadlineExceededError("deadline passed")
 
     monkeypatch.setattr(fetch, "internal_client", asking_with(reach=blocked))
@@ -255,7 +255,7 @@ def test_a_data_port_that_is_blocked_costs_one_question_and_is_a_warning(
             fetcher.clients.use("127.0.0.1:11"),
         ):
             pass
-    assert len(asked) == 1
+    assert len(calls) == 1
     said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert len(said) == 1
     assert "the data port 127.0.0.1:11 cannot be reached from" in said[0]
@@ -265,13 +265,13 @@ def test_a_data_port_that_is_blocked_costs_one_question_and_is_a_warning(
 def test_a_holder_that_refuses_connections_has_ended_and_is_not_waited_for(
     fetcher: Fetcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[Any] = []
-    monkeypatch.setattr(fetch, "internal_client", asking_with(start=lambda *args, **kwargs: asked.append(args)))
+    calls: list[Any] = []
+    monkeypatch.setattr(fetch, "internal_client", asking_with(start=lambda *args, **kwargs: calls.append(args)))
     with pytest.raises(
         errors.UnavailableError, match=r"no process listens at 127.0.0.1:11: the connection was refused"
     ):
         fetcher.fetch(Reference(5, "127.0.0.1:11", None, (Held(1, LARGE),)))
-    assert not asked
+    assert not calls
 
 
 def test_a_holder_that_sends_nothing_is_given_up_after_a_while(
