@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @click.command(short_help="Measure this machine against bare pyzmq.")
-@click.option("--peer", metavar="HOST:PORT", help="Measure calls only, to what `bench --serve` serves there.")
+@click.option("--peer", metavar="HOST:PORT", help="Measure only calls, to a `bench --serve` at this address.")
 @click.option("--serve", metavar="HOST:PORT", help="Serve the other end of --peer, until Ctrl-C.")
 @click.option("--quick", is_flag=True, help="Fewer and smaller blocks: seconds instead of a minute or two.")
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")

@@ -58,8 +58,8 @@ def shutdown(
 ) -> None:
     """End the dispatcher TARGET and its workers; returns when the dispatcher has ended.
 
-    The dispatcher does not wait for queued work: its coordinators see the cluster go. Where TARGET is a task of a cluster of servers,
-    all running tasks of this cluster end.
+    The dispatcher drops queued work; its coordinators report the cluster as lost, unless it is restarted. If TARGET is a task of a
+    cluster of servers, all running tasks of this cluster end.
     """
     from zmqdist.errors import FailedPreconditionError
     from zmqdist.observe.status import plural

@@ -37,7 +37,7 @@ def doctor(
 ) -> None:
     """Look for what is wrong, and say what to do: on this machine, and at a cluster.
 
-    CONFIG is a cluster file, whether its cluster runs or not; the hosts of its launcher are asked for their Python and zmqdist. Each
+    CONFIG is a cluster file, whether its cluster runs or not; the command checks Python and zmqdist on the hosts of its launcher. Each
     ADDRESS is the host:port of a zmqdist server. Without either, the command examines the cluster that ZMQDIST_CONFIG or TF_CONFIG names.
     Each line of the output is ok, a warning or a problem.
 

@@ -47,7 +47,7 @@ class Slots(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic
     "attempts_max",
     type=click.IntRange(1),
     metavar="N",
-    help="Lost starts after which a function fails with WorkerLost.",
+    help="A function fails with WorkerLost when its process has died N times.",
 )
 @click.option("--work-dir", metavar="DIR", help="Folder of the data service: its datasets, and its journal.")
 @click.option(
@@ -87,9 +87,14 @@ def dispatcher(context: click.Context, /, file: str | None, **options: Any) -> N
 @click.option(
     "--threads", is_flag=True, help="Slots are threads instead of processes; a running function cannot be cut off."
 )
-@click.option("--job", default="worker", show_default=True, metavar="NAME", help="First half of its name.")
 @click.option(
-    "--index", type=click.IntRange(0), metavar="N", help="Second half of its name; by default the lowest free one."
+    "--job", default="worker", show_default=True, metavar="NAME", help="Job in its name, as worker in worker:1."
+)
+@click.option(
+    "--index",
+    type=click.IntRange(0),
+    metavar="N",
+    help="Index in its name, as 1 in worker:1; by default the lowest free one.",
 )
 @click.option(
     "--host", "--bind", "host", metavar="HOST", help="Address at which other processes fetch its large results."

@@ -101,7 +101,7 @@ def shown(value: Any, *, as_json: bool) -> str:
         text = json.dumps(plain(value), ensure_ascii=False, allow_nan=False)
         if not as_json and len(text) > INDENT_ABOVE:
             text = json.dumps(plain(value), ensure_ascii=False, allow_nan=False, indent=2)
-    except ValueError as error:  # an int of more digits than Python likes to print
+    except ValueError as error:  # an int with more digits than Python converts to text
         raise click.ClickException(f"the answer cannot be printed: {error}") from None
     readable = (sys.stdout.encoding or "").lower().startswith("utf")
     return "".join(

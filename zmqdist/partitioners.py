@@ -51,9 +51,9 @@ class FixedShardsPartitioner(Partitioner):
 
 
 class MinSizePartitioner(Partitioner):
-    """Splits into as many shards of at least about `min_shard_bytes` as possible, and at most `max_shards`.
+    """Splits into one shard for each `min_shard_bytes` of the variable, and at most into `max_shards`.
 
-    Sizes are rounded to whole rows in favour of more shards, so a shard can be a little smaller than `min_shard_bytes`.
+    The number of shards is rounded up, as TensorFlow's is, so a shard can be smaller than `min_shard_bytes`.
     """
 
     def __init__(self, min_shard_bytes: int = SHARD_BYTES_MIN, max_shards: int = 1, bytes_per_string: int = 16) -> None:

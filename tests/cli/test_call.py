@@ -342,7 +342,10 @@ def test_a_role_that_may_not_is_refused_and_another_may(dispatcher_here: str) ->
     assert "zmqdist call: PERMISSION_DENIED: role client may not call drain (allowed: admin, submit)" in done.err
     assert_one_line(done.err)
     done = run_here("call", there, "drain", "worker", "0", "1.0", "--role", "submit")
-    assert (done.code, done.err) == (1, "zmqdist call: NOT_FOUND: no worker worker:0 here; there are: none\n")
+    assert (done.code, done.err) == (
+        1,
+        "zmqdist call: NOT_FOUND: no worker worker:0 is registered here; the registered workers are: none\n",
+    )
     done = run_here("call", there, "status", "--json")
     assert json.loads(done.out)["address"] == there
 

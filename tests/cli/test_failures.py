@@ -224,7 +224,7 @@ def test_a_worker_that_is_not_there_cannot_be_drained(dispatcher_here: str) -> N
     address = dispatcher_here
     done = run_here("drain", address, "worker:3")
     assert (done.code, done.out) == (ExitCode.PROGRAM_FAILED, "")
-    assert done.err == "zmqdist drain: no worker worker:3 here; there are: none\n"
+    assert done.err == "zmqdist drain: no worker worker:3 is registered here; the registered workers are: none\n"
 
 
 def test_another_server_than_a_dispatcher_is_told_from_one() -> None:

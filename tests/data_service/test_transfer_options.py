@@ -49,8 +49,8 @@ def test_readers_are_sent_to_the_second_port_where_there_is_one(
 @pytest.mark.parametrize(
     ("options", "error", "told"),
     [
-        ({"data_transfer_port": 5}, InvalidArgumentError, "give data_transfer_protocol='zmq', too"),
-        ({"data_transfer_address": "a:1"}, InvalidArgumentError, "give data_transfer_protocol='zmq', too"),
+        ({"data_transfer_port": 5}, InvalidArgumentError, "set data_transfer_protocol='zmq' as well"),
+        ({"data_transfer_address": "a:1"}, InvalidArgumentError, "set data_transfer_protocol='zmq' as well"),
         ({"data_transfer_protocol": "pigeon"}, NotFoundError, "No data transfer server factory .* protocol pigeon"),
         (
             {"data_transfer_protocol": "zmq", "data_transfer_port": 5, "processes": True},

@@ -21,6 +21,8 @@ WRITTEN = (
     "zmqdist/process",
     "zmqdist/rpc",
     "zmqdist/scheduling/coordinator",
+    "zmqdist/scheduling/dispatcher",
+    "zmqdist/scheduling/worker",
     "zmqdist/tasks",
     "zmqdist/testing",
     "zmqdist/training",

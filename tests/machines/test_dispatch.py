@@ -309,9 +309,9 @@ def test_slots_that_died_are_counted_with_the_last_of_them(broker: Broker) -> No
     submit(broker, 41)
     begin(broker, 1)
     hear(broker, "w", SlotsLost([(1, -9, "log")]), 2.5)
-    told = broker.snapshot()
-    assert (told.slot_deaths, told.last_slot_death) == (1, ("worker:0", -9, 2.5))
-    assert [row.slot_deaths for row in told.workers] == [1]
+    snapshot = broker.snapshot()
+    assert (snapshot.slot_deaths, snapshot.last_slot_death) == (1, ("worker:0", -9, 2.5))
+    assert [row.slot_deaths for row in snapshot.workers] == [1]
 
 
 @pytest.mark.parametrize("how", [SEEN, Heard("w", SlotsLost([(1, -9, "log")]))], ids=["worker", "slot"])
@@ -353,11 +353,11 @@ def test_p3_work_fails_when_attempts_max_starts_were_lost_those_under_other_disp
     coordinator(broker)
     worker(broker, "w")
     submit(broker, 41, lost=lost_before)
-    told = []
+    messages = []
     for lease in range(1, starts + 1):
         effects = hear(broker, "w", SlotsLost([(lease, -11, "")]))
-        told += [effect.message for effect in effects if effect.to == "c"]
-    assert told == [
+        messages += [effect.message for effect in effects if effect.to == "c"]
+    assert messages == [
         StartsLost([(41, attempt, "worker:0", -11, "", attempt == starts - 1)]) for attempt in range(starts)
     ]
     row = broker.snapshot().coordinators[0]

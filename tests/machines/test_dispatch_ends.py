@@ -285,17 +285,17 @@ def test_coordinators_are_told_when_there_is_a_first_worker_and_when_there_is_no
 
 
 @pytest.mark.parametrize(
-    ("queue_max", "works", "told", "later"),
+    ("queue_max", "works", "reported", "later"),
     [(10, 3, [], []), (4, 4, [2], []), (2, 3, [2], []), (1, 4, [2], [3])],
     ids=["never full", "full", "over-full", "still full"],
 )
 def test_who_filled_the_queue_is_told_of_progress_until_it_is_not_full(
-    broker: Broker, queue_max: int, works: int, told: list[int], later: list[int]
+    broker: Broker, queue_max: int, works: int, reported: list[int], later: list[int]
 ) -> None:
     coordinator(broker, queue_max=queue_max)
     assert submit(broker, *range(works)) == []
     effects = worker(broker)
-    assert [effect.message.left_queue for effect in effects if isinstance(effect.message, QueueProgress)] == told
+    assert [effect.message.left_queue for effect in effects if isinstance(effect.message, QueueProgress)] == reported
     effects = done(broker, 1)
     assert [effect.message.left_queue for effect in effects if isinstance(effect.message, QueueProgress)] == later
 
@@ -395,9 +395,11 @@ def test_a_coordinator_that_is_back_before_it_was_missed_takes_its_own_room(
 ) -> None:
     monkeypatch.setattr(machine, "COORDINATORS_MAX", 1)
     coordinator(broker, "c", 1)
-    told, enlisted = hear(broker, "d", RegisterCoordinator(1, 10, 1, False))
+    reported, enlisted = hear(broker, "d", RegisterCoordinator(1, 10, 1, False))
     assert enlisted == Send("d", CoordinatorRegistered(3, 0))
-    assert told == Send("c", Refused(errors.ABORTED, machine.DISPLACED, final=True))  # or another has taken its number
+    assert reported == Send(
+        "c", Refused(errors.ABORTED, machine.DISPLACED, final=True)
+    )  # or another has taken its number
     assert list(broker.dispatch.sessions) == ["d"]
     assert hear(broker, "d", RegisterCoordinator(1, 10, 1, False)) == [Send("d", CoordinatorRegistered(3, 0))]
 

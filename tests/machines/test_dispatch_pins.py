@@ -64,7 +64,7 @@ def works(effects: list[Send], *, careful: bool = False) -> list[int]:
     return [work for _, _, work, _ in given(effects, careful=careful)]
 
 
-def told(effects: list[Send], kind: type) -> list[tuple[str, object]]:
+def sent(effects: list[Send], kind: type) -> list[tuple[str, object]]:
     return [(str(effect.to), effect.message) for effect in effects if isinstance(effect.message, kind)]
 
 
@@ -94,22 +94,22 @@ def test_p12_it_stays_within_the_window_and_the_rest_waits(broker: Broker) -> No
 
 def test_p12_it_goes_before_what_its_worker_holds_already(broker: Broker) -> None:
     worker(broker, "w0", 0)
-    assert [message.pinned for _, message in told(submit(broker, 1, 2, 3), Assign)] == [False]
+    assert [message.pinned for _, message in sent(submit(broker, 1, 2, 3), Assign)] == [False]
     effects = pin(broker, 4, 5)
-    assert ([message.pinned for _, message in told(effects, Assign)], works(effects)) == ([True], [4])
+    assert ([message.pinned for _, message in sent(effects, Assign)], works(effects)) == ([True], [4])
 
 
 def test_p12_it_is_not_called_back_for_an_idle_worker(broker: Broker) -> None:
     worker(broker, "w0", 0)
     begin(broker, *leases_of(pin(broker, 1, 2))[:1], peer="w0")
-    assert told(worker(broker, "w1", 1, now=5.0), StealRequest) == []
+    assert sent(worker(broker, "w1", 1, now=5.0), StealRequest) == []
 
 
 def test_other_work_is_called_back_from_a_worker_that_runs_work_of_its_own(broker: Broker) -> None:
     worker(broker, "w0", 0)
     begin(broker, *leases_of(pin(broker, 1)), peer="w0")
     assert works(submit(broker, 2)) == [2]
-    assert told(worker(broker, "w1", 1, now=5.0), StealRequest) == [("w0", StealRequest([2]))]
+    assert sent(worker(broker, "w1", 1, now=5.0), StealRequest) == [("w0", StealRequest([2]))]
 
 
 @pytest.mark.parametrize("begun", [False, True], ids=["not begun", "charged"])
@@ -140,7 +140,7 @@ def test_p3_attempts_max_holds_for_it(broker: Broker) -> None:
         leases = leases or [lease for hands in broker.dispatch.loads.values() for lease in hands.leases]
         begin(broker, *leases, peer=f"w{life}")
         effects = broker.handle(SEEN, 1.0)
-    assert [message.items[0][-1] for _, message in told(effects, type(effects[0].message))] == [True]
+    assert [message.items[0][-1] for _, message in sent(effects, type(effects[0].message))] == [True]
     assert broker.snapshot().queued == 0
 
 
@@ -160,7 +160,7 @@ def test_waiting_work_for_a_worker_that_is_away_does_not_keep_idle_ones_from_bei
     submit(broker, 2)
     begin(broker, 1, peer="w1")
     assert works(submit(broker, 3)) == [3]
-    assert told(worker(broker, "w2", 2, now=5.0), StealRequest) == [("w1", StealRequest([2]))], "3 is called back"
+    assert sent(worker(broker, "w2", 2, now=5.0), StealRequest) == [("w1", StealRequest([2]))], "3 is called back"
 
 
 def test_it_is_withdrawn_and_ends_with_its_generation_and_its_coordinator_like_any_other(broker: Broker) -> None:
@@ -226,8 +226,8 @@ def test_p14_work_apart_survives_the_end_of_a_generation_and_is_not_waited_for(b
     pin(broker, 2, to="worker:7", apart=True)
     submit(broker, 3)
     effects = end(broker)
-    assert told(effects, AbortLeases) == [("w", AbortLeases([2], 2.0))]
-    assert told(hear(broker, "w", LeasesReturned([2])), RoundEnded) == [("c", RoundEnded(1))], "1 still runs"
+    assert sent(effects, AbortLeases) == [("w", AbortLeases([2], 2.0))]
+    assert sent(hear(broker, "w", LeasesReturned([2])), RoundEnded) == [("c", RoundEnded(1))], "1 still runs"
     assert done(broker, 1) == [Send("c", Results([(1, 0, VALUE, b"r")]))]
     assert works(worker(broker, "w7", 7)) == [2]
 
@@ -252,7 +252,7 @@ def test_p14_it_ends_with_its_session(broker: Broker) -> None:
     worker(broker)
     pin(broker, 1, apart=True)
     pin(broker, 2, to="worker:7", apart=True)
-    assert told(broker.handle(PeerGone("c"), 0.0), AbortLeases) == [("w", AbortLeases([1], 0.0))]
+    assert sent(broker.handle(PeerGone("c"), 0.0), AbortLeases) == [("w", AbortLeases([1], 0.0))]
     assert broker.snapshot().queued == 0
 
 
@@ -260,7 +260,7 @@ def test_work_apart_is_not_counted_in_the_queue(broker: Broker) -> None:
     coordinator(broker, "d", 2, queue_max=1)
     assert pin(broker, *range(1, 2000), to="worker:9", apart=True, peer="d") == []
     effects = submit(broker, 5000, peer="d")
-    assert told(effects, Refused) == []
+    assert sent(effects, Refused) == []
     assert [
         effect.message.left_queue for effect in worker(broker) if type(effect.message).__name__ == "QueueProgress"
     ] == [1]
@@ -275,9 +275,9 @@ def test_p15_who_watches_is_told_who_is_there_and_then_each_that_comes_and_goes(
     effects = hear(broker, "d", RegisterCoordinator(2, 10, 1, False, watch_members=True))
     assert effects == [Send("d", CoordinatorRegistered(3, 1)), Send("d", Members([there], []))]
     effects = worker(broker, "w1", 1)
-    assert told(effects, Members) == [("d", Members([("worker:1", 2, 101, "host")], []))], "c does not watch"
+    assert sent(effects, Members) == [("d", Members([("worker:1", 2, 101, "host")], []))], "c does not watch"
     effects = broker.handle(SEEN, 1.0)
-    assert told(effects, Members) == [("d", Members([], [("worker:0", 1, "its process ended")]))]
+    assert sent(effects, Members) == [("d", Members([], [("worker:0", 1, "its process ended")]))]
 
 
 def test_p15_a_loss_is_told_before_what_it_has_done_to_work(broker: Broker) -> None:
@@ -295,7 +295,7 @@ def test_p15_one_who_takes_the_name_of_another_is_told_after_that_has_gone(broke
     hear(broker, "d", RegisterCoordinator(2, 10, 1, False, watch_members=True))
     worker(broker, "w0", 0)
     broker.handle(PeerGone("w0"), 0.1)
-    effects = told(worker(broker, "v0", 0, life=9, now=0.2), Members)
+    effects = sent(worker(broker, "v0", 0, life=9, now=0.2), Members)
     left, joined = (
         Members([], [("worker:0", 1, "its successor registered")]),
         Members([("worker:0", 9, 100, "host")], []),
@@ -306,8 +306,8 @@ def test_p15_one_who_takes_the_name_of_another_is_told_after_that_has_gone(broke
 def test_p15_a_worker_whose_connection_breaks_for_a_moment_is_no_news(broker: Broker) -> None:
     hear(broker, "d", RegisterCoordinator(2, 10, 1, False, watch_members=True))
     worker(broker, "w0", 0)
-    assert told(broker.handle(PeerGone("w0"), 0.1), Members) == []
-    assert told(worker(broker, "w0b", 0, now=0.2), Members) == []
+    assert sent(broker.handle(PeerGone("w0"), 0.1), Members) == []
+    assert sent(worker(broker, "w0b", 0, now=0.2), Members) == []
 
 
 # -- P16 ----------------------------------------------------------------------------------------------------------------
@@ -320,24 +320,24 @@ def test_p16_what_is_forgotten_everywhere_goes_to_all_workers_also_to_one_that_w
     forget = Forget(1, [40], everywhere=True)
     assert hear(broker, "c", forget, 0.2) == [Send("w0", forget), Send("w1", forget)]
     register = Register(3, "worker", 2, 1, [], [], 102, "host")
-    assert told(hear(broker, "w2b", register, 0.3), Forget) == [("w2b", forget)]
+    assert sent(hear(broker, "w2b", register, 0.3), Forget) == [("w2b", forget)]
 
 
 def test_p16_what_a_coordinator_has_made_apart_is_forgotten_when_it_leaves(broker: Broker) -> None:
     worker(broker)
     done(broker, *leases_of(pin(broker, 1, apart=True)))
-    assert ("w", Forget(1, [ALL_NUMBERS], everywhere=True)) in told(hear(broker, "c", Goodbye()), Forget)
+    assert ("w", Forget(1, [ALL_NUMBERS], everywhere=True)) in sent(hear(broker, "c", Goodbye()), Forget)
 
 
 @pytest.mark.parametrize("back", [False, True])
 def test_p16_and_when_it_has_been_gone_for_a_lease(broker: Broker, back: bool) -> None:
     worker(broker)
     done(broker, *leases_of(pin(broker, 1, apart=True)))
-    assert (("w", Forget(1, [ALL_NUMBERS], everywhere=True))) not in told(broker.handle(PeerGone("c"), 1.0), Forget)
+    assert (("w", Forget(1, [ALL_NUMBERS], everywhere=True))) not in sent(broker.handle(PeerGone("c"), 1.0), Forget)
     if back:
         coordinator(broker, "c2", now=2.0)
     assert broker.deadline == (None if back else 1.0 + LEASE_S)
-    forgotten = told(broker.handle(Ticked(), 1.0 + LEASE_S), Forget)
+    forgotten = sent(broker.handle(Ticked(), 1.0 + LEASE_S), Forget)
     assert forgotten == ([] if back else [("w", Forget(1, [ALL_NUMBERS], everywhere=True))])
     assert broker.deadline is None
 
@@ -346,4 +346,4 @@ def test_a_coordinator_without_work_apart_leaves_nothing_to_forget(broker: Broke
     worker(broker)
     submit(broker, 1)
     effects = hear(broker, "c", Goodbye())
-    assert told(effects, Forget) == [("w", Forget(1, [7]))]
+    assert sent(effects, Forget) == [("w", Forget(1, [7]))]

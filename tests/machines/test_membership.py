@@ -123,7 +123,7 @@ def test_p1_a_successor_takes_the_place_of_one_whose_connection_has_ended(member
 
 
 @pytest.mark.parametrize(
-    ("register", "code", "told"),
+    ("register", "code", "problem"),
     [
         (asks(2, index=1, slots=0), errors.INVALID_ARGUMENT, "0 slots, and needs at least 1"),
         (asks(2, index=1, slots=-3), errors.INVALID_ARGUMENT, "-3 slots, and needs at least 1"),
@@ -134,11 +134,11 @@ def test_p1_a_successor_takes_the_place_of_one_whose_connection_has_ended(member
     ids=["no slots", "fewer than none", "another life", "another index", "another job"],
 )
 def test_a_registration_that_makes_no_sense_is_refused_and_changes_nothing(
-    membership: Membership, register: Register, code: int, told: str
+    membership: Membership, register: Register, code: int, problem: str
 ) -> None:
     member = join(membership, "a", asks(1))
     found, text = refused(membership.handle(Heard("a", register), 1.0))
-    assert (found, told in text) == (code, True), text
+    assert (found, problem in text) == (code, True), text
     assert membership.members == {("worker", 0): member}
     assert membership.by_peer == {"a": member}
 

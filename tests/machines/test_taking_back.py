@@ -47,9 +47,9 @@ def coordinator(width: int | None = None) -> Closures:
     made = Closures(
         coordinator=5, queue_max=1000, cancel_grace_s=2.0, lost_limit_s=60.0, now=0.0, starts=True, width=width
     )
-    told = do(made, DispatcherUp(), Heard(DISPATCHER, CoordinatorRegistered(3, 1)), FunctionsDefined([(7, b"f")]))
-    assert isinstance(told[0], Send)
-    assert told[0].message == RegisterCoordinator(5, 1000, 1, False, report_starts=True)
+    effects = do(made, DispatcherUp(), Heard(DISPATCHER, CoordinatorRegistered(3, 1)), FunctionsDefined([(7, b"f")]))
+    assert isinstance(effects[0], Send)
+    assert effects[0].message == RegisterCoordinator(5, 1000, 1, False, report_starts=True)
     return made
 
 

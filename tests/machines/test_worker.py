@@ -117,15 +117,15 @@ def test_a_report_tells_the_shortest_of_the_last_round_trips() -> None:
     worker.handle(SlotReady(0), 0.0)
     worker.handle(DispatcherConnected(LIFE), 0.0)
     worker.handle(Heard(DISPATCHER, WELCOME), 0.5)  # the answer to the registration
-    told = []
+    reports = []
     for position, trip_s in enumerate((0.25, 0.125, 0.25, 0.25, 0.25, 0.25), 1):
         at = worker.deadline
         assert at is not None
         assert worker.handle(Ticked(), at) == [say(Beat())]
         worker.handle(Heard(DISPATCHER, Beat()), at + trip_s)
         worker.handle(work(position), at + trip_s)
-        told += times(worker, ended(position), at + trip_s)
-    assert [trip_us for _, trip_us in told] == [250_000, *[125_000] * 4, 250_000]
+        reports += times(worker, ended(position), at + trip_s)
+    assert [trip_us for _, trip_us in reports] == [250_000, *[125_000] * 4, 250_000]
 
 
 @pytest.mark.parametrize(
@@ -362,8 +362,8 @@ def test_p2_what_was_not_begun_is_given_back_when_it_is_recalled(worker: WorkerM
 def test_p2_what_was_begun_in_the_meantime_is_not_given_back(worker: WorkerMachine) -> None:
     batches(worker)
     assign(worker, 2, 3)
-    told = [returned(), Reclaim(0), started(2)]
-    assert hear(worker, StealRequest([2, 3])) == told, "a recall has one answer, and 2 is running"
+    reports = [returned(), Reclaim(0), started(2)]
+    assert hear(worker, StealRequest([2, 3])) == reports, "a recall has one answer, and 2 is running"
     assert do(worker, SlotReclaimed(0, 3)) == [started(3)]
     assert finish(worker, 2, 3) == [outcome(2, 3)]
 

@@ -54,8 +54,8 @@ def start_dispatcher() -> Iterator[Callable[..., subprocess.Popen[str]]]:
     made: list[subprocess.Popen[str]] = []
 
     def start(**config: Any) -> subprocess.Popen[str]:
-        told = json.dumps(dataclasses.asdict(DispatcherConfig(**config)))
-        process = subprocess.Popen([sys.executable, "-c", DISPATCHER, told], stdout=subprocess.PIPE, text=True)
+        fields = json.dumps(dataclasses.asdict(DispatcherConfig(**config)))
+        process = subprocess.Popen([sys.executable, "-c", DISPATCHER, fields], stdout=subprocess.PIPE, text=True)
         made.append(process)
         assert process.stdout is not None
         assert process.stdout.readline().startswith("dispatcher at zmq://127.0.0.1:")

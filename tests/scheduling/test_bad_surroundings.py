@@ -55,13 +55,13 @@ PAIRS = [
 ]
 
 
-@pytest.mark.parametrize(("ours", "others", "kind", "told"), PAIRS, indirect=["ours", "others"])
+@pytest.mark.parametrize(("ours", "others", "kind", "text"), PAIRS, indirect=["ours", "others"])
 @pytest.mark.filterwarnings("ignore:.*insecure")
 def test_a_worker_with_another_secret_is_refused_and_says_so(
-    ours: Secrets, others: Secrets, kind: type[Exception], told: str
+    ours: Secrets, others: Secrets, kind: type[Exception], text: str
 ) -> None:
     with zd.DispatchServer(DispatcherConfig(**ours)) as dispatcher:
-        with pytest.raises(kind, match=told) as caught:
+        with pytest.raises(kind, match=text) as caught:
             zd.WorkerServer(WorkerConfig(dispatcher.address, **others))
         assert dispatcher.address in str(caught.value)
         assert dispatcher.num_workers == 0
@@ -71,9 +71,9 @@ def test_a_worker_with_another_secret_is_refused_and_says_so(
             assert dispatcher.num_workers == 1
 
 
-@pytest.mark.parametrize(("ours", "others", "kind", "told"), PAIRS[:4], indirect=["ours", "others"])
+@pytest.mark.parametrize(("ours", "others", "kind", "text"), PAIRS[:4], indirect=["ours", "others"])
 def test_a_coordinator_with_another_secret_is_refused_in_every_call(
-    ours: Secrets, others: Secrets, kind: type[Exception], told: str
+    ours: Secrets, others: Secrets, kind: type[Exception], text: str
 ) -> None:
     with (
         zd.DispatchServer(DispatcherConfig(**ours)) as dispatcher,
@@ -81,7 +81,7 @@ def test_a_coordinator_with_another_secret_is_refused_in_every_call(
     ):
         asks = (lambda: coordinator.schedule(int).get(20), lambda: (coordinator.schedule(int), coordinator.join(20)))
         for ask in asks * 2:  # before the answer of the dispatcher is here, and after it
-            with pytest.raises(kind, match=told):
+            with pytest.raises(kind, match=text):
                 ask()
 
 
@@ -105,24 +105,24 @@ def test_a_dispatcher_as_target_brings_its_secret_along(ours: Secrets) -> None:
 
 
 def test_a_dispatcher_whose_name_nobody_knows_is_told() -> None:
-    told = r"nosuch\.invalid:5950: the name 'nosuch\.invalid' cannot be looked up"
+    text = r"nosuch\.invalid:5950: the name 'nosuch\.invalid' cannot be looked up"
     for connects in (
         lambda: zd.WorkerServer(WorkerConfig("nosuch.invalid:5950", insecure=True)),
         lambda: ClusterCoordinator("nosuch.invalid:5950"),
     ):
         with pytest.raises(errors.OpError) as caught:
             connects()
-        assert re.search(told, str(caught.value)) or "no CURVE keys" in str(caught.value)
+        assert re.search(text, str(caught.value)) or "no CURVE keys" in str(caught.value)
 
 
 def test_a_port_in_use_is_told(port: int) -> None:
     with zd.DispatchServer(DispatcherConfig(port=port)) as dispatcher:
-        told = re.escape(
+        text = re.escape(
             f"could not bind 127.0.0.1:{port}: the port is in use; stop what listens there, or take port 0"
         )
-        with pytest.raises(errors.UnknownError, match=told):
+        with pytest.raises(errors.UnknownError, match=text):
             zd.DispatchServer(DispatcherConfig(port=port))
-        with pytest.raises(errors.UnknownError, match=told):
+        with pytest.raises(errors.UnknownError, match=text):
             zd.WorkerServer(WorkerConfig(dispatcher.address, port=port))
         assert dispatcher.num_workers == 0
 
@@ -134,9 +134,9 @@ BINDS: list[tuple[str, type[Exception], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("host", "kind", "told"), BINDS, ids=[row[0] for row in BINDS])
-def test_an_address_that_cannot_be_bound_is_told(host: str, kind: type[Exception], told: str) -> None:
-    with pytest.raises(kind, match=told):
+@pytest.mark.parametrize(("host", "kind", "text"), BINDS, ids=[row[0] for row in BINDS])
+def test_an_address_that_cannot_be_bound_is_told(host: str, kind: type[Exception], text: str) -> None:
+    with pytest.raises(kind, match=text):
         zd.DispatchServer(DispatcherConfig(host=host))
 
 

@@ -94,7 +94,7 @@ def test_parts_of_all_sizes_arrive_whole(
         assert as_bytes(fetcher.fetch(reference)) == parts
     store.free(reference.bulks)
     assert len(store) == 0
-    with pytest.raises(errors.NotFoundError, match=r"payload \d+ is not held here any more"):
+    with pytest.raises(errors.NotFoundError, match=r"payload \d+ is no longer held here"):
         fetcher.fetch(reference)
 
 
@@ -234,7 +234,7 @@ def test_a_holder_that_nobody_can_reach_is_an_error_that_says_both_ways(
     monkeypatch.setattr(fetch, "REACH_S", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
-        with pytest.raises(errors.UnavailableError, match=rf"nobody answers at {address}.*by the dispatcher"):
+        with pytest.raises(errors.UnavailableError, match=rf"no process replies at {address}.*through the dispatcher"):
             fetcher.fetch(Reference(5, address, None, (Held(1, LARGE),)))
         assert fetcher.clients.unreachable == [address], "it is not waited for each time"
 
@@ -242,20 +242,20 @@ def test_a_holder_that_nobody_can_reach_is_an_error_that_says_both_ways(
 def test_a_data_port_that_is_blocked_costs_one_question_and_is_a_warning(
     fetcher: Fetcher, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    asked: list[float] = []
+    calls: list[float] = []
 
     def blocked(_: Any, due: float) -> None:
-        asked.append(due)
+        calls.append(due)
         raise errors.DeadlineExceededError("deadline passed")
 
     monkeypatch.setattr(fetch, "internal_client", asking_with(reach=blocked))
     for _ in range(2):
         with (
-            pytest.raises(errors.UnavailableError, match=r"nobody answers at 127\.0\.0\.1:11"),
+            pytest.raises(errors.UnavailableError, match=r"no process replies at 127\.0\.0\.1:11"),
             fetcher.clients.use("127.0.0.1:11"),
         ):
             pass
-    assert len(asked) == 1
+    assert len(calls) == 1
     said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert len(said) == 1
     assert "the data port 127.0.0.1:11 cannot be reached from" in said[0]
@@ -265,11 +265,13 @@ def test_a_data_port_that_is_blocked_costs_one_question_and_is_a_warning(
 def test_a_holder_that_refuses_connections_has_ended_and_is_not_waited_for(
     fetcher: Fetcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[Any] = []
-    monkeypatch.setattr(fetch, "internal_client", asking_with(start=lambda *args, **kwargs: asked.append(args)))
-    with pytest.raises(errors.UnavailableError, match=r"nobody answers at 127.0.0.1:11: the connection was refused"):
+    calls: list[Any] = []
+    monkeypatch.setattr(fetch, "internal_client", asking_with(start=lambda *args, **kwargs: calls.append(args)))
+    with pytest.raises(
+        errors.UnavailableError, match=r"no process listens at 127.0.0.1:11: the connection was refused"
+    ):
         fetcher.fetch(Reference(5, "127.0.0.1:11", None, (Held(1, LARGE),)))
-    assert not asked
+    assert not calls
 
 
 def test_a_holder_that_sends_nothing_is_given_up_after_a_while(
@@ -289,7 +291,7 @@ def test_a_fetch_that_nobody_wants_any_more_is_given_up(
     monkeypatch.setattr(BulkStore, "_send_part", lambda self, call, bulk: None)
     monkeypatch.setattr(fetch, "POLL_S", 0.01)
     looks = iter([True, True, False])
-    with pytest.raises(errors.CancelledError, match="nobody waits for this payload any more"):
+    with pytest.raises(errors.CancelledError, match="this payload is no longer needed"):
         fetcher.fetch(hold(near=False).hold([ramp(LARGE)], shared=True), lambda: next(looks))
 
 

@@ -89,13 +89,13 @@ def test_what_was_cancelled_while_the_dispatcher_was_away_does_not_run(port: int
 @pytest.mark.parametrize("how", ["join", "fetch", "schedule"])
 def test_without_a_dispatcher_for_too_long_what_waits_fails(port: int, how: str) -> None:
     """Also when there never was one: the constructor does not wait."""
-    told = r"the cluster was without a dispatcher for 0\.2 s"
+    text = r"the cluster was without a dispatcher for 0\.2 s"
     with ClusterCoordinator(f"127.0.0.1:{port}", cluster_lost_limit_s=0.2, queue_max=2) as coordinator:
         values = [coordinator.schedule(int) for _ in range(2)]
-        with pytest.raises(errors.UnavailableError, match=told):
+        with pytest.raises(errors.UnavailableError, match=text):
             {"join": coordinator.join, "fetch": values[1].fetch, "schedule": lambda: coordinator.schedule(int)}[how]()
         for value in values:
-            with pytest.raises(errors.UnavailableError, match=told):
+            with pytest.raises(errors.UnavailableError, match=text):
                 value.get(0)
 
 

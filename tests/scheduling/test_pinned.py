@@ -118,7 +118,7 @@ def test_a_worker_is_removed_and_what_is_for_it_waits_for_another_of_its_name(
 def test_a_worker_that_is_not_there_cannot_be_removed(
     dispatcher: zd.DispatchServer, coordinator: ClusterCoordinator
 ) -> None:
-    with pytest.raises(errors.NotFoundError, match="no worker worker:3 here"):
+    with pytest.raises(errors.NotFoundError, match="no worker worker:3 is registered here"):
         coordinator.remove_worker(3)
     with pytest.raises(ValueError, match="wants the index of a worker"):
         coordinator.remove_worker("worker")

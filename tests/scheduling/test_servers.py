@@ -198,10 +198,10 @@ def test_waiting_for_a_dispatcher_is_logged(
     import zmqdist.scheduling.worker.runtime as module
 
     monkeypatch.setattr(module, "FIRST_CONTACT_LOG_S", 0.05)
-    told = f"127.0.0.1:{port}"
+    address = f"127.0.0.1:{port}"
     with caplog.at_level("INFO"), pytest.raises(errors.UnavailableError, match=r"no dispatcher for 2 s"):
-        zd.WorkerServer(WorkerConfig(told, orphan_limit_s=2.0))
-    assert f"worker waits for the dispatcher at {told}" in caplog.text
+        zd.WorkerServer(WorkerConfig(address, orphan_limit_s=2.0))
+    assert f"worker waits for the dispatcher at {address}" in caplog.text
 
 
 def test_a_worker_waits_for_its_dispatcher_as_long_as_it_takes_unless_it_was_given_a_limit() -> None:
@@ -394,8 +394,8 @@ def test_a_worker_that_drains_can_be_told_to_end_sooner(
 def test_drain_of_a_worker_that_does_not_exist_names_those_that_do(
     dispatcher: zd.DispatchServer, ask: Callable[..., Any]
 ) -> None:
-    told = "no worker worker:9 here; there are: worker:0"
-    with zd.WorkerServer(WorkerConfig(dispatcher.address)), pytest.raises(errors.NotFoundError, match=told):
+    text = "no worker worker:9 is registered here; the registered workers are: worker:0"
+    with zd.WorkerServer(WorkerConfig(dispatcher.address)), pytest.raises(errors.NotFoundError, match=text):
         ask("drain", "worker", 9, 1.0)
 
 
@@ -440,11 +440,11 @@ CONFIGS: list[tuple[Any, dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("config", "options", "told"), CONFIGS, ids=[row[2] for row in CONFIGS])
-def test_a_config_with_nonsense_is_refused(config: Any, options: dict[str, Any], told: str) -> None:
+@pytest.mark.parametrize(("config", "options", "text"), CONFIGS, ids=[row[2] for row in CONFIGS])
+def test_a_config_with_nonsense_is_refused(config: Any, options: dict[str, Any], text: str) -> None:
     if config is WorkerConfig:
         options = {"dispatcher_address": "127.0.0.1:1", **options}
-    with pytest.raises(errors.InvalidArgumentError, match=re.escape(told)):
+    with pytest.raises(errors.InvalidArgumentError, match=re.escape(text)):
         config(**options)
 
 
@@ -469,10 +469,10 @@ TARGETS: list[tuple[Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("target", "told"), TARGETS, ids=[repr(target) for target, _ in TARGETS])
+@pytest.mark.parametrize(("target", "text"), TARGETS, ids=[repr(target) for target, _ in TARGETS])
 @pytest.mark.parametrize("kind", [ClusterCoordinator, zd.Executor])
-def test_a_target_that_is_none_is_told_what_is_accepted(kind: Any, target: Any, told: str) -> None:
-    with pytest.raises(ValueError, match=told) as caught:
+def test_a_target_that_is_none_is_told_what_is_accepted(kind: Any, target: Any, text: str) -> None:
+    with pytest.raises(ValueError, match=text) as caught:
         kind(target)
     assert 'a DispatchServer, a local_cluster, "host:port" or "zmq://host:port"' in str(caught.value)
 

@@ -45,7 +45,7 @@ def test_a_worker_killed_in_the_middle_loses_nothing_and_returns_under_its_index
 # -- slots ----------------------------------------------------------------------------------------------------------
 
 DEATHS = pytest.mark.parametrize(
-    ("how", "told"),
+    ("how", "text"),
     [(exits, "exit code 7"), (segfaults, "killed by SIGSEGV")],
     ids=["os._exit", "segfault"],
 )
@@ -53,7 +53,7 @@ DEATHS = pytest.mark.parametrize(
 
 @DEATHS
 def test_a_function_that_ends_its_process_runs_again_and_no_other_is_touched(
-    cluster: zd.local_cluster, tmp_path: Path, how: Callable[[], None], told: str
+    cluster: zd.local_cluster, tmp_path: Path, how: Callable[[], None], text: str
 ) -> None:
     with ClusterCoordinator(cluster) as coordinator:
         others = [coordinator.schedule(waits, (tmp_path, str(i))) for i in range(2)]
@@ -70,7 +70,7 @@ def test_a_function_that_ends_its_process_runs_again_and_no_other_is_touched(
 
 @DEATHS
 def test_a_function_that_always_ends_its_process_fails_with_what_is_known(
-    cluster: zd.local_cluster, tmp_path: Path, how: Callable[[], None], told: str
+    cluster: zd.local_cluster, tmp_path: Path, how: Callable[[], None], text: str
 ) -> None:
     def poison() -> None:
         import sys
@@ -82,7 +82,7 @@ def test_a_function_that_always_ends_its_process_fails_with_what_is_known(
         good = [coordinator.schedule(counts, (tmp_path, str(i), 0.01)) for i in range(20)]
         before = cluster.dispatcher.snapshot().slot_deaths
         bad = coordinator.schedule(poison)
-        with pytest.raises(errors.WorkerLost, match=rf"poison was started 3 times.*worker:\d \({told}\)") as caught:
+        with pytest.raises(errors.WorkerLost, match=rf"poison was started 3 times.*worker:\d \({text}\)") as caught:
             bad.get(20)
         assert [start.exit_code for start in caught.value.starts] == [7 if how is exits else -signal.SIGSEGV] * 3
         assert all(start.worker.startswith("worker:") for start in caught.value.starts)
@@ -123,10 +123,10 @@ def test_without_any_worker_for_too_long_what_waits_fails() -> None:
     with zd.DispatchServer() as dispatcher, ClusterCoordinator(dispatcher, cluster_lost_limit_s=0.2) as coordinator:
         until(lambda: coordinator.snapshot().connected)
         value = coordinator.schedule(int)
-        told = r"the cluster was without any worker for 0\.2 s"
-        with pytest.raises(errors.UnavailableError, match=told):
+        text = r"the cluster was without any worker for 0\.2 s"
+        with pytest.raises(errors.UnavailableError, match=text):
             value.get(20)
-        with pytest.raises(errors.UnavailableError, match=told):
+        with pytest.raises(errors.UnavailableError, match=text):
             coordinator.join(20)
         coordinator.join(20)
         with zd.WorkerServer(WorkerConfig(dispatcher.address)):

@@ -73,7 +73,7 @@ class Child:
 
     @property
     def exit_code(self) -> int | None:
-        """As in `subprocess`: negative for a signal; None while it runs."""
+        """Return the exit code, as `subprocess` gives it: -9 for SIGKILL. None while the process runs."""
         return self.process.returncode
 
     @property

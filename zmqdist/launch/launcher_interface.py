@@ -50,7 +50,7 @@ class RunningRole(Protocol):
 
     @property
     def exit_code(self) -> int | None:
-        """As in `subprocess`: negative for a signal; None while it runs."""
+        """Return the exit code, as `subprocess` gives it: -9 for SIGKILL. None while the process runs."""
 
     @property
     def tail(self) -> str:

@@ -311,7 +311,7 @@ class Zygote:
     def _set_up_child(
         self, order: Order, directory: int | None, path: list[str] | None, descriptors_in: Sequence[int]
     ) -> None:
-        """Give this process, a new child, what a new process with this order would have."""
+        """Set up this forked child as a process that was started with this order: its descriptors, folder and variables."""
         self._control.close()
         os.close(self._starter)
         for pidfd in self._children:

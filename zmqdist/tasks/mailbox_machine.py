@@ -446,13 +446,15 @@ class Outbox:
         self._last[tag] = self._last.get(tag, (0, 0))[0] + 1, number
 
     def ended(self, number: int, failed: bool, held: int = 0) -> tuple[int, int] | None:
-        """The receiver has replied, or never will.
+        """The receiver has replied to this letter, or will not reply any more.
 
         Args:
-          held: the incarnation of the receiver that holds the letter until the one before it had its turn; 0: it had its own turn.
+          failed: the send ended with an error.
+          held: 0 if the letter had its turn. Otherwise the receiver holds it until the letter before it had its turn; this is the
+            incarnation of that receiver.
 
         Returns:
-          None; or (number, skip): the shell must have the receiver skip the letter `skip`, and then call `skipped(number)`.
+          None, or (number, skip): the shell must request the receiver to skip the letter `skip`, and then call `skipped(number)`.
         """
         _, after = self._in_flight[number]
         if (failed or held) and after in self._in_flight:
@@ -461,7 +463,7 @@ class Outbox:
         return self._skip_before(number, after, held) if held else self._end(number, failed, 0)
 
     def skipped(self, number: int) -> tuple[int, int] | None:
-        """The receiver has skipped the letter that `ended` named with this number. Returns as `ended`."""
+        """The receiver has skipped the letter that `ended` returned together with this number. Returns the same as `ended`."""
         return self._end(number, False, self._held_at.pop(number, 0))
 
     def _skip_before(self, number: int, before: int, held: int) -> tuple[int, int]:

@@ -240,9 +240,10 @@ class DealerConnection:
 
 
 def receive_payload(socket: zmq.Socket[bytes]) -> list[memoryview] | None:
-    """Receive the frames after the header, each writable and owned by its view; None, keeping none, above FRAMES_MAX or PAYLOAD_BYTES_MAX.
+    """Receive the frames after the header. Each view is writable and keeps its frame alive.
 
-    This cannot bound memory: ZeroMQ holds the whole message before it gives out the first frame.
+    Return None if the message exceeds FRAMES_MAX or PAYLOAD_BYTES_MAX; all frames are then dropped. The bounds do not limit the memory
+    of the process, because ZeroMQ holds the whole message before it gives out the first frame.
     """
     frames: list[memoryview] = []
     more, count, nbytes = True, 1, 0

@@ -133,7 +133,7 @@ def scatter(ref: Ref, op: str, slices: IndexedSlices) -> Change:
 
 
 def swap(ref: Ref, value: Any, *, version: int | None = None, expected: Any = None) -> Change:
-    """Set the value if the version is this one and the value equals `expected`. None for either: no condition."""
+    """Set the value if its version is `version` and it equals `expected`. None for one of the two: do not check it."""
     expected_value = None if expected is None else ref.fit(expected)
     return ("swap", -1 if version is None else version, expected_value, ref.fit(value))
 

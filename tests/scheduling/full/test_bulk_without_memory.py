@@ -70,10 +70,10 @@ def test_a_result_for_which_there_is_no_memory_ends_its_own_work_only(
 ) -> None:
     refused = iter([True, True])
 
-    def empty(*told: Any) -> Any:
+    def empty(*args: Any) -> Any:
         if next(refused, False):
             raise MemoryError("no memory for a result")
-        return np.zeros(*told)
+        return np.zeros(*args)
 
     with zd.local_cluster(workers=1) as cluster, ClusterCoordinator(cluster) as coordinator:
         monkeypatch.setattr(

@@ -171,21 +171,21 @@ def test_a_worker_that_dies_with_a_result_that_is_being_fetched_runs_the_functio
     with zd.DispatchServer() as dispatcher, ClusterCoordinator(dispatcher) as coordinator:
         worker = start_worker(dispatcher.address, index=0)
         until(lambda: dispatcher.num_workers == 1)
-        ask = ResultFetcher.fetch
-        asked: list[Any] = []
+        real_fetch = ResultFetcher.fetch
+        calls: list[Any] = []
 
-        def killed_first(self: ResultFetcher, *told: Any) -> Any:
+        def killed_first(self: ResultFetcher, *args: Any) -> Any:
             """The result is ready and nothing of it has been copied when its worker dies."""
-            if not asked:
-                asked.append(told)
+            if not calls:
+                calls.append(args)
                 os.kill(worker.pid, signal.SIGKILL)
                 worker.ended.wait(20)
                 start_worker(dispatcher.address, index=0)
-            return ask(self, *told)
+            return real_fetch(self, *args)
 
         monkeypatch.setattr(ResultFetcher, "fetch", killed_first)
         value = coordinator.schedule(large, (0.0,))
         assert len(value.get(20)) == 1_000_000
         coordinator.join(20)
-        assert asked
+        assert calls
         assert starts(tmp_path, "large") == 2

@@ -3,7 +3,7 @@
 Each message goes to the one part that decides about it. A message from a peer that has not registered, as a worker or as a coordinator, is
 answered by Refused and changes nothing.
 
-Not here: decisions. They are in membership.py and machine.py.
+Not here: the decisions of the two parts (membership.py, machine.py).
 """
 
 from __future__ import annotations

@@ -184,7 +184,7 @@ class Dispatch:
                     session.coordinator, session.peer, QUEUE_MAX, functions=session.functions
                 )
             session = session.detached
-        elif message.round <= session.round_ended:
+        elif message.round <= session.round_ended:  # sent before the coordinator knew of the end of this round
             return []
         if session.queued + len(message.items) > 2 * session.queue_max + BATCH_ITEMS_MAX:
             problem = (

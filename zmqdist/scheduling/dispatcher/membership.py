@@ -116,7 +116,7 @@ Event: TypeAlias = Heard | PeerExpelled | PeerGone | ProcessExited | Ticked
 
 @dataclass(slots=True)
 class LossRecord:
-    """One line of the history that `status` shows."""
+    """One loss in the history that `status` shows. `at`: when, on the machine's clock."""
 
     name: str
     reason: str
@@ -143,9 +143,9 @@ class Membership:
     losses_count: int = 0
     _away: dict[int, Member] = field(default_factory=dict)
     _by_incarnation: dict[tuple[str, int], Member] = field(default_factory=dict)
-    """By (job, incarnation)."""
+    """The same members by (job, incarnation)."""
     _lowest: dict[str, int] = field(default_factory=dict)
-    """Of each job an index below which none is free."""
+    """For each job an index below which no index is free, so that the search need not begin at 0."""
     _unwatched: set[int] = field(default_factory=set)
 
     @property
@@ -330,7 +330,7 @@ class Membership:
 
 
 LOSSES_KEPT = 100
-"""Losses that `status` can show; older ones are only counted."""
+"""How many losses the history has; older ones are only counted."""
 
 __all__ = [
     "Change",

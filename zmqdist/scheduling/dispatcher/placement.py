@@ -69,7 +69,7 @@ class Placement:
 
     @property
     def deadline(self) -> float | None:
-        """When requesting work back next becomes worth while without an event; None for never. Right after `assign` only."""
+        """When requesting work back next becomes worth while without an event; None for never. Valid right after `assign`."""
         if self._ready_queues or self._free_slots <= self._returning:
             return None
         steal_times = self._steal_times
@@ -95,7 +95,7 @@ class Placement:
         """
         queue = lease.session.queue_for(lease.band.session_queue.worker)
         band = queue.band(lease.band.priority)
-        if lease.lost:
+        if lease.lost:  # to the end, because it may end its next process as well
             band.items.append(lease.next_item())
         else:
             (band.report_before_start if report_before_start else band.items).appendleft(lease.next_item())

@@ -24,7 +24,7 @@ REPLY_TIMEOUT_S = 15.0
 
 
 class Relay:
-    """See the module's docstring.
+    """The requests for ranges that wait for a holder's reply. `read` runs in threads of the service, everything else in the loop.
 
     Args:
       holder: returns the connection of the process that has a store, by the store's number; None for none.

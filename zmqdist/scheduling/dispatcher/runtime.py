@@ -125,7 +125,7 @@ class DispatchServer:
 
     @property
     def _address(self) -> str:
-        """As tf.data service has it: "localhost" for the loopback."""
+        """The address with "localhost" for loopback; the name is tf.data service's."""
         return self.address.replace("127.0.0.1:", "localhost:")
 
     @property
@@ -135,20 +135,20 @@ class DispatchServer:
 
     @property
     def credentials(self) -> Credentials:
-        """Where its secret is, for a coordinator that is given this server as its target."""
+        """The token and keys of this dispatcher. A coordinator that gets this server as its target uses them."""
         return self._runtime.credentials
 
     @property
     def num_workers(self) -> int:
-        """Workers that are registered and not lost."""
+        """How many workers are registered and not lost."""
         return self._runtime.num_workers
 
     def _num_workers(self) -> int:
-        """As tf.data service has it."""
+        """As `num_workers`; the name is tf.data service's."""
         return self.num_workers
 
     def snapshot(self) -> BrokerSnapshot:
-        """An immutable record of workers, coordinators and queues; what `zmqdist status` shows."""
+        """Return an immutable record of workers, coordinators and queues, as `zmqdist status` shows them. Waits for the loop."""
         assert self._runtime.loop is not None
         return self._runtime.loop.run(self._runtime.broker.snapshot)
 
@@ -238,7 +238,7 @@ class DispatchServer:
         return self._runtime.loop.run(lambda: self._runtime.data.snapshots.streams(path))
 
     def _snapshot_streams(self, path: str) -> list[Any]:
-        """As tf.data service has it."""
+        """As `snapshot_streams`; the name is tf.data service's."""
         return self.snapshot_streams(path)
 
     def __enter__(self) -> DispatchServer:

@@ -1,1 +1,1 @@
-"""A worker: its decisions (machine.py), its server (runtime.py), and what runs functions in threads and processes."""
+"""A worker: its machine (machine.py), its server (runtime.py), its slots, and the stores of payloads."""

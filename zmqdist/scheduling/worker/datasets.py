@@ -1,4 +1,4 @@
-"""Per-worker datasets at the worker: what counts as one, and the iterator that its functions share."""
+"""Per-worker datasets at the worker: which values are datasets, and the iterator that the worker's functions share."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from zmqdist.data.structure import is_dataset
 
 
 def check_iterable(dataset: Any) -> Any:
-    """A dataset, or anything else that can be iterated and is no single value. Raises TypeError for the rest."""
+    """Return `dataset` if it is a Dataset or another iterable that is not text or a mapping. Raises TypeError otherwise."""
     if is_dataset(dataset):
         return dataset
     if not hasattr(dataset, "__iter__") or isinstance(dataset, (str, bytes, Mapping)):
@@ -24,13 +24,13 @@ def check_iterable(dataset: Any) -> Any:
 
 
 class WorkerIterator:
-    """The elements of a dataset, for the functions of one worker: each goes on where the one before has stopped.
+    """An iterator over a dataset that the functions of one worker share: each function continues where the one before stopped.
 
-    Functions that run at a time (slots that are threads) share it: each element goes to one of them.
+    Functions that run at the same time (slots that are threads) get different elements.
 
     Args:
-      sharers: indices of the workers that share the elements: of n of them the one at position i has element i, i + n, ...; another
-        worker has none. Empty: each has all.
+      sharers: indices of the workers that share the elements. Of n sharers the one at position i gets elements i, i + n, and so on; a
+        worker that is not among them gets none. Empty: each worker gets all elements.
     """
 
     def __init__(self, dataset: Any, sharers: Sequence[int]) -> None:
@@ -43,7 +43,7 @@ class WorkerIterator:
 
     @property
     def element_spec(self) -> Any:
-        """That of the dataset. Raises NotImplementedError where it has none."""
+        """The spec of the dataset's elements. Raises NotImplementedError if it has none."""
         return spec_of(self._dataset)
 
     def __iter__(self) -> WorkerIterator:
@@ -60,7 +60,7 @@ class WorkerIterator:
 
 
 def spec_of(dataset: Any) -> Any:
-    """The form of the elements. Raises NotImplementedError where that cannot be known."""
+    """Return the spec of the elements. Raises NotImplementedError if the dataset has none."""
     try:
         return dataset.element_spec
     except AttributeError:
@@ -74,7 +74,7 @@ def _share(dataset: Any, shards: int, index: int) -> Any:
 
 
 class DatasetOnWorker:
-    """What a per-worker dataset is inside a function: a name. Its iterators are made by the coordinator."""
+    """Stands for a per-worker dataset inside a function, where it cannot be iterated: its iterators are created at the coordinator."""
 
     def __iter__(self) -> Iterator[Any]:
         raise RuntimeError(

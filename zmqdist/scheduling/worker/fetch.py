@@ -1,12 +1,12 @@
-"""Fetching the parts of a payload from whoever holds them.
+"""The Fetcher: it gets the parts of a payload from the process that holds them.
 
 Rules
-    A part in shared memory of this host is mapped: no byte moves, and the holder is not asked.
-    Else it is the answer to one call of the holder, received into memory that was allocated once; or,
-    where that cannot be reached from here (a laptop behind a router), it is read piece by piece by the dispatcher over the holder's own
-    connection, as much at a time as the link carries soon (transport/pace.py).
-    What moves is waited for, on any link. A holder from which nothing has come for STALLED_S is taken for gone.
-    What comes back is the caller's own: writable, but for the memory of frozen arrays.
+    A part in shared memory of this host is mapped: no byte moves, and the holder is not called.
+    Otherwise one call of the holder returns the part, and its bytes are received into memory that was allocated once. If the holder cannot
+    be reached from here (behind a router, say), the dispatcher reads the part in ranges over the holder's own connection, as much at a time
+    as the link carries soon (transport/pace.py).
+    A transfer that moves has no time limit. A holder from which nothing has come for STALLED_S counts as gone.
+    What is returned is the caller's own and writable, except the memory of frozen arrays.
 """
 
 from __future__ import annotations
@@ -37,39 +37,39 @@ from zmqdist.transport.shm_peer import PeerPool, open_peer
 log = logging.getLogger("zmqdist.scheduling")
 
 RELAY = "zmqdist_bulk_relay"
-"""Method of the dispatcher: (store, bulk, offset, length) -> the bytes, read from the holder."""
+"""Method of the dispatcher: (store, bulk, offset, length) -> the bytes, which the dispatcher reads from the holder."""
 
 STALLED_S = 20.0
-"""A holder that sends nothing for so long is taken for gone."""
+"""Seconds of silence after which a holder counts as gone."""
 
 POLL_S = 1.0
-"""Between two looks whether something has come, and is still wanted."""
+"""Seconds between two checks whether bytes have come and the payload is still wanted."""
 
 REACH_S = 3.0
-"""A holder that does not answer a first small question for so long cannot be reached from here."""
+"""Seconds without a reply to the first small call after which a holder counts as unreachable from here."""
 
 UNREACHABLE_S = 60.0
-"""So long it is not tried again."""
+"""Seconds for which an unreachable address is not tried again."""
 
 CLIENTS_KEPT = 8
-"""Connections that a process keeps to those it fetched from: four descriptors each."""
+"""Idle connections to holders that a process keeps: four descriptors each."""
 
 PEER_POOLS_KEPT = 64
 """Processes whose shared memory is kept open: a descriptor and a page table each."""
 
 
 class LocalMemories:
-    """Shared memory of the holders on this host, kept open. Any thread may use it."""
+    """The shared memory of holders on this host, kept open between fetches. Any thread may use it."""
 
     def __init__(self) -> None:
         self._peer_pools: OrderedDict[int, PeerPool | None] = OrderedDict()
 
     def __len__(self) -> int:
-        """How many holders' memory is open."""
+        """Return how many holders' memory is open."""
         return sum(peer_pool is not None for peer_pool in list(self._peer_pools.values()))
 
     def attach(self, reference: Reference) -> list[Any]:
-        """The parts; those that are not to be had here are still `Held`."""
+        """Return the parts of a payload, mapped where possible; the others are still `Held`."""
         return [self._part(reference, part) if isinstance(part, Held) else part for part in reference.parts]
 
     def _part(self, reference: Reference, part: Held) -> Any:
@@ -78,7 +78,7 @@ class LocalMemories:
             return part
         try:
             return peer_pool.attach(part.handle)
-        except errors.OpError as error:  # the holder has freed it, or has ended: asking it tells
+        except errors.OpError as error:  # freed, or its holder has ended: a call to the holder tells which
             log.debug("part %d of %s: %s", part.bulk, reference.address, error)
             return part
 
@@ -86,14 +86,14 @@ class LocalMemories:
         if reference.store not in self._peer_pools:
             for store, peer_pool in list(self._peer_pools.items()):
                 if peer_pool is not None and not peer_pool.alive:
-                    self._peer_pools.pop(store, None)  # its memory goes with what we still have of it
+                    self._peer_pools.pop(store, None)  # its memory is unmapped with the last array that shows it
             self._peer_pools[reference.store] = self._open(reference)
             if len(self._peer_pools) > PEER_POOLS_KEPT:
                 self._peer_pools.popitem(last=False)
         return self._peer_pools.get(reference.store)
 
     def _open(self, reference: Reference) -> PeerPool | None:
-        """Process and descriptor numbers mean something else on another host: the nonce tells."""
+        """Open a holder's memory; None if it is on another host, which the nonce shows: the offer's numbers are valid on its host only."""
         if reference.memory is None:
             return None
         *offer, nonce = reference.memory
@@ -104,10 +104,10 @@ class LocalMemories:
 class HolderClients:
     """Connections to holders, one for each address. Any thread may use them.
 
-    Those that nobody uses are kept for the next payload, but not many: coordinators and workers come and go.
+    A few idle connections are kept for the next payload; not all, because coordinators and workers come and go.
 
     Args:
-      role: what this process is to the holders: "worker" or "submit".
+      role: the role of this process at the holders: "worker" or "submit".
     """
 
     def __init__(self, credentials: Credentials, role: str) -> None:
@@ -119,18 +119,18 @@ class HolderClients:
         self._closed = False
 
     def __len__(self) -> int:
-        """How many connections are kept."""
+        """Return how many connections are open."""
         return len(self._holders)
 
     @property
     def unreachable(self) -> list[str]:
-        """Addresses at which no holder answered lately: they are not tried again for a while."""
+        """Addresses at which no holder replied lately, and which are not tried for now."""
         now = time.monotonic()
         with self._lock:
             return [address for address, until in self._unreachable.items() if until > now]
 
     def close(self) -> None:
-        """End all clients; who uses one gets an error, and so does who comes later."""
+        """Close all connections. Fetches in progress and later ones fail with UnavailableError."""
         with self._lock:
             self._closed = True
             holders, self._holders = list(self._holders.values()), {}
@@ -139,26 +139,28 @@ class HolderClients:
 
     @contextmanager
     def use(self, address: str, key: bytes = b"") -> Iterator[Holder]:
-        """A connection for the time of the with-statement. After an error the next one begins with a new connection.
+        """Yield the connection to an address, for a with-statement. Blocks up to REACH_S when it is new.
+
+        After an error in the with-statement the connection is dropped, and the next use makes a new one.
 
         Args:
-          key: the public key that the holder told with its address; empty for a server.
+          key: the public key from the holder's reference; empty for a server.
 
         Raises:
-          Unreachable: nobody answers at that address.
-          UnauthenticatedError: `key` is not of this cluster, or what listens there has another.
+          Unreachable: no process replies at that address.
+          UnauthenticatedError: `key` does not belong to this cluster, or the process at the address has another one.
         """
         endpoint = address, key
         with self._lock:
             if self._closed:
                 raise errors.UnavailableError("this process has closed its connections")
             if self._unreachable.get(address, 0.0) > time.monotonic():
-                raise Unreachable(f"nobody answers at {address}")
+                raise Unreachable(f"no process replies at {address}")
             holder = self._holders.pop(endpoint, None)
             if holder is None:
                 security = self._credentials.client(address, self._role, key)
                 holder = Holder(ZmqClient(address, security=security))
-            self._holders[endpoint] = holder  # the longest unused are at the front
+            self._holders[endpoint] = holder  # at the end: the connections unused for longest are at the front
             holder.users += 1
         try:
             self._reach(holder, address)
@@ -182,37 +184,37 @@ class HolderClients:
             return
         try:
             internal_client.reach(holder.client, time.monotonic() + REACH_S)
-        except internal_client.NotListeningError:  # a holder listens before anybody hears of it: this one has ended
-            raise Unreachable(f"nobody answers at {address}: the connection was refused") from None
+        except internal_client.NotListeningError:  # a holder listens before its address is known, so this one has ended
+            raise Unreachable(f"no process listens at {address}: the connection was refused") from None
         except (errors.UnavailableError, errors.DeadlineExceededError) as error:
             raise self._note_unreachable(address, error.message) from None
         holder.reached = True
 
     def _note_unreachable(self, address: str, reason: str) -> Unreachable:
-        """Nobody answers, and for a while nobody is asked."""
+        """Note that an address cannot be reached, so that it is not tried for UNREACHABLE_S; return the error."""
         with self._lock:
             self._unreachable[address] = time.monotonic() + UNREACHABLE_S
         log.warning(
-            "the data port %s cannot be reached from %s (%s): for the next %g s large payloads of its process come by the dispatcher, "
+            "the data port %s cannot be reached from %s (%s): for the next %g s large payloads of its process come through the dispatcher, "
             "which is slower; open that port between the two hosts",
             address,
             socket.gethostname(),
             reason,
             UNREACHABLE_S,
         )
-        return Unreachable(f"nobody answers at {address}: {reason}")
+        return Unreachable(f"no process replies at {address}: {reason}")
 
 
 class Unreachable(errors.UnavailableError):
-    """The holder cannot be reached from here; perhaps from elsewhere."""
+    """The holder cannot be reached from here. The dispatcher may still reach it."""
 
 
 class Holder:
     """A connection to one holder, or to the dispatcher.
 
     Attributes:
-      users: threads that use it at present.
-      reached: it was there once.
+      users: threads that use it now.
+      reached: whether it has replied once.
     """
 
     def __init__(self, client: ZmqClient) -> None:
@@ -222,11 +224,11 @@ class Holder:
 
 
 class Fetcher:
-    """Fetches for one process. Any thread may use it.
+    """Fetches the payloads that one process needs. Any thread may use it.
 
     Args:
-      role: what this process is to the holders: "worker" or "submit".
-      dispatcher: its address, for what cannot be reached from here.
+      role: the role of this process at the holders: "worker" or "submit".
+      dispatcher: the dispatcher's address, for holders that cannot be reached from here.
     """
 
     def __init__(self, credentials: Credentials, role: str, dispatcher: str) -> None:
@@ -238,16 +240,16 @@ class Fetcher:
         self.clients.close()
 
     def fetch(self, reference: Reference, wanted: Callable[[], bool] = lambda: True) -> list[Any]:
-        """The parts of a payload; they stay with their holder until that frees them.
+        """Return the parts of a payload. Blocks while bytes come; does not free the payload at its holder.
 
         Args:
-          wanted: whether somebody still waits for them; called now and then.
+          wanted: whether the payload is still needed; called about once a second.
 
         Raises:
-          CancelledError: `wanted` has said no.
-          NotFoundError: the holder has freed it.
-          UnavailableError: the holder has gone, or cannot be reached, not even by the dispatcher.
-          DeadlineExceededError: it does not answer any more.
+          CancelledError: `wanted` returned False.
+          NotFoundError: the holder has freed the payload.
+          UnavailableError: the holder has ended, or cannot be reached, not even by the dispatcher.
+          DeadlineExceededError: the holder does not reply any more.
         """
         parts = self.memories.attach(reference)
         far = [index for index, part in enumerate(parts) if isinstance(part, Held)]
@@ -265,7 +267,7 @@ class Fetcher:
         into: Sequence[NDArray[np.uint8]],
         wanted: Callable[[], bool] = lambda: True,
     ) -> None:
-        """Read these parts into arrays of their sizes. Raises as `fetch`."""
+        """Read these parts into arrays of the same sizes. Raises as `fetch`."""
         try:
             with self.clients.use(reference.address, reference.key) as holder:
                 read_parts(holder.client, held, into, wanted)
@@ -278,7 +280,7 @@ class Fetcher:
         except errors.NotFoundError:
             raise
         except errors.OpError as error:
-            problem = f"{unreachable.message}; and by the dispatcher: {error.message}"
+            problem = f"{unreachable.message}; and through the dispatcher: {error.message}"
             raise errors.UnavailableError(problem) from None
 
 
@@ -288,12 +290,12 @@ def read_parts(
     into: Sequence[NDArray[np.uint8]],
     wanted: Callable[[], bool] = lambda: True,
 ) -> None:
-    """Read parts from their holder, each by one call whose answer is received where it belongs.
+    """Read parts from their holder, each by one call whose reply is received into its array in `into`.
 
     Raises:
-      OpError: what a call ended with.
+      OpError: the error with which a call ended.
       DeadlineExceededError: nothing has come for STALLED_S.
-      CancelledError: `wanted` has said no.
+      CancelledError: `wanted` returned False.
     """
     calls = [
         internal_client.start(client, READ, part.bulk, out=buffer, waits_for_server=False)
@@ -309,13 +311,13 @@ def read_parts(
 
 
 def _wait(client: ZmqClient, call: StatusOrResult, wanted: Callable[[], bool]) -> None:
-    """Wait until the call has ended. The time is reckoned in looks: while this process is stopped it does not count."""
+    """Wait until the call has ended. Time is counted in polls, so that the time for which this process is stopped does not count."""
     ended = threading.Event()
     call.add_done_callback(lambda _: ended.set())
     received, silent_s = -1, 0.0
     while not ended.wait(POLL_S):
         if not wanted():
-            raise errors.CancelledError("nobody waits for this payload any more")
+            raise errors.CancelledError("this payload is no longer needed")
         received, before = client.snapshot().messages_received, received
         silent_s = 0.0 if received != before else silent_s + POLL_S
         if silent_s >= STALLED_S:
@@ -323,7 +325,7 @@ def _wait(client: ZmqClient, call: StatusOrResult, wanted: Callable[[], bool]) -
 
 
 def _read_by_relay(client: ZmqClient, store: int, held: Sequence[Held], into: Sequence[NDArray[np.uint8]]) -> None:
-    """Have the dispatcher read parts piece by piece. Raises what a call ended with."""
+    """Read parts in ranges through the dispatcher. Raises the error with which a call ended."""
     pace = Pace(BULK_WINDOW_BYTES, CHUNK_BYTES)
     on_the_way: deque[tuple[int, StatusOrResult]] = deque()
     for part, whole in zip(held, into, strict=True):

@@ -1,8 +1,8 @@
-"""Run one scheduled function: unpickle, call, pickle. The only place where user code of scheduled work runs.
+"""Run one scheduled function: unpickle, call, pickle. No other module runs the user's scheduled code.
 
-An outcome is (kind, payload): VALUE with the packed result, ERROR with the packed exception, BULK with a list of parts, KEPT with the same,
-however small, where the result is to stay with the worker, INPUT_LOST where it could not begin. Nothing that user code does gets out of
-here as an exception.
+An outcome is (kind, payload): VALUE with the packed result; ERROR with the packed exception; BULK with a list of parts; KEPT likewise, also
+for a small result, if it is to stay with the worker; INPUT_LOST if the function could not begin. No exception of the user's code leaves
+this module.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from zmqdist.wire import results, trusted
 
 
 class Functions:
-    """Functions by (coordinator, fn), and what is too large for a message, fetched from whoever holds it.
+    """The functions of one slot by (coordinator, fn); payloads that are too large for a message are fetched from their holders.
 
-    A function is unpickled at first use, so that a failure to do so is the error of the work that uses it. One that captures what may
-    change, or is too large for a message, is unpickled for each use: what one run leaves in it the next one does not see, and nothing that
-    it captures stays.
+    A function is unpickled at its first use, so that a failure is the error of the work item that uses it. A function that captures
+    something mutable, or is too large for a message, is unpickled for each run: no run sees what an earlier one has changed, and what the
+    function captures is not kept in memory.
 
     Attributes:
-      resources: what stands under numbers that are no functions'.
+      resources: the per-worker resources, under numbers that no function has.
     """
 
     def __init__(self, fetcher: PartsFetcher) -> None:
@@ -51,7 +51,7 @@ class Functions:
         if loaded is None:
             pickled = self._pickled.get(key)
             if pickled is None:
-                raise InternalError(f"function {fn} was not sent to this worker")
+                raise InternalError(f"function {fn} was not sent to this worker: this is a bug of zmqdist")
             if is_reference(pickled):
                 return trusted.unpack_parts(self.fetched(pickled))
             if pickled[:1] == MUTABLE:
@@ -60,12 +60,12 @@ class Functions:
         return loaded
 
     def fetched(self, payload: bytes) -> list[Any]:
-        """The parts that a reference stands for; they stay with their holder, other attempts may want them, too."""
+        """Return the parts of a reference. Their holder keeps them, because another attempt may need them as well."""
         return self._fetcher.fetch(decode_reference(payload))
 
 
 def run(functions: Functions, coordinator: int, fn: int, payload: bytes) -> tuple[int, Any]:
-    """Run a function on its packed arguments; see the module's docstring for what comes back.
+    """Run a function on its packed arguments and return the outcome; see the module's docstring. Raises nothing.
 
     A payload that is marked SAFE wants its result, or its error, in the safe form, and takes no input in another (wire/results.py).
     """

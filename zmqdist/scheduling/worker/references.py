@@ -1,8 +1,10 @@
-"""What travels in place of a payload that is too large for a message: where its parts are.
+"""References: what a message carries in place of a payload that is too large for it.
 
-A reference starts with a byte that neither a pickle nor MessagePack starts with. Work whose arguments are made of results of other work
-has these before its arguments, after a byte of their own. The payload of work whose result is to stay with its worker has one byte more,
-in front of all. A function that captures what may change has one, too.
+A payload may begin with a byte with which neither a pickle nor MessagePack begins:
+    MARK     the payload is a reference
+    INPUTS   results of other work items stand before the arguments
+    KEEP     the result stays with its worker; stands in front of the other marks
+    MUTABLE  of a function: it captures something that may change, so it is unpickled for each run
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ Memory: TypeAlias = tuple[int, int, int, int]
 
 
 class Held(msgspec.Struct, array_like=True, frozen=True):
-    """A part that stays where it is: its number there, its bytes, and its handle in shared memory where it has one."""
+    """A part that its holder keeps: its number there, its size in bytes, and its handle in shared memory; None for none."""
 
     bulk: int
     size: int
@@ -32,15 +34,15 @@ class Held(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Reference(msgspec.Struct, array_like=True, frozen=True):
-    """A payload.
+    """Where the parts of a payload are.
 
     Attributes:
-      store: the random number of the life of the holder's store: no two stores share one.
+      store: the number of the holder's store, random and unique.
       address: the holder's "host:port".
-      memory: how its shared-memory pool is found (transport/shm_pool.py: the offer and the nonce); None where it has none.
-      parts: each as its bytes, or held.
-      holder: whose store it is, as "worker:1", for errors; "" for one that does not say.
-      key: the holder's public key, told with its address (transport/security.py); empty without CURVE.
+      memory: how the holder's shared memory is found (transport/shm_pool.py: offer and nonce); None if it has none.
+      parts: each part, as its bytes or as Held.
+      holder: the name of the holder for error texts, such as "worker:1"; "" if it has none.
+      key: the holder's public key (transport/security.py); empty without CURVE.
     """
 
     store: int
@@ -52,12 +54,12 @@ class Reference(msgspec.Struct, array_like=True, frozen=True):
 
     @property
     def bulks(self) -> list[int]:
-        """The numbers of the parts that are held."""
+        """The numbers of the held parts."""
         return [part.bulk for part in self.parts if isinstance(part, Held)]
 
 
 class PartsFetcher(Protocol):
-    """Gets the parts of a payload: writable ones that are the caller's own, read-only arrays for frozen ones."""
+    """An object that fetches payloads: the parts are the caller's own and writable, except those of frozen arrays."""
 
     def fetch(self, reference: Reference) -> list[Any]: ...
 
@@ -78,24 +80,24 @@ def encode_reference(reference: Reference) -> bytes:
 
 
 def decode_reference(payload: bytes) -> Reference:
-    """Raises WireError for what is none, or one of more bytes than an array may have."""
+    """Decode a reference. Raises WireError if it is damaged, or names more bytes than an array may have."""
     try:
         reference = _DECODER.decode(memoryview(payload)[1:])
     except (msgspec.DecodeError, ValueError) as error:
         raise WireError("?", f"damaged reference to a payload: {error}") from None
     sizes = [part.size for part in reference.parts if isinstance(part, Held)]
     if any(size < 0 for size in sizes) or sum(sizes) > ARRAY_BYTES_MAX or not 0 < len(reference.parts) <= FRAMES_MAX:
-        raise WireError(reference.address, f"a payload of parts of {sizes[:8]} bytes")
+        raise WireError(reference.address, f"a reference to parts of {sizes[:8]} bytes, which no payload can have")
     return reference
 
 
 def encode_inputs(inputs: dict[int, bytes], packed: bytes) -> bytes:
-    """What follows the mark INPUTS: results by the number of their work, each packed or a reference, and the packed arguments."""
+    """Return what follows the mark INPUTS: results by work number, each packed or a reference, and the packed arguments."""
     return _ENCODER.encode((list(inputs.items()), packed))
 
 
 def decode_inputs(payload: bytes) -> tuple[dict[int, bytes], bytes]:
-    """Raises WireError for what is none."""
+    """Decode what `encode_inputs` returns. Raises WireError if it is damaged."""
     try:
         inputs, packed = _INPUTS.decode(payload)
     except (msgspec.DecodeError, ValueError) as error:

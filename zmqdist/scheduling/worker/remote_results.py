@@ -1,4 +1,4 @@
-"""Results of other work: how they come to be arguments, and how those that stay with their worker are fetched.
+"""Results of other work items as arguments, and how kept values are fetched from their workers.
 
 In the pickle of the arguments, or of a function that captures it, a result is a call of `input_value` with the number of its work. What it
 stands for comes with each payload, beside the arguments: the packed result, or a reference to where it is.
@@ -21,11 +21,11 @@ _LOSS: msgspec.msgpack.Decoder[tuple[int, bytes]] = msgspec.msgpack.Decoder(tupl
 
 
 class InputLost(Exception):
-    """An input is not where it was kept. Only inside `call.run`.
+    """An input is no longer where it was kept. Raised only inside `function_call.run`.
 
     Attributes:
-      work: the number of the work whose result it was.
-      error: what to tell when it is not made again.
+      work: the number of the work item whose result it is.
+      error: the error of the function if the input is not recomputed.
     """
 
     def __init__(self, work: int, error: errors.OpError) -> None:
@@ -35,12 +35,12 @@ class InputLost(Exception):
 
 
 def encode_loss(lost: InputLost) -> bytes:
-    """The payload of INPUT_LOST."""
+    """Return the payload of INPUT_LOST."""
     return msgspec.msgpack.encode((lost.work, results.pack_error(lost.error)))
 
 
 def decode_loss(payload: bytes) -> tuple[int, bytes]:
-    """Which input was lost, and the packed error. Raises WireError for what is none."""
+    """Return the lost input and the packed error of an INPUT_LOST. Raises WireError if the payload is damaged."""
     try:
         return _LOSS.decode(payload)
     except (msgspec.DecodeError, ValueError) as error:
@@ -48,7 +48,7 @@ def decode_loss(payload: bytes) -> tuple[int, bytes]:
 
 
 def use_fetcher(fetcher: PartsFetcher) -> None:
-    """The present thread runs functions: their inputs that are elsewhere are fetched by this one."""
+    """Have this thread, which runs functions, fetch their inputs with `fetcher`."""
     _of_thread.fetcher = fetcher
 
 
@@ -62,11 +62,11 @@ def _takes_safely() -> bool:
 
 
 def prepare_inputs(payload: bytes, fetched: Callable[[bytes], list[Any]]) -> bytes:
-    """Have the inputs of a payload ready for `input_value` in this thread; gives the packed arguments.
+    """Make the inputs of a payload available to `input_value` in this thread; return the packed arguments.
 
     Args:
-      payload: what follows the mark.
-      fetched: gets the parts that a reference stands for: many inputs may be too large for a message together.
+      payload: the payload after its mark INPUTS.
+      fetched: returns the parts of a reference; the inputs together may be too large for a message.
     """
     if is_reference(payload):
         payload = bytes(fetched(payload)[0])
@@ -75,14 +75,15 @@ def prepare_inputs(payload: bytes, fetched: Callable[[bytes], list[Any]]) -> byt
 
 
 def input_value(work: int, name: str) -> Any:
-    """What the pickle of a result calls; the name is part of the protocol.
+    """Return the value of an input. The pickle of a RemoteValue calls this function by name, so the name is part of the protocol.
 
     Args:
-      work: the number of the work whose result it is; `name`: its function's, for the error.
+      work: the number of the work item whose result it is.
+      name: its function, for the error text.
 
     Raises:
-      InputLost: it is not where it was kept.
-      Exception: what a class in it raises while it is rebuilt.
+      InputLost: the value is no longer where it was kept.
+      Exception: raised by a class in the value while it is unpickled.
     """
     encoded = _of_thread.inputs[work]
     if not is_reference(encoded):
@@ -94,22 +95,24 @@ def input_value(work: int, name: str) -> Any:
 
 
 def kept_value(encoded: bytes, name: str) -> Any:
-    """What the pickle of a kept result calls where it is no input, but part of what may be used at any time; the name is part of the
-    protocol. Raises as `fetch`."""
+    """Return a kept value. The pickle of a per-worker resource calls this function by name, so the name is part of the protocol.
+
+    Unlike an input, the value may be needed at any time. Raises as `fetch`.
+    """
     return fetch(_of_thread.fetcher, encoded, name, safe_only=_takes_safely())
 
 
 def fetch(fetcher: PartsFetcher, encoded: bytes, name: str, *, safe_only: bool = False) -> Any:
-    """The value, private to the caller; it stays with its holder, too.
+    """Fetch and unpickle a kept value: a copy for the caller, while the holder keeps its own. Blocks as `Fetcher.fetch`.
 
     Args:
       encoded: the reference to it.
-      name: of the function that returned it, for the error.
+      name: the function that returned it, for the error text.
       safe_only: refuse a pickle, with FailedPreconditionError.
 
     Raises:
-      UnavailableError: its holder has ended, or has let go of it.
-      Exception: what a class in it raises while it is rebuilt.
+      UnavailableError: its holder has ended, or has freed it.
+      Exception: raised by a class in the value while it is unpickled.
     """
     reference = decode_reference(encoded)
     try:

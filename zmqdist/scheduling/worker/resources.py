@@ -1,13 +1,14 @@
-"""Per-worker resources at the worker: what is built there once, and used by each function that names it.
+"""Per-worker resources at the worker: values that are built once on each worker and used by each function that names them.
 
 Rules
-    In a pickle a resource is a call of `resource` with its number and its definition: the packed function and arguments that make it.
-    Where it is unpickled it is looked up, and built where it is not there yet; so a worker or slot that was started again
-    has it back, as it was at first, before the function begins that wants it.
-    It is built once, whoever asks at the same time waits, and a build that has failed stays failed: who uses it gets ClosureInputError.
+    In a pickle a resource is a call of `resource` with its number and its definition: the packed function and arguments that build it. The
+    process that unpickles the call looks the resource up, and builds it if it is missing. So a restarted worker or slot has the resource
+    again, as it was at first, before the function that uses it begins.
+    A resource is built once; functions that need it meanwhile wait. A failed build is not repeated: each function that uses the resource
+    gets ClosureInputError.
     Slots that are threads of one worker share their resources; a slot process has its own.
 
-Not here: when a resource is of no further use (its coordinator says so), and iterators (datasets.py).
+Not here: when a resource is no longer needed (its coordinator sends a Forget), and iterators (datasets.py).
 """
 
 from __future__ import annotations
@@ -22,45 +23,48 @@ from zmqdist.scheduling.worker.references import PartsFetcher, decode_reference,
 from zmqdist.wire import trusted
 
 RESOURCE, DATASET, ITERATOR = "resource", "dataset", "iterator"
-"""What a definition makes: any value; something that can be iterated; an iterator over that, for all functions of the worker."""
+"""What a definition builds: any value; an iterable; an iterator that all functions of the worker share."""
 
 _of_thread = threading.local()
 
 
 def use_resources(resources: SlotResources) -> None:
-    """The present thread runs functions: the resources that they name are these."""
+    """Have this thread, which runs functions, look up resources in `resources`."""
     _of_thread.resources = resources
 
 
 def current_resources() -> SlotResources:
-    """Those of the slot whose thread this is."""
+    """Return the resources of the slot that runs in this thread."""
     resources: SlotResources = _of_thread.resources
     return resources
 
 
 def resource(coordinator: int, number: int, kind: str, definition: bytes, sharers: Sequence[int]) -> Any:
-    """What the pickle of a resource calls; the name is part of the protocol.
+    """Return the value of a resource; build it if it is missing. Pickles call this function by name, so it is part of the protocol.
 
     Args:
-      number: among the coordinator's.
+      number: the coordinator's number for the resource.
+      kind: RESOURCE, DATASET or ITERATOR.
       definition: a packed call, or a reference to one.
-      sharers: indices of the workers that share an ITERATOR's elements; empty: each has all.
+      sharers: indices of the workers that share an ITERATOR's elements; empty: each worker has all elements.
 
     Raises:
-      ClosureInputError: it cannot be built; with the reason.
-      RuntimeError: this is not unpickled for a scheduled function.
+      ClosureInputError: the resource could not be built; its text has the reason.
+      RuntimeError: this thread runs no scheduled function.
     """
     resources: SlotResources | None = getattr(_of_thread, "resources", None)
     if resources is None:
-        raise RuntimeError("a per-worker resource is there for scheduled functions only: it cannot be used here")
+        raise RuntimeError(
+            "a per-worker resource exists only inside scheduled functions: give it to one as an argument"
+        )
     return resources.get((coordinator, number), kind, definition, sharers)
 
 
 def slice_of(values: tuple[Any, ...]) -> Any:
-    """What the pickle of values of all workers calls that are no resource; the name is part of the protocol.
+    """Return this worker's value of a tuple with one value for each worker. Pickles call this function by name.
 
     Raises:
-      RuntimeError: there is none for this worker.
+      RuntimeError: the tuple has no value for this worker.
     """
     index = task_context.get_current_worker_index()
     if index >= len(values):
@@ -69,28 +73,28 @@ def slice_of(values: tuple[Any, ...]) -> Any:
 
 
 def ensure_built(resource: Any) -> None:
-    """A scheduled function: it is there now."""
+    """Do nothing: this function is scheduled so that its argument, the resource, gets built."""
 
 
 def read_value(resource: Any) -> Any:
-    """A scheduled function: the value of a resource."""
+    """Return the value of a resource. Run as a scheduled function."""
     return resource
 
 
 def read_numpy(resource: Any) -> Any:
-    """The same with each leaf that has a `numpy()` replaced by what that gives."""
+    """As `read_value`, but convert each leaf that has a method `numpy()`. Run as a scheduled function."""
     return nest.map_structure(lambda leaf: leaf.numpy() if hasattr(leaf, "numpy") else leaf, resource)
 
 
 def read_spec(dataset: Any) -> Any:
-    """A scheduled function: the form of a dataset's elements."""
+    """Return the spec of a dataset's elements. Run as a scheduled function."""
     from zmqdist.scheduling.worker import datasets
 
     return datasets.spec_of(dataset)
 
 
 class _Resource:
-    """One resource. `failure` is the packed error with which its build ended."""
+    """One resource. `failure` is the packed error of its build; b"" for none."""
 
     __slots__ = ("built", "failure", "lock", "value")
 
@@ -102,7 +106,7 @@ class _Resource:
 
 
 class SlotResources:
-    """The resources of one process, or of a worker whose slots are threads. Any thread may use it."""
+    """The resources of one slot process, or of a worker whose slots are threads. Any thread may use it."""
 
     def __init__(self, fetcher: PartsFetcher) -> None:
         self._fetcher = fetcher
@@ -113,7 +117,7 @@ class SlotResources:
         return len(self._resources)
 
     def get(self, key: tuple[int, int], kind: str, definition: bytes, sharers: Sequence[int]) -> Any:
-        """See `resource`."""
+        """Return the value of a resource; arguments and errors as for `resource`."""
         with self._lock:
             entry = self._resources.get(key)
             if entry is None:
@@ -127,7 +131,7 @@ class SlotResources:
         return entry.value
 
     def forget(self, keys: list[tuple[int, int]]) -> None:
-        """Drop what stands under these, where something does."""
+        """Drop resources by (coordinator, number); ALL_NUMBERS for all of that coordinator. Unknown ones are ignored."""
         with self._lock:
             for coordinator, number in keys:
                 if number == ALL_NUMBERS:
@@ -139,7 +143,9 @@ class SlotResources:
 
     def _build(self, entry: _Resource, kind: str, definition: bytes, sharers: Sequence[int]) -> None:
         if is_reference(definition):
-            parts = self._fetcher.fetch(decode_reference(definition))  # a failure to get it is no failure to build it
+            parts = self._fetcher.fetch(
+                decode_reference(definition)
+            )  # outside of `try`: a failed fetch is not a failed build, and is tried again
         else:
             parts = [definition]
         try:

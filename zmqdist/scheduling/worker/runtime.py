@@ -1,8 +1,8 @@
-"""The worker: a connection to the dispatcher, slots that run functions, and the results that wait to be fetched.
+"""The worker's server, the runtime of machine.py: a connection to the dispatcher, slots that run functions, and the results that it holds.
 
-The runtime of machine.py: messages and what happens to slots go in, what comes out is done. It decides nothing.
+Messages and events of the slots go into the machine, and the effects that it returns are carried out. The runtime decides nothing.
 
-The loop's thread knows the runtime alone, so that a server which nobody refers to any more is collected, and stops.
+The loop's thread refers to the runtime and not to the WorkerServer, so that a server that the program has dropped is collected and stops.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ from zmqdist.wire.hello import Hello, our_hello
 
 log = logging.getLogger("zmqdist.scheduling")
 end_log = logging.getLogger("zmqdist.scheduling.end")
-"""Why a worker ends: `zmqdist worker` prints that itself, and turns this log off."""
+"""Logs why a worker ends. `zmqdist worker` prints that itself, and turns this log off."""
 
 READERS = frozenset({"submit", "worker"})
 SLOTS = frozenset({"worker"})
@@ -67,22 +67,22 @@ FIRST_CONTACT_LOG_S = limits.WAIT_LOG_S
 
 
 class WorkerServer:
-    """A worker of a dispatcher: runs scheduled functions in its slots.
+    """A worker in this process: registers with a dispatcher and runs scheduled functions in its slots.
+
+    Its slots are threads unless the config has `processes=True`; those of the command `zmqdist worker` are processes. The dispatcher may be
+    started later: `start` waits for it and logs that it waits.
+
+    Stop it, use it in a with-statement, or drop it: a dropped worker stops in the background and aborts what it runs.
 
     Args:
       config: a WorkerConfig.
-      start: begin at once; else `start()` does.
-      zygote: what slot processes are forked from, where the caller has one already.
-
-    The dispatcher may be started later: `start` waits for it, and says so in the log. In a program slots are threads unless the
-    config asks for processes; the `zmqdist worker` command has processes.
-
-    Stop it, use it in a with-statement, or drop it: that stops it in the background, and cuts off what it runs.
+      start: whether to start at once; else call `start()`.
+      zygote: the process from which slot processes are forked, if the caller has one already.
 
     Raises (from `start`):
       UnauthenticatedError, PermissionDeniedError: the dispatcher refuses the token or key.
-      AlreadyExistsError: a living worker has this job and index.
-      UnavailableError: no dispatcher within `orphan_limit_s`.
+      AlreadyExistsError: another worker is registered under this job and index.
+      UnavailableError: no dispatcher accepted the worker within `orphan_limit_s`.
       UnknownError: its own port could not be bound.
       ResourceExhaustedError: the slots need more descriptors than this process may have.
     """
@@ -96,9 +96,10 @@ class WorkerServer:
     # -- for users ----------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begin, and return when the dispatcher has taken this worker. A second start does nothing.
+        """Start, and return once the dispatcher has registered this worker. A second call only waits for that.
 
-        Raises: see the class. FailedPreconditionError after `stop`.
+        Raises:
+          FailedPreconditionError: the worker was stopped before. Other errors: see the class.
         """
         runtime = self._runtime
         with self._lock:
@@ -110,10 +111,12 @@ class WorkerServer:
         runtime.wait_registered()
 
     def stop(self, grace_s: float = 0.0) -> None:
-        """Leave the dispatcher and end the slots; idempotent.
+        """Leave the dispatcher and end the slots. Blocks until that is done. Idempotent.
+
+        Functions that have not begun go back to the dispatcher at once, for other workers.
 
         Args:
-          grace_s: running functions may end within so long; what is not started goes back at once.
+          grace_s: how long running functions may go on before they are aborted.
         """
         with self._lock:
             if self._runtime.loop is None:
@@ -122,33 +125,36 @@ class WorkerServer:
         self._runtime.stop(grace_s)
 
     def join(self, timeout: float | None = None) -> bool:
-        """Wait until the worker has ended, for whatever reason. False when `timeout` seconds passed first."""
+        """Wait until the worker has ended, for any reason. Return False if `timeout` seconds pass first; None waits without a limit."""
         return self._runtime.stopped.wait(timeout)
 
     @property
     def ended(self) -> Exit | None:
-        """Why it ended; None while it has not."""
+        """How the worker ended; None while it runs."""
         return self._runtime.ended
 
     @property
     def in_contact(self) -> bool:
-        """Whether a dispatcher has taken it, and the connection to that one stands."""
+        """Whether it is registered with a dispatcher and connected to it."""
         machine = self._runtime.machine
         return machine is not None and machine.registered and not self._runtime.stopped.is_set()
 
     @property
     def address(self) -> str:
-        """ "host:port" of its own server."""
+        """ "host:port" of its own server, with the port that was bound."""
         return self._runtime.address
 
     @property
     def advertised_address(self) -> str:
-        """ "host:port" that readers of the data service are given: `worker_address` of its config, "localhost" for the loopback."""
+        """ "host:port" at which readers of the data service reach it: `worker_address` of its config, or its own address.
+
+        Loopback is "localhost", as in tf.data service.
+        """
         return self._runtime.advertised
 
     @property
     def _address(self) -> str:
-        """As tf.data service has it."""
+        """The advertised address; the name is tf.data service's."""
         return self.advertised_address
 
     @property
@@ -164,15 +170,15 @@ class WorkerServer:
 
     @property
     def num_tasks(self) -> int:
-        """Functions that it runs or has waiting, and tasks of the data service that have not ended."""
+        """How many functions it runs or has waiting, plus how many of its data tasks have not ended."""
         machine = self._runtime.machine
         return 0 if machine is None else machine.running + self._num_tasks()
 
     def snapshot(self) -> WorkerSnapshot:
-        """An immutable record of what it runs, has waiting and holds.
+        """Return an immutable record of what the worker runs, has waiting and holds. Waits for the loop; any thread.
 
         Raises:
-          FailedPreconditionError: it was not started, or has stopped.
+          FailedPreconditionError: the worker was not started, or has stopped.
         """
         runtime = self._runtime
         if runtime.loop is None or runtime.machine is None:
@@ -180,16 +186,16 @@ class WorkerServer:
         return runtime.loop.run(runtime.snapshot)
 
     def _num_tasks(self) -> int:
-        """As tf.data service has it: those of the data service."""
+        """How many data tasks have not ended; the name is tf.data service's."""
         return 0 if self._runtime.machine is None else self._runtime.data.num_tasks
 
     def data_snapshot(self) -> WorkerDataSnapshot:
-        """An immutable record of its tasks of the data service, and of the streams of distributed snapshots that it writes."""
+        """Return an immutable record of its data tasks and of the streams of distributed snapshots that it writes."""
         assert self._runtime.loop is not None
         return self._runtime.loop.run(self._runtime.data.snapshot)
 
     def _snapshot_task_progresses(self) -> list[Any]:
-        """As tf.data service has it."""
+        """The streams of its snapshots; the name is tf.data service's."""
         return list(self.data_snapshot().streams)
 
     def __enter__(self) -> WorkerServer:
@@ -206,13 +212,14 @@ class WorkerServer:
 
 
 class _Runtime:
-    """What the loop's thread knows of a WorkerServer.
+    """The part of a WorkerServer that its loop's thread refers to.
 
     Attributes:
       loop, machine: None before `open`.
-      started: somebody has called `open`.
-      stopped: set when everything of it has ended.
-      ended: why it ended.
+      started: whether `open` was called.
+      stopped: set once everything has ended.
+      ended: how it ended; None before.
+      address, advertised: the address of its server, and the one that readers get.
     """
 
     def __init__(self, config: WorkerConfig, zygote: ZygoteProcess | None) -> None:
@@ -236,20 +243,20 @@ class _Runtime:
 
     @property
     def abandoned(self) -> bool:
-        """Whether it runs, in this process: nothing of it does in a child that was forked from it."""
+        """Whether it still runs in this process; a forked child has none of its threads."""
         return self.loop is not None and not self.stopped.is_set() and self._pid == os.getpid()
 
     def wait_registered(self) -> None:
-        """Until the dispatcher has taken this worker. Raises why it did not."""
+        """Wait until the dispatcher has registered this worker. Raises the error with which it ended otherwise."""
         while not self._registered.wait(FIRST_CONTACT_LOG_S):
             log.warning(
-                "worker waits for the dispatcher at %s: %s", self._dispatcher, self._dealer.trouble or "no answer"
+                "worker waits for the dispatcher at %s: %s", self._dispatcher, self._dealer.trouble or "no reply"
             )
         if self.ended is not None and self.ended.code:
             raise errors.from_code(self.ended.code, f"worker of {self._dispatcher}: {self.ended.error}")
 
     def stop(self, grace_s: float) -> None:
-        """Leave, and wait for the end. Not in the loop."""
+        """Leave the dispatcher and wait for the end. Not in the loop's thread."""
         assert self.loop is not None
         try:
             self.loop.call_soon(self._handle, LeaveRequested(grace_s))
@@ -257,11 +264,11 @@ class _Runtime:
             pass
         limit_s = grace_s + self._config.quiet_s + 10.0
         if not self.stopped.wait(limit_s):
-            log.error("the worker did not stop in good order within %g s", limit_s)
+            log.error("the worker did not stop in good order within %g s: its loop is ended now", limit_s)
         self.loop.stop()
 
     def open(self) -> None:
-        """Begin to work."""
+        """Bind its port, start the loop, and begin to connect."""
         config = self._config
         credentials = config.credentials
         host = config.host or own_host(self._dispatcher)
@@ -336,7 +343,7 @@ class _Runtime:
         return self.machine.index, self.machine.workers
 
     def snapshot(self) -> WorkerSnapshot:
-        """In the loop."""
+        """Return the snapshot. In the loop."""
         machine, cache = self.machine, self._cache
         assert machine is not None
         return WorkerSnapshot(
@@ -353,7 +360,7 @@ class _Runtime:
         )
 
     def _task_processes(self, host: str, incarnation: int, timeout_s: float) -> TaskProcesses | None:
-        """Where tasks of the data service run, if not in threads."""
+        """Return what starts processes for data tasks; None if they run in threads."""
         if self._children is None:
             return None
         assert self.loop is not None
@@ -361,7 +368,10 @@ class _Runtime:
         return TaskProcesses(self.loop, spawn, host, self._dispatcher, incarnation, timeout_s)
 
     def _bind(self, router: Router, key: bytes, host: str) -> None:
-        """Listen, and tell where. With `processes` tasks have ports of their own, so that only their address can be other than usual."""
+        """Bind the ports and set the addresses that others use.
+
+        With `processes` each data task binds a port of its own, so only its address can be configured.
+        """
         config = self._config
         self.address = self._store.address = router.bind(join(host, config.port))
         self.advertised = self.data.host.address = config.advertised(self.address)
@@ -392,7 +402,7 @@ class _Runtime:
             self._handle(Heard(DISPATCHER, message))
 
     def _refused(self, error: errors.OpError) -> None:
-        """The connection was refused for good: nothing that a machine could decide."""
+        """End the worker, because the dispatcher has refused the connection for good."""
         self._exit(Exit(error.error_code, error.message))
 
     def _handle(self, event: Event) -> None:
@@ -438,7 +448,9 @@ class _Runtime:
         for effect in effects:
             match effect:
                 case Send(_, message):
-                    self._dealer.send(message)  # while down: the machine reconciles when it registers again
+                    self._dealer.send(
+                        message
+                    )  # dropped while disconnected: the machine registers again, with all leases
                 case Give():
                     self._slots.give(effect)
                 case Reclaim(slot):
@@ -459,11 +471,11 @@ class _Runtime:
     # -- bulk results -------------------------------------------------------------------------------------------
 
     def _hold(self, kind: int, parts: list[Any]) -> bytes:
-        """A value that is kept here may be wanted by many, one that is on its way by the coordinator alone."""
+        """Hold the parts of a result. Any process may fetch a kept value, but only the coordinator an ordinary result."""
         return encode_reference(self._store.hold(parts, shared=kind == KEPT))
 
     def _note_results(self, event: SlotFinished) -> None:
-        """Which payload belongs to which lease: the machine speaks of leases, the store of payloads."""
+        """Remember which held parts belong to which lease, because the machine frees results by their leases."""
         assert self.machine is not None
         for position, kind, payload in event.outcomes:
             if kind != BULK:
@@ -503,7 +515,11 @@ class _Runtime:
 
 
 def own_host(dispatcher: str) -> str:
-    """The address of this machine from which the dispatcher is reached. Nothing is sent. Raises UnavailableError: its name is not known."""
+    """Return the address of the interface through which this machine reaches the dispatcher. Sends nothing.
+
+    Raises:
+      UnavailableError: the dispatcher's host name cannot be looked up.
+    """
     host, port = split(dispatcher)
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]

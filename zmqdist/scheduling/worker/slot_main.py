@@ -1,16 +1,16 @@
-"""A slot process: runs functions one after the other, in the order in which they were given.
+"""A slot process: runs functions one after the other, in the order in which it got them.
 
 It shares a page of six numbers with its worker:
-    POSITION    the item that it is at; written before the item begins
-    GIVEN_UP    with GIVEN_UP_TO a range: items after the first and up to the second have been taken back
-    CANCEL      the item that should end: zmqdist.cancelled() compares it with POSITION
-    INDEX       of its worker, with WORKERS, how many there are: written before the items that it was told with
+    POSITION    the item that it has begun last; written before the item begins
+    GIVEN_UP    with GIVEN_UP_TO a range: items after the first and up to the second were taken back
+    CANCEL      the item that should end early: zmqdist.cancelled() compares it with POSITION
+    INDEX       the index of the worker, with WORKERS, the number of workers: written before the items that came with it
 
-Claiming an item is: look at the range, write POSITION, look at the range again. The worker takes back by writing the range and
-then reading POSITION. Whatever the order of those four, at least one side sees the other; an item that both gave up is
-reported as NOT_RUN.
+To claim an item the slot reads the range, writes POSITION, and reads the range again. To take items back the worker writes the range and
+then reads POSITION. In whatever order these steps happen, at least one side sees the other; an item that both have given up is reported
+as NOT_RUN.
 
-Outcomes are reported when the batch ends, or after FLUSH_S; a second thread sees to that while a function runs for long.
+Outcomes are reported when the batch ends, or after FLUSH_S, by a second thread if a function runs for long.
 """
 
 from __future__ import annotations
@@ -49,17 +49,19 @@ POSITION, GIVEN_UP, GIVEN_UP_TO, CANCEL, INDEX, WORKERS = range(6)
 PAGE_BYTES = 4096
 
 _forked: list[bool] = []
-"""Not empty in a process that a function has forked off its slot."""
+"""Not empty in a process that a function has forked from its slot."""
 
 FLUSH_S = 0.002
+"""Seconds after which an outcome is reported although its batch goes on."""
 FLUSH_ITEMS = 256
+"""Outcomes that are reported at once although their batch goes on."""
 
 
 class _Reporter:
-    """Gathers outcomes; flushed by the main thread, and by a helper while the main thread is in a function.
+    """Collects outcomes and sends them to the worker: from the main thread, or from a helper while a function occupies that.
 
     Attributes:
-      outcomes: only the main thread appends, without a lock; whoever flushes takes from the front.
+      outcomes: not reported yet. Only the main thread appends, without a lock; `flush` removes from the front, with the lock.
     """
 
     def __init__(self, pipe: BlockingPipe[SlotMessage]) -> None:
@@ -76,14 +78,14 @@ class _Reporter:
             outcomes = self.outcomes[:]
             if outcomes:
                 self._pipe.send(SlotReport(outcomes))
-                del self.outcomes[: len(outcomes)]  # only now: there may be no memory for the message
+                del self.outcomes[: len(outcomes)]  # only now, because `send` may fail for lack of memory
 
     @property
     def pool(self) -> ShmPool | None:
         return self._pool
 
     def send_bulk(self, position: int, kind: int, parts: list[Any]) -> None:
-        """A large result: each part is written once, where the coordinator will read it, or goes through the pipe."""
+        """Report a large result: each part is written once, into shared memory from which readers map it; else it goes through the pipe."""
         self.flush()
         handles = [self._lend(part) for part in parts]
         piped = [part for part, handle in zip(parts, handles, strict=True) if handle is None]
@@ -96,7 +98,7 @@ class _Reporter:
         return None if block is None else block.lend()
 
     def begin(self) -> None:
-        """A batch of more than one begins: from now on outcomes must not wait for the function after them."""
+        """Note that a batch of several items begins: an outcome must not wait until the next function has ended."""
         if self._helper is None:
             self._helper = threading.Thread(target=self._help, name="zmqdist-slot-flush", daemon=True)
             self._helper.start()
@@ -109,22 +111,22 @@ class _Reporter:
         self.flush()
 
     def _help(self) -> None:
-        """It is woken by the first of several batches, not by each."""
+        """Flush every FLUSH_S while batches run. Of several batches in quick succession only the first wakes it."""
         while self._busy.wait():
             time.sleep(FLUSH_S)
             self._busy.clear()
-            if self._in_batch:  # looked at after `clear`: a batch that begins in between sets it again
+            if self._in_batch:  # read after `clear`: a batch that begins in between sets `_busy` again
                 self._busy.set()
             try:
                 self.flush()
             except OSError:
                 return
-            except BaseException:  # a MemoryError, say: what is unreported goes with the next flush
-                log.exception("outcomes could not be reported, it is tried again")
+            except BaseException:  # a MemoryError, say: unreported outcomes go with the next flush
+                log.exception("outcomes could not be reported to the worker; trying again")
 
 
 def main(pipe_fd: int, page_fd: int) -> None:
-    """Serve until the worker is gone. Does not return."""
+    """Run items until the worker has gone. Does not return."""
     os.register_at_fork(after_in_child=lambda: _forked.append(True))
     cells = memoryview(mmap.mmap(page_fd, PAGE_BYTES)).cast("Q")
     pipe = BlockingPipe(pipe_fd, SLOT_CODEC)
@@ -167,7 +169,7 @@ def _run_batch(
             continue
         kind, result = run(functions, coordinator, fn, payload)
         if _forked:
-            os._exit(0)  # a child that the function has forked and that returned from it, too: the pipe is not its own
+            os._exit(0)  # a child that the function forked and that returned from it: the pipe is its parent's
         if kind in (BULK, KEPT):
             reporter.send_bulk(position, kind, result)
             continue

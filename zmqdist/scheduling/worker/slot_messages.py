@@ -1,4 +1,4 @@
-"""What a worker and its slot processes say to each other, over a pipe for each slot (process/pipe.py)."""
+"""The messages between a worker and its slot processes, over one pipe for each slot (process/pipe.py)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from zmqdist.transport.shm_pool import Handle, Offer
 
 
 class SlotWork(msgspec.Struct, array_like=True, tag=1, gc=False):
-    """To a slot: functions that are new to it, (coordinator, fn, pickled), items to run, functions to forget."""
+    """Worker to slot: new functions (coordinator, fn, pickled), items (position, coordinator, fn, payload), functions to forget."""
 
     functions: list[tuple[int, int, bytes]]
     items: list[tuple[int, int, int, bytes]]
@@ -19,9 +19,9 @@ class SlotWork(msgspec.Struct, array_like=True, tag=1, gc=False):
 
 
 class SlotReport(msgspec.Struct, array_like=True, tag=2, gc=False):
-    """From a slot: outcomes, (position, kind, payload). A bulk outcome comes alone, with its parts.
+    """Slot to worker: outcomes (position, kind, payload). A bulk outcome comes alone, with its parts.
 
-    Each part is a handle in the slot's shared memory, or None: the next of the message's parts.
+    A part is a handle in the slot's shared memory; None stands for the next part that follows the message in the pipe.
     """
 
     outcomes: list[tuple[int, int, bytes]]
@@ -29,14 +29,14 @@ class SlotReport(msgspec.Struct, array_like=True, tag=2, gc=False):
 
 
 class SlotStarted(msgspec.Struct, array_like=True, tag=3, gc=False):
-    """From a slot: it has started, and this is how its shared memory is found."""
+    """Slot to worker: it has started; `memory` says how its shared memory is found, None if it has none."""
 
     pid: int
     memory: Offer | None = None
 
 
 class SlotWelcome(msgspec.Struct, array_like=True, tag=4, gc=False):
-    """To a slot, first of all: the address and the public key of its worker."""
+    """Worker to slot, the first message: the address and the public key of the worker."""
 
     worker: str
     key: bytes = b""

@@ -1,7 +1,7 @@
 """Slots as child processes, from the worker's side.
 
-Each slot has a pipe for work and outcomes, and a page of memory for what must not wait for a message (slot_main.py). How it is forked,
-and what it writes to standard error, is the business of bound_children.py.
+Each slot has a pipe for work and outcomes, and a page of memory for what must not wait for a message (slot_main.py). How a slot process is
+forked, and what becomes of its standard error, is in process/bound_children.py.
 
 Everything here runs in the loop's thread.
 """
@@ -52,16 +52,16 @@ from zmqdist.transport.shm_pool import FROZEN, Block, Handle, this_pool
 from zmqdist.wire import results
 
 POSITION_POLL_S = 0.02
-"""How often the positions of busy slots are looked at: a function that runs for longer than this is known to have started."""
+"""Seconds between two reads of the positions of busy slots: a function that runs for longer is known to have started."""
 
 SLOT_FDS = 3
-"""Descriptors of this process for one slot: work, page, standard error."""
+"""Descriptors of this process for one slot: pipe, page, standard error."""
 
 OTHER_FDS = 96
-"""Descriptors for everything else that a worker does: connections, threads, and slots that are being made."""
+"""Descriptors for everything else in a worker: connections, threads, and slots that are starting."""
 
 LINE_CHARS_MAX = 200
-"""Of a line that a slot wrote, in the log."""
+"""Characters of a slot's last line that go into the log."""
 
 log = logging.getLogger("zmqdist.scheduling")
 
@@ -74,16 +74,19 @@ class ProcessSlots:
     """The slot processes of one worker.
 
     Args:
-      feed: gets what happens to the slots.
-      hold: keeps the parts of a result that is BULK or KEPT and gives a reference to them.
-      address, key: where this worker listens for its slots, and its public key.
-      children: what they are forked by.
-      worker: its index, and how many there are.
+      feed: called with each event of a slot.
+      hold: holds the parts of a BULK or KEPT result and returns the encoded reference.
+      address, key: the address at which slots reach this worker, and its public key.
+      children: forks the slot processes.
+      worker: returns the worker's index and the number of workers.
+
+    Attributes:
+      deaths: slot processes that ended and were not killed by this worker.
     """
 
     can_kill = True
     resources = None
-    """Each slot process has its own, and only it knows them."""
+    """None, because each slot process has its own resources and only it knows them."""
 
     def __init__(
         self,
@@ -108,13 +111,12 @@ class ProcessSlots:
         self._poll_scheduled = False
         self._zygote_lost = False
         self.deaths = 0
-        """Slot processes that ended and were not told to."""
 
-    # -- what the machine asks for --------------------------------------------------------------------------------
+    # -- effects of the machine ----------------------------------------------------------------------------------
 
     def spawn(self, slot: int) -> None:
         if self._zygote_lost:
-            return  # the machine is being told that nothing starts any more
+            return  # `_zygote_died` reports the end of all slots
         process = _SlotProcess(self, slot)
         self._slots[slot] = process
         process.child = self._children.spawn(SLOT, process.child_fds(), lambda code: self._exited(process, code))
@@ -133,7 +135,7 @@ class ProcessSlots:
             process.pipe.send(SlotWork([], [], forget.functions))
 
     def reclaim(self, slot: int) -> None:
-        """Write the range, then read the position: slot_main.py tells why this order."""
+        """Take back what the slot has not begun: write the range, then read the position; slot_main.py has the reason for this order."""
         process = self._slots[slot]
         if process is None:
             return
@@ -157,12 +159,12 @@ class ProcessSlots:
             process.child.kill()
 
     def close(self) -> None:
-        """Leave the slots to their end, which is that of the zygote."""
+        """Release pipes and pages. The slot processes end with the zygote."""
         self.loop.set_timer((self, "look"), None, self._poll_positions)
         for process in filter(None, self._slots):
             process.close()
 
-    # -- what the slots tell ---------------------------------------------------------------------------------------
+    # -- events of the slots ---------------------------------------------------------------------------------------
 
     def _exited(self, process: _SlotProcess, code: int) -> None:
         process.pipe.drain()
@@ -175,9 +177,7 @@ class ProcessSlots:
         if not process.killed:
             kills = oom_kills() - process.oom_kills
             if code == -int(signal.SIGKILL) and kills > 0:
-                tail += (
-                    f"\n(while it lived the kernel of this machine has ended {kills} processes because memory ran out)"
-                )
+                tail += f"\n(while it lived, the kernel of this machine ended {kills} processes because memory ran out)"
             self._note_death(process.slot, code, running, tail)
         self._feed(SlotDied(process.slot, position, code, tail))
 
@@ -212,13 +212,13 @@ class ProcessSlots:
                     outcomes = [(position, BULK, self._hold(kind, process.adopt_parts(message, parts)))]
                 except OpError as error:
                     if not is_alive(process.child.pid):
-                        return  # with its memory; its end is about to be told
+                        return  # its memory ended with it; the event of its end follows
                     outcomes = [(position, ERROR, results.pack_error(error))]
             process.finished_to = outcomes[-1][0]
             self._feed(SlotFinished(process.slot, outcomes))
 
     def _poll_positions(self) -> None:
-        """Tell the machine where busy slots are."""
+        """Report the positions of busy slots, from which the machine learns of starts."""
         self._poll_scheduled = False
         for process in self._slots:
             if process is not None and process.running:
@@ -235,7 +235,7 @@ class ProcessSlots:
 
 
 def check_descriptors(slots: int) -> None:
-    """Before anything is made: raises ResourceExhaustedError when this process may not have the descriptors for so many slots."""
+    """Raise ResourceExhaustedError if this process may not have the descriptors for so many slots. Call it before anything is created."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = slots * SLOT_FDS + OTHER_FDS
     if limit != resource.RLIM_INFINITY and wanted > limit:
@@ -247,7 +247,15 @@ def check_descriptors(slots: int) -> None:
 
 
 class _SlotProcess:
-    """One life of one slot."""
+    """One process of one slot.
+
+    Attributes:
+      given_to, finished_to: positions of the last item that it got, and of the last one with an outcome.
+        Invariant: finished_to <= given_to.
+      seen_at: the last position that was reported.
+      killed: whether this worker has killed it.
+      oom_kills: how many processes the kernel had ended for lack of memory when this one started.
+    """
 
     def __init__(self, owner: ProcessSlots, slot: int) -> None:
         self.slot = slot
@@ -262,13 +270,12 @@ class _SlotProcess:
         self.cells = memoryview(self._page).cast("Q")
         self._closed = False
         self.killed = False
-        """It was told to end."""
         self.oom_kills = oom_kills()
         self.pipe = LoopPipe(owner.loop, SLOT_CODEC, lambda message, parts: owner.handle_message(self, message, parts))
         self.pipe.send(SlotWelcome(owner.address, owner.key))
 
     def adopt_parts(self, report: SlotReport, piped: list[bytearray]) -> list[Any]:
-        """The parts of a bulk result, which outlive the slot. Raises UnavailableError when its memory cannot be opened."""
+        """Take over the parts of a bulk result, which outlive the slot. Raises UnavailableError if its memory cannot be opened."""
         received = iter(piped)
         return [next(received) if handle is None else self._adopt(handle) for handle in report.parts]
 
@@ -282,12 +289,12 @@ class _SlotProcess:
         return pool.adopt(segment, handle[3], handle[4], lease)
 
     def child_fds(self) -> list[int]:
-        """The descriptors that its process is given."""
+        """The descriptors that its process gets."""
         return [self.pipe.theirs, self._page_fd]
 
     @property
     def running(self) -> bool:
-        """Whether it has work that it did not report."""
+        """Whether it has an item without an outcome."""
         return self.given_to > self.finished_to
 
     def close(self) -> None:

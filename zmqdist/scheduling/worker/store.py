@@ -1,14 +1,14 @@
-"""Payloads that are too large for a message, held where they were made until nobody needs them any more.
+"""The store of a process: payloads that are too large for a message, held where they were made until they are no longer needed.
 
 Rules
-    What is held is a snapshot that nobody writes any more: in a block of shared memory where there is some, else in memory of its own.
-    The same bytes are held once, however often they are handed in: a large array that is given to many tasks is copied once. They are
-    compared each time, because the caller may have changed them: with what was at that place of the caller's memory when it was handed
-    in last, and with the last part that begins and ends alike, because a pickle stands at another place each time. A frozen array is
-    known by its place alone.
-    Whoever needs a part maps it (fetch.py), or asks for it by RPC, or has the dispatcher read it piece by piece.
+    What is held is a snapshot that does not change any more: in a block of shared memory if there is some, else in memory of its own.
+    The same bytes are held once, however often they are handed in, so that a large array that many tasks get is copied once. The bytes are
+    compared each time, because the caller may have changed them: with the last snapshot of the same place in the caller's memory, and with
+    the last part that begins and ends alike, because a pickle is at another place each time. A frozen array is identified by its place
+    alone.
+    A process that needs a part maps it (fetch.py), calls the holder, or has the dispatcher read it in ranges.
 
-Not here: who needs what for how long; the owner of the store says `free`.
+Not here: how long a payload is needed; the owner of the store calls `free`.
 """
 
 from __future__ import annotations
@@ -35,20 +35,21 @@ from zmqdist.transport.shm_pool import Block, Handle, this_pool
 Part: TypeAlias = "bytes | bytearray | memoryview | NDArray[np.uint8] | Block"
 
 READ = "zmqdist_bulk_read"
+"""Method of each holder: (bulk) -> the bytes of the part."""
 RECENT_MAX = 128
-"""Places of the caller's memory, and ends of parts, whose last snapshot is remembered."""
+"""How many keys (places of the caller's memory, ends of parts) the store remembers, each with its last snapshot."""
 
 ENDS_BYTES = 64
-"""Of the beginning of a part, and of its end: few enough to be looked at each time."""
+"""Bytes at each end of a part that are its key: few, because they are copied each time."""
 
 
 class Holdings(NamedTuple):
-    """What a store holds at present.
+    """What a store holds at one moment.
 
     Attributes:
-      parts: arrays and other large parts.
-      bytes: of all of them.
-      copies: how often a part was copied since the store was made; what is frozen or shared already is not.
+      parts: how many arrays and other large parts.
+      bytes: their size in all.
+      copies: how often a part was copied since the store was made. Frozen arrays and shared blocks are not copied.
     """
 
     parts: int
@@ -57,7 +58,7 @@ class Holdings(NamedTuple):
 
 
 class _Entry:
-    """One part. `uses` counts the references that hold it."""
+    """One held part. `uses` counts the references to it; it is freed at 0."""
 
     __slots__ = ("block", "bytes", "handle", "nbytes", "uses")
 
@@ -79,14 +80,15 @@ class BulkStore:
     """The parts held by this process. Any thread may use it.
 
     Args:
-      service: where reading is registered, before it starts; `roles` may read.
-      number: random number of this store's life.
+      service: the service at which the method READ is registered, before it starts.
+      roles: the roles that may read.
+      number: random number that identifies this store.
 
     Attributes:
       address: "host:port" of the service, as its peers know it; set before the first `hold`.
-      holder: the name of the task whose store it is, for errors elsewhere; "" where it has none.
-      key: the public key of the service, told with the address; empty without CURVE.
-      memory: how others find its shared-memory pool; None where there is none.
+      holder: the name of the task that owns the store, for error texts of other processes; "" for none.
+      key: the public key of the service; empty without CURVE.
+      memory: how other processes find its shared memory; None if there is none.
       copies: how often a part was copied.
     """
 
@@ -109,18 +111,18 @@ class BulkStore:
 
     @property
     def holdings(self) -> Holdings:
-        """An immutable record of now."""
+        """An immutable record of what it holds now."""
         with self._lock:
             return Holdings(len(self._entries), sum(entry.nbytes for entry in self._entries.values()), self.copies)
 
     def hold(self, parts: Sequence[Part], *, shared: bool, inline_max: int = INLINE_BYTES_MAX) -> Reference:
-        """Keep these until they are freed.
+        """Hold parts until they are freed, and return the reference to send.
+
+        Copies large parts, except frozen arrays and blocks, which must not change any more. Small parts travel in the reference.
 
         Args:
-          parts: small ones travel in the reference, as far as they fit together; large ones are copied, but for frozen arrays and for
-            blocks, which nobody writes to any more.
-          shared: any number of processes may map them, each privately; else one, which then has them for itself.
-          inline_max: so many bytes may travel in the reference.
+          shared: whether any number of processes may map the parts, each with private pages. Else one process may, and owns them then.
+          inline_max: how many bytes in all may travel in the reference.
 
         Raises:
           ResourceExhaustedError: there is no memory for a copy; nothing is held.
@@ -141,7 +143,7 @@ class BulkStore:
         return Reference(self.number, self.address, self.memory, tuple(held_parts), self.holder, self.key)
 
     def keep(self, part: NDArray[np.uint8] | Block, *, shared: bool = True) -> Held:
-        """Keep one part as it is: nobody writes to it any more."""
+        """Hold one part without a copy. The caller must not change it any more."""
         handle = None
         if isinstance(part, Block):
             handle = part.publish() if shared else part.lend()
@@ -151,14 +153,14 @@ class BulkStore:
         return Held(bulk, part.nbytes, handle)
 
     def view(self, bulk: int) -> NDArray[np.uint8]:
-        """The bytes of a part, to be read only. Raises NotFoundError when it is not held any more."""
+        """Return the bytes of a part, which the caller must not change. Raises NotFoundError if it was freed."""
         entry = self._entries.get(bulk)
         if entry is None:
-            raise NotFoundError(f"payload {bulk} is not held here any more")
+            raise NotFoundError(f"payload {bulk} is no longer held here: its owner has freed it")
         return entry.view()
 
     def free(self, bulks: Sequence[int]) -> None:
-        """One reference less to these parts; what is gone already is fine."""
+        """Drop one reference to each of these parts. Parts that were freed are ignored."""
         with self._lock:
             for bulk in bulks:
                 entry = self._entries.get(bulk)
@@ -170,7 +172,7 @@ class BulkStore:
                     self._end(entry)
 
     def hold_again(self, bulks: Sequence[int]) -> None:
-        """One reference more to these parts, for `free`. What is gone already is passed over."""
+        """Add one reference to each of these parts, to be dropped by `free`. Parts that were freed are ignored."""
         with self._lock:
             for bulk in bulks:
                 entry = self._entries.get(bulk)
@@ -181,12 +183,12 @@ class BulkStore:
         return bulk in self._entries
 
     def size_of(self, bulk: int) -> int:
-        """Bytes of a part; 0 when it is not held any more."""
+        """Return the bytes of a part; 0 if it was freed."""
         entry = self._entries.get(bulk)
         return 0 if entry is None else entry.nbytes
 
     def close(self) -> None:
-        """Free everything. Who has mapped something keeps it."""
+        """Free everything. Processes that have mapped a part keep it."""
         with self._lock:
             entries, self._entries = list(self._entries.values()), {}
         for entry in entries:
@@ -197,7 +199,7 @@ class BulkStore:
             self._pool.take_back(entry.handle)
 
     def read_reply(self, read: Read) -> tuple[ReadDone, list[memoryview]]:
-        """What to send to a dispatcher that reads for somebody else."""
+        """Return the reply to a Read of the dispatcher, which reads for another process."""
         try:
             first, length = max(0, read.offset), min(max(0, read.length), CHUNK_BYTES)
             return ReadDone(read.request, 0, ""), [memoryview(self.view(read.bulk)[first : first + length])]  # type: ignore[arg-type]
@@ -210,7 +212,7 @@ class BulkStore:
         source = np.frombuffer(part, np.uint8)
         frozen = None if self._pool is None else self._pool.find_frozen(source)
         address = shm_mapping.address_of(source)
-        if not shared:  # whoever it is lent to writes to it
+        if not shared:  # its borrower may write to it, so it cannot be shared with later parts
             return self.keep(self._snapshot(part, source) if frozen is None else frozen, shared=False)
         keys: list[tuple[int | bytes, int]] = [(address, size)]
         if frozen is None:
@@ -229,12 +231,12 @@ class BulkStore:
         return held
 
     def _held_before(self, bulk: int | None, address: int, frozen: Block | None) -> Held | None:
-        """This part once more, where it has the bytes that are at this address now."""
+        """Return this part with one more reference, if its bytes equal those at `address` now; else None."""
         with self._lock:
             entry = None if bulk is None else self._entries.get(bulk)
             if bulk is None or entry is None:
                 return None
-            entry.uses += 1  # it must not go while it is compared
+            entry.uses += 1  # it must not be freed during the comparison
         if frozen is None:
             same = shm_mapping.same_bytes(address, shm_mapping.address_of(entry.view()), entry.nbytes)
         else:
@@ -260,6 +262,6 @@ class BulkStore:
         return copy
 
     def _send_part(self, call: PendingCall, bulk: int) -> None:
-        """A whole part, as it lies here: nobody writes to it."""
+        """Reply to READ with a whole part, without a copy, because a held part does not change."""
         body, parts = payload.pack(self.view(bulk))
         call.reply_packed(body, parts)

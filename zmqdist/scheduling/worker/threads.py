@@ -1,7 +1,7 @@
-"""Slots as threads of the worker's own process: for a `WorkerServer` inside a program.
+"""Slots as threads of the worker's own process, for a `WorkerServer` inside a program.
 
-Nobody can end a thread: a function that was cancelled is asked to end (`zmqdist.cancelled()`) and waited for. A slot has one item at
-a time, so there is nothing to take back.
+A thread cannot be killed: a cancelled function is asked to end early (`zmqdist.cancelled()`), and its slot waits for it. A slot has one
+item at a time, so there is nothing to take back.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ class ThreadSlots:
         self._functions = Functions(fetcher)
         self._slots = [_Slot(self, number) for number in range(slots)]
         self.deaths = 0
-        """None: a thread dies with its worker only."""
+        """Always 0: a thread ends only with its worker."""
 
     @property
     def resources(self) -> int:
-        """What functions have had made here and use, once for all slots."""
+        """How many per-worker resources exist; the slots share them."""
         return len(self._functions.resources)
 
     def spawn(self, slot: int) -> None:
@@ -63,10 +63,10 @@ class ThreadSlots:
         self._slots[slot].cancel = position
 
     def kill(self, slot: int) -> None:
-        raise AssertionError("a thread cannot be killed, and the machine knows")
+        raise AssertionError("a thread cannot be killed: the machine must not return Kill here")
 
     def close(self) -> None:
-        """Let idle threads end; a running function goes on, as a daemon thread, and its outcome is dropped."""
+        """End idle threads. A running function goes on in its daemon thread, and its outcome is dropped."""
         for slot in self._slots:
             slot.items.put(None)
         for slot in self._slots:
@@ -85,9 +85,7 @@ class ThreadSlots:
                 kind, result = run(self._functions, coordinator, fn, payload)
                 if kind in (BULK, KEPT):
                     kind, result = BULK, self._hold(kind, result)
-            except (
-                BaseException
-            ) as error:  # no memory for the result, say: it is the end of this work, and not of its slot
+            except BaseException as error:  # no memory for the result, say: the item fails, and the slot goes on
                 kind, result = ERROR, results.pack_error(error)
             task_context.leave()
             slot.busy = False
@@ -96,7 +94,7 @@ class ThreadSlots:
     def _report(self, event: SlotReady | SlotFinished) -> None:
         try:
             self._loop.call_soon(self._feed, event)
-        except FailedPreconditionError:  # the worker has stopped: nobody wants the outcome
+        except FailedPreconditionError:  # the worker has stopped, and with it its leases
             pass
 
 

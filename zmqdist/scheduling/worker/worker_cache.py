@@ -1,7 +1,7 @@
-"""Parts of arguments that a worker has fetched from elsewhere, for all its slots: each moves once to a host, however many tasks use it.
+"""The cache of a worker: parts of arguments that it has fetched for its slots, so that each part moves once to a host.
 
-A slot that finds a part in shared memory of its own host maps it and does not ask. Else it asks its worker, which fetches
-the part into its own store, once, and answers with a reference to that. The worker keeps what it has fetched while it has work.
+A slot maps a part that is in shared memory of its own host. For any other part it calls its worker, which fetches the part into its own
+store, once, and replies with a reference to the copy. The worker keeps what it has fetched while it has work.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from zmqdist.scheduling.worker.store import BulkStore
 from zmqdist.transport.shm_pool import this_pool
 
 FETCH_FOR_SLOT = "zmqdist_bulk_pull"
-"""Method of a worker, for its slots: the encoded reference of a payload -> one to the same payload in its own store."""
+"""Method of a worker, for its slots: the encoded reference to a payload -> a reference to a copy in the worker's store."""
 
 TRIES = 3
-"""What was pulled may be dropped again before the slot has mapped it."""
+"""How often a slot tries: the worker may drop a part, to make room, before the slot has mapped it."""
 
 
 class WorkerCache:
-    """What one worker has fetched. Any thread may use it.
+    """The parts that one worker has fetched. Any thread may use it.
 
     Attributes:
       fetches: how many parts were fetched.
@@ -45,26 +45,26 @@ class WorkerCache:
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
-        """Parts that are here at present, or are being fetched."""
+        """Return how many parts it has, or is fetching."""
         return len(self._parts)
 
     @property
     def nbytes(self) -> int:
-        """Of those parts."""
+        """The bytes of those parts."""
         return self._bytes
 
     def fetch_for_slot(self, payload: bytes) -> bytes:
-        """See PULL. Raises as `Fetcher.fetch`."""
+        """Serve FETCH_FOR_SLOT. Blocks until all parts are here. Raises as `Fetcher.fetch`."""
         reference = decode_reference(payload)
         parts = tuple(self._part(reference, part) if isinstance(part, Held) else part for part in reference.parts)
         return encode_reference(
-            Reference(  # the same parts, held here
+            Reference(  # the same payload, with parts in this store
                 self._store.number, self._store.address, self._store.memory, parts, key=self._store.key
             )
         )
 
     def fetch(self, reference: Reference) -> list[Any]:
-        """For slots that are threads of this process. As `Fetcher.fetch`."""
+        """Return the parts of a payload to a slot that is a thread of this process. Raises as `Fetcher.fetch`."""
         parts = self._fetcher.memories.attach(reference)
         for index, part in enumerate(parts):
             if isinstance(part, Held):
@@ -77,14 +77,14 @@ class WorkerCache:
             try:
                 whole: NDArray[np.uint8] = self._store.view(held.bulk).copy()
                 return whole
-            except errors.NotFoundError:  # others needed the room meanwhile
+            except errors.NotFoundError:  # dropped meanwhile, to make room for other parts
                 continue
         buffer = np.empty(part.size, np.uint8)
         self._fetcher.read(reference, [part], [buffer])
         return buffer
 
     def drop(self) -> None:
-        """The worker has nothing to do: let go of everything. Who has mapped something keeps it."""
+        """Drop all parts, because the worker has no work. Slots that have mapped a part keep it."""
         with self._lock:
             futures, self._parts = list(self._parts.values()), OrderedDict()
             self._bytes = 0
@@ -93,7 +93,7 @@ class WorkerCache:
 
     def _part(self, reference: Reference, part: Held) -> Held:
         if reference.store == self._store.number:
-            return part  # a value that was kept here
+            return part  # a kept value of this worker
         key = (reference.store, part.bulk)
         with self._lock:
             future = self._parts.get(key)
@@ -105,10 +105,10 @@ class WorkerCache:
         if mine:
             self._fetch(reference, part, future, key)
             self._trim()
-        return future.result()  # who fetches it is waited for as long as something comes
+        return future.result()  # the fetching thread ends its fetch if nothing comes for STALLED_S
 
     def _fetch(self, reference: Reference, part: Held, future: Future[Held], key: tuple[int, int]) -> None:
-        try:  # others wait for the outcome, whatever it is
+        try:  # other threads wait for the outcome, so it must be set in any case
             pool = this_pool()
             block = None if pool is None else pool.allocate(part.size)
             buffer = np.empty(part.size, np.uint8) if block is None else block.array()
@@ -143,10 +143,11 @@ class WorkerCache:
 
 
 class SlotFetcher:
-    """What a slot process uses: shared memory, else its worker.
+    """Fetches payloads in a slot process: from shared memory, else through its worker.
 
     Args:
-      worker, key: the address and the public key of its worker.
+      worker: the address of its worker.
+      key: the worker's public key; empty without CURVE.
     """
 
     def __init__(self, clients: HolderClients, worker: str, key: bytes = b"") -> None:
@@ -155,7 +156,7 @@ class SlotFetcher:
         self._worker = worker, key
 
     def fetch(self, reference: Reference) -> list[Any]:
-        """As `Fetcher.fetch`."""
+        """Return the parts of a payload. Blocks and raises as `Fetcher.fetch`."""
         parts = self._memories.attach(reference)
         for attempt in range(TRIES):
             if not any(isinstance(part, Held) for part in parts):

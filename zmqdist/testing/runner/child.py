@@ -28,7 +28,7 @@ from zmqdist.wire import trusted
 
 
 def main() -> int:
-    """Run what the parent sends, until one of it was the last or the parent closes the pipe."""
+    """Run the functions that the parent sends, until one is marked as the last or the parent closes the pipe."""
     _end_with_parent(int(sys.argv[1]))
     pipe = BlockingPipe(int(sys.argv[2]), TASK_CODEC)
     faulthandler.enable()

@@ -1,4 +1,4 @@
-"""What a run gives, and the two ways in which it fails by itself; the errors of functions come back as they are."""
+"""The result of a run, and the two errors of the runner itself. Errors of the tasks' functions are raised unchanged."""
 
 from __future__ import annotations
 

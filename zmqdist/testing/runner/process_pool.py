@@ -27,7 +27,7 @@ from zmqdist.wire import trusted
 PREFIX_CHARS = 14
 NVIDIA = Path("/proc/driver/nvidia/gpus")
 OUTCOME_S = 60.0
-"""So long what a process said last may take to be read and unpickled when it has ended: gigabytes, on a busy machine."""
+"""Seconds to read and unpickle the last message of an ended process: it may be gigabytes, on a busy machine."""
 
 
 @dataclass(frozen=True)

@@ -238,7 +238,7 @@ class MultiProcessRunner:
     # -- ending -----------------------------------------------------------------------------------------------------
 
     def terminate(self, task_type: str, task_id: int) -> None:
-        """Kill one task and what it has started, and wait for its end. With `auto_restart` it is started again.
+        """Kill one task and the processes that it has started, and wait for its end. With `auto_restart` the runner restarts it.
 
         Raises:
           ValueError: it was never started.
@@ -254,7 +254,7 @@ class MultiProcessRunner:
                 self._changed.wait_for(lambda: process not in self._running)
 
     def terminate_all(self, sig: int = signal.SIGKILL) -> None:
-        """Send a signal to all tasks that run; nothing is started again. Their errors until then are still raised by `join`."""
+        """Send a signal to all running tasks, and restart none. `join` still raises errors that the tasks had before."""
         with self._changed:
             self._auto_restart = False
             self._terminated |= self._running
@@ -313,7 +313,7 @@ class MultiProcessRunner:
         self._end_with_stacks()
 
     def _close(self) -> None:
-        """Idempotent: what is over is ended again in no time."""
+        """End all tasks. Idempotent: it returns at once if they have ended."""
         with self._changed:
             self._auto_restart = False
         self._crew.close()
@@ -349,17 +349,18 @@ class MultiProcessRunner:
     # -- looking ----------------------------------------------------------------------------------------------------
 
     def process_exists(self, task_type: str, task_id: int) -> bool:
-        """Whether that task has a process that has not ended."""
+        """Return whether a process of the task runs."""
         with self._changed:
             return self._processes.get((task_type, task_id)) in self._running
 
     def get_process_id(self, task_type: str, task_id: int) -> int | None:
-        """The number of the task's last process; None where it never had one."""
+        """Return the process id of the task's last process; None if the task had none."""
         process = self._processes.get((task_type, task_id))
         return None if process is None else process.child.pid
 
     def get_process_exit_code(self, task_type: str, task_id: int) -> int | None:
-        """As `subprocess`: negative for a signal; None while it runs, or where it never did."""
+        """Return the exit code of the task's last process, as `subprocess` gives it: -9 for SIGKILL. None if the process still runs, or if
+        the task had none."""
         process = self._processes.get((task_type, task_id))
         return None if process is None else process.child.exit_code
 

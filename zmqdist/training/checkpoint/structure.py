@@ -88,7 +88,9 @@ def _walk(value: Any, name: str, put: Callable[[Any], None] | None) -> Iterator[
     elif isinstance(value, dict):
         for key, child in list(value.items()):  # a copy, because another thread may add to the dict
             if not isinstance(key, str | int):
-                raise TypeError(f"{name or '(top)'}: keys of what is saved are strings or whole numbers, not {key!r}")
+                raise TypeError(
+                    f"{name or '(top)'}: a dict to be saved has keys that are strings or whole numbers, not {key!r}"
+                )
             yield from _walk(child, _join(name, key), _setter(_set_item, value, key))
     elif isinstance(value, list | tuple):
         for index, child in enumerate(value):
@@ -97,7 +99,7 @@ def _walk(value: Any, name: str, put: Callable[[Any], None] | None) -> Iterator[
     elif is_handle(value):
         yield Leaf(name or value.name, value, put)
     elif not name:
-        raise TypeError(f"variables, or a dict, list or Checkpoint of what is to be saved, not {type(value).__name__}")
+        raise TypeError(f"only a variable, a dict, a list or a Checkpoint can be saved, not {type(value).__name__}")
     elif value is None or isinstance(value, bool | int | float | str) or _is_data(value):
         yield Leaf(name, value, put)
     else:

@@ -117,7 +117,7 @@ class StreamWriter:
 
     @property
     def progress(self) -> StreamProgress:
-        """What is committed so far."""
+        """Return the chunks and elements that are committed."""
         return self._committed
 
     def cancel(self) -> None:

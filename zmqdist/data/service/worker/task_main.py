@@ -45,7 +45,7 @@ ANSWERS_S: Final = 2.0
 
 
 class Begin(msgspec.Struct, array_like=True):
-    """What the process is to do.
+    """The order of the worker to the process of a task.
 
     Attributes:
       task: definition of the task, as the dispatcher sent it.
