@@ -87,6 +87,12 @@ def dispatcher(context: click.Context, /, file: str | None, **options: Any) -> N
 @click.option(
     "--threads", is_flag=True, help="Slots are threads instead of processes; a running function cannot be cut off."
 )
+@click.option(
+    "--threads-per-slot",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Threads of BLAS and OpenMP in each slot.  [default: the cores, shared out among the slots]",
+)
 @click.option("--job", default="worker", show_default=True, metavar="NAME", help="First half of its name.")
 @click.option(
     "--index", type=click.IntRange(0), metavar="N", help="Second half of its name; by default the lowest free one."
@@ -113,6 +119,7 @@ def worker(
     *,
     slots: int | str | None,
     threads: bool,
+    threads_per_slot: int | None,
     orphan_limit_s: float | None,
     grace_s: float,
     file: str | None,
@@ -143,6 +150,7 @@ def worker(
         address,
         slots=section.slots_here() if slots is None else WorkerJob(slots=slots).slots_here(),  # type: ignore[arg-type]
         processes=not threads,
+        threads_per_slot=threads_per_slot or section.threads_per_slot,
         orphan_limit_s=orphan_limit_s or section.orphan_limit_s,
         token_file=credentials.token_file,
         keys_dir=credentials.keys_dir,

@@ -15,6 +15,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar, get_args
 import msgspec
 
 from zmqdist import limits
+from zmqdist.blas_threads import VARIABLES
 from zmqdist.cluster.addresses import is_loopback, is_wildcard, split_address
 from zmqdist.cluster.sections import Job, Section, SingleJob
 
@@ -168,6 +169,14 @@ def problems(config: Config) -> Iterator[Mistake]:
         for variable in job.env:
             if not variable or "=" in variable:
                 yield Mistake(("jobs", name, "env", variable), "is no name for an environment variable")
+    if jobs.worker is not None and jobs.worker.threads_per_slot is not None:
+        for variable in VARIABLES:
+            if variable in jobs.worker.env:
+                yield Mistake(
+                    ("jobs", "worker", "env", variable),
+                    "is given together with threads_per_slot",
+                    "leave one of them out",
+                )
     for name, single, hint in (("chief", jobs.chief, "others are workers"), ("evaluator", jobs.evaluator, "")):
         if single is not None and len(single.indices()) > 1:
             key = "count" if single.tasks is None else "tasks"

@@ -7,13 +7,12 @@ directory of the command. A null for a folder means "none".
 
 from __future__ import annotations
 
-import os
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
-from zmqdist import limits
+from zmqdist import blas_threads, limits
 
 _SECONDS_MAX = 1e9  # thirty years; a larger number is a mistake, or infinity
 
@@ -185,6 +184,13 @@ class WorkerJob(ServingJob, frozen=True):
             f"a whole number, 1 to {limits.SLOTS_MAX}, or auto",
         ),
     ] = 1
+    threads_per_slot: Annotated[
+        Amount | None,
+        documented(
+            "Threads of BLAS and OpenMP in each slot; null: the cores of the host, shared out among the slots there.",
+            "a whole number above 0, or null",
+        ),
+    ] = None
     orphan_limit_s: Annotated[
         Seconds,
         documented("Seconds without a dispatcher after which a worker stops.", "a number of seconds above 0"),
@@ -198,8 +204,7 @@ class WorkerJob(ServingJob, frozen=True):
         """Return the slots of a worker on this host: `auto` is the number of cores that this process may use."""
         if self.slots != "auto":
             return self.slots
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        return min(cores, limits.SLOTS_MAX)
+        return min(blas_threads.cores(), limits.SLOTS_MAX)
 
 
 class JobsConfig(Section, frozen=True):

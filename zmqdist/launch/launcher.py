@@ -20,12 +20,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
 from zmqdist import errors
+from zmqdist.blas_threads import thread_variables
 from zmqdist.cluster.addresses import is_wildcard
 from zmqdist.cluster.check import split_command
 from zmqdist.cluster.config import ClusterConfig
@@ -83,7 +84,8 @@ class Launch:
         """
         self.check()
         # The zygote's imports take as long as the rest of the start, so they run beside it.
-        zygote_client.prepare("zmqdist.launch.roles", "-1", "WorkerConfig")
+        environment = {**os.environ, **self._threads(os.environ), **self._workers.env}
+        zygote_client.prepare("zmqdist.launch.roles", "-1", "WorkerConfig", environment=environment)
         with contextlib.ExitStack() as stack:
             stack.enter_context(_Signals(self._signalled))
             run_folder = RunFolder()
@@ -96,8 +98,9 @@ class Launch:
             environment = {**credentials.environment(), CONFIG_ENV: str(folder / "cluster.yaml")}
             tasks = Tasks(self._worker_exited, self._say)
             stack.callback(tasks.close, self._grace_s)
-            self._start_workers(tasks, credentials, environment)
-            self._start_ps(tasks, credentials, environment)
+            limited = {**environment, **self._threads(environment)}
+            self._start_workers(tasks, credentials, limited)
+            self._start_ps(tasks, credentials, limited)
             evaluator = self._start_evaluator(stack)
             code = self._run_program(environment)
             if evaluator is not None:
@@ -180,6 +183,11 @@ class Launch:
         jobs = msgspec.structs.replace(self._config.jobs, ps=section_with_addresses)
         self._config = msgspec.structs.replace(self._config, jobs=jobs)
 
+    def _threads(self, environment: Mapping[str, str]) -> dict[str, str]:
+        """Return the variables that bound the threads of BLAS in workers and ps. Both have the same ones, and so one zygote."""
+        slots = len(self._workers.indices()) * self._workers.slots_here()
+        return thread_variables(self._workers.threads_per_slot, slots, {**environment, **self._workers.env})
+
     def _environment_of(self, job: str, index: int, environment: dict[str, str]) -> dict[str, str]:
         """Return the environment of a task; `env` of the file overrides everything else."""
         tf_config = {TF_CONFIG_ENV: self._config.tf_config(job, index)}
@@ -197,6 +205,7 @@ class Launch:
                 index=index,
                 slots=section.slots_here(),
                 processes=True,
+                threads_per_slot=section.threads_per_slot,
                 orphan_limit_s=section.orphan_limit_s,
                 token_file=credentials.token_file,
                 keys_dir=credentials.keys_dir,

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from zmqdist import errors, limits
 from zmqdist.background import in_background
+from zmqdist.blas_threads import thread_variables
 from zmqdist.launch.children import Child, Children
 from zmqdist.launch.folders import RunFolder
 from zmqdist.launch.ports import Reserved
@@ -47,7 +48,8 @@ class local_cluster:
 
     Args:
       workers: how many workers.
-      slots: how many functions each worker runs at a time.
+      slots: how many functions each worker runs at a time. The cores are shared out among the slots of all workers: NumPy's BLAS has so
+        many threads in each, unless OMP_NUM_THREADS or a variable like it is set.
       ps: how many parameter servers, for `zmqdist.ParameterServerStrategy`.
       processes: True: workers and their slots are processes, not forked from this one, and scripts and notebooks need no `__main__` guard.
         False: they are threads of this process, which start faster, for examples and debugging.
@@ -97,9 +99,12 @@ class local_cluster:
         self._pid = os.getpid()
         self._at_exit = functools.partial(_close_at_exit, weakref.ref(self))
         atexit.register(self._at_exit)
+        environment = self.credentials.environment()
+        self._environment = {**environment, **thread_variables(None, workers * slots, environment)}
         try:
             if processes and (workers or ps):
-                zygote_client.prepare("zmqdist.launch.roles", "-1", "WorkerConfig" if workers else "TaskConfig")
+                kind = "WorkerConfig" if workers else "TaskConfig"
+                zygote_client.prepare("zmqdist.launch.roles", "-1", kind, environment=self._environment)
             self._open(dataclasses.replace(config, token_file=self.credentials.token_file))
             if processes:
                 self._wait_for(self._start_processes(workers, range(ps)))
@@ -252,7 +257,7 @@ class local_cluster:
         if self._children is None:
             on_exit = functools.partial(_exited, weakref.ref(self))  # its thread must not keep the cluster alive
             self._children = Children(on_exit)
-        child = self._children.start_role(config, self.credentials.environment())
+        child = self._children.start_role(config, self._environment)
         self._processes[child.name] = child
         return child
 

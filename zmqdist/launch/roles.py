@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from zmqdist import errors
 from zmqdist.background import logged
+from zmqdist.blas_threads import thread_variables
 from zmqdist.child_command import add_working_directory
 from zmqdist.limits import GRACE_S
 from zmqdist.process.zygote import name_process
@@ -96,12 +97,16 @@ def run_worker(
     config: WorkerConfig, *, grace_s: float = GRACE_S, lifeline: int = -1, announce: Announce = print
 ) -> int:
     """Work until asked to stop, and return the exit code. An expected failure is one line on standard error."""
+    are_limited = not config.processes or _limit_threads(
+        config
+    )  # before the imports, because NumPy reads the variables
     from zmqdist.process.zygote_process import fork_slots_zygote
     from zmqdist.scheduling.worker.children import import_modules
     from zmqdist.scheduling.worker.runtime import WorkerServer, end_log
 
     zygote = None
-    if config.processes and threading.active_count() == 1:
+    # Where the NumPy of this process has read other variables, slots are forked from a zygote that is started by command.
+    if config.processes and are_limited and threading.active_count() == 1:
         environment = Credentials(config.token_file, config.keys_dir, config.insecure).environment()
         import_modules()
         zygote = fork_slots_zygote(environment)
@@ -120,6 +125,15 @@ def run_worker(
             print(f"worker: {ended.error}", file=sys.stderr)
             return exit_code_for(ended.code)
     return OK
+
+
+def _limit_threads(config: WorkerConfig) -> bool:
+    """Set the variables for the threads of slots, which this process passes on. Return False if NumPy has been loaded without them."""
+    variables = thread_variables(config.threads_per_slot, config.slots, os.environ)
+    if "numpy" in sys.modules:
+        return variables.items() <= os.environ.items()
+    os.environ.update(variables)
+    return True
 
 
 @contextmanager
@@ -275,15 +289,19 @@ def main() -> int:
 
     KIND is WorkerConfig or TaskConfig, and JSON has the fields of that class.
     """
-    prepare(*sys.argv[1:])
-    add_working_directory()
-    logging.basicConfig(level=logging.WARNING, format="%(message)s")
     lifeline, kind, fields = int(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3])
-    name_process(f"{fields['job']}:{fields['index']}")
+    worker: WorkerConfig | None = None
     if kind == "WorkerConfig":
         from zmqdist.scheduling.dispatcher.config import WorkerConfig
 
-        return run_worker(WorkerConfig(**fields), lifeline=lifeline, announce=log.info)
+        worker = WorkerConfig(**fields)
+        _limit_threads(worker)
+    prepare(*sys.argv[1:])
+    add_working_directory()
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    name_process(f"{fields['job']}:{fields['index']}")
+    if worker is not None:
+        return run_worker(worker, lifeline=lifeline, announce=log.info)
     from zmqdist.cluster.spec import ClusterSpec
 
     task = TaskConfig(**fields)

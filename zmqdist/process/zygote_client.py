@@ -1,8 +1,9 @@
 """A launcher's side of its zygote (zygote.py): `fork` gives a child, or None where it has to be started by command.
 
 There is one zygote for each set of facts that children inherit and no order can change: user, limits, ignored signals, and the variables
-that Python, NumPy and the C library read when they start. It is started by `prepare` or with the first child, and ends with this process. A
-zygote that was killed is replaced with the next child; its children go on, but how they end is not known any more: they count as killed.
+that Python, NumPy and the C library read when they start. These are this process's, except that an order may have its own for the threads
+of BLAS. A zygote is started by `prepare` or with the first child, and ends with this process. A zygote that was killed is replaced with
+the next child; its children go on, but how they end is not known any more: they count as killed.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
+from zmqdist.blas_threads import VARIABLES
 from zmqdist.errors import describe_exit
 from zmqdist.process.zygote import BORN, SPAWN, WORD, Order
 from zmqdist.process.zygote_process import CLOSE_S, start_zygote
@@ -90,9 +92,9 @@ class _Zygote:
       works: it has forked a child.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, environment: Mapping[str, str]) -> None:
         self.works = False
-        self._process = start_zygote()
+        self._process = start_zygote(environment)
         self._control = self._process.control
 
     def fileno(self) -> int:
@@ -152,14 +154,15 @@ _zygotes: dict[Facts, _Zygote | None] = {}
 """None: it could not fork a child; with these facts, children are started by command."""
 
 
-def prepare(module: str, *arguments: str) -> None:
+def prepare(module: str, *arguments: str, environment: Mapping[str, str] = os.environ) -> None:
     """Start the zygote, unless it runs, and have it import what a module needs. Returns at once.
 
     Args:
       module: whose `main` children will run.
       arguments: those of `module.prepare`.
+      environment: of the children, as far as it is known: its variables for the threads of BLAS count.
     """
-    zygote = _zygote(_facts())
+    zygote = _zygote(environment)
     if zygote is not None:
         zygote.tell(module, arguments)
 
@@ -171,10 +174,10 @@ def fork(order: Order, given: Sequence[int], stdout: IO[bytes] | None = None) ->
       given: its descriptors, its standard output and error too; it gets them under `order.numbers`.
       stdout: the other end of its standard output, for the Forked.
     """
-    facts = _facts()
-    if _fixed(order.environment or {}) != _fixed(os.environ):
+    environment = order.environment or {}
+    if _fixed(environment) != _fixed(os.environ):
         return None
-    zygote = _zygote(facts)
+    zygote = _zygote(environment)
     if zygote is None:
         return None
     try:
@@ -186,7 +189,7 @@ def fork(order: Order, given: Sequence[int], stdout: IO[bytes] | None = None) ->
     finally:
         os.close(directory)
     if made is None:
-        _look_after(facts, zygote)
+        _look_after(_facts(environment), zygote)
         return None
     return Forked(*made, stdout)
 
@@ -206,13 +209,15 @@ def close() -> None:
         zygote.close()
 
 
-def _zygote(facts: Facts) -> _Zygote | None:
+def _zygote(environment: Mapping[str, str]) -> _Zygote | None:
+    facts = _facts(environment)
     with _lock:
         if facts not in _zygotes:
             if len(_zygotes) >= ZYGOTES_MAX:
                 return None
             try:
-                _zygotes[facts] = _Zygote()
+                inherited = {name: value for name, value in os.environ.items() if name not in VARIABLES}
+                _zygotes[facts] = _Zygote({**inherited, **_threads(environment)})
             except OSError as error:
                 log.warning("the zygote could not be started (%s); children are started by command", error)
                 _zygotes[facts] = None
@@ -235,19 +240,23 @@ def _look_after(facts: Facts, zygote: _Zygote) -> None:
     log.warning("the zygote, from which child processes are forked, ended (%s); this child is started by command", how)
 
 
-def _facts() -> Facts:
-    """What a zygote has inherited, and its children do from it."""
+def _facts(environment: Mapping[str, str]) -> Facts:
+    """What a zygote for children with this environment has inherited, and its children do from it."""
     lines = Path("/proc/self/status").read_text().splitlines()
     inherited = tuple(line for line in lines if line.partition(":")[0] in _INHERITED)
     limits = tuple(resource.getrlimit(number) for number in _LIMITS)
-    return inherited, limits, os.getpriority(os.PRIO_PROCESS, 0), tuple(sorted(_fixed(os.environ).items()))
+    fixed = {**_fixed(os.environ), **_threads(environment)}
+    return inherited, limits, os.getpriority(os.PRIO_PROCESS, 0), tuple(sorted(fixed.items()))
 
 
 def _fixed(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables that are read when Python, NumPy and the C library start. PYTHONPATH is the child's own."""
-    return {
-        name: value for name, value in environment.items() if name.startswith(_READ_AT_START) and name != "PYTHONPATH"
-    }
+    """The variables that are read when Python, NumPy and the C library start, other than `_threads`. PYTHONPATH is the child's own."""
+    own = {"PYTHONPATH", *VARIABLES}
+    return {name: value for name, value in environment.items() if name.startswith(_READ_AT_START) and name not in own}
+
+
+def _threads(environment: Mapping[str, str]) -> dict[str, str]:
+    return {name: environment[name] for name in VARIABLES if name in environment}
 
 
 def _forked() -> None:

@@ -58,9 +58,9 @@ class ZygoteProcess:
         self._ended = 0
 
 
-def start_zygote() -> ZygoteProcess:
+def start_zygote(environment: Mapping[str, str]) -> ZygoteProcess:
     """Start one by command, for children that are not bound to it. What is wrong with it, a child that is started by command says."""
-    return _start(NAME, (), None, subprocess.DEVNULL)
+    return _start(NAME, (), environment, subprocess.DEVNULL)
 
 
 def start_slots_zygote(modules: Sequence[str], environment: Mapping[str, str]) -> ZygoteProcess:

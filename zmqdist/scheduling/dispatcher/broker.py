@@ -54,6 +54,7 @@ class WorkerRow:
     name: str
     state: str
     slots: int
+    threads_per_slot: int
     pid: int
     host: str
     leases: int
@@ -185,6 +186,7 @@ class Broker:
             name=member.name,
             state=state,
             slots=member.slots,
+            threads_per_slot=member.threads_per_slot,
             pid=member.pid,
             host=member.host,
             leases=len(hands.leases),

@@ -149,6 +149,8 @@ class WorkerConfig:
         `schedule_start_delay_max_s` (0: no bound). None: ZMQDIST_COORDINATOR_SCHEDULE_START_DELAY, and that with _MAX, of the
         worker's environment, or 0.
       processes: slots are child processes (can be cut off, may crash) instead of threads.
+      threads_per_slot: threads of BLAS and OpenMP in each slot that is a process. None: the cores of the host, shared out among the slots,
+        unless the environment has a variable for them (blas_threads.py).
       orphan_limit_s: it ends itself after so long without a dispatcher; by default it waits for one as long as it takes, as
         tf.data service has it. (The command and cluster files have a limit: their processes must not stay behind.)
       token_file, keys_dir: where its secret is, if not in the usual place (SECURITY.md).
@@ -173,6 +175,7 @@ class WorkerConfig:
     index: int | None = None
     slots: int = 1
     processes: bool = False
+    threads_per_slot: int | None = None
     orphan_limit_s: float = inf
     token_file: str | None = None
     keys_dir: str | None = None
@@ -185,6 +188,8 @@ class WorkerConfig:
             raise _invalid("Must specify a `dispatcher_address`")
         if not 1 <= self.slots <= limits.SLOTS_MAX:
             raise _invalid(f"slots is {self.slots}, wants 1 to {limits.SLOTS_MAX}")
+        if self.threads_per_slot is not None and self.threads_per_slot < 1:
+            raise _invalid(f"threads_per_slot is {self.threads_per_slot}, wants 1 or more, or None")
         if self.index is not None and self.index < 0:
             raise _invalid(f"index is {self.index}, wants 0 or more, or None")
         _check_more_than_0(orphan_limit_s=self.orphan_limit_s)

@@ -51,6 +51,7 @@ class Member:
     heard_at: float
     watched: bool
     peer: Peer | None
+    threads_per_slot: int = 0
     away_until: float = 0.0
     leaving: bool = False
     leave_grace_s: float | None = None
@@ -213,6 +214,7 @@ class Membership:
             heard_at=now,
             watched=watched,
             peer=peer,
+            threads_per_slot=register.threads_per_slot,
         )
         self.members[register.job, index] = self._lives[register.job, register.incarnation] = member
         self.by_peer[peer] = member

@@ -109,11 +109,11 @@ class WorkerMachine:
         address: str = "",
         tags: tuple[str, ...] = (),
         start_delay: tuple[float, float] = (0.0, 0.0),
+        threads_per_slot: int = 0,
     ) -> None:
         self.job, self.index, self.pid, self.host = job, index, pid, host
-        self.address, self.tags = address, tags
-        self.incarnation = incarnation
-        self.can_kill = can_kill
+        self.address, self.tags, self.threads_per_slot = address, tags, threads_per_slot
+        self.incarnation, self.can_kill = incarnation, can_kill
         self.leaving, self.workers = False, 0  # workers: as the dispatcher told with the latest work
         self.serving = False  # readers want to have something to its end: a worker that leaves waits, within its grace
         self.ended: Exit | None = None
@@ -268,9 +268,9 @@ class WorkerMachine:
         leftover = [(item[0], item[1]) for slot in self._slots if slot.orphan for _, item in slot.given]
         index = -1 if self._contact.another_has_it else self.index
         us = (self.incarnation, self.job, index, len(self._slots))
-        given = index >= 0 and not self._contact.named
+        given, serial = index >= 0 and not self._contact.named, self._contact.serial
         at = (self.pid, self.host, self.address)
-        return [Send(DISPATCHER, Register(*us, held, leftover, *at, self.tags, given, self._contact.serial))]
+        return [Send(DISPATCHER, Register(*us, held, leftover, *at, self.tags, given, serial, self.threads_per_slot))]
 
     def _tick(self, now: float) -> list[Effect]:
         contact = self._contact

@@ -17,6 +17,7 @@ from typing import Any
 
 from zmqdist import errors, limits
 from zmqdist.background import in_background
+from zmqdist.blas_threads import thread_variables, threads_in
 from zmqdist.data.service.worker.runtime import DataWorker, WorkerDataSnapshot
 from zmqdist.data.service.worker.task_process import TaskProcesses
 from zmqdist.events import Heard, Send, Ticked
@@ -270,11 +271,10 @@ class _Runtime:
         name = f"{config.job}:{'?' if config.index is None else config.index}"
         loop = self.loop = Loop(f"zmqdist-{name}")
         try:
+            environment = credentials.environment()
             if config.processes:
-                check_descriptors(config.slots)
-                zygote = self._zygote or start_slots_zygote(children.MODULES, credentials.environment())
-                self._children = BoundChildren(loop, zygote)
-                loop.on_stop(self._children.close)
+                environment |= thread_variables(config.threads_per_slot, config.slots, environment)
+                self._children = self._bound_children(loop, environment)
             security = credentials.server(host, "worker")
             router = Router(loop, security, our_hello("server", incarnation, name))
             service = RpcService("worker")
@@ -323,6 +323,7 @@ class _Runtime:
                 address=self.advertised,
                 tags=tuple(config.worker_tags or ()),
                 start_delay=config.start_delay,
+                threads_per_slot=threads_in(environment),
             )
         except BaseException:
             loop.stop()
@@ -331,6 +332,13 @@ class _Runtime:
         loop.on_stop(self._close)
         loop.call_soon(self._begin)
         loop.start()
+
+    def _bound_children(self, loop: Loop, environment: dict[str, str]) -> BoundChildren:
+        """Return the zygote of the slots and of the tasks of the data service, in its own process."""
+        check_descriptors(self._config.slots)
+        bound = BoundChildren(loop, self._zygote or start_slots_zygote(children.MODULES, environment))
+        loop.on_stop(bound.close)
+        return bound
 
     def _worker(self) -> tuple[int, int]:
         assert self.machine is not None
