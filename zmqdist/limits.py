@@ -459,3 +459,14 @@ reply of each step need one, or two if one of them is ahead.
 
 PS_FUNCTIONS_MAX: Final = 1024
 """Users' update functions that a ps keeps unpickled; the least recently used are dropped first, and are sent again."""
+
+# -- agents of hosts -----------------------------------------------------------------------------------------------------
+
+AGENT_BEAT_S: Final = 5.0
+"""Seconds between two signs of life of a launcher to an agent. An agent that hears none for the `orphan_limit_s` of the workers ends."""
+
+AGENT_HELLO_S: Final = 60.0
+"""Seconds that a host has to say hello: ssh through jump hosts, and Python from a slow file system."""
+
+AGENT_CLOCK_S: Final = 60.0
+"""Seconds that the clock of a host may differ from the launcher's without a warning."""

@@ -42,7 +42,7 @@ def free() -> Iterator[str]:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Cluster files, a token and keys that fit nothing."""
     tmp_path = tmp_path_factory.mktemp("files")
-    (tmp_path / "launcher.yaml").write_text(CLUSTER.replace("PROGRAM", "python x.py") + "launcher: slurm\n")
+    (tmp_path / "launcher.yaml").write_text(CLUSTER.replace("PROGRAM", "python x.py") + "launcher: nomad\n")
     (tmp_path / "noport.yaml").write_text(CLUSTER.replace("PROGRAM", "python x.py"))
     (tmp_path / "program.yaml").write_text(CLUSTER.replace("PROGRAM", "no-such-program-here"))
     (tmp_path / "key.yaml").write_text(CLUSTER.replace("PROGRAM", "python x.py").replace("count: 1", "cuont: 1"))
@@ -93,7 +93,7 @@ USAGE: list[tuple[str, str]] = [
     ("launch", "zmqdist launch: Missing argument 'CONFIG'"),
     ("launch nofile.yaml", "zmqdist launch: nofile.yaml:1: (file): cannot be read"),
     ("launch key.yaml", "key.yaml:4: jobs.worker.cuont:"),
-    ("launch launcher.yaml", "launcher.yaml:6: launcher: unknown key"),
+    ("launch launcher.yaml", "launcher.yaml:6: launcher: expected local, ssh, slurm, kubernetes or ray, got 'nomad'"),
     ("launch program.yaml", "zmqdist launch: program.yaml: program: 'no-such-program-here' is not found"),
     ("validate", "zmqdist validate: which CONFIG?"),
     ("validate program.yaml", "zmqdist validate: program.yaml: program: 'no-such-program-here' is not found"),

@@ -46,6 +46,9 @@ security: {curve: true, keys: keys}
     "an anchor that is used twice": TOP + "jobs:\n  worker: {count: 1, env: &e {A: '1'}}\n  ps: {count: 1, env: *e}\n",
     "a security section of which all is commented out": TOP
     + "jobs: {worker: {count: 1}}\nsecurity:\n  # curve: true\n",
+    "hosts that ssh reaches": TOP
+    + "jobs: {worker: {count: 3}, ps: {count: 1}}\nlauncher: ssh\nssh:\n  hosts: [a, me@b, {host: c, slots: 2}]\n"
+    + "  python: /opt/python\n  options: [-p, '2222']\n",
     "with a byte order mark": "\ufeff" + TOP + "jobs: {worker: {count: 1}}\n",
     "as JSON": '{"name": "c", "program": ["x"], "jobs": {"worker": {"tasks": ["a:1"]}}}',
 }
@@ -65,7 +68,7 @@ STRUCTURE: dict[str, tuple[str, str]] = {
     ),
     "a key that is a number": (
         TOP + "jobs: {worker: {count: 1}}\n7: x\n",
-        "c.yaml:4: [7]: unknown key (known are: name, jobs, program, security)",
+        "c.yaml:4: [7]: unknown key (known are: name, jobs, program, security, launcher, ssh, slurm, kubernetes, ray)",
     ),
     "a bad job name": (
         TOP + "jobs:\n  wroker: {count: 1}\n",
@@ -185,8 +188,8 @@ STRUCTURE: dict[str, tuple[str, str]] = {
         "c.yaml:5: security.curve: expected auto, true or false, got 'maybe'",
     ),
     "a launcher that there is not": (
-        TOP + "jobs: {worker: {count: 1}}\nlauncher: slurm\n",
-        "c.yaml:4: launcher: unknown key (known are: name, jobs, program, security)",
+        TOP + "jobs: {worker: {count: 1}}\nlauncher: nomad\n",
+        "c.yaml:4: launcher: expected local, ssh, slurm, kubernetes or ray, got 'nomad'",
     ),
     "a number for a program": (
         "name: c\nprogram: 3\njobs: {worker: {count: 1}}\n",
@@ -195,6 +198,10 @@ STRUCTURE: dict[str, tuple[str, str]] = {
     "a number among the words of a program": (
         "name: c\njobs: {worker: {count: 1}}\nprogram:\n- sleep\n- 3\n",
         "c.yaml:5: program[1]: expected a command line, or a list of words, got 3",
+    ),
+    "a host without a name": (
+        TOP + "jobs: {worker: {count: 1}}\nlauncher: ssh\nssh: {hosts: [a, {slots: 2}]}\n",
+        "c.yaml:5: ssh.hosts[1]: expected a list of hosts, or of {host, slots}, got a mapping",
     ),
     "the launcher's own section": (
         TOP + "jobs: {worker: {count: 1}}\nruntime: {dispatcher: 'zmq://127.0.0.1:5'}\n",
@@ -257,6 +264,27 @@ MEANING: dict[str, tuple[str, str]] = {
     "too many addresses": (
         TOP + "jobs:\n  worker:\n    tasks: [" + ",".join(f"a:{port}" for port in range(1, 10_002)) + "]\n",
         "c.yaml:5: jobs.worker.tasks: has 10001 tasks, at most 10000 are allowed",
+    ),
+    "ssh without hosts": (
+        TOP + "jobs: {worker: {count: 1}}\nlauncher: ssh\n",
+        "c.yaml:1: ssh.hosts: launcher: ssh needs at least one host (write for example ssh: {hosts: [node-a, node-b]})",
+    ),
+    "a host that is listed twice": (
+        TOP + "jobs: {worker: {count: 1}}\nlauncher: ssh\nssh:\n  hosts:\n  - a\n  - {host: a, slots: 2}\n",
+        "c.yaml:8: ssh.hosts[1]: host a is listed twice (write its slots once)",
+    ),
+    "more roles than slots": (
+        TOP
+        + "jobs: {worker: {count: 3}, ps: {count: 1}}\nlauncher: ssh\nssh: {hosts: [{host: a, slots: 2}, {host: b, slots: 1}]}\n",
+        "c.yaml:5: ssh.hosts: the jobs have 4 workers and ps, and the hosts have 3 slots (raise slots, or leave it out)",
+    ),
+    "addresses for a launcher that finds them": (
+        TOP + "jobs: {worker: {tasks: [a:1]}}\nlauncher: ssh\nssh: {hosts: [a]}\n",
+        "c.yaml:3: jobs.worker.tasks: launcher: ssh finds the addresses itself (write count instead)",
+    ),
+    "hosts without keys": (
+        TOP + "jobs: {worker: {count: 1}}\nlauncher: ssh\nssh: {hosts: [a]}\nsecurity: {curve: false}\n",
+        "c.yaml:6: security.curve: launcher: ssh connects hosts, which needs keys (write curve: auto)",
     ),
     "two evaluators": (
         TOP + "jobs:\n  evaluator: {tasks: [a:1, a:2]}\n",

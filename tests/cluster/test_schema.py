@@ -65,6 +65,7 @@ _KEYWORDS: dict[str, Any] = {
     "items": lambda v, w, r, top: not isinstance(v, list) or all(fits(item, w, top) for item in v),
     "minItems": lambda v, w, r, top: not isinstance(v, list) or len(v) >= w,
     "pattern": lambda v, w, r, top: not isinstance(v, str) or re.search(w, v) is not None,
+    "minLength": lambda v, w, r, top: not isinstance(v, str) or len(v) >= w,
     "maxLength": lambda v, w, r, top: not isinstance(v, str) or len(v) <= w,
     "minimum": lambda v, w, r, top: not _is_number(v) or v >= w,
     "maximum": lambda v, w, r, top: not _is_number(v) or v <= w,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import shlex
 from collections.abc import Iterator
-from typing import Any, Protocol, TypeAlias, TypeVar, get_args
+from typing import Any, Protocol, TypeAlias, TypeVar, get_args, get_origin
 
 import msgspec
 
@@ -100,7 +100,9 @@ def build(kind: type[_S], raw: Any, path: Path = (), *, text_keys: bool = False)
 
 
 def _section_in(hint: Any) -> type[Section] | None:
-    """Return the section in `Annotated[Section | None, ...]`; None for the type of a plain value."""
+    """Return the section in `Annotated[Section | None, ...]`; None for the type of a plain value, and of a list of sections."""
+    if get_origin(hint) is list:
+        return None
     if isinstance(hint, type) and issubclass(hint, Section):
         return hint
     return next(filter(None, map(_section_in, get_args(hint))), None)
@@ -154,6 +156,10 @@ class Config(Protocol):
     def program(self) -> str | list[str]: ...
     @property
     def security(self) -> Any: ...
+    @property
+    def launcher(self) -> str: ...
+    @property
+    def ssh(self) -> Any: ...
 
 
 # -- rules between keys ----------------------------------------------------------------------------------------------
@@ -183,6 +189,10 @@ def problems(config: Config) -> Iterator[Mistake]:
             yield Mistake(("jobs", name, key), f"there is at most one {name}", hint)
     yield from _addresses(config)
     yield from _command(config)
+    if config.launcher != "local":
+        yield from _on_hosts(config)
+    if config.launcher == "ssh":
+        yield from _ssh(config)
 
 
 def _count_and_tasks(path: Path, job: Job) -> Iterator[Mistake]:
@@ -224,6 +234,43 @@ def _addresses_in(config: Config) -> Iterator[tuple[Path, str]]:
     for name, job in config.jobs.task_jobs().items():
         for index, address in job.addresses().items():
             yield ("jobs", name, "tasks", index), address
+
+
+def _on_hosts(config: Config) -> Iterator[Mistake]:
+    """Yield what a launcher that places roles on hosts cannot do."""
+    for name in ("worker", "ps"):
+        job = config.jobs.task_jobs().get(name)
+        if job is not None and job.tasks is not None:
+            yield Mistake(
+                ("jobs", name, "tasks"),
+                f"launcher: {config.launcher} finds the addresses itself",
+                "write count instead",
+            )
+    if config.security.curve is False:
+        yield Mistake(
+            ("security", "curve"), f"launcher: {config.launcher} connects hosts, which needs keys", "write curve: auto"
+        )
+
+
+def _ssh(config: Config) -> Iterator[Mistake]:
+    path = ("ssh", "hosts")
+    hosts = config.ssh.hosts
+    if not hosts:
+        yield Mistake(path, "launcher: ssh needs at least one host", "write for example ssh: {hosts: [node-a, node-b]}")
+        return
+    names = [each if isinstance(each, str) else each.host for each in hosts]
+    for index, name in enumerate(names):
+        if name in names[:index]:
+            yield Mistake((*path, index), f"host {name} is listed twice", "write its slots once")
+    slots = [None if isinstance(each, str) else each.slots for each in hosts]
+    roles = sum(len(job.indices()) for name, job in config.jobs.task_jobs().items() if name in ("worker", "ps"))
+    bounded = [each for each in slots if each is not None]
+    if len(bounded) == len(slots) and sum(bounded) < roles:
+        yield Mistake(
+            path,
+            f"the jobs have {roles} workers and ps, and the hosts have {sum(bounded)} slots",
+            "raise slots, or leave it out",
+        )
 
 
 def _command(config: Config) -> Iterator[Mistake]:

@@ -66,14 +66,17 @@ class ClusterConfig(Section, frozen=True):
     runtime: RuntimeConfig | None = None
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> ClusterConfig:
+    def load(cls, path: str | os.PathLike[str], launcher: str | None = None) -> ClusterConfig:
         """Read and check a cluster file that a user wrote.
+
+        Args:
+          launcher: in place of the file's own `launcher`.
 
         Raises:
           ConfigError: the file cannot be read, is not YAML, or has a mistake; the text describes the first one. Hosts that do not exist,
             ports in use and a missing program are not checked: they show when the cluster starts.
         """
-        return _load(os.fspath(path), runtime_allowed=False)
+        return _load(os.fspath(path), runtime_allowed=False, launcher=launcher)
 
     @classmethod
     def from_environment(cls) -> ClusterConfig | None:
@@ -179,7 +182,7 @@ _NEITHER = {"properties": {"count": {"type": "null"}, "tasks": {"type": "null"}}
 # -- from a file to sections ------------------------------------------------------------------------------------------
 
 
-def _load(path: str, *, runtime_allowed: bool) -> ClusterConfig:
+def _load(path: str, *, runtime_allowed: bool, launcher: str | None = None) -> ClusterConfig:
     text = _read(path)
     root = _compose(text, path)
     nodes = _Nodes()
@@ -189,6 +192,8 @@ def _load(path: str, *, runtime_allowed: bool) -> ClusterConfig:
             raise Mistake((), f"expected a mapping of keys to values, got {displayed(raw)}")
         if "runtime" in raw and not runtime_allowed:
             raise Mistake(("runtime",), "is written by the launcher only", "leave it out")
+        if launcher is not None:
+            raw["launcher"] = launcher
         return _checked(raw, text_keys=False)
     except Mistake as mistake:
         raise _located(mistake, path, nodes.lines) from None

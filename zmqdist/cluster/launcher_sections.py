@@ -10,6 +10,7 @@ from zmqdist.cluster.sections import Section, SlotCount, documented
 
 LauncherName = Literal["local", "ssh", "slurm", "kubernetes", "ray"]
 
+NodeCount = Annotated[int, Meta(ge=1)]
 HostName = Annotated[str, Meta(min_length=1, max_length=255)]
 
 
@@ -34,15 +35,13 @@ class SshConfig(Section, frozen=True):
         str | None,
         documented("The Python of the hosts; null: the path of this one.", "the path of a Python, or null"),
     ] = None
-    options: Annotated[
-        list[str], documented("Further words for ssh, for example -p 2222.", "a list of words")
-    ] = []
+    options: Annotated[list[str], documented("Further words for ssh, for example -p 2222.", "a list of words")] = []
 
 
 class SlurmConfig(Section, frozen=True):
     """One job of Slurm that holds the whole cluster."""
 
-    nodes: Annotated[int | None, Meta(ge=1), documented("Nodes of the job.", "a whole number above 0, or null")] = None
+    nodes: Annotated[NodeCount | None, documented("Nodes of the job.", "a whole number above 0, or null")] = None
     partition: Annotated[str | None, documented("Its partition.", "a name, or null")] = None
     account: Annotated[str | None, documented("The account that is charged.", "a name, or null")] = None
     time: Annotated[str | None, documented("Its time limit, as sbatch takes it.", "a time such as 01:30:00")] = None

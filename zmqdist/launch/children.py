@@ -63,6 +63,11 @@ class Child:
         self._reaped = False
 
     @property
+    def host(self) -> str:
+        """The host of its parent, as in `RunningRole`."""
+        return ""
+
+    @property
     def pid(self) -> int:
         return self.process.pid
 
@@ -149,11 +154,14 @@ class Children:
     def start_role(
         self, config: WorkerConfig | TaskConfig, environment: Mapping[str, str], on_line: LineHandler | None = None
     ) -> Child:
-        """Start a worker, or a task of a cluster (roles.py). Further arguments as for `start`."""
+        """Start a worker, or a task of a cluster (roles.py), with `environment` laid over that of this process."""
         kind, fields = type(config).__name__, json.dumps(dataclasses.asdict(config))
         name = f"{config.job}:{config.index}"
         return self.start(
-            name, lambda lifeline: ["zmqdist.launch.roles", str(lifeline), kind, fields], environment, on_line
+            name,
+            lambda lifeline: ["zmqdist.launch.roles", str(lifeline), kind, fields],
+            {**os.environ, **environment},
+            on_line,
         )
 
     def start(

@@ -27,10 +27,11 @@ class RunFolder:
       path: the folder.
     """
 
-    def __init__(self) -> None:
-        """Create the folder. Raises OSError."""
-        remove_left_behind()
-        self.path = Path(tempfile.mkdtemp(prefix=PREFIX))
+    def __init__(self, parent: Path | None = None) -> None:
+        """Create the folder in `parent`, by default that of temporary files. Raises OSError."""
+        parent = parent or Path(tempfile.gettempdir())
+        remove_left_behind(parent)
+        self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
         self._lock = -1
         with contextlib.suppress(OSError):  # on a file system without locks the folder stays after a kill
             lock_path = self.path / f".{OWNER}"
@@ -46,11 +47,11 @@ class RunFolder:
             self._lock = -1
 
 
-def remove_left_behind() -> list[Path]:
-    """Remove the folders of this user whose owners ended without doing so. Return their paths."""
+def remove_left_behind(parent: Path | None = None) -> list[Path]:
+    """Remove the folders of this user in `parent` whose owners ended without doing so. Return their paths."""
     removed = []
     with contextlib.suppress(OSError):
-        for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        for path in (parent or Path(tempfile.gettempdir())).glob(f"{PREFIX}*"):
             if _is_left_behind(path):
                 shutil.rmtree(path, ignore_errors=True)
                 removed.append(path)

@@ -1,6 +1,7 @@
-"""A whole cluster file on this machine: start every job, run the program, stop everything.
+"""A whole cluster file: start every job, run the program, stop everything.
 
-The dispatcher runs in this process; workers and parameter servers run as children (tasks.py). The program, which is the chief, is a child
+The dispatcher runs in this process. Workers and parameter servers run as children of it or, through agents, on the hosts of the file's
+launcher (tasks.py, engines.py). The program, which is the chief, is a child
 that has the terminal to itself. Output of the other children is passed on with a prefix. The exit code is the program's.
 
 An evaluator runs beside them. It is not waited for while the program runs. After that it has the grace to end by itself, since it sees
@@ -20,7 +21,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -31,12 +32,16 @@ from zmqdist.cluster.addresses import is_wildcard
 from zmqdist.cluster.check import split_command
 from zmqdist.cluster.config import ClusterConfig
 from zmqdist.cluster.environment import CONFIG_ENV, TF_CONFIG_ENV
-from zmqdist.cluster.sections import DispatcherJob, RuntimeConfig, SingleJob, WorkerJob
+from zmqdist.cluster.sections import DispatcherJob, RuntimeConfig, ServingJob, SingleJob, WorkerJob
 from zmqdist.launch.children import Child, Children, end_with_parent
+from zmqdist.launch.engines import agent_hosts
 from zmqdist.launch.folders import RunFolder
+from zmqdist.launch.hosts import AgentPool, Hosts
+from zmqdist.launch.launcher_interface import RunningRole
 from zmqdist.launch.ports import Reserved
+from zmqdist.launch.role_files import RoleFiles
 from zmqdist.launch.roles import TaskConfig
-from zmqdist.launch.tasks import Tasks
+from zmqdist.launch.tasks import MakeLauncher, Tasks
 from zmqdist.limits import GRACE_S
 from zmqdist.process import zygote_client
 from zmqdist.scheduling.dispatcher.config import DispatcherConfig, WorkerConfig
@@ -75,6 +80,8 @@ class Launch:
         self._shares_terminal = False
         """Whether Ctrl-C at the terminal reaches the program directly."""
         self._program: subprocess.Popen[bytes] | None = None
+        self._pool: AgentPool | None = None
+        """The hosts of the roles; None: they are children of this process."""
         self._lock = threading.RLock()  # reentrant, because a signal handler may interrupt its holder
 
     def run(self) -> int:
@@ -83,26 +90,32 @@ class Launch:
         Returns the program's exit code; 128 + n if signal n ended it.
         """
         self.check()
-        # The zygote's imports take as long as the rest of the start, so they run beside it.
-        environment = {**os.environ, **self._threads(os.environ), **self._workers.env}
-        zygote_client.prepare("zmqdist.launch.roles", "-1", "WorkerConfig", environment=environment)
+        hosts = agent_hosts(self._config)
+        if hosts is None:  # the zygote's imports take as long as the rest of the start, so they run beside it
+            environment = {**os.environ, **self._thread_variables(), **self._workers.env}
+            zygote_client.prepare("zmqdist.launch.roles", "-1", "WorkerConfig", environment=environment)
         with contextlib.ExitStack() as stack:
             stack.enter_context(_Signals(self._signalled))
             run_folder = RunFolder()
             stack.callback(run_folder.close)
             folder = run_folder.path
+            if hosts is not None:
+                try:
+                    self._pool = AgentPool(hosts, self._say, cancelled=lambda: bool(self._signals))
+                except errors.CancelledError:
+                    return 128 + self._signals[-1]
+                stack.callback(self._pool.close)
             credentials = self._credentials(folder)
             self._dispatcher = stack.enter_context(DispatchServer(self._dispatcher_config(credentials)))
             self._reserve(stack)
-            self._write_config(folder / "cluster.yaml", credentials)
-            environment = {**credentials.environment(), CONFIG_ENV: str(folder / "cluster.yaml")}
-            tasks = Tasks(self._worker_exited, self._say)
+            cluster = self._write_config(folder / "cluster.yaml", credentials)
+            self._variables = {**credentials.variables(), CONFIG_ENV: str(folder / "cluster.yaml")}
+            tasks = Tasks(self._worker_exited, self._say, self._launcher(cluster, credentials))
             stack.callback(tasks.close, self._grace_s)
-            limited = {**environment, **self._threads(environment)}
-            self._start_workers(tasks, credentials, limited)
-            self._start_ps(tasks, credentials, limited)
+            self._start_workers(tasks, credentials)
+            self._start_ps(tasks, credentials)
             evaluator = self._start_evaluator(stack)
-            code = self._run_program(environment)
+            code = self._run_program()
             if evaluator is not None:
                 self._wait_for_evaluator(evaluator)
             return code
@@ -138,7 +151,8 @@ class Launch:
         host, _ = split(self._dispatcher_section().address)
         if security.keys is not None:
             return Credentials(keys_dir=str(Path(security.keys).absolute()))
-        if security.curve is True or (security.curve == "auto" and not is_loopback(host)):
+        on_hosts = self._pool is not None
+        if security.curve is True or (security.curve == "auto" and (on_hosts or not is_loopback(host))):
             keys.keygen(folder / "keys")
             return Credentials(keys_dir=str(folder / "keys"))
         token.create(folder / "token")
@@ -150,6 +164,8 @@ class Launch:
     def _dispatcher_config(self, credentials: Credentials) -> DispatcherConfig:
         section = self._dispatcher_section()
         host, port = split(section.address)
+        if self._pool is not None and is_loopback(host):
+            host = self._pool.own_address()
         return DispatcherConfig(
             port=port,
             host=host,
@@ -159,18 +175,36 @@ class Launch:
             **section.settings(),
         )
 
-    def _write_config(self, path: Path, credentials: Credentials) -> None:
+    def _write_config(self, path: Path, credentials: Credentials) -> ClusterConfig:
+        """Write the file for the program and its children; return it."""
         runtime = RuntimeConfig(
             dispatcher=self._dispatcher.target, token_file=credentials.token_file, keys_dir=credentials.keys_dir
         )
-        path.write_text(msgspec.structs.replace(self._config, runtime=runtime).to_yaml())
+        cluster = msgspec.structs.replace(self._config, runtime=runtime)
+        path.write_text(cluster.to_yaml())
         path.chmod(0o600)
+        return cluster
+
+    def _launcher(self, cluster: ClusterConfig, credentials: Credentials) -> MakeLauncher:
+        """Return what makes the launcher of the workers and ps."""
+        pool = self._pool
+        if pool is None:
+            return Children
+        assert credentials.keys_dir is not None
+        files = RoleFiles(cluster, credentials.keys_dir)
+        return lambda on_exit: Hosts(pool, on_exit, self._say, files)
 
     def _reserve(self, stack: contextlib.ExitStack) -> None:
         """Reserve the ports of the parameter servers and put their addresses into the config."""
         section = self._config.jobs.ps
         if section is None:
             return
+        tasks = self._reserve_here(section, stack) if self._pool is None else self._reserve_there(section, self._pool)
+        section_with_addresses = msgspec.structs.replace(section, count=None, tasks=tasks)
+        jobs = msgspec.structs.replace(self._config.jobs, ps=section_with_addresses)
+        self._config = msgspec.structs.replace(self._config, jobs=jobs)
+
+    def _reserve_here(self, section: ServingJob, stack: contextlib.ExitStack) -> dict[int, str]:
         host, _ = split(self._dispatcher_section().address)
         host = LOOPBACK if is_wildcard(host) else host
         fixed_addresses = {index: split(address) for index, address in section.addresses().items()}
@@ -179,21 +213,26 @@ class Launch:
             port = Reserved(*fixed_addresses.get(index, (host, 0)))
             stack.callback(port.close)
             tasks[index] = section.addresses().get(index, port.address)
-        section_with_addresses = msgspec.structs.replace(section, count=None, tasks=tasks)
-        jobs = msgspec.structs.replace(self._config.jobs, ps=section_with_addresses)
-        self._config = msgspec.structs.replace(self._config, jobs=jobs)
+        return tasks
 
-    def _threads(self, environment: Mapping[str, str]) -> dict[str, str]:
-        """Return the variables that bound the threads of BLAS in workers and ps. Both have the same ones, and so one zygote."""
+    def _thread_variables(self) -> dict[str, str]:
+        """Return the variables that bound the threads of BLAS in workers and ps here. Both have the same ones, and so one zygote."""
         slots = len(self._workers.indices()) * self._workers.slots_here()
-        return thread_variables(self._workers.threads_per_slot, slots, {**environment, **self._workers.env})
+        return thread_variables(self._workers.threads_per_slot, slots, {**os.environ, **self._workers.env})
 
-    def _environment_of(self, job: str, index: int, environment: dict[str, str]) -> dict[str, str]:
-        """Return the environment of a task; `env` of the file overrides everything else."""
+    def _reserve_there(self, section: ServingJob, pool: AgentPool) -> dict[int, str]:
+        for index in self._workers.indices():  # they have the first choice, so that they spread over the hosts
+            pool.place(f"worker:{index}")
+        return {index: pool.reserve(f"ps:{index}") for index in section.indices()}
+
+    def _environment_of(self, job: str, index: int) -> dict[str, str]:
+        """Return the variables of a task beyond those of its host; `env` of the file overrides everything else."""
         tf_config = {TF_CONFIG_ENV: self._config.tf_config(job, index)}
-        return {**environment, **self._importable(environment), **tf_config, **self._config.jobs.task_jobs()[job].env}
+        threads = self._thread_variables() if self._pool is None else {}  # the agent of a host sees what is set there
+        variables = {**self._variables, **self._importable(), **tf_config, **threads}
+        return {**variables, **self._config.jobs.task_jobs()[job].env}
 
-    def _start_workers(self, tasks: Tasks, credentials: Credentials, environment: dict[str, str]) -> None:
+    def _start_workers(self, tasks: Tasks, credentials: Credentials) -> None:
         section = self._workers
         addresses = section.addresses()
         for index in section.indices():
@@ -206,18 +245,19 @@ class Launch:
                 slots=section.slots_here(),
                 processes=True,
                 threads_per_slot=section.threads_per_slot,
+                workers_on_host=1 if self._pool is None else -(-len(section.indices()) // len(self._pool.links)),
                 orphan_limit_s=section.orphan_limit_s,
                 token_file=credentials.token_file,
                 keys_dir=credentials.keys_dir,
             )
-            tasks.start(config, self._environment_of("worker", index, environment), section.restarts)
+            tasks.start(config, self._environment_of("worker", index), section.restarts)
 
-    def _start_ps(self, tasks: Tasks, credentials: Credentials, environment: dict[str, str]) -> None:
+    def _start_ps(self, tasks: Tasks, credentials: Credentials) -> None:
         section = self._config.jobs.ps
         for index in [] if section is None else section.indices():
             assert section is not None
             config = TaskConfig({"ps": section.addresses()}, "ps", index, credentials.token_file, credentials.keys_dir)
-            tasks.start(config, self._environment_of("ps", index, environment), section.restarts)
+            tasks.start(config, self._environment_of("ps", index), section.restarts)
 
     def _evaluator_command(self) -> list[str]:
         """Return the evaluator's command; [] if there is no evaluator."""
@@ -247,21 +287,22 @@ class Launch:
             lambda line: self._say(f"{prefix} {line}"),
         )
 
-    def _importable(self, environment: dict[str, str]) -> dict[str, str]:
+    def _importable(self) -> dict[str, str]:
         """Put the folder of the program's script on the workers' PYTHONPATH, so that functions can import modules beside the script."""
         script = next((word for word in self._command[1:] if word.endswith(".py") and os.path.isfile(word)), None)
         if script is None:
             return {}
-        before = environment.get("PYTHONPATH")
+        before = os.environ.get("PYTHONPATH") if self._pool is None else None
         folder = str(Path(script).absolute().parent)
         return {"PYTHONPATH": folder if not before else os.pathsep.join((folder, before))}
 
     # -- while it runs ------------------------------------------------------------------------------------------
 
-    def _run_program(self, environment: dict[str, str]) -> int:
+    def _run_program(self) -> int:
         chief = self._config.jobs.chief or SingleJob()
         (index,) = chief.indices()
-        environment = {**environment, TF_CONFIG_ENV: self._config.tf_config("chief", index), **chief.env}
+        tf_config = {TF_CONFIG_ENV: self._config.tf_config("chief", index)}
+        environment = {**os.environ, **self._variables, **tf_config, **chief.env}
         with self._lock:
             if self._signals:
                 return 128 + self._signals[-1]
@@ -308,7 +349,7 @@ class Launch:
         """
         return number == signal.SIGINT and self._shares_terminal
 
-    def _worker_exited(self, child: Child) -> None:
+    def _worker_exited(self, child: RunningRole) -> None:
         job, _, index = child.name.partition(":")
         self._dispatcher.report_exit(job, int(index), child.pid, child.exit_code, child.tail)
 

@@ -31,7 +31,7 @@ class RunningRole(Protocol):
     """A role that a launcher has started.
 
     Attributes:
-      ended: set when its exit code is known, after `on_exit` has been called with it.
+      ended: set when its exit code is known, before `on_exit` is called with it.
     """
 
     ended: threading.Event

@@ -99,12 +99,12 @@ class local_cluster:
         self._pid = os.getpid()
         self._at_exit = functools.partial(_close_at_exit, weakref.ref(self))
         atexit.register(self._at_exit)
-        environment = self.credentials.environment()
-        self._environment = {**environment, **thread_variables(None, workers * slots, environment)}
+        self._variables = {**self.credentials.variables(), **thread_variables(None, workers * slots, os.environ)}
         try:
             if processes and (workers or ps):
                 kind = "WorkerConfig" if workers else "TaskConfig"
-                zygote_client.prepare("zmqdist.launch.roles", "-1", kind, environment=self._environment)
+                environment = {**os.environ, **self._variables}
+                zygote_client.prepare("zmqdist.launch.roles", "-1", kind, environment=environment)
             self._open(dataclasses.replace(config, token_file=self.credentials.token_file))
             if processes:
                 self._wait_for(self._start_processes(workers, range(ps)))
@@ -257,7 +257,7 @@ class local_cluster:
         if self._children is None:
             on_exit = functools.partial(_exited, weakref.ref(self))  # its thread must not keep the cluster alive
             self._children = Children(on_exit)
-        child = self._children.start_role(config, self._environment)
+        child = self._children.start_role(config, self._variables)
         self._processes[child.name] = child
         return child
 

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from zmqdist import errors
 from zmqdist.background import logged
-from zmqdist.blas_threads import thread_variables
 from zmqdist.child_command import add_working_directory
 from zmqdist.limits import GRACE_S
 from zmqdist.process.zygote import name_process
@@ -129,7 +128,7 @@ def run_worker(
 
 def _limit_threads(config: WorkerConfig) -> bool:
     """Set the variables for the threads of slots, which this process passes on. Return False if NumPy has been loaded without them."""
-    variables = thread_variables(config.threads_per_slot, config.slots, os.environ)
+    variables = config.thread_variables(os.environ)
     if "numpy" in sys.modules:
         return variables.items() <= os.environ.items()
     os.environ.update(variables)

@@ -1,4 +1,4 @@
-"""The workers and parameter servers of a cluster file as children of the launcher, restarted when they crash.
+"""The workers and parameter servers of a cluster file, restarted when they crash, whatever launcher starts them.
 
 What is restarted
     A worker or ps that was ended by a signal or by a failure of its own, as often as its job's `restarts` says, with growing pauses. Not
@@ -15,12 +15,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from zmqdist import errors, limits
-from zmqdist.launch.children import Child, Children
+from zmqdist.launch.children import Children
+from zmqdist.launch.launcher_interface import Launcher, RunningRole
 from zmqdist.launch.roles import OK, REFUSED, USAGE, TaskConfig
 from zmqdist.scheduling.dispatcher.config import WorkerConfig
 
 Say = Callable[[str], object]
-ExitHandler = Callable[[Child], object]
+ExitHandler = Callable[[RunningRole], object]
+MakeLauncher = Callable[[ExitHandler], Launcher]
+"""Returns a launcher, given its `on_exit`."""
 
 
 class Restarts:
@@ -58,23 +61,26 @@ class _Task:
     environment: Mapping[str, str]
     restarts: Restarts
     pause: threading.Timer | None = None
+    role: RunningRole | None = None
+    """Its present incarnation, or the last one."""
 
 
 class Tasks:
     """The workers and parameter servers of one launcher.
 
     Args:
-      on_worker_exit: called with the child of a worker that has ended, before the worker is restarted.
+      on_worker_exit: called with a worker that has ended, before it is restarted.
       say: called with each line of their output, with a prefix, and with a line for each of their ends.
+      launcher: what starts them; by default as children of this process.
     """
 
-    def __init__(self, on_worker_exit: ExitHandler, say: Say) -> None:
+    def __init__(self, on_worker_exit: ExitHandler, say: Say, launcher: MakeLauncher = Children) -> None:
         self._on_worker_exit = on_worker_exit
         self._say = say
         self._lock = threading.Lock()
         self._tasks: dict[str, _Task] = {}
         self._stopping = False
-        self._children = Children(self._exited)
+        self._launcher = launcher(self._exited)
 
     def start(self, config: WorkerConfig | TaskConfig, environment: Mapping[str, str], restarts: int) -> None:
         """Start a worker or a ps."""
@@ -88,36 +94,41 @@ class Tasks:
         for pause in pauses:
             pause.cancel()
             pause.join()
-        self._children.close(grace_s)
+        self._launcher.close(grace_s)
 
     def _start(self, task: _Task) -> None:
-        job, index = task.config.job, task.config.index
+        name = f"{task.config.job}:{task.config.index}"
         with self._lock:
             if self._stopping:
                 return
-            self._tasks[f"{job}:{index}"] = task
+            self._tasks[name] = task
             task.restarts.began(time.monotonic())
             task.pause = None
             try:
-                self._children.start_role(task.config, task.environment, self._prefixed(f"[{job}-{index}]"))
+                task.role = self._launcher.start_role(
+                    task.config, task.environment, lambda line: self._line(task, line)
+                )
             except OSError as error:
-                self._say(f"[{job}-{index}] cannot be started: {error}")
+                self._say(f"[{name.replace(':', '-')}] cannot be started: {error}")
 
-    def _prefixed(self, name: str) -> Say:
-        return lambda line: self._say(f"{name} {line}")
+    def _line(self, task: _Task, line: str) -> None:
+        with self._lock:  # until `_start` knows the role, and with it the host
+            role = task.role
+        assert role is not None
+        self._say(f"[{_label(role)}] {line}")
 
-    def _exited(self, child: Child) -> None:
-        """Handle the end of a child. Called in the thread that watches the children."""
-        job, _, index = child.name.partition(":")
+    def _exited(self, role: RunningRole) -> None:
+        """Handle the end of a role. Called in a thread of the launcher."""
+        job = role.name.partition(":")[0]
         if job == "worker":
-            self._on_worker_exit(child)
+            self._on_worker_exit(role)
         with self._lock:
             if self._stopping:
                 return
-            restart = self._plan_restart(self._tasks[child.name], child.exit_code)
-        how = errors.describe_exit(child.exit_code or 0)
+            restart = self._plan_restart(self._tasks[role.name], role.exit_code)
+        how = errors.describe_exit(role.exit_code or 0) if role.pid else role.tail
         lost = "its variables are lost; " if job == "ps" else ""
-        self._say(f"[{job}-{index}] ended ({how}); {lost}{restart or self._workers_left(job)}")
+        self._say(f"[{_label(role)}] ended ({how}); {lost}{restart or self._workers_left(job)}")
 
     def _plan_restart(self, task: _Task, code: int | None) -> str:
         """Start the timer for a restart and return a phrase about it; "" if the task is not restarted."""
@@ -132,9 +143,15 @@ class Tasks:
     def _workers_left(self, job: str) -> str:
         if job == "ps":
             return "it is not started again"
-        count = sum(child.name.startswith("worker:") for child in self._children.running)
+        count = sum(role.name.startswith("worker:") for role in self._launcher.running)
         with self._lock:
             count += sum(task.pause is not None for name, task in self._tasks.items() if name.startswith("worker:"))
         if not count:
             return "no worker is left: scheduled functions fail after a while"
         return f"its work runs elsewhere, {'1 worker is' if count == 1 else f'{count} workers are'} left"
+
+
+def _label(role: RunningRole) -> str:
+    """Return how a role is named before its lines: "worker-1", or "worker-1@host"."""
+    name = role.name.replace(":", "-")
+    return f"{name}@{role.host}" if role.host else name

@@ -45,10 +45,10 @@ class Credentials:
 
     def environment(self) -> dict[str, str]:
         """The present environment, with these paths in it, for a child process."""
-        environment = dict(os.environ)
-        for name, path in ((TOKEN_FILE_VARIABLE, self.token_file), (KEYS_DIR_VARIABLE, self.keys_dir)):
-            if path is not None:
-                environment[name] = str(path)
-        if self.insecure:
-            environment[INSECURE_VARIABLE] = "1"
-        return environment
+        return {**os.environ, **self.variables()}
+
+    def variables(self) -> dict[str, str]:
+        """Return these paths as environment variables."""
+        given = {TOKEN_FILE_VARIABLE: self.token_file, KEYS_DIR_VARIABLE: self.keys_dir}
+        variables = {name: str(path) for name, path in given.items() if path is not None}
+        return {**variables, INSECURE_VARIABLE: "1"} if self.insecure else variables

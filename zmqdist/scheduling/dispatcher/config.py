@@ -9,12 +9,13 @@ Light to import: whoever starts processes needs these before anything else.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import Any, Final
 
 from zmqdist import errors, limits
+from zmqdist.blas_threads import thread_variables
 from zmqdist.scheduling.dispatcher.rules import BrokerRules
 from zmqdist.transport.address import DTS_PORT
 
@@ -149,8 +150,8 @@ class WorkerConfig:
         `schedule_start_delay_max_s` (0: no bound). None: ZMQDIST_COORDINATOR_SCHEDULE_START_DELAY, and that with _MAX, of the
         worker's environment, or 0.
       processes: slots are child processes (can be cut off, may crash) instead of threads.
-      threads_per_slot: threads of BLAS and OpenMP in each slot that is a process. None: the cores of the host, shared out among the slots,
-        unless the environment has a variable for them (blas_threads.py).
+      threads_per_slot: threads of BLAS and OpenMP in each slot that is a process. None: the cores of the host, shared out among the slots
+        of as many such workers as `workers_on_host` says, unless the environment has a variable for them (blas_threads.py).
       orphan_limit_s: it ends itself after so long without a dispatcher; by default it waits for one as long as it takes, as
         tf.data service has it. (The command and cluster files have a limit: their processes must not stay behind.)
       token_file, keys_dir: where its secret is, if not in the usual place (SECURITY.md).
@@ -176,6 +177,7 @@ class WorkerConfig:
     slots: int = 1
     processes: bool = False
     threads_per_slot: int | None = None
+    workers_on_host: int = 1
     orphan_limit_s: float = inf
     token_file: str | None = None
     keys_dir: str | None = None
@@ -230,6 +232,10 @@ class WorkerConfig:
         """Seconds between the starts of two workers with neighbouring indices, and the most that one waits."""
         delay = _or_of_environment(self.schedule_start_delay_s, START_DELAY_ENV)
         return delay, _or_of_environment(self.schedule_start_delay_max_s, START_DELAY_ENV + "_MAX")
+
+    def thread_variables(self, environment: Mapping[str, str]) -> dict[str, str]:
+        """The variables that its slots need for their threads, on top of this environment."""
+        return thread_variables(self.threads_per_slot, self.slots * self.workers_on_host, environment)
 
     # -- what the data service makes of it ----------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from zmqdist import errors, limits
 from zmqdist.background import in_background
-from zmqdist.blas_threads import thread_variables, threads_in
+from zmqdist.blas_threads import threads_in
 from zmqdist.data.service.worker.runtime import DataWorker, WorkerDataSnapshot
 from zmqdist.data.service.worker.task_process import TaskProcesses
 from zmqdist.events import Heard, Send, Ticked
@@ -273,7 +273,7 @@ class _Runtime:
         try:
             environment = credentials.environment()
             if config.processes:
-                environment |= thread_variables(config.threads_per_slot, config.slots, environment)
+                environment |= config.thread_variables(environment)
                 self._children = self._bound_children(loop, environment)
             security = credentials.server(host, "worker")
             router = Router(loop, security, our_hello("server", incarnation, name))

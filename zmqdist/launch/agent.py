@@ -1,0 +1,263 @@
+"""The agent of a host: starts roles there for a launcher elsewhere, and ends them with its standard input.
+
+It reads orders from its standard input and writes events to its standard output (agent_protocol.py). Its roles are children of it, as those
+of a local launcher are (`Children`), so a kill -9 of the agent ends them by their lifelines.
+
+Promises
+  A1  When its standard input ends, a signal ends it, or no order came for its silence limit, its roles are killed and its folder is
+      removed: no process is left that needs their results.
+  A2  For each StartRole there is exactly one RoleEnded or OrderRefused, after the role's last line.
+  A3  Nothing but events goes to its standard output: what modules print goes to standard error.
+
+`main` runs without NumPy and ZeroMQ, so that it says hello soon; the zygote imports those meanwhile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import select
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Final
+
+from zmqdist._version import __version__
+from zmqdist.errors import OpError
+from zmqdist.launch.agent_protocol import (
+    AgentEvent,
+    AgentHello,
+    AgentOrder,
+    AgentUnfit,
+    CloseAgent,
+    LauncherBeat,
+    OrderRefused,
+    PortReserved,
+    ReservePort,
+    RoleEnded,
+    RoleLine,
+    RoleStarted,
+    SignalRole,
+    StartRole,
+    decode_order,
+    encode,
+)
+from zmqdist.launch.children import Child, Children
+from zmqdist.launch.folders import RunFolder
+from zmqdist.launch.ports import Reserved
+from zmqdist.process import zygote_client
+from zmqdist.scheduling.dispatcher.config import WorkerConfig
+
+MEMORY_FOLDER: Final = "/dev/shm"
+READ_BYTES: Final = 65536
+
+_ENDING_SIGNALS: Final = (signal.SIGTERM, signal.SIGHUP)
+
+_BOOT: Final = """\
+import sys
+sys.path[:] = [folder for folder in sys.path if folder]
+try:
+    from zmqdist.launch.agent import main
+except Exception as error:
+    import json
+    unfit = {"is": "AgentUnfit", "python": sys.version.split()[0], "executable": sys.executable, "reason": str(error)}
+    print(json.dumps(unfit))
+    sys.exit(1)
+sys.exit(main())
+"""
+
+
+def agent_command(python: str, silence_limit_s: float) -> list[str]:
+    """Return the command that runs an agent with this Python; it is safe to pass through a shell once it is quoted.
+
+    The command needs no zmqdist to report that zmqdist is missing, and nothing from the working directory is imported.
+    """
+    return [python, "-c", f"exec({_BOOT!r})", str(silence_limit_s)]
+
+
+class HostAgent:
+    """The agent.
+
+    Args:
+      orders: the descriptor of its orders.
+      events: where its events go.
+      folder: for the files of its roles.
+      silence_limit_s: without an order for so long, it ends.
+    """
+
+    def __init__(self, orders: int, events: IO[bytes], folder: RunFolder, silence_limit_s: float) -> None:
+        self._orders = orders
+        self._events = events
+        self._folder = folder
+        self._silence_limit_s = silence_limit_s
+        self._writing = threading.Lock()
+        self._reserved: list[Reserved] = []
+        self._tickets: dict[Child, int] = {}
+        self._by_ticket: dict[int, Child] = {}
+        self._naming = threading.Lock()
+        """Held while a role is started, so that its end is not reported before its ticket is known."""
+        self._children = Children(self._exited)
+        self._closing: threading.Thread | None = None
+        self._closed_read, self._closed_write = os.pipe2(os.O_CLOEXEC)
+
+    def serve(self) -> None:
+        """Obey until it has to end; then no role runs any more."""
+        try:
+            self._say(_hello(str(self._folder.path)))
+            for order in self._received():
+                self.obey(order)
+        finally:
+            for child in self._children.running:
+                child.signal(signal.SIGKILL)
+            if self._closing is not None:
+                self._closing.join()
+            self._children.close(0.0)
+            for port in self._reserved:
+                port.close()
+
+    def obey(self, order: AgentOrder) -> None:
+        """Carry out one order. What goes wrong is an event."""
+        match order:
+            case StartRole():
+                self._start(order)
+            case SignalRole():
+                if (child := self._by_ticket.get(order.ticket)) is not None:
+                    child.signal(order.number)
+            case ReservePort():
+                try:
+                    self._reserved.append(Reserved(order.host, order.port))
+                except OpError as error:
+                    self._say(OrderRefused(order.ticket, error.message))
+                else:
+                    self._say(PortReserved(order.ticket, self._reserved[-1].address))
+            case CloseAgent():
+                if self._closing is None:
+                    self._closing = threading.Thread(target=self._close, args=(order.grace_s,), name="zmqdist-close")
+                    self._closing.start()
+            case LauncherBeat():
+                pass
+
+    def _start(self, order: StartRole) -> None:
+        try:
+            for name, text in order.files.items():
+                _write_private(self._folder.path / name, text)
+            environment = {**os.environ, **order.environment}
+            if order.kind == "WorkerConfig":
+                environment |= WorkerConfig(**json.loads(order.fields)).thread_variables(environment)
+            with self._naming:
+                child = self._children.start(
+                    order.name,
+                    lambda lifeline: ["zmqdist.launch.roles", str(lifeline), order.kind, order.fields],
+                    environment,
+                    lambda line: self._say(RoleLine(order.ticket, line)),
+                )
+                self._tickets[child] = order.ticket
+                self._by_ticket[order.ticket] = child
+        except OSError as error:
+            self._say(OrderRefused(order.ticket, f"{order.name} cannot be started: {error}"))
+        else:
+            self._say(RoleStarted(order.ticket, child.pid))
+
+    def _exited(self, child: Child) -> None:
+        with self._naming:
+            ticket = self._tickets.pop(child)
+            del self._by_ticket[ticket]
+        assert child.exit_code is not None
+        self._say(RoleEnded(ticket, child.pid, child.exit_code, child.tail))
+
+    def _close(self, grace_s: float) -> None:
+        self._children.close(grace_s)
+        os.write(self._closed_write, b"c")
+
+    def _say(self, event: AgentEvent) -> None:
+        with self._writing, contextlib.suppress(OSError):  # the launcher has gone: the end of the orders says so
+            self._events.write(encode(event))
+            self._events.flush()
+
+    def _received(self) -> Iterator[AgentOrder]:
+        """Yield orders until they end, for one of the reasons of A1 or because all roles were closed as ordered."""
+        rest = b""
+        while True:
+            ready, _, _ = select.select([self._orders, self._closed_read], [], [], self._silence_limit_s)
+            if not ready or self._closed_read in ready:
+                return
+            data = os.read(self._orders, READ_BYTES)
+            if not data:
+                return
+            *lines, rest = (rest + data).split(b"\n")
+            yield from map(decode_order, lines)
+
+
+def _hello(folder: str) -> AgentHello:
+    reached_from, _, reached_at, _ = os.environ.get("SSH_CONNECTION", "   ").split(" ")
+    return AgentHello(
+        python=platform.python_version(),
+        version=__version__,
+        path=str(Path(__file__).resolve().parents[1]),
+        cores=len(os.sched_getaffinity(0)),
+        clock_s=time.time(),
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        folder=folder,
+        reached_at=reached_at,
+        reached_from=reached_from,
+    )
+
+
+def _write_private(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    with open(descriptor, "w") as file:
+        file.write(text)
+
+
+def _folder() -> RunFolder:
+    """Make the folder, in memory where that is possible: its files are secrets. Raises OSError."""
+    with contextlib.suppress(OSError):
+        return RunFolder(Path(MEMORY_FOLDER))
+    return RunFolder(Path(tempfile.gettempdir()))
+
+
+class _Terminated(BaseException):
+    """A signal asked the agent to end."""
+
+
+def _terminate(number: int, _: object) -> None:
+    for each in _ENDING_SIGNALS:
+        signal.signal(each, signal.SIG_IGN)  # the clean-up must not be interrupted
+    raise _Terminated
+
+
+def main() -> int:
+    """Run the agent of this host until it has to end. `sys.argv` has the silence limit in seconds."""
+    orders, events = os.dup(0), os.fdopen(os.dup(1), "wb")
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    os.dup2(2, 1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the launcher
+    try:
+        folder = _folder()
+    except OSError as error:
+        reason = f"neither {MEMORY_FOLDER} nor a temporary folder can be written ({error})"
+        unfit = AgentUnfit(platform.python_version(), sys.executable, reason, "make one writable, or set TMPDIR there")
+        events.write(encode(unfit))
+        events.flush()
+        return 1
+    try:
+        for number in _ENDING_SIGNALS:
+            signal.signal(number, _terminate)
+        zygote_client.prepare("zmqdist.launch.roles", "-1", "WorkerConfig")
+        HostAgent(orders, events, folder, float(sys.argv[1])).serve()
+    except _Terminated:
+        pass
+    finally:
+        folder.close()
+    return 0

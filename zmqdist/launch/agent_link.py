@@ -1,0 +1,262 @@
+"""The launcher's side of one agent: its hello, the roles that it runs, and the end of its stream.
+
+One thread reads events, one writes orders, so that no caller waits for a host that does not read. A stream that has ended is never opened
+again: the agent there ends its roles, and the roles here end with the reason of the stream.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import queue
+import signal
+import threading
+from collections.abc import Callable
+from typing import Final, Protocol
+
+import msgspec
+
+from zmqdist import errors, limits
+from zmqdist.background import logged
+from zmqdist.launch.agent_protocol import (
+    AgentEvent,
+    AgentHello,
+    AgentOrder,
+    AgentUnfit,
+    CloseAgent,
+    LauncherBeat,
+    OrderRefused,
+    PortReserved,
+    ReservePort,
+    RoleEnded,
+    RoleLine,
+    RoleStarted,
+    SignalRole,
+    StartRole,
+    decode_event,
+    encode,
+)
+from zmqdist.launch.agent_stream import AgentStream
+from zmqdist.launch.launcher_interface import LineHandler
+
+log = logging.getLogger("zmqdist.launch")
+
+HOST_LOST: Final = -int(signal.SIGKILL)
+"""The exit code of a role whose host is lost: its agent kills it."""
+NOT_STARTED: Final = 1
+"""The exit code of a role that its host could not start."""
+RESERVE_S: Final = 20.0
+
+
+class RemoteRole:
+    """A role on another host, as in `RunningRole`."""
+
+    def __init__(self, name: str, host: str, on_line: LineHandler | None) -> None:
+        self.name = name
+        self.host = host
+        self.pid = 0
+        self.exit_code: int | None = None
+        self.tail = ""
+        self.ended = threading.Event()
+        self.on_line = on_line
+        self.send_signal: Callable[[int], object] = lambda number: None
+
+    def signal(self, number: int) -> None:
+        if not self.ended.is_set():
+            self.send_signal(number)
+
+
+class LinkOwner(Protocol):
+    """What a link reports to, in its reader thread."""
+
+    def role_ended(self, role: RemoteRole) -> None:
+        """A role has ended."""
+
+    def link_ended(self, link: AgentLink) -> None:
+        """The stream has ended. Called once, before `role_ended` for each role that ran there."""
+
+
+class AgentLink:
+    """One agent.
+
+    Args:
+      host: the name of its host, as its users write it.
+      stream: belongs to this object from now on.
+      on_note: called with each line before the hello that is no event: what a login shell prints.
+
+    Attributes:
+      owner: set before the first role is started.
+      why_ended: once the stream has ended: a sentence that names the host.
+    """
+
+    def __init__(self, host: str, stream: AgentStream, on_note: Callable[[str], object]) -> None:
+        self.host = host
+        self.owner: LinkOwner | None = None
+        self.why_ended = ""
+        self._stream = stream
+        self._on_note = on_note
+        self._greeting: AgentHello | AgentUnfit | None = None
+        self._greeted = threading.Event()
+        self._ended = threading.Event()
+        self._tickets = itertools.count(1)
+        self._lock = threading.Lock()
+        self._roles: dict[int, RemoteRole] = {}
+        self._reserved: dict[int, queue.SimpleQueue[AgentEvent | None]] = {}
+        self._orders: queue.SimpleQueue[AgentOrder | None] = queue.SimpleQueue()
+        self._closing = False
+        self._reader = threading.Thread(target=logged, args=(self._read,), name=f"zmqdist-from-{host}", daemon=True)
+        self._writer = threading.Thread(target=logged, args=(self._write,), name=f"zmqdist-to-{host}", daemon=True)
+        self._reader.start()
+        self._writer.start()
+
+    # -- the hello -----------------------------------------------------------------------------------------------
+
+    def wait_for_hello(self, timeout_s: float) -> bool:
+        """Wait. Return whether `greeting` is there, or the stream has ended."""
+        return self._greeted.wait(timeout_s)
+
+    @property
+    def greeting(self) -> AgentHello | AgentUnfit | None:
+        """What the agent said first; None: nothing yet, or the stream ended before."""
+        return self._greeting
+
+    # -- roles ---------------------------------------------------------------------------------------------------
+
+    def start(self, role: RemoteRole, order: Callable[[int], StartRole]) -> bool:
+        """Start a role; its end is reported to the owner. Return False, and report nothing, if the stream has ended.
+
+        Args:
+          order: returns the order, given the ticket of this start.
+        """
+        with self._lock:
+            if self._ended.is_set():
+                return False
+            ticket = next(self._tickets)
+            role.send_signal = lambda number: self._orders.put(SignalRole(ticket, number))
+            self._roles[ticket] = role
+            self._orders.put(order(ticket))
+        return True
+
+    def reserve(self, host: str, port: int = 0) -> str:
+        """Reserve a port there and return its address. Raises UnavailableError, or UnknownError: the port is in use, for instance."""
+        answer: queue.SimpleQueue[AgentEvent | None] = queue.SimpleQueue()
+        with self._lock:
+            if self._ended.is_set():
+                raise errors.UnavailableError(self.why_ended)
+            ticket = next(self._tickets)
+            self._reserved[ticket] = answer
+            self._orders.put(ReservePort(ticket, host, port))
+        try:
+            event = answer.get(timeout=RESERVE_S)
+        except queue.Empty:
+            raise errors.UnavailableError(f"{self.host}: its agent has not answered for {RESERVE_S:g} s") from None
+        if isinstance(event, PortReserved):
+            return event.address
+        raise errors.UnknownError(f"{self.host}: {event.reason if isinstance(event, OrderRefused) else self.why_ended}")
+
+    def request_close(self, grace_s: float) -> None:
+        """Have the agent stop its roles and end. Does not wait."""
+        self._closing = True
+        self._orders.put(CloseAgent(grace_s))
+
+    def close(self) -> None:
+        """End the stream: the agent kills what still runs. Returns when all roles were reported. Idempotent."""
+        self._closing = True
+        self._stream.close()
+        self._orders.put(None)
+        self._reader.join()
+        self._writer.join()
+
+    def wait_until_ended(self, timeout_s: float) -> bool:
+        """Wait. Return whether the stream has ended and all its roles were reported."""
+        self._reader.join(timeout_s)
+        return not self._reader.is_alive()
+
+    # -- threads -------------------------------------------------------------------------------------------------
+
+    def _write(self) -> None:
+        while True:
+            try:
+                order = self._orders.get(timeout=limits.AGENT_BEAT_S)
+            except queue.Empty:
+                order = LauncherBeat()
+            if order is None:
+                return
+            try:
+                self._stream.send(encode(order))
+            except OSError:  # the reader reports the end
+                return
+
+    def _read(self) -> None:
+        try:
+            while line := self._stream.receive():
+                self._handle(line)
+        except OSError as error:
+            log.debug("%s: the stream of its agent cannot be read: %s", self.host, error)
+        finally:
+            self._end()
+
+    def _handle(self, line: bytes) -> None:
+        try:
+            event = decode_event(line)
+        except msgspec.DecodeError:
+            self._on_note(line.decode(errors="replace").rstrip("\r\n"))
+            return
+        if isinstance(event, AgentHello | AgentUnfit):
+            self._greeting = event
+            self._greeted.set()
+            return
+        if (answer := self._reserved.pop(event.ticket, None)) is not None:
+            answer.put(event)
+            return
+        role = self._roles.get(event.ticket)
+        if role is None:  # it has ended
+            return
+        match event:
+            case RoleStarted():
+                role.pid = event.pid
+            case RoleLine():
+                _pass_on(role, event.text)
+            case RoleEnded():
+                role.pid = event.pid
+                self._role_ended(event.ticket, event.exit_code, event.tail)
+            case OrderRefused():
+                self._role_ended(event.ticket, NOT_STARTED, f"{self.host}: {event.reason}")
+
+    def _role_ended(self, ticket: int, exit_code: int, tail: str) -> None:
+        with self._lock:
+            role = self._roles.pop(ticket)
+        role.exit_code, role.tail = exit_code, tail
+        role.ended.set()
+        assert self.owner is not None
+        try:
+            self.owner.role_ended(role)
+        except BaseException:  # the thread must go on reading
+            log.exception("the exit handler of %s failed", role.name)
+
+    def _end(self) -> None:
+        self._stream.close()
+        why = self._stream.why_ended()
+        with self._lock:
+            self.why_ended = f"{self.host}: {why}"
+            self._ended.set()
+            tickets = list(self._roles)
+            answers = list(self._reserved.values())
+        self._greeted.set()
+        self._orders.put(None)
+        for answer in answers:
+            answer.put(None)
+        if self.owner is not None:
+            self.owner.link_ended(self)
+        for ticket in tickets:
+            self._role_ended(ticket, HOST_LOST, self.why_ended)
+
+
+def _pass_on(role: RemoteRole, line: str) -> None:
+    if role.on_line is None:
+        print(line, flush=True)
+        return
+    try:
+        role.on_line(line)
+    except BaseException:  # a closed terminal, say: go on reading, or the role would block in a write
+        log.exception("a line of output of %s could not be passed on", role.name)

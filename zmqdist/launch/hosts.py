@@ -1,0 +1,304 @@
+"""The launcher that places roles on hosts, each with an agent: `AgentPool` has the agents, `Hosts` is the `Launcher`.
+
+The pool exists before the dispatcher does, because the dispatcher binds an address that the hosts reach and the addresses of parameter
+servers are reserved before the first role starts. What opens the stream to a host (`AgentHost.open`) is all that differs between ssh, Slurm
+and Ray.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from zmqdist import errors, limits
+from zmqdist._version import __version__
+from zmqdist.background import in_background
+from zmqdist.launch.agent_link import NOT_STARTED, AgentLink, RemoteRole
+from zmqdist.launch.agent_protocol import AgentHello, AgentUnfit, StartRole
+from zmqdist.launch.agent_stream import AgentStream, NoteHandler
+from zmqdist.launch.host_slots import HostSlots
+from zmqdist.launch.launcher_interface import LineHandler
+from zmqdist.launch.role_files import RoleFiles
+from zmqdist.launch.roles import REFUSED
+
+if TYPE_CHECKING:
+    from zmqdist.launch.roles import TaskConfig
+    from zmqdist.scheduling.dispatcher.config import WorkerConfig
+
+Say = Callable[[str], object]
+
+LOOPBACK: Final = "127.0.0.1"
+CLOSE_MARGIN_S: Final = 5.0
+"""Seconds beyond the grace that an agent has to report the ends of its roles; then its stream is ended."""
+POLL_S: Final = 0.1
+
+
+@dataclass(frozen=True)
+class AgentHost:
+    """A host that can have an agent.
+
+    Attributes:
+      name: as its users write it.
+      slots: how many roles it may have; None: no bound.
+      open: starts the agent and returns the stream to it, given a handler for its standard error. Raises OSError.
+    """
+
+    name: str
+    slots: int | None
+    open: Callable[[NoteHandler], AgentStream]
+
+
+class AgentPool:
+    """The agents of all hosts, and which role is placed where.
+
+    Args:
+      hosts: each with a name of its own, at least one.
+      say: called with each line of an agent's standard error, with a prefix, and with warnings.
+
+    Raises:
+      UnavailableError: a host cannot be reached.
+      FailedPreconditionError: a host cannot run roles, because its Python or zmqdist is another one, for instance.
+      CancelledError: `cancelled` became true.
+    """
+
+    def __init__(self, hosts: Sequence[AgentHost], say: Say, cancelled: Callable[[], bool] = lambda: False) -> None:
+        """Open the streams to all hosts at the same time, and return when each has said hello and fits."""
+        self._say = say
+        self._lock = threading.Lock()
+        self.slots = HostSlots({host.name: host.slots for host in hosts})
+        self.links: dict[str, AgentLink] = {}
+        self._reserved: dict[str, str] = {}
+        """The hosts of roles whose ports are reserved."""
+        try:
+            for host in hosts:
+                note = self._noted(host.name)
+                self.links[host.name] = AgentLink(host.name, host.open(note), note)
+            self._wait(cancelled)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """End all streams; each agent kills what still runs there. Idempotent."""
+        closing = [threading.Thread(target=link.close, name="zmqdist-close") for link in self.links.values()]
+        for thread in closing:
+            thread.start()
+        for thread in closing:
+            thread.join()
+
+    def hello(self, host: str) -> AgentHello:
+        """Return what the agent of a host said about it."""
+        greeting = self.links[host].greeting
+        assert isinstance(greeting, AgentHello)
+        return greeting
+
+    def place(self, role: str) -> str | None:
+        """Return the host of a role, as `HostSlots.place`."""
+        with self._lock:
+            return self.slots.place(role)
+
+    def lose(self, host: str) -> None:
+        """Place nothing on a host any more."""
+        with self._lock:
+            self.slots.lose(host)
+
+    def reserve(self, role: str, port: int = 0) -> str:
+        """Place a role, reserve a port on its host and return the address: from then on the role runs on this host only.
+
+        Raises:
+          UnavailableError: no host has a free slot, or its agent does not answer.
+          UnknownError: the port cannot be bound there.
+        """
+        host = self.place(role)
+        if host is None:
+            raise errors.UnavailableError(f"no host has a free slot for {role}")
+        self._reserved[role] = host
+        return self.links[host].reserve(self.hello(host).reached_at or LOOPBACK, port)
+
+    def has_lost_port(self, role: str) -> bool:
+        """Return whether the role can run nowhere any more, because its port was reserved on a host that is lost."""
+        return role in self._reserved and self._reserved[role] not in self.slots.hosts
+
+    def own_address(self) -> str:
+        """Return the address of this host to which processes on all hosts can connect.
+
+        Raises:
+          FailedPreconditionError: the hosts reach this one at different addresses.
+        """
+        seen = {host: _own_address(self.hello(host)) for host in self.links}
+        if len(set(seen.values())) > 1:
+            (one, first), (other, second) = list({address: host for host, address in seen.items()}.items())[:2]
+            raise errors.FailedPreconditionError(
+                f"{first} reaches this host at {one} and {second} at {other}: write an address that all hosts reach as "
+                "jobs.dispatcher.address, with port 0 for a free one"
+            )
+        return next(iter(seen.values()))
+
+    def _noted(self, host: str) -> NoteHandler:
+        def note(line: str) -> None:
+            link = self.links.get(host)
+            if link is not None and link.greeting is not None:  # before, it is in the sentence about the end
+                self._say(f"[{host}] {line}")
+
+        return note
+
+    def _wait(self, cancelled: Callable[[], bool]) -> None:
+        until = time.monotonic() + limits.AGENT_HELLO_S
+        for link in self.links.values():
+            while not link.wait_for_hello(POLL_S):
+                if cancelled():
+                    raise errors.CancelledError("stopped while the hosts were being reached")
+                if time.monotonic() > until:
+                    raise errors.UnavailableError(
+                        f"{link.host}: no agent has said hello within {limits.AGENT_HELLO_S:g} s"
+                    )
+            hello = _checked(link)
+            ahead_s = hello.clock_s - time.time()
+            if abs(ahead_s) > limits.AGENT_CLOCK_S:
+                self._say(
+                    f"[{link.host}] warning: its clock is {abs(ahead_s) / 60:.1f} minutes "
+                    f"{'ahead of' if ahead_s > 0 else 'behind'} this host's: times in logs will not match; set it by NTP"
+                )
+
+
+class Hosts:
+    """The launcher over the agents of a pool (launcher_interface.py). Its `close` closes the pool.
+
+    Args:
+      on_exit: called with each role that has ended, in the thread of its agent.
+      files: what travels with each role; None: nothing.
+    """
+
+    def __init__(
+        self, pool: AgentPool, on_exit: Callable[[RemoteRole], object], say: Say, files: RoleFiles | None = None
+    ) -> None:
+        self.files = files
+        self._pool = pool
+        self._on_exit = on_exit
+        self._say = say
+        self._lock = threading.Lock()
+        self._running: set[RemoteRole] = set()
+        self._closing = False
+        for link in pool.links.values():
+            link.owner = self
+
+    @property
+    def running(self) -> list[RemoteRole]:
+        with self._lock:
+            return list(self._running)
+
+    def start_role(
+        self, config: WorkerConfig | TaskConfig, environment: Mapping[str, str], on_line: LineHandler | None = None
+    ) -> RemoteRole:
+        """Start a role on its host. A role that no host can have ends at once, with the reason as its tail."""
+        name = f"{config.job}:{config.index}"
+        lost_port = self._pool.has_lost_port(name)
+        host = None if lost_port else self._pool.place(name)
+        role = RemoteRole(name, host or "", on_line)
+        with self._lock:
+            self._running.add(role)
+        if lost_port:
+            self._fail(role, REFUSED, "its port is on a host that is lost")
+        elif host is None:
+            self._fail(role, NOT_STARTED, "no host has a free slot for it")
+        elif not self._pool.links[host].start(role, lambda ticket: self._order(ticket, host, config, environment)):
+            self._fail(role, NOT_STARTED, self._pool.links[host].why_ended)
+        return role
+
+    def close(self, grace_s: float) -> None:
+        """As `Launcher.close`; what a host that is cut off reports no more counts as killed."""
+        self._closing = True
+        until = time.monotonic() + grace_s + CLOSE_MARGIN_S
+        for link in self._pool.links.values():
+            link.request_close(grace_s)
+        for link in self._pool.links.values():
+            link.wait_until_ended(max(0.0, until - time.monotonic()))
+        self._pool.close()
+
+    # -- in the threads of the links --------------------------------------------------------------------------------
+
+    def role_ended(self, role: RemoteRole) -> None:
+        with self._lock:
+            self._running.discard(role)
+        self._on_exit(role)
+
+    def link_ended(self, link: AgentLink) -> None:
+        self._pool.lose(link.host)
+        if not self._closing:
+            self._say(f"[{link.host}] is lost: {link.why_ended.partition(': ')[2]}")
+
+    # -----------------------------------------------------------------------------------------------------------------
+
+    def _order(
+        self, ticket: int, host: str, config: WorkerConfig | TaskConfig, environment: Mapping[str, str]
+    ) -> StartRole:
+        name, kind = f"{config.job}:{config.index}", type(config).__name__
+        files: dict[str, str] = {}
+        environment = dict(environment)
+        if self.files is not None:
+            config, environment, files = self.files.pack(config, environment, self._pool.hello(host))
+        return StartRole(ticket, name, kind, json.dumps(dataclasses.asdict(config)), environment, files)
+
+    def _fail(self, role: RemoteRole, exit_code: int, reason: str) -> None:
+        """End a role that never came up; in a thread of its own, because `on_exit` may want a lock of the caller."""
+        role.exit_code, role.tail = exit_code, reason
+        role.ended.set()
+        in_background("zmqdist-not-started", self.role_ended, role)
+
+
+def _checked(link: AgentLink) -> AgentHello:
+    """Return the hello of a host that can run what was pickled here.
+
+    Raises:
+      UnavailableError: the stream ended before.
+      FailedPreconditionError: the host lacks something, or has another version of it.
+    """
+    greeting = link.greeting
+    if greeting is None:
+        raise errors.UnavailableError(link.why_ended)
+    here, there = sys.version.split()[0], greeting.python
+    if here.split(".")[:2] != there.split(".")[:2]:
+        raise errors.FailedPreconditionError(
+            f"{link.host}: Python {there} there and {here} here cannot exchange functions: name a Python "
+            f"{'.'.join(here.split('.')[:2])} of that host as `python` in the file"
+        )
+    if isinstance(greeting, AgentUnfit):
+        remedy = greeting.remedy or f"install zmqdist {__version__} there, or name the Python that has it as `python`"
+        raise errors.FailedPreconditionError(f"{link.host}: {greeting.executable}: {greeting.reason}: {remedy}")
+    if greeting.version != __version__:
+        raise errors.FailedPreconditionError(
+            f"{link.host}: zmqdist {greeting.version} there ({greeting.path}) and {__version__} here "
+            f"({Path(__file__).parents[1]}): install the same version on both"
+        )
+    return greeting
+
+
+def _own_address(hello: AgentHello) -> str:
+    """Return the address of this host that the agent's host reaches."""
+    if hello.reached_from and _is_own(hello.reached_from):
+        return hello.reached_from
+    if not hello.reached_at:
+        return LOOPBACK
+    # Behind a jump host: the interface that leads to the host.
+    family = socket.AF_INET6 if ":" in hello.reached_at else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect((hello.reached_at, 9))
+        return str(probe.getsockname()[0])
+
+
+def _is_own(address: str) -> bool:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        try:
+            probe.bind((address, 0))
+        except OSError:
+            return False
+    return True

@@ -1,0 +1,121 @@
+"""Hosts that the system's ssh reaches: the command that opens the stream to the agent of each, and sentences about its failures.
+
+ssh reads the user's own config, so names, keys, agents, jump hosts and known_hosts are as for `ssh HOST` in a shell. It never asks for
+anything (BatchMode), because no user may be there to answer.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+from zmqdist import errors
+from zmqdist.cluster.launcher_sections import SshConfig, SshHost
+from zmqdist.launch.agent import agent_command
+from zmqdist.launch.agent_stream import AgentStream, NoteHandler, ProcessStream
+from zmqdist.launch.hosts import AgentHost
+
+SSH: Final = "ssh"
+CONNECT_S: Final = 10
+ALIVE_S: Final = 10
+ALIVE_COUNT: Final = 3
+"""A link without a reply for ALIVE_S * ALIVE_COUNT seconds is dead: longer than most disturbances, shorter than a user waits."""
+
+
+def ssh_hosts(config: SshConfig, silence_limit_s: float) -> list[AgentHost]:
+    """Return the hosts of a file. Starts nothing.
+
+    Raises:
+      NotFoundError: this host has no ssh.
+    """
+    if shutil.which(SSH) is None:
+        raise errors.NotFoundError(
+            "launcher: ssh needs the program `ssh`, which is not found: install OpenSSH's client"
+        )
+    return [_host(each, config, silence_limit_s) for each in config.hosts]
+
+
+def _host(given: str | SshHost, config: SshConfig, silence_limit_s: float) -> AgentHost:
+    host = SshHost(host=given) if isinstance(given, str) else given
+    python = config.python or sys.executable
+    command = ssh_command(host.host, config.options, agent_command(python, silence_limit_s))
+
+    def open_stream(on_note: NoteHandler) -> AgentStream:
+        return ProcessStream(command, lambda code, notes: explain(host.host, python, code, notes), on_note)
+
+    return AgentHost(host.host, host.slots, open_stream)
+
+
+def ssh_command(host: str, options: Sequence[str], command: Sequence[str]) -> list[str]:
+    """Return the command that runs `command` on a host. The first value of an option counts, so the user's options come first."""
+    return [
+        *(SSH, "-T", "-o", "BatchMode=yes", *options, "-o", f"ConnectTimeout={CONNECT_S}"),
+        *("-o", f"ServerAliveInterval={ALIVE_S}", "-o", f"ServerAliveCountMax={ALIVE_COUNT}"),
+        *("-o", "ControlMaster=no"),  # a master that this ssh would leave behind keeps our pipes open
+        *("--", host, shlex.join(command)),
+    ]
+
+
+def explain(host: str, python: str, exit_code: int, notes: str) -> str:
+    """Return a phrase about the end of ssh: the cause and the remedy.
+
+    Args:
+      notes: the last lines of its standard error.
+    """
+    for pattern, cause, remedy in _CAUSES:
+        found = re.search(pattern, notes, re.IGNORECASE)
+        if found:
+            return f"{cause}: {remedy}".format(host=host, python=python, found=" ".join(found[0].split()))
+    if exit_code == 127:
+        return _PYTHON_MISSING.format(python=python)
+    last = notes.splitlines()[-1].strip() if notes.strip() else "it said nothing"
+    return f"ssh ended ({errors.describe_exit(exit_code)}): {last}"
+
+
+_PYTHON_MISSING: Final = "there is no {python} there: name the Python of that host as `ssh.python` in the file"
+_CAUSES: Final = (
+    (
+        r"Could not resolve hostname.*",
+        "its name is not known",
+        "check the name, or add `Host {host}` to ~/.ssh/config ({found})",
+    ),
+    (
+        r"REMOTE HOST IDENTIFICATION HAS CHANGED",
+        "its host key has changed",
+        "if the host was installed anew, run `ssh-keygen -R {host}` and connect once by `ssh {host}`; else another host answers",
+    ),
+    (
+        r"Host key verification failed|host key is known for",
+        "its host key is not known",
+        "connect once by `ssh {host}` and compare the key that is shown",
+    ),
+    (
+        r"Permission denied \(.*\)",
+        "it refused your key",
+        "run `ssh-copy-id {host}`, or load the right key with `ssh-add` ({found})",
+    ),
+    (
+        r"(connect to host .*|Connection to .*|server )\b(Connection refused)",
+        "no sshd answers there",
+        "start sshd, or name its port: options: [-p, PORT]",
+    ),
+    (
+        r"Connection timed out|No route to host|Network is unreachable|Operation timed out",
+        "it cannot be reached",
+        "is it up, and does `ssh {host}` work from here? ({found})",
+    ),
+    (
+        r"Timeout, server .* not responding",
+        f"its connection was silent for {ALIVE_S * ALIVE_COUNT} s",
+        "its roles end by themselves; see whether the host and the network are up",
+    ),
+    (
+        r"(Connection|connection) (to .* )?(closed|reset)( by .*)?",
+        "its connection has ended",
+        "see whether the host is up ({found})",
+    ),
+)
