@@ -55,6 +55,13 @@ class ClusterConfig(Section, frozen=True):
         documented("The program that runs on the cluster, as its chief.", "a command line, or a list of words"),
     ]
     security: Annotated[SecurityConfig, documented("Who may connect.", "a mapping")] = SecurityConfig()
+    ports: Annotated[
+        str | None,
+        documented(
+            "The ports that processes of the cluster bind where the file says none, for a firewall; null: any.",
+            "a range such as 5000-5100, or null",
+        ),
+    ] = None
     launcher: Annotated[
         LauncherName,
         documented("What starts the jobs; --on overrides it.", "local, ssh, slurm, kubernetes or ray"),

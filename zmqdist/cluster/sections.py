@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from zmqdist import blas_threads, limits
+from zmqdist.cluster.addresses import advertised_address
 
 _SECONDS_MAX = 1e9  # thirty years; a larger number is a mistake, or infinity
 
@@ -28,6 +29,7 @@ Amount = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 Bytes = Annotated[int, Meta(ge=1, le=2**62)]
 TaskCount = Annotated[int, Meta(ge=1, le=limits.WORKERS_MAX)]
 SlotCount = Annotated[int, Meta(ge=1, le=limits.SLOTS_MAX)]
+HostName = Annotated[str, Meta(min_length=1, max_length=255)]
 Index = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Address = Annotated[str, Meta(extra_json_schema={"pattern": ":[0-9]+$"})]
 SparseTasks = Annotated[
@@ -45,8 +47,19 @@ class DispatcherJob(Section, frozen=True):
 
     address: Annotated[
         str,
-        documented("host:port to bind; port 0 lets the system choose.", "host:port", schema={"pattern": ":[0-9]+$"}),
+        documented(
+            "host:port to bind; the host may be an interface, and port 0 takes a free one.",
+            "host:port",
+            schema={"pattern": ":[0-9]+$"},
+        ),
     ] = "127.0.0.1:0"
+    advertise: Annotated[
+        HostName | None,
+        documented(
+            "Where the others are told that it is, for example behind NAT; null: the address that it binds.",
+            "host or host:port, or null",
+        ),
+    ] = None
     work_dir: Annotated[
         str | None,
         documented("Folder of datasets and of the journal; null: in memory.", "the path of a folder, or null"),
@@ -172,6 +185,28 @@ class ServingJob(Job, frozen=True):
         Meta(ge=0, le=2**31 - 1),
         documented("How often a task that crashed is restarted; 0: never.", "a whole number, 0 or more"),
     ] = limits.RESTARTS
+
+    host: Annotated[
+        HostName | None,
+        documented(
+            "The address or the interface (eth1) that each task binds; null: the interface that leads to the dispatcher.",
+            "an address, the name of a host or of an interface, or null",
+        ),
+    ] = None
+    advertise: Annotated[
+        HostName | None,
+        documented(
+            "Where the others are told that a task is, for example behind NAT; null: the address that it binds.",
+            "host or host:port, or null",
+        ),
+    ] = None
+
+    def told_at(self, index: int) -> str | None:
+        """Return where the others are told that a task is, with "%port%" for a port that it takes; None: where it binds."""
+        address = self.addresses().get(index)
+        if address is not None:
+            return address if self.host is not None else None
+        return None if self.advertise is None else advertised_address(self.advertise, "%port%")
 
 
 class WorkerJob(ServingJob, frozen=True):

@@ -21,14 +21,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 
 from zmqdist import errors
 from zmqdist.blas_threads import thread_variables
-from zmqdist.cluster.addresses import is_wildcard
+from zmqdist.cluster.addresses import advertised_address, is_wildcard
 from zmqdist.cluster.check import split_command
 from zmqdist.cluster.config import ClusterConfig
 from zmqdist.cluster.environment import CONFIG_ENV, TF_CONFIG_ENV
@@ -43,6 +43,7 @@ from zmqdist.launch.role_files import RoleFiles
 from zmqdist.launch.roles import TaskConfig
 from zmqdist.launch.tasks import MakeLauncher, Tasks
 from zmqdist.limits import GRACE_S
+from zmqdist.port_range import VARIABLE as PORTS_ENV
 from zmqdist.process import zygote_client
 from zmqdist.scheduling.dispatcher.config import DispatcherConfig, WorkerConfig
 from zmqdist.scheduling.dispatcher.runtime import DispatchServer
@@ -96,6 +97,7 @@ class Launch:
             zygote_client.prepare("zmqdist.launch.roles", "-1", "WorkerConfig", environment=environment)
         with contextlib.ExitStack() as stack:
             stack.enter_context(_Signals(self._signalled))
+            stack.enter_context(_ports(self._config.ports))
             run_folder = RunFolder()
             stack.callback(run_folder.close)
             folder = run_folder.path
@@ -110,6 +112,8 @@ class Launch:
             self._reserve(stack)
             cluster = self._write_config(folder / "cluster.yaml", credentials)
             self._variables = {**credentials.variables(), CONFIG_ENV: str(folder / "cluster.yaml")}
+            if self._config.ports is not None:
+                self._variables[PORTS_ENV] = self._config.ports
             tasks = Tasks(self._worker_exited, self._say, self._launcher(cluster, credentials))
             stack.callback(tasks.close, self._grace_s)
             self._start_workers(tasks, credentials)
@@ -207,12 +211,15 @@ class Launch:
     def _reserve_here(self, section: ServingJob, stack: contextlib.ExitStack) -> dict[int, str]:
         host, _ = split(self._dispatcher_section().address)
         host = LOOPBACK if is_wildcard(host) else host
-        fixed_addresses = {index: split(address) for index, address in section.addresses().items()}
         tasks = {}
         for index in section.indices():
-            port = Reserved(*fixed_addresses.get(index, (host, 0)))
+            fixed = section.addresses().get(index)
+            written, number = split(fixed) if fixed is not None else (host, 0)
+            port = Reserved(section.host or written, number)
             stack.callback(port.close)
-            tasks[index] = section.addresses().get(index, port.address)
+            tasks[index] = fixed or port.address
+            if fixed is None and section.advertise is not None:
+                tasks[index] = advertised_address(section.advertise, split(port.address)[1])
         return tasks
 
     def _thread_variables(self) -> dict[str, str]:
@@ -238,9 +245,10 @@ class Launch:
         for index in section.indices():
             host, port = split(addresses[index]) if index in addresses else (None, 0)
             config = WorkerConfig(
-                self._dispatcher.address,
+                self._dispatcher.address if self._pool is None else self._dispatcher.target,
+                worker_address=section.told_at(index),
                 port=port,
-                host=host,
+                host=section.host or host,
                 index=index,
                 slots=section.slots_here(),
                 processes=True,
@@ -256,7 +264,14 @@ class Launch:
         section = self._config.jobs.ps
         for index in [] if section is None else section.indices():
             assert section is not None
-            config = TaskConfig({"ps": section.addresses()}, "ps", index, credentials.token_file, credentials.keys_dir)
+            config = TaskConfig(
+                {"ps": section.addresses()},
+                "ps",
+                index,
+                credentials.token_file,
+                credentials.keys_dir,
+                bind_host=section.host,
+            )
             tasks.start(config, self._environment_of("ps", index), section.restarts)
 
     def _evaluator_command(self) -> list[str]:
@@ -381,6 +396,21 @@ class _Signals:
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
+
+
+@contextlib.contextmanager
+def _ports(ports: str | None) -> Iterator[None]:
+    """Within this context, servers of this process take their ports from this range, as those of its children do."""
+    before = os.environ.get(PORTS_ENV)
+    if ports is not None:
+        os.environ[PORTS_ENV] = ports
+    try:
+        yield
+    finally:
+        if ports is not None:
+            del os.environ[PORTS_ENV]
+            if before is not None:
+                os.environ[PORTS_ENV] = before
 
 
 def _in_foreground() -> bool:

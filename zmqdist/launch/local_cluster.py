@@ -31,6 +31,7 @@ from zmqdist.scheduling.dispatcher.config import DispatcherConfig, WorkerConfig
 from zmqdist.transport import token
 from zmqdist.transport.address import is_ipv6, join
 from zmqdist.transport.credentials import Credentials
+from zmqdist.transport.own_address import bind_free
 
 if TYPE_CHECKING:
     from zmqdist.cluster.spec import ClusterSpec
@@ -307,8 +308,18 @@ def _close_at_exit(cluster: weakref.ref[local_cluster]) -> None:
 
 def _listen(config: DispatcherConfig) -> socket.socket:
     family = socket.AF_INET6 if is_ipv6(config.host) else socket.AF_INET
+    made = socket.socket(family, socket.SOCK_STREAM)
     try:
-        return socket.create_server((config.host, config.port), family=family)
-    except OSError as error:
-        problem = f"could not bind {join(config.host, config.port)}: {error.strerror}; port 0 takes a free one"
-        raise errors.UnknownError(problem) from None
+        if config.port:
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            made.bind((config.host, config.port))
+        else:
+            bind_free(made, config.host)
+        made.listen()
+        return made
+    except BaseException as error:
+        made.close()
+        if isinstance(error, OSError):
+            problem = f"could not bind {join(config.host, config.port)}: {error.strerror}; port 0 takes a free one"
+            raise errors.UnknownError(problem) from None
+        raise

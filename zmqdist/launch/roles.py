@@ -59,6 +59,7 @@ class TaskConfig:
 
     Attributes:
       cluster: for each job its addresses by index, or a list of them.
+      bind_host: the address or interface to bind, where it is another one than in the cluster.
     """
 
     cluster: dict[str, dict[int, str]]
@@ -67,6 +68,7 @@ class TaskConfig:
     token_file: str | None = None
     keys_dir: str | None = None
     insecure: bool = False
+    bind_host: str | None = None
 
 
 class _Server(Protocol):
@@ -87,7 +89,7 @@ def run_dispatcher(config: DispatcherConfig, *, lifeline: int = -1, announce: An
             server = DispatchServer(config)
         except errors.OpError as error:
             return _failed("dispatcher", error)
-        announce(f"dispatcher at zmq://{server.address}")
+        announce(f"dispatcher at {server.target if config.advertise else f'zmq://{server.address}'}")
         _serve(server, signals, lifeline, 0.0, lambda _: server.stop())
     return OK
 
@@ -306,4 +308,6 @@ def main() -> int:
     task = TaskConfig(**fields)
     credentials = Credentials(task.token_file, task.keys_dir, task.insecure)
     cluster = ClusterSpec(task.cluster)
-    return run_server(cluster, task.job, task.index, credentials, lifeline=lifeline, announce=log.info)
+    return run_server(
+        cluster, task.job, task.index, credentials, bind_host=task.bind_host, lifeline=lifeline, announce=log.info
+    )

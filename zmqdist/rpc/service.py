@@ -39,7 +39,7 @@ from zmqdist.rpc.handler_errors import failed, no_room, stopping
 from zmqdist.rpc.handler_pool import Pool
 from zmqdist.rpc.methods import Method, method_for
 from zmqdist.rpc.pending_call import Asked
-from zmqdist.rpc.server_info import ABOUT, about_us
+from zmqdist.rpc.server_info import ABOUT, ECHO, about_us, echo
 from zmqdist.rpc.snapshots import pack_result
 from zmqdist.task_context import enter, leave
 from zmqdist.transport.calls_machine import ServedCall, ServerCalls, counted
@@ -86,6 +86,7 @@ class RpcService:
         self._stopping = False
         self._add(Method(METHODS, self._list, [], inline=True))
         self._add(Method(ABOUT, lambda: about_us(name, self._incarnation), [], inline=True))
+        self._add(Method(ECHO, echo, None, inline=True))
         self._generators = Generators(self)
         self._batched: list[Batched] = []
 

@@ -4,6 +4,8 @@ Rules
     Each attempt has a new socket and a new monitor: nothing that was queued for an earlier life of the server can reach
     the next one, and no event of an earlier attempt is taken for the present one's.
     ZeroMQ's own reconnecting is off: the security is asked before each attempt whether it may be made (security.py).
+    Each attempt looks a name up again, so a server that comes back at another address is found. Attempts with IPv4 and with IPv6 take
+    turns for a name, because it may have addresses of one kind only, and the server may listen at one kind only.
     Heartbeats are ZeroMQ's own, and mostly this side's; the server notices by the time to live that the first of them tells
     it, HEARTBEAT_IVL_S after the handshake. Who is stopped before that is noticed by the server's own, which are rare.
 
@@ -24,7 +26,7 @@ import zmq
 from zmqdist.errors import OpError
 from zmqdist.limits import FRAME_BYTES_MAX, HANDSHAKE_S, HEARTBEAT_IVL_S, HEARTBEAT_TIMEOUT_S
 from zmqdist.random import chance
-from zmqdist.transport.address import endpoint
+from zmqdist.transport.address import endpoint, is_name, split
 from zmqdist.transport.monitor import (
     CLIENT_EVENTS,
     AttemptFailed,
@@ -154,6 +156,8 @@ class Connector:
         try:
             configure(socket)
             self._security.apply(socket, self.address)
+            if self._failures % 2 and is_name(split(self.address)[0]):
+                socket.setsockopt(zmq.IPV6, 1)
             self._watch.begin()
             monitor = open_monitor(socket, CLIENT_EVENTS)
         except BaseException:

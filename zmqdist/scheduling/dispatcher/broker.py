@@ -57,6 +57,7 @@ class WorkerRow:
     threads_per_slot: int
     pid: int
     host: str
+    address: str
     leases: int
     running: int
     window: int
@@ -189,6 +190,7 @@ class Broker:
             threads_per_slot=member.threads_per_slot,
             pid=member.pid,
             host=member.host,
+            address=member.address,
             leases=len(hands.leases),
             running=sum(lease.started for lease in hands.leases.values()),
             window=hands.window.limit,

@@ -47,7 +47,8 @@ class DispatcherConfig(BrokerRules):
       client_timeout_ms: a reader that is silent is let go after so long; default 5 minutes.
       gc_dynamic_sharding_jobs: drop iterations of DYNAMIC jobs, too: who reads them again begins anew.
       deployment_mode: COLOCATED, REMOTE, HYBRID, None (REMOTE): told to readers.
-      host: address to bind; anything but loopback needs keys (SECURITY.md).
+      host: address or interface to bind; anything but loopback needs keys (SECURITY.md).
+      advertise: "host" or "host:port" at which others are told to find it; None: where it is bound.
       lease_s: how long a worker that was lost from sight may go on running what it has.
       reconnect_grace_s: how long a worker whose connection ended has to come back.
       cancel_grace_s: how long a function that was told to end has, before its slot is cut off.
@@ -69,6 +70,7 @@ class DispatcherConfig(BrokerRules):
     gc_dynamic_sharding_jobs: bool = False
     deployment_mode: str | None = None
     host: str = "127.0.0.1"
+    advertise: str | None = None
     token_file: str | None = None
     keys_dir: str | None = None
     insecure: bool = False
@@ -143,7 +145,7 @@ class WorkerConfig:
       snapshot_max_chunk_size_bytes: files of snapshots become about so large; default 6 GB.
       shutdown_quiet_period_ms: at most for so long after it has left its dispatcher a worker goes on answering what readers have asked
         already, and ends when that is done; what they ask then is refused with CANCELLED, after which they read from other workers.
-      host: address it binds; None takes loopback for a dispatcher on loopback, else the interface that leads to it.
+      host: address or interface it binds; None takes loopback for a dispatcher on loopback, else the interface that leads to it.
       job, index: its name; index None takes the lowest that is free, which may be another after a restart of the dispatcher.
       slots: functions it runs at a time.
       schedule_start_delay_s: worker i lets the first function of each coordinator wait for i times this, at most for

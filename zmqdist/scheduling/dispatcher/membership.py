@@ -52,6 +52,8 @@ class Member:
     watched: bool
     peer: Peer | None
     threads_per_slot: int = 0
+    address: str = ""
+    """Of its own server, as it tells the others."""
     away_until: float = 0.0
     leaving: bool = False
     leave_grace_s: float | None = None
@@ -215,6 +217,7 @@ class Membership:
             watched=watched,
             peer=peer,
             threads_per_slot=register.threads_per_slot,
+            address=register.address,
         )
         self.members[register.job, index] = self._lives[register.job, register.incarnation] = member
         self.by_peer[peer] = member

@@ -52,10 +52,11 @@ from zmqdist.scheduling.worker.worker_events import (
     SlotFinished,
     Spawn,
 )
-from zmqdist.transport.address import join, split
+from zmqdist.transport.address import is_wildcard, join, split
 from zmqdist.transport.credentials import Credentials
 from zmqdist.transport.dealer import DealerConnection
 from zmqdist.transport.loop import Loop
+from zmqdist.transport.own_address import bindable, own_host
 from zmqdist.transport.router import Router
 from zmqdist.wire.hello import Hello, our_hello
 
@@ -266,7 +267,7 @@ class _Runtime:
         """Begin to work."""
         config = self._config
         credentials = Credentials(config.token_file, config.keys_dir, config.insecure)
-        host = config.host or own_host(self._dispatcher)
+        host = bindable(config.host) if config.host else own_host(self._dispatcher)
         incarnation = secrets.randbits(62) | 1
         name = f"{config.job}:{'?' if config.index is None else config.index}"
         loop = self.loop = Loop(f"zmqdist-{name}")
@@ -372,8 +373,11 @@ class _Runtime:
     def _bind(self, router: Router, key: bytes, host: str) -> None:
         """Listen, and tell where. With `processes` tasks have ports of their own, so that only their address can be other than usual."""
         config = self._config
-        self.address = self._store.address = router.bind(join(host, config.port))
+        self.address = router.bind(join(host, config.port))
+        if is_wildcard(host):  # no address for others: those that reach the dispatcher's network reach this one
+            self.address = join(own_host(self._dispatcher), split(self.address)[1])
         self.advertised = self.data.host.address = config.advertised(self.address)
+        self._store.address = self.address if config.worker_address is None else self.advertised
         self._store.key = self.data.key = key
         if config.data_transfer_protocol is not None and config.processes:
             self.data.host.read_at = config.data_transfer_address or ""
@@ -509,16 +513,3 @@ class _Runtime:
         self._store.close()
         self._registered.set()
         self.stopped.set()
-
-
-def own_host(dispatcher: str) -> str:
-    """The address of this machine from which the dispatcher is reached. Nothing is sent. Raises UnavailableError: its name is not known."""
-    host, port = split(dispatcher)
-    try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
-    except socket.gaierror as error:
-        told = f"the dispatcher's address {dispatcher}: the name {host!r} cannot be looked up ({error.strerror})"
-        raise errors.UnavailableError(told) from None
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect(address)
-        return str(probe.getsockname()[0])
