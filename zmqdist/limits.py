@@ -470,3 +470,15 @@ AGENT_HELLO_S: Final = 60.0
 
 AGENT_CLOCK_S: Final = 60.0
 """Seconds that the clock of a host may differ from the launcher's without a warning."""
+
+CODE_BYTES_MAX: Final = 64 * 2**20
+"""Bytes of the files of a program that a launcher sends to a host: ten times a large project; more is data, or a forgotten folder."""
+
+CODE_FILE_BYTES_MAX: Final = 4 * 2**20
+"""Bytes of one such file; larger ones are left out."""
+
+CODE_FILES_MAX: Final = 20_000
+"""Files of a program that a launcher sends to a host."""
+
+CODE_PART_BYTES: Final = 2**18
+"""Bytes of one order with code: short enough for a beat in between on a slow line."""

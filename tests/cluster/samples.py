@@ -68,7 +68,7 @@ STRUCTURE: dict[str, tuple[str, str]] = {
     ),
     "a key that is a number": (
         TOP + "jobs: {worker: {count: 1}}\n7: x\n",
-        "c.yaml:4: [7]: unknown key (known are: name, jobs, program, security, ports, launcher, ssh, slurm, kubernetes, ray)",
+        "c.yaml:4: [7]: unknown key (known are: name, jobs, program, security, ports, code, launcher, ssh, slurm, kubernetes, ray)",
     ),
     "a bad job name": (
         TOP + "jobs:\n  wroker: {count: 1}\n",

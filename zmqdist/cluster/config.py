@@ -62,6 +62,13 @@ class ClusterConfig(Section, frozen=True):
             "a range such as 5000-5100, or null",
         ),
     ] = None
+    code: Annotated[
+        list[str] | None,
+        documented(
+            "Paths that hosts get which do not share this file system; null: the folder of the program's script; []: none.",
+            "a list of paths, or null",
+        ),
+    ] = None
     launcher: Annotated[
         LauncherName,
         documented("What starts the jobs; --on overrides it.", "local, ssh, slurm, kubernetes or ray"),

@@ -31,6 +31,7 @@ from typing import IO, Final
 
 from zmqdist._version import __version__
 from zmqdist.errors import OpError
+from zmqdist.launch.agent_code import ReceivedCode
 from zmqdist.launch.agent_protocol import (
     AgentEvent,
     AgentHello,
@@ -38,12 +39,14 @@ from zmqdist.launch.agent_protocol import (
     AgentUnfit,
     CloseAgent,
     LauncherBeat,
+    OfferCode,
     OrderRefused,
     PortReserved,
     ReservePort,
     RoleEnded,
     RoleLine,
     RoleStarted,
+    SendCode,
     SignalRole,
     StartRole,
     decode_order,
@@ -104,6 +107,7 @@ class HostAgent:
         self._naming = threading.Lock()
         """Held while a role is started, so that its end is not reported before its ticket is known."""
         self._children = Children(self._exited)
+        self._code = ReceivedCode()
         self._closing: threading.Thread | None = None
         self._closed_read, self._closed_write = os.pipe2(os.O_CLOEXEC)
 
@@ -121,6 +125,7 @@ class HostAgent:
             self._children.close(0.0)
             for port in self._reserved:
                 port.close()
+            self._code.close()
 
     def obey(self, order: AgentOrder) -> None:
         """Carry out one order. What goes wrong is an event."""
@@ -137,6 +142,9 @@ class HostAgent:
                     self._say(OrderRefused(order.ticket, error.message))
                 else:
                     self._say(PortReserved(order.ticket, self._reserved[-1].address))
+            case OfferCode() | SendCode():
+                if (event := self._code.answer(order)) is not None:
+                    self._say(event)
             case CloseAgent():
                 if self._closing is None:
                     self._closing = threading.Thread(target=self._close, args=(order.grace_s,), name="zmqdist-close")
@@ -149,6 +157,9 @@ class HostAgent:
             for name, text in order.files.items():
                 _write_private(self._folder.path / name, text)
             environment = {**os.environ, **order.environment}
+            if self._code.imports:
+                before = environment.get("PYTHONPATH")
+                environment["PYTHONPATH"] = os.pathsep.join([*self._code.imports, *([before] if before else [])])
             if order.kind == "WorkerConfig":
                 environment |= WorkerConfig(**json.loads(order.fields)).thread_variables(environment)
             with self._naming:

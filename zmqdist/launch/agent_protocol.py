@@ -60,6 +60,28 @@ class ReservePort(AgentMessage, frozen=True):
     port: int = 0
 
 
+class OfferCode(AgentMessage, frozen=True):
+    """Say which code roles need; answered by CodeReady if this host has it in the same place, else by CodeWanted, or OrderRefused.
+
+    Attributes:
+      digest, root, paths, imports: of the CodeBundle (code_bundle.py).
+    """
+
+    ticket: int
+    digest: str
+    root: str
+    paths: list[str]
+    imports: list[str]
+
+
+class SendCode(AgentMessage, frozen=True):
+    """A part of the archive that was offered last: compressed by zlib, in base64. CodeReady or OrderRefused answers the last part."""
+
+    ticket: int
+    data: str
+    last: bool = False
+
+
 class LauncherBeat(AgentMessage, frozen=True):
     """The launcher runs. An agent that hears nothing for its silence limit ends as if its standard input had ended."""
 
@@ -144,6 +166,19 @@ class PortReserved(AgentMessage, frozen=True):
     address: str
 
 
+class CodeWanted(AgentMessage, frozen=True):
+    """The code that was offered is not there."""
+
+    ticket: int
+
+
+class CodeReady(AgentMessage, frozen=True):
+    """The code is there, in this folder, which is the working directory of all roles that start from now on."""
+
+    ticket: int
+    folder: str
+
+
 class OrderRefused(AgentMessage, frozen=True):
     """An order could not be carried out; for a role it is the last event. `reason`: one sentence, without the name of the host."""
 
@@ -151,8 +186,10 @@ class OrderRefused(AgentMessage, frozen=True):
     reason: str
 
 
-AgentOrder: TypeAlias = StartRole | SignalRole | ReservePort | LauncherBeat | CloseAgent
-AgentEvent: TypeAlias = AgentHello | AgentUnfit | RoleStarted | RoleLine | RoleEnded | PortReserved | OrderRefused
+AgentOrder: TypeAlias = StartRole | SignalRole | ReservePort | OfferCode | SendCode | LauncherBeat | CloseAgent
+AgentEvent: TypeAlias = (
+    AgentHello | AgentUnfit | RoleStarted | RoleLine | RoleEnded | PortReserved | CodeWanted | CodeReady | OrderRefused
+)
 
 _encoder: Final = msgspec.json.Encoder()
 _orders: Final = msgspec.json.Decoder(AgentOrder)

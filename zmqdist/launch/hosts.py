@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -24,6 +25,7 @@ from zmqdist.background import in_background
 from zmqdist.launch.agent_link import NOT_STARTED, AgentLink, RemoteRole
 from zmqdist.launch.agent_protocol import AgentHello, AgentUnfit, StartRole
 from zmqdist.launch.agent_stream import AgentStream, NoteHandler
+from zmqdist.launch.code_bundle import CodeBundle
 from zmqdist.launch.host_slots import HostSlots
 from zmqdist.launch.launcher_interface import LineHandler
 from zmqdist.launch.role_files import RoleFiles
@@ -122,6 +124,16 @@ class AgentPool:
             raise errors.UnavailableError(f"no host has a free slot for {role}")
         self._reserved[role] = host
         return self.links[host].reserve(self.hello(host).reached_at or LOOPBACK, port)
+
+    def send_code(self, bundle: CodeBundle) -> None:
+        """Have all roles run with this code, on all hosts at the same time. Raises as `AgentLink.send_code`, for the first host."""
+
+        def send(link: AgentLink) -> None:
+            link.send_code(bundle, lambda: self._say(f"[{link.host}] gets {bundle.describe()}"))
+
+        with ThreadPoolExecutor(len(self.links), thread_name_prefix="zmqdist-code") as threads:
+            for sending in [threads.submit(send, link) for link in self.links.values()]:
+                sending.result()
 
     def has_lost_port(self, role: str) -> bool:
         """Return whether the role can run nowhere any more, because its port was reserved on a host that is lost."""

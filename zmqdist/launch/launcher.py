@@ -34,6 +34,7 @@ from zmqdist.cluster.config import ClusterConfig
 from zmqdist.cluster.environment import CONFIG_ENV, TF_CONFIG_ENV
 from zmqdist.cluster.sections import DispatcherJob, RuntimeConfig, ServingJob, SingleJob, WorkerJob
 from zmqdist.launch.children import Child, Children, end_with_parent
+from zmqdist.launch.code_bundle import CodeBundle, bundle_of
 from zmqdist.launch.engines import agent_hosts
 from zmqdist.launch.folders import RunFolder
 from zmqdist.launch.hosts import AgentPool, Hosts
@@ -102,11 +103,14 @@ class Launch:
             stack.callback(run_folder.close)
             folder = run_folder.path
             if hosts is not None:
+                bundle = self._code()
                 try:
                     self._pool = AgentPool(hosts, self._say, cancelled=lambda: bool(self._signals))
                 except errors.CancelledError:
                     return 128 + self._signals[-1]
                 stack.callback(self._pool.close)
+                if bundle is not None:
+                    self._pool.send_code(bundle)
             credentials = self._credentials(folder)
             self._dispatcher = stack.enter_context(DispatchServer(self._dispatcher_config(credentials)))
             self._reserve(stack)
@@ -302,14 +306,27 @@ class Launch:
             lambda line: self._say(f"{prefix} {line}"),
         )
 
+    def _script(self) -> str | None:
+        """Return the path of the program's script, if its command has one."""
+        return next((word for word in self._command[1:] if word.endswith(".py") and os.path.isfile(word)), None)
+
     def _importable(self) -> dict[str, str]:
         """Put the folder of the program's script on the workers' PYTHONPATH, so that functions can import modules beside the script."""
-        script = next((word for word in self._command[1:] if word.endswith(".py") and os.path.isfile(word)), None)
-        if script is None:
+        script = self._script()
+        if script is None or (
+            self._pool is not None and self._config.code != []
+        ):  # its agent knows where the code is there
             return {}
         before = os.environ.get("PYTHONPATH") if self._pool is None else None
         folder = str(Path(script).absolute().parent)
         return {"PYTHONPATH": folder if not before else os.pathsep.join((folder, before))}
+
+    def _code(self) -> CodeBundle | None:
+        """Return the code for hosts that do not share this file system; None if the file says that they do, or if there is no script."""
+        script, paths = self._script(), self._config.code
+        if paths is None:
+            paths = [] if script is None else [os.path.dirname(script) or "."]
+        return bundle_of(paths, script) if paths else None
 
     # -- while it runs ------------------------------------------------------------------------------------------
 
