@@ -202,6 +202,20 @@ def test_a_client_that_reconnects_looks_the_name_up_again(net: Net) -> None:
     assert pids[0].strip().isdecimal()
 
 
+def test_a_name_with_an_ipv6_address_only_leads_to_its_server(net: Net) -> None:
+    for number, host in enumerate(net.hosts.hosts.values(), 1):
+        added = host.run(["ip", "address", "add", f"2001:db8::{number}/64", "dev", "eth0", "nodad"])
+        assert added.wait(READY_S) == 0
+    names = net.hosts.names.read_text()
+    net.hosts.names.write_text(names + "2001:db8::1 six\n")
+    dispatcher = net.start("server", "dispatcher", "--host", "six", "--port", str(PORT))
+    worker = net.start("worker", "worker", "--dispatcher", f"six:{PORT}")
+    assert net.program("program", LARGE_RESULT, f"six:{PORT}") == "1048576.0\n"
+    (row,) = json.loads(net.command("program", "status", f"six:{PORT}", "--json"))["workers"]
+    assert row["address"].startswith("[2001:db8::2]:")
+    assert end(worker) == end(dispatcher) == 0
+
+
 # -- the doctor ------------------------------------------------------------------------------------------------------
 
 

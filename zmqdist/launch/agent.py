@@ -55,6 +55,7 @@ from zmqdist.launch.agent_protocol import (
 from zmqdist.launch.children import Child, Children
 from zmqdist.launch.folders import RunFolder
 from zmqdist.launch.ports import Reserved
+from zmqdist.port_range import VARIABLE as PORTS_ENV
 from zmqdist.process import zygote_client
 from zmqdist.scheduling.dispatcher.config import WorkerConfig
 
@@ -136,6 +137,8 @@ class HostAgent:
                 if (child := self._by_ticket.get(order.ticket)) is not None:
                     child.signal(order.number)
             case ReservePort():
+                if order.ports:
+                    os.environ[PORTS_ENV] = order.ports
                 try:
                     self._reserved.append(Reserved(order.host, order.port))
                 except OpError as error:

@@ -145,9 +145,9 @@ class AgentLink:
             self._orders.put(order(ticket))
         return True
 
-    def reserve(self, host: str, port: int = 0) -> str:
+    def reserve(self, host: str, port: int = 0, ports: str = "") -> str:
         """Reserve a port there and return its address. Raises UnavailableError, or UnknownError: the port is in use, for instance."""
-        event = self._request(lambda ticket: [ReservePort(ticket, host, port)], ANSWER_S)
+        event = self._request(lambda ticket: [ReservePort(ticket, host, port, ports)], ANSWER_S)
         assert isinstance(event, PortReserved)
         return event.address
 

@@ -51,13 +51,15 @@ class ReservePort(AgentMessage, frozen=True):
     """Reserve a port until the agent ends, so that a restarted role has the same address; answered by PortReserved or OrderRefused.
 
     Attributes:
-      host: the address to bind: an interface of the agent's host.
+      host: the address to bind, or the name of an interface of the agent's host.
       port: 0 takes a free one.
+      ports: the range of free ports, for the roles as well; "": any.
     """
 
     ticket: int
     host: str
     port: int = 0
+    ports: str = ""
 
 
 class OfferCode(AgentMessage, frozen=True):

@@ -112,8 +112,12 @@ class AgentPool:
         with self._lock:
             self.slots.lose(host)
 
-    def reserve(self, role: str, port: int = 0) -> str:
+    def reserve(self, role: str, port: int = 0, *, interface: str | None = None, ports: str = "") -> str:
         """Place a role, reserve a port on its host and return the address: from then on the role runs on this host only.
+
+        Args:
+          interface: an address or interface of that host; None: the one by which it was reached.
+          ports: the range of a free port; "": any.
 
         Raises:
           UnavailableError: no host has a free slot, or its agent does not answer.
@@ -123,7 +127,7 @@ class AgentPool:
         if host is None:
             raise errors.UnavailableError(f"no host has a free slot for {role}")
         self._reserved[role] = host
-        return self.links[host].reserve(self.hello(host).reached_at or LOOPBACK, port)
+        return self.links[host].reserve(interface or self.hello(host).reached_at or LOOPBACK, port, ports)
 
     def send_code(self, bundle: CodeBundle) -> None:
         """Have all roles run with this code, on all hosts at the same time. Raises as `AgentLink.send_code`, for the first host."""

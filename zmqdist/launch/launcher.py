@@ -221,9 +221,7 @@ class Launch:
             written, number = split(fixed) if fixed is not None else (host, 0)
             port = Reserved(section.host or written, number)
             stack.callback(port.close)
-            tasks[index] = fixed or port.address
-            if fixed is None and section.advertise is not None:
-                tasks[index] = advertised_address(section.advertise, split(port.address)[1])
+            tasks[index] = fixed or _advertised(section, port.address)
         return tasks
 
     def _thread_variables(self) -> dict[str, str]:
@@ -234,7 +232,11 @@ class Launch:
     def _reserve_there(self, section: ServingJob, pool: AgentPool) -> dict[int, str]:
         for index in self._workers.indices():  # they have the first choice, so that they spread over the hosts
             pool.place(f"worker:{index}")
-        return {index: pool.reserve(f"ps:{index}") for index in section.indices()}
+        ports = self._config.ports or ""
+        reserved = {
+            index: pool.reserve(f"ps:{index}", interface=section.host, ports=ports) for index in section.indices()
+        }
+        return {index: _advertised(section, address) for index, address in reserved.items()}
 
     def _environment_of(self, job: str, index: int) -> dict[str, str]:
         """Return the variables of a task beyond those of its host; `env` of the file overrides everything else."""
@@ -413,6 +415,11 @@ class _Signals:
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
+
+
+def _advertised(section: ServingJob, bound: str) -> str:
+    """Return where the others are told that a task is which binds this address."""
+    return bound if section.advertise is None else advertised_address(section.advertise, split(bound)[1])
 
 
 @contextlib.contextmanager

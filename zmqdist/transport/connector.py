@@ -47,6 +47,8 @@ BACKOFF_MIN_S: Final = 0.05
 BACKOFF_MAX_S: Final = 1.0
 CONNECT_S: Final = 5.0
 """An attempt without a TCP connection after this long is given up; a name that cannot be looked up gives no event at all."""
+FIRST_LOOKUP_S: Final = 1.0
+"""The same for the first attempt at a name, which looks for IPv4 addresses only; the second takes any."""
 PROBE_STEP_S: Final = 0.005
 
 _open: Final[set[zmq.Socket[bytes]]] = set()
@@ -87,6 +89,7 @@ class Connector:
         self._closing = closing
         self._watch = ConnectionWatch(address, security)
         self._failures = 0
+        self._is_name = is_name(split(address)[0])
         self._probe: PortProbe | None = None
         self._waiting = True
 
@@ -148,7 +151,7 @@ class Connector:
         except OpError as error:
             return self._refuse(Rejected(error))
         self._waiting = False
-        self.due = now + CONNECT_S
+        self.due = now + (FIRST_LOOKUP_S if self._is_name and not self._failures else CONNECT_S)
         return None
 
     def _open(self) -> None:
@@ -156,7 +159,7 @@ class Connector:
         try:
             configure(socket)
             self._security.apply(socket, self.address)
-            if self._failures % 2 and is_name(split(self.address)[0]):
+            if self._is_name and self._failures % 2:
                 socket.setsockopt(zmq.IPV6, 1)
             self._watch.begin()
             monitor = open_monitor(socket, CLIENT_EVENTS)
