@@ -47,7 +47,7 @@ def helpers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleT
         del sys.modules[name]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def coordinator() -> Iterator[ClusterCoordinator]:
     with zd.local_cluster(workers=1) as cluster, ClusterCoordinator(cluster) as coordinator:
         yield coordinator
