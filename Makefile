@@ -7,6 +7,9 @@ PIP     = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c co
 SEEDS  ?= 5000
 RUNS   ?= 100
 MINUTES ?= 10
+# Programs that the tests of engines want, and the packages that have them.
+ENGINES = sshd slurmd munged
+ENGINE_PACKAGES = openssh-server slurm-wlm munge
 JOBS   ?= 4
 # Most tests wait, so more of them run side by side than there are cores. Six take longer: they are in each other's way.
 PYTEST  = $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
@@ -17,7 +20,7 @@ unexport PYTHONDONTWRITEBYTECODE
 unexport PYTHONPATH
 
 .DELETE_ON_ERROR:
-.PHONY: help run test test-all endurance campaign lint types layers wheel-check versions constraints sim protocol machines clean
+.PHONY: help run test test-all test-engines endurance campaign lint types layers wheel-check versions constraints sim protocol machines clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 22
@@ -31,6 +34,11 @@ test: $(VENV)/ready-dev ## the tests, and the code blocks of README.md and docs/
 test-all: $(VENV)/ready-dev ## the rest, too: benchmark programs, full training, planted bugs, long faults; other Pythons
 	$(PYTEST) --tier all
 	$(PYTHON) .ci/versions.py
+
+test-engines: $(VENV)/ready-dev ## clusters on hosts, by ssh, Slurm, Kubernetes and Ray, as root: it installs what they need with apt-get, and says why it skips
+	@(for each in $(ENGINES); do PATH=$$PATH:/usr/sbin command -v $$each > /dev/null || exit 1; done) || apt-get install --quiet --quiet --yes $(ENGINE_PACKAGES) || echo "not installed: $(ENGINE_PACKAGES)"
+	$(PIP) -e '.[engines]'
+	$(BIN)/python -m pytest tests/engines --timeout 600
 
 endurance: $(VENV)/ready-dev ## the waiting tests again and again under load, in pieces: make endurance RUNS=100 MINUTES=10
 	$(BIN)/python -m tests.endurance --runs $(RUNS) --minutes $(MINUTES)

@@ -53,7 +53,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if not collection_path.is_relative_to(root) or tiers.runs_in(collection_path, root, config.getoption("--tier")):
         return None  # other rules may still leave it out
     named = [config.invocation_params.dir / arg.partition("::")[0] for arg in config.args]
-    let_in = [arg for arg in named if {tiers.FULL, tiers.CAMPAIGNS} & set(arg.parts)]
+    let_in = [arg for arg in named if {tiers.FULL, *tiers.OUTSIDE} & set(arg.parts)]
     return None if any(collection_path.is_relative_to(arg) for arg in let_in) else True
 
 

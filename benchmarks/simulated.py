@@ -26,12 +26,12 @@ from zmqdist.messages import (
     Beat,
     Define,
     Done,
-    Enlist,
+    LeasesReturned,
     Message,
-    Recall,
     Register,
+    RegisterCoordinator,
     Results,
-    Returned,
+    StealRequest,
     Submit,
 )
 from zmqdist.scheduling.dispatcher.broker import Broker, Event
@@ -75,7 +75,7 @@ class Cluster:
         self._reports: list[tuple[float, int, Worker]] = []
         self._number = 0
         self._workers: dict[str, Worker] = {}
-        self.hear("coordinator", Enlist(1, 2**21, 1, False))
+        self.hear("coordinator", RegisterCoordinator(1, 2**21, 1, False))
         self.hear("coordinator", Define([(FUNCTION, b"f" * 100)]))
         self.join(workers)
 
@@ -150,13 +150,13 @@ class Cluster:
                 if not worker.busy:
                     worker.busy = True
                     self._next_report(worker)
-            case Recall(leases):
+            case StealRequest(leases):
                 worker = self._workers[str(effect.to)]
                 wanted = set(leases)
                 back = [lease for lease in islice(worker.leases, 1, None) if lease in wanted]
                 gone = set(back)
                 worker.leases = deque(lease for lease in worker.leases if lease not in gone)
-                self.hear(worker.name, Returned(back))
+                self.hear(worker.name, LeasesReturned(back))
             case Results(items):
                 self.done += len(items)
             case _:

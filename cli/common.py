@@ -81,11 +81,11 @@ def _use_ports(context: click.Context, option: click.Parameter, ports: str | Non
             parse_ports(ports)
         except ValueError as error:
             raise click.BadParameter(str(error), context, option) from None
-        os.environ[VARIABLE] = ports  # for this process, and for those that it starts
+        os.environ[VARIABLE] = ports  # for this process and its children
 
 
 def use_ports_of(config: ClusterConfig) -> None:
-    """Bind ports of the range of a cluster file, unless --ports or the environment has one."""
+    """Have this process take its free ports from the range of a cluster file, unless --ports or the environment has one."""
     from zmqdist.port_range import VARIABLE
 
     if config.ports is not None:
@@ -97,13 +97,13 @@ ports_option = click.option(
     metavar="FIRST-LAST",
     expose_value=False,
     callback=_use_ports,
-    help="Range of ports for all that it binds at no fixed port.",
+    help="Range of ports from which it takes its free ports.",
 )
 
 advertise_option = click.option(
     "--advertise",
     metavar="HOST[:PORT]",
-    help="Where the others are told that it is, behind NAT for example.",
+    help="Address at which other processes reach it, behind NAT for example.",
 )
 
 

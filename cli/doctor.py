@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from zmqdist.cluster import ClusterConfig
     from zmqdist.observe.doctor.findings import Finding
     from zmqdist.transport.credentials import Credentials
+
+HOSTS_AT_A_TIME: Final = 16
 
 
 @click.command(short_help="Look for what is wrong, and say what to do.")
@@ -35,8 +37,9 @@ def doctor(
 ) -> None:
     """Look for what is wrong, and say what to do: on this machine, and at a cluster.
 
-    CONFIG is a cluster file, whether its cluster runs or not; each ADDRESS is the host:port of a zmqdist server. Without either, the
-    command examines the cluster that ZMQDIST_CONFIG or TF_CONFIG names. Each line of the output is ok, a warning or a problem.
+    CONFIG is a cluster file, whether its cluster runs or not; the hosts of its launcher are asked for their Python and zmqdist. Each
+    ADDRESS is the host:port of a zmqdist server. Without either, the command examines the cluster that ZMQDIST_CONFIG or TF_CONFIG names.
+    Each line of the output is ok, a warning or a problem.
 
     Exit codes: 0 no problem was found, 1 there is one.
     """
@@ -63,7 +66,34 @@ def _cluster(config: ClusterConfig, given: Credentials, timeout_s: float) -> lis
 
     found = host.examine(cluster.descriptors_wanted(config))
     found += secrets.examine(cluster.credentials_for(config, given))
-    return found + cluster.examine_config(config, given, timeout_s)
+    return found + cluster.examine_config(config, given, timeout_s) + _hosts(config)
+
+
+def _hosts(config: ClusterConfig) -> list[Finding]:
+    """Look at each host on which the file's launcher would start an agent. Starts an agent there, and no role."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    from zmqdist.errors import OpError
+    from zmqdist.launch.engines import agent_hosts
+    from zmqdist.launch.hosts import AgentHost, AgentPool
+    from zmqdist.observe.doctor.findings import PROBLEM, WARNING, Finding, ok
+
+    def examine(host: AgentHost) -> list[Finding]:
+        said: list[str] = []
+        try:
+            pool = AgentPool([host], said.append)
+        except (OpError, OSError) as error:
+            return [Finding(PROBLEM, host.name, str(error).removeprefix(f"{host.name}: "))]
+        hello = pool.hello(host.name)
+        pool.close()
+        cores = "1 core" if hello.cores == 1 else f"{hello.cores} cores"
+        slots = "" if host.slots is None else f", {host.slots} slots"
+        good = ok(host.name, f"Python {hello.python}, zmqdist {hello.version} ({hello.path}), {cores}{slots}")
+        return [good, *(Finding(WARNING, host.name, line.partition("warning: ")[2] or line) for line in said)]
+
+    hosts = agent_hosts(config) or []
+    with ThreadPoolExecutor(HOSTS_AT_A_TIME, thread_name_prefix="zmqdist-doctor") as threads:
+        return [finding for found in threads.map(examine, hosts) for finding in found]
 
 
 def _addresses(addresses: tuple[str, ...], given: Credentials, timeout_s: float) -> list[Finding]:

@@ -1,9 +1,11 @@
-"""`zmqdist launch CONFIG [-- ARGS]`: start a whole cluster for one run of a program."""
+"""`zmqdist launch CONFIG [-- ARGS]`: start a whole cluster for one run of a program, or write what starts it elsewhere."""
 
 from __future__ import annotations
 
 import contextlib
-from typing import get_args
+import os
+import sys
+from typing import TYPE_CHECKING, Final, get_args
 
 import click
 
@@ -11,9 +13,20 @@ from zmqdist.cluster.launcher_sections import LauncherName
 from zmqdist_cli.common import grace_option
 from zmqdist_cli.exit_codes import ExitCode
 
+if TYPE_CHECKING:
+    from zmqdist.cluster import ClusterConfig
+
+_THIS_COMMAND: Final = """\
+import sys
+sys.path[:] = [folder for folder in sys.path if folder]
+from zmqdist_cli.main import main
+sys.exit(main())
+"""
+"""As `zmqdist`, with the Python of this process, and without modules of the working directory."""
+
 
 @click.command(short_help="Start all jobs of a cluster file and run its program.")
-@click.argument("config")
+@click.argument("config", required=False)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- ARGS]")
 @click.option(
     "--on",
@@ -21,27 +34,104 @@ from zmqdist_cli.exit_codes import ExitCode
     default=None,
     help="What starts the jobs, in place of the file's `launcher`.",
 )
+@click.option("--detach", is_flag=True, help="Print the number of the job of Slurm, and do not follow it.")
+@click.option("--attach", "job", type=int, metavar="JOB", help="Follow a job of Slurm that was submitted before.")
+@click.option("--render", is_flag=True, help="Write the manifests of Kubernetes to standard output; start nothing.")
 @grace_option("Time that the program and the workers have to end after Ctrl-C or SIGTERM.")
 @click.pass_context
 def launch(
-    context: click.Context, /, config: str, arguments: tuple[str, ...], *, on: str | None, grace_s: float
+    context: click.Context,
+    /,
+    config: str | None,
+    arguments: tuple[str, ...],
+    *,
+    on: str | None,
+    detach: bool,
+    job: int | None,
+    render: bool,
+    grace_s: float,
 ) -> None:
     """Start all jobs of the cluster file CONFIG and run its program, with ARGS added to its command line.
 
-    The workers and parameter servers run on this machine, or where the file's `launcher` places them; dispatcher and program run here.
-    Lines that workers write get a prefix, as [worker-0] or [worker-0@host]. When the program ends, the command stops all jobs and ends
-    with the exit code of the program.
+    The workers and parameter servers run on this machine, or where the file's `launcher` places them; dispatcher and program run here,
+    or in the job of Slurm. Lines that workers write get a prefix, as [worker-0] or [worker-0@host]. When the program ends, the command
+    stops all jobs and ends with the exit code of the program.
     """
+    if job is not None:
+        if config is not None or detach:
+            raise click.UsageError(
+                "--attach JOB follows a job that was submitted before: give neither CONFIG nor --detach"
+            )
+        context.exit(_follow(job))
+    if config is None:
+        raise click.UsageError("Missing argument 'CONFIG'.")
     from zmqdist.cluster import ClusterConfig
     from zmqdist.errors import NotFoundError
     from zmqdist.launch.launcher import launch as run
 
+    loaded = ClusterConfig.load(config, on)
+    if render or loaded.launcher == "kubernetes":
+        _render(loaded, arguments, render, grace_s)
+        return
     try:
-        code = run(ClusterConfig.load(config, on), list(arguments), say=_say, grace_s=grace_s)
+        in_job = os.environ.get("SLURM_JOB_ID")
+        if loaded.launcher == "slurm" and in_job is None:
+            code = _submit(loaded, os.path.abspath(config), arguments, detach, grace_s)
+        elif detach:
+            why = (
+                f"this is job {in_job} already"
+                if loaded.launcher == "slurm"
+                else f"launcher: {loaded.launcher} has none"
+            )
+            raise click.UsageError(f"--detach leaves a job of Slurm to itself, and {why}")
+        else:
+            code = run(loaded, list(arguments), say=_say, grace_s=grace_s)
     except NotFoundError as error:  # the program: the file names it
         click.echo(f"zmqdist launch: {config}: {error}", err=True)
         context.exit(int(ExitCode.CONFIG))
     context.exit(code)
+
+
+def _submit(cluster: ClusterConfig, config: str, arguments: tuple[str, ...], detach: bool, grace_s: float) -> int:
+    """Submit a job of Slurm that runs this command again, and follow it unless `detach`."""
+    from zmqdist.launch.launcher import Launch
+    from zmqdist.launch.slurm_job import JobFollower, submit
+
+    Launch(cluster, arguments, _say).check()  # here, because the job may wait for hours before it finds out
+    command = [sys.executable, "-c", _THIS_COMMAND, "launch", config, "--on", "slurm", "--grace", str(grace_s), "--"]
+    with JobFollower(_say) as follower:
+        number = submit(cluster, [*command, *arguments], grace_s)
+        if detach:
+            click.echo(str(number))
+            return int(ExitCode.OK)
+        _say(
+            f"[slurm] job {number} is submitted; its output is in {cluster.name}-{number}.out, too; Ctrl-C cancels the job"
+        )
+        return follower.run(number, submitted=True)
+
+
+def _follow(number: int) -> int:
+    from zmqdist.launch.slurm_job import JobFollower
+
+    with JobFollower(_say) as follower:
+        return follower.run(number, submitted=False)
+
+
+def _render(config: ClusterConfig, arguments: tuple[str, ...], render: bool, grace_s: float) -> None:
+    """Write the manifests to standard output, and to standard error the command that makes the Secret which they name."""
+    from zmqdist.launch import kubernetes
+
+    if not render:
+        raise click.UsageError(
+            "manifests are written with --render and applied with kubectl: "
+            "zmqdist launch FILE --on kubernetes --render | kubectl apply -f -"
+        )
+    if config.launcher != "kubernetes":
+        raise click.UsageError(
+            f"--render is for Kubernetes, and the launcher is {config.launcher}: add --on kubernetes"
+        )
+    click.echo(kubernetes.render(config, arguments, grace_s), nl=False)
+    click.echo(f"make the Secret of the keys once: {kubernetes.secret_command(config)}", err=True)
 
 
 def _say(line: str) -> None:

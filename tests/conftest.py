@@ -90,13 +90,13 @@ def _descriptors() -> set[str]:
 
 def _leases() -> set[str]:
     """Shared memory that is still lent; the pool itself stays for the life of the process."""
-    arena = sys.modules.get("zmqdist.transport.shm_pool")
-    pool = None if arena is None else arena._arena  # reach: the public way to it would make one
-    if pool is None or not pool.lent:
+    module = sys.modules.get("zmqdist.transport.shm_pool")
+    pool = None if module is None else module._pool  # reach: the public way to it would make one
+    if pool is None or not pool.lease_count:
         return set()
     gc.collect()
     pool.sweep()
-    return {f"lease of shared memory {number}" for number in range(pool.lent)}
+    return {f"lease of shared memory {number}" for number in range(pool.lease_count)}
 
 
 def _belongings() -> set[str]:

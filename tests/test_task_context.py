@@ -9,7 +9,7 @@ from zmqdist import task_context
 
 def test_updates_have_keys_in_a_function_that_counts_once_and_the_same_each_time_it_runs() -> None:
     def run() -> list[str]:
-        with task_context.once("a"):
+        with task_context.update_key("a"):
             return [task_context.key_of(about) for about in (1, 1, 2, 1)]
 
     assert run() == run() == ["a/1.0", "a/1.1", "a/2.0", "a/1.2"]
@@ -18,7 +18,7 @@ def test_updates_have_keys_in_a_function_that_counts_once_and_the_same_each_time
 
 def test_threads_that_inherit_count_with_their_function() -> None:
     keys = []
-    with task_context.once("a"):
+    with task_context.update_key("a"):
         enter = task_context.inherit()
 
         def inside() -> None:

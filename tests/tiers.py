@@ -4,7 +4,8 @@
     test    pure, and all clusters of threads in one process; of each capability one test with real processes and one with a kill -9
     all     the rest, too: what stands in a folder called `full`, and the simulation with many seeds
 
-What stands in a folder called `campaigns` is in no tier: it needs hosts, root's rights or much time, and `make campaign` runs it.
+What stands in a folder called `campaigns` or `engines` is in no tier: it needs hosts, root's rights, programs of the system or much time.
+`make campaign` and `make test-engines` run it.
 
 `make test` runs the tier `test`, `make test-all` the tier `all`, and the tier `pure` on other Pythons. A file that is named
 on the command line runs whatever its tier is.
@@ -34,7 +35,7 @@ PURE: Final = (
 """Files, and folders with all that stands in them but `full`."""
 
 FULL: Final = "full"
-CAMPAIGNS: Final = "campaigns"
+OUTSIDE: Final = frozenset({"campaigns", "engines"})
 
 CAPABILITIES: Final = (
     "checkpoint and recovery",
@@ -48,6 +49,7 @@ CAPABILITIES: Final = (
     "distributed snapshot",
     "exactly once",
     "executor",
+    "hosts",
     "journal",
     "launch",
     "local cluster",
@@ -66,7 +68,7 @@ CAPABILITIES: Final = (
 def runs_in(path: Path, root: Path, tier: str) -> bool:
     """Whether a test file, or a folder that may hold some, is part of a tier."""
     name = path.relative_to(root).as_posix()
-    if CAMPAIGNS in name.split("/"):
+    if OUTSIDE & set(name.split("/")):
         return False
     if tier == "all":
         return True

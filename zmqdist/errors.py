@@ -298,15 +298,15 @@ class WorkerLost(UnavailableError, _FromData):
     """Every process that started this work item crashed: probably the function crashes them.
 
     Attributes:
-      what: the function, as `module.name`.
+      function: the function, as `module.name`.
       starts: tuple of `LostStart`, oldest first: worker, exit code, last log lines.
     """
 
-    def __init__(self, what: str, starts: tuple[LostStart, ...]) -> None:
+    def __init__(self, function: str, starts: tuple[LostStart, ...]) -> None:
         super().__init__("")
-        self.what = what
+        self.function = function
         self.starts = tuple(LostStart(*start) for start in starts)
-        text = f"{what} was started {len(self.starts)} times, and each time its process died: " + ", ".join(
+        text = f"{function} was started {len(self.starts)} times, and each time its process died: " + ", ".join(
             map(str, self.starts)
         )
         if any(start.exit_code == -9 for start in self.starts):
@@ -317,7 +317,7 @@ class WorkerLost(UnavailableError, _FromData):
         log = next((start.log for start in reversed(self.starts) if start.log), "")
         if log:
             text += f"\nlast lines of the last one that wrote any:\n{log}"
-        self._set_message(text, what, self.starts)
+        self._set_message(text, function, self.starts)
 
 
 class PSUnavailableError(UnavailableError):
@@ -345,7 +345,7 @@ class _Derived(Exception):
       original_exception: that error; also the `__cause__`.
     """
 
-    what: str
+    prefix: str
     original_exception: BaseException
 
     def __init__(self, original_exception: BaseException) -> None:
@@ -357,19 +357,19 @@ class _Derived(Exception):
         self.__traceback__ = original_exception.__traceback__
 
     def __str__(self) -> str:
-        return f"{self.what}: {self.original_exception!r}: {self.original_exception}"
+        return f"{self.prefix}: {self.original_exception!r}: {self.original_exception}"
 
 
 class ClosureInputError(_Derived):
     """A scheduled function did not run, because one of its inputs has no value."""
 
-    what = "Input has an error, so the function was not run"
+    prefix = "Input has an error, so the function was not run"
 
 
 class ClosureAbortedError(_Derived):
     """A value is not available, because another function failed, or the worker that held the value did."""
 
-    what = "Another function failed, so that this value is not available"
+    prefix = "Another function failed, so that this value is not available"
 
 
 class ConfigError(Exception):

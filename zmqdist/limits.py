@@ -83,10 +83,10 @@ its own connection). Chunks are smaller on slow links (transport/pace.py).
 CHUNK_BYTES_MIN: Final = 16 * 2**10
 """Bytes of a chunk on the slowest links: a quarter of a second at 0.5 Mbit/s."""
 
-LANE_WINDOW_BYTES_START: Final = 32 * 2**10
+BULK_CHANNEL_WINDOW_BYTES_START: Final = 32 * 2**10
 """Bytes of chunks in flight over a link of unknown speed: half a second at 0.5 Mbit/s."""
 
-LANE_WINDOW_BYTES: Final = 2 * 2**20
+BULK_CHANNEL_WINDOW_BYTES: Final = 2 * 2**20
 """The most bytes of chunks in flight in one direction of a connection, for all transfers together: a small message may have to wait
 behind them. With half of it a small call is a third faster while an array moves, and the array a quarter slower; twice as much
 does not make arrays faster.
@@ -105,34 +105,34 @@ RECEIVED_IDLE_BYTES_MAX: Final = 512 * 2**20
 much.
 """
 
-ARENA_SLAB_BYTES: Final = 32 * 2**20
+SHM_SLAB_BYTES: Final = 32 * 2**20
 """Bytes of a segment of shared memory that is divided into blocks of one size, so that many small arrays share one descriptor and
 one mapping.
 """
 
-ARENA_BLOCK_BYTES_MIN: Final = 128 * 2**10
+SHM_BLOCK_BYTES_MIN: Final = 128 * 2**10
 """Bytes of the smallest block of shared memory; payloads up to INLINE_BYTES_MAX never use shared memory."""
 
-ARENA_IDLE_BYTES_MAX: Final = 2**30
+SHM_IDLE_BYTES_MAX: Final = 2**30
 """Bytes of free shared memory that a process keeps for the next large array: reusing mapped pages is four times as fast as touching
 new ones.
 """
 
-ARENA_CELLS: Final = 16_384
+SHM_CELLS: Final = 16_384
 """Leases of shared memory that a process can have lent at a time; further large arrays travel by sockets. Eight bytes each."""
 
-ARENA_DESCRIPTOR_BYTES_MIN: Final = 2**20
+SHM_DESCRIPTOR_BYTES_MIN: Final = 2**20
 """Bytes of the smallest array that may get a descriptor of shared memory of its own for its lifetime: many smaller ones would use up
 the process's descriptors.
 """
 
-ARENA_MAPPED_MAX: Final = 32
+SHM_MAPPED_MAX: Final = 32
 """Segments of one peer that stay mapped while none of their blocks is in use: a descriptor each,"""
 
-ARENA_MAPPED_BYTES_MAX: Final = 2**30
+SHM_MAPPED_BYTES_MAX: Final = 2**30
 """and their bytes: if the peer is killed, the system gets its pages back only when every process that mapped them unmaps them."""
 
-PULLED_BYTES_MAX: Final = 2**30
+WORKER_CACHE_BYTES_MAX: Final = 2**30
 """Bytes of arguments from other hosts that a worker caches for its slots while it has work; the least recently used are dropped
 first.
 """
@@ -221,7 +221,7 @@ LEASE_S: Final = 10.0
 RECONNECT_GRACE_S: Final = 1.0
 """Seconds that a worker has after its connection ended to reconnect under the same incarnation."""
 
-FAILURES_TOLD: Final = 100
+FAILURES_KEPT: Final = 100
 """Errors of one round that are reported beside the first: each costs memory, and time to unpickle it."""
 
 CANCEL_GRACE_S: Final = 5.0
@@ -287,8 +287,23 @@ NVIDIA_SMI_S: Final = 20.0
 POD_LIST_S: Final = 30.0
 """Seconds for one reply of a Kubernetes API server."""
 
-POD_LOOK_S: Final = 1.0
+POD_POLL_S: Final = 1.0
 """Seconds between two looks at the pods while a resolver waits for them."""
+
+POD_READY_LOOK_S: Final = 5
+"""Seconds between two looks of a node whether a pod's port is bound. Cheap: one TCP connection."""
+
+POD_ALIVE_LOOK_S: Final = 60
+"""Seconds between two looks of a node whether a server answers. Each starts a Python: half a second of a core."""
+
+POD_ALIVE_ANSWER_S: Final = 30
+"""Seconds that such a look may take on a busy node."""
+
+POD_ALIVE_FAILURES: Final = 3
+"""Looks in a row without an answer after which Kubernetes restarts the server, which loses what it has in memory."""
+
+POD_GRACE_MARGIN_S: Final = 5
+"""Seconds that a pod has beyond the grace of its role: the role ends its children and connections in them."""
 
 # -- files that people write --------------------------------------------------------------------------------------
 
@@ -303,12 +318,12 @@ CONFIG_NODES_MAX: Final = 100_000
 HANDLER_THREADS_MAX: Final = 32
 """Handlers of one RPC server that run at a time, not counting inline ones; further calls wait (CALLS_PENDING_MAX for each peer)."""
 
-UNASKED_BYTES_MAX: Final = 32 * 2**20
+EAGER_BYTES_MAX: Final = 32 * 2**20
 """Bytes of arguments that a client sends with its calls while earlier calls are without a reply. Beyond it, large arrays are pulled
 by the server, and the rest waits for replies. As much fits into the path to another continent at 2.5 Gbit/s.
 """
 
-CLIENT_UNASKED_BYTES_MAX: Final = 2 * UNASKED_BYTES_MAX
+CLIENT_UNASKED_BYTES_MAX: Final = 2 * EAGER_BYTES_MAX
 """Bytes of one client's arguments that were sent with calls that have not begun; the next call gets RESOURCE_EXHAUSTED. Twice what a
 client sends, because calls that the client has given up count a little longer here.
 """
@@ -386,12 +401,12 @@ CHECKPOINT_SHARDS_AT_ONCE: Final = 4
 CHECKPOINT_POLL_S: Final = 0.5
 """Seconds between two looks for a new checkpoint."""
 
-PS_VERSION_LIFE_BITS: Final = 40
+PS_VERSION_INCARNATION_SHIFT: Final = 40
 """Bits of a variable's version that count its changes: 100,000 per second for four months. The bits above count how often it was
 recovered.
 """
 
-RECOVERY_LOOK_S: Final = 0.25
+RECOVERY_POLL_S: Final = 0.25
 """Seconds between two checks whether a parameter server has lost its variables: a small call."""
 
 # -- the data service: the first eight are tf.data service's defaults ------------------------------------------------
@@ -449,7 +464,7 @@ PS_CLIENTS_MAX: Final = 16_384
 bytes each.
 """
 
-PS_ONCE_MAX: Final = 65_536
+PS_UPDATE_KEYS_MAX: Final = 65_536
 """Keys in one session of updates that another process may repeat; the oldest are dropped first."""
 
 PS_STEPS_OPEN_MAX: Final = 4
@@ -462,14 +477,29 @@ PS_FUNCTIONS_MAX: Final = 1024
 
 # -- agents of hosts -----------------------------------------------------------------------------------------------------
 
-AGENT_BEAT_S: Final = 5.0
+AGENT_BEAT_S: Final = 2.0
 """Seconds between two signs of life of a launcher to an agent. An agent that hears none for the `orphan_limit_s` of the workers ends."""
+
+AGENT_SILENCE_S_MIN: Final = 5 * AGENT_BEAT_S
+"""Seconds: with a shorter limit, a pause of the launcher or of the link would end agents."""
 
 AGENT_HELLO_S: Final = 60.0
 """Seconds that a host has to say hello: ssh through jump hosts, and Python from a slow file system."""
 
 AGENT_CLOCK_S: Final = 60.0
 """Seconds that the clock of a host may differ from the launcher's without a warning."""
+
+RAY_REACH_S: Final = 5.0
+"""Seconds for a TCP connection to the address of a Ray cluster."""
+
+RAY_JOIN_S: Final = 60.0
+"""Seconds for joining a Ray cluster; Ray itself would wait for minutes for one that is gone."""
+
+RAY_PLACE_S: Final = 30.0
+"""Seconds that Ray has to place an actor; less than AGENT_HELLO_S, so that the error says what is missing."""
+
+RAY_LINES_MAX: Final = 1000
+"""Lines of an agent that its actor holds until the launcher takes them; then the agent waits."""
 
 CODE_BYTES_MAX: Final = 64 * 2**20
 """Bytes of the files of a program that a launcher sends to a host: ten times a large project; more is data, or a forgotten folder."""

@@ -10,7 +10,7 @@ Words
     work: a work item, by a number that its coordinator chooses. lease: a number that the dispatcher chooses for one attempt of a
       work item at one worker. One incarnation of a dispatcher never uses a lease number twice, so late results of an earlier
       attempt are recognised (fencing).
-    generation: the number of a coordinator's round, which ends when the coordinator raises an error. fn: a number that the
+    round: the number of a coordinator's round, which ends when the coordinator raises an error. fn: a number that the
       coordinator chooses for a function.
 """
 
@@ -73,7 +73,7 @@ class Call(Message, tag=1):
     """Run a method and send a Reply. Payload frames are large arrays of the arguments, unless `parts` says where those are.
 
     `incarnation` is that of the server for which the call is meant: another incarnation replies UNAVAILABLE. `left_ms` is the
-    time for which the caller will still wait, 0 for no limit. `held`: the chunks of `parts` are sent only after LetIn.
+    time for which the caller will still wait, 0 for no limit. `held`: the chunks of `parts` are sent only after SendParts.
     """
 
     SENT = "client -> server"
@@ -159,14 +159,14 @@ class Credit(Message, tag=13):
     nbytes: int
 
 
-class Shares(Message, tag=14):
+class SharedMemoryAccepted(Message, tag=14):
     """The client has mapped the shared memory of the server's hello and read this nonce in it: the server may lend it memory."""
 
     SENT = "client -> server"
     nonce: int
 
 
-class LetIn(Message, tag=15):
+class SendParts(Message, tag=15):
     """There is room for the chunks of Call `id`, which was `held`: send them."""
 
     SENT = "server -> client"
@@ -176,23 +176,23 @@ class LetIn(Message, tag=15):
 # -- coordinator and dispatcher -------------------------------------------------------------------------------------
 
 
-class Enlist(Message, tag=20):
+class RegisterCoordinator(Message, tag=20):
     """Register as a coordinator. Repeated on each new connection, with the same id.
 
-    `former`: an earlier incarnation of the dispatcher was sent work of the current round. `watch` subscribes to Members, `starts`
-    to Begun.
+    `previous_dispatcher`: an earlier incarnation of the dispatcher was sent work of the current round. `watch_members` subscribes
+    to Members, `report_starts` to Begun.
     """
 
     SENT = "coordinator -> dispatcher"
     coordinator: int
     queue_max: int
-    generation: int
-    former: bool
-    watch: bool = False
-    starts: bool = False
+    round: int
+    previous_dispatcher: bool
+    watch_members: bool = False
+    report_starts: bool = False
 
 
-class Enlisted(Message, tag=21):
+class CoordinatorRegistered(Message, tag=21):
     """The coordinator is registered. What it submitted over an earlier connection is dropped: submit it again."""
 
     SENT = "dispatcher -> coordinator"
@@ -224,40 +224,40 @@ class Submit(Message, tag=24):
     """Work items to be queued, oldest first.
 
     `worker`: only this worker ("worker:1") may run them, and they wait until it is registered; empty for any worker. Of the items
-    that wait for the same worker, or for any, those with a higher `priority` start first. `apart` items belong to no round and do
-    not count against the queue's bound; EndGeneration does not cancel them.
+    that wait for the same worker, or for any, those with a higher `priority` start first. `detached` items belong to no round and do
+    not count against the queue's bound; EndRound does not cancel them.
     """
 
     SENT = "coordinator -> dispatcher"
-    generation: int
+    round: int
     items: list[Item]
     worker: str = ""
     priority: int = 0
-    apart: bool = False
+    detached: bool = False
 
 
-class Withdraw(Message, tag=25):
+class CancelWork(Message, tag=25):
     """Cancel these work items: drop waiting ones, kill running ones after `grace_s`. Each ends with a Result.
 
-    The Result is CANCELLED unless the item ended otherwise before. `unbegun`, from a coordinator that subscribed to Begun: items
+    The Result is CANCELLED unless the item ended otherwise before. `unless_begun`, from a coordinator that subscribed to Begun: items
     that have begun continue, and each item gets CANCELLED, Begun or its Result.
     """
 
     SENT = "coordinator -> dispatcher"
     works: list[int]
     grace_s: float
-    unbegun: bool = False
+    unless_begun: bool = False
 
 
-class EndGeneration(Message, tag=26):
-    """Cancel all work up to this round. The reply is GenerationEnded, once none of it can be executing."""
+class EndRound(Message, tag=26):
+    """Cancel all work up to this round. The reply is RoundEnded, once none of it can be executing."""
 
     SENT = "coordinator -> dispatcher"
-    generation: int
+    round: int
     grace_s: float
 
 
-class Taken(Message, tag=27):
+class ResultReceived(Message, tag=27):
     """The coordinator has the bulk results of these (work, attempt): the items are finished, and the worker may free the results.
 
     With `keep`, the worker keeps the results until they are named again without it.
@@ -285,14 +285,14 @@ class StartsLost(Message, tag=29):
     items: list[tuple[int, int, str, int | None, str, bool]]
 
 
-class GenerationEnded(Message, tag=30):
+class RoundEnded(Message, tag=30):
     """No work item of this or an earlier round can be executing any more."""
 
     SENT = "dispatcher -> coordinator"
-    generation: int
+    round: int
 
 
-class Progress(Message, tag=31):
+class QueueProgress(Message, tag=31):
     """How many of the coordinator's work items have left the queue since it registered. Sent after the queue was full."""
 
     SENT = "dispatcher -> coordinator"
@@ -307,9 +307,10 @@ class Workers(Message, tag=32):
 
 
 class Members(Message, tag=33):
-    """Workers that have joined or are lost. For coordinators that watch: after Enlisted (all present workers) and at each change.
+    """Workers that have joined or are lost, for coordinators that watch: after CoordinatorRegistered, and at each change.
 
-    `joined`: (name, incarnation, pid, host); `left`: (name, incarnation, reason). Another incarnation is another process.
+    The first one has all present workers. `joined`: (name, incarnation, pid, host); `left`: (name, incarnation, reason). Another
+    incarnation is another process.
     """
 
     SENT = "dispatcher -> coordinator"
@@ -318,7 +319,7 @@ class Members(Message, tag=33):
 
 
 class Begun(Message, tag=34):
-    """A worker has begun these items, as far as the dispatcher knows. Sent to coordinators that subscribed (`starts`).
+    """A worker has begun these items, as far as the dispatcher knows. Sent to coordinators that subscribed (`report_starts`).
 
     An item that ends quickly may never be in one.
     """
@@ -334,8 +335,8 @@ class Register(Message, tag=40):
     """Register as a worker. Repeated on each new connection. `held` are the leases of this dispatcher that the worker still has.
 
     `index` -1 requests the lowest free index. `index_given`: a dispatcher chose the index, so another worker may get it later.
-    `leftover` are functions of an earlier dispatcher that run in threads and could not be stopped, as (lease, coordinator); each
-    is Returned when it ends. `address` is where peers reach the worker's own server. `serial` counts the registrations over this
+    `stale_leases` are functions of an earlier dispatcher that run in threads and could not be stopped, as (lease, coordinator); each
+    is in a LeasesReturned when it ends. `address` is where peers reach the worker's own server. `serial` counts the registrations over this
     connection. `threads_per_slot` is how many threads BLAS and OpenMP start in each slot; 0: not known.
     """
 
@@ -345,7 +346,7 @@ class Register(Message, tag=40):
     index: int
     slots: int
     held: list[int]
-    leftover: list[tuple[int, int]]
+    stale_leases: list[tuple[int, int]]
     pid: int
     host: str
     address: str = ""
@@ -383,26 +384,26 @@ class Beat(Message, tag=42):
 class Assign(Message, tag=43):
     """Work items to run, oldest first, and the functions among them that are new to this worker: (coordinator, fn, pickled).
 
-    `careful` items were with a worker that crashed, and may have begun there: report each start before it happens. `workers` is
-    the number of workers. `first`: the items were scheduled for this worker, and run before items that any worker may run.
+    `report_before_start` items were with a worker that crashed, and may have begun there: report each start before it happens. `workers` is
+    the number of workers. `pinned`: the items were scheduled for this worker, and run before items that any worker may run.
     """
 
     SENT = "dispatcher -> worker"
     functions: list[tuple[int, int, bytes]]
     items: list[Leased]
-    careful: bool = False
+    report_before_start: bool = False
     workers: int = 0
-    first: bool = False
+    pinned: bool = False
 
 
-class Recall(Message, tag=44):
+class StealRequest(Message, tag=44):
     """Give back those of these leases that have not started, because another worker is idle."""
 
     SENT = "dispatcher -> worker"
     leases: list[int]
 
 
-class CutOff(Message, tag=45):
+class AbortLeases(Message, tag=45):
     """End these leases: give back those that have not started, kill running ones after `grace_s`."""
 
     SENT = "dispatcher -> worker"
@@ -410,7 +411,7 @@ class CutOff(Message, tag=45):
     grace_s: float
 
 
-class Release(Message, tag=46):
+class FreeResult(Message, tag=46):
     """The coordinator has the bulk results of these leases, or does not want them: free them."""
 
     SENT = "dispatcher -> worker"
@@ -441,7 +442,7 @@ class Done(Message, tag=48):
     trip_us: int = 0
 
 
-class Returned(Message, tag=49):
+class LeasesReturned(Message, tag=49):
     """These leases were not started at the worker and will not be."""
 
     SENT = "worker -> dispatcher"
@@ -462,17 +463,17 @@ class Read(Message, tag=60):
     """Send a range of a payload that the receiver holds, for a process that cannot connect to the receiver."""
 
     SENT = "dispatcher -> coordinator, dispatcher -> worker"
-    ask: int
+    request: int
     bulk: int
     offset: int
     length: int
 
 
 class ReadDone(Message, tag=61):
-    """The reply to Read `ask`: code 0 and one payload frame, or the code and message of an error."""
+    """The reply to Read `request`: code 0 and one payload frame, or the code and message of an error."""
 
     SENT = "coordinator -> dispatcher, worker -> dispatcher"
-    ask: int
+    request: int
     code: int
     message: str
 

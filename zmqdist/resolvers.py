@@ -1,4 +1,4 @@
-"""How a program finds its cluster: from arguments, from environment variables, from Slurm, from Kubernetes.
+"""How a program finds its cluster: from arguments, from environment variables, from Slurm, mpirun or torchrun, from Kubernetes.
 
 Each resolver has a file of its own. All have the same interface (`base.py`), so a program that takes a resolver runs anywhere. A
 resolver of your own is a class with two methods; `zmqdist.testing.check_resolver` checks it.
@@ -6,6 +6,7 @@ resolver of your own is a class with two methods; `zmqdist.testing.check_resolve
 
 from zmqdist.cluster.resolvers.base import ClusterResolver
 from zmqdist.cluster.resolvers.kubernetes import ExecutableLocation, KubernetesClusterResolver
+from zmqdist.cluster.resolvers.rank import RankClusterResolver
 from zmqdist.cluster.resolvers.simple import SimpleClusterResolver
 from zmqdist.cluster.resolvers.slurm import SlurmClusterResolver
 from zmqdist.cluster.resolvers.tf_config import TFConfigClusterResolver
@@ -17,6 +18,7 @@ __all__ = [
     "UnionResolver",
     "TFConfigClusterResolver",
     "SlurmClusterResolver",
+    "RankClusterResolver",
     "KubernetesClusterResolver",
     "ExecutableLocation",
 ]

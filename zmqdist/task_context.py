@@ -19,7 +19,7 @@ Worker: TypeAlias = "Callable[[], tuple[int, int]]"
 _of_thread = threading.local()
 _cancelled_of_process: Callable[[], bool] | None = None
 _worker_of_process: Worker | None = None
-_once_of_process: _Once | None = None
+_update_key_of_process: _UpdateKey | None = None
 
 
 def enter(cancelled: Callable[[], bool], worker: Worker | None = None) -> None:
@@ -104,21 +104,21 @@ def _worker_position(function: str) -> tuple[int, int]:
 
 
 @contextmanager
-def building(kind: str) -> Iterator[None]:
+def under_construction(kind: str) -> Iterator[None]:
     """Mark, for this thread, that an object of the worker is being created: "resource" or "dataset"."""
-    before, _of_thread.building = being_built(), kind
+    before, _of_thread.under_construction = resource_kind(), kind
     try:
         yield
     finally:
-        _of_thread.building = before
+        _of_thread.under_construction = before
 
 
-def being_built() -> str | None:
-    """Return what this thread is creating, as given to `building`; None if nothing."""
-    return getattr(_of_thread, "building", None)
+def resource_kind() -> str | None:
+    """Return what this thread is creating, as given to `under_construction`; None if nothing."""
+    return getattr(_of_thread, "under_construction", None)
 
 
-class _Once:
+class _UpdateKey:
     """A function whose updates count once, however often the function runs."""
 
     def __init__(self, key: str) -> None:
@@ -127,22 +127,22 @@ class _Once:
 
 
 @contextmanager
-def once(key: str) -> Iterator[None]:
+def update_key(key: str) -> Iterator[None]:
     """Give the function in this thread the key `key`, the same in each attempt. In a slot process, threads of the function share it."""
-    global _once_of_process
-    once = _of_thread.once = _Once(key)
+    global _update_key_of_process
+    state = _of_thread.update_key = _UpdateKey(key)
     if _worker_of_process is not None:
-        _once_of_process = once
+        _update_key_of_process = state
     try:
         yield
     finally:
-        _of_thread.once = _once_of_process = None
+        _of_thread.update_key = _update_key_of_process = None
 
 
 def key_of(subject: Hashable) -> str:
-    """Return a key for the next update of `subject`: the n-th update has the same key in each attempt; "" outside of `once`."""
-    once = getattr(_of_thread, "once", None) or _once_of_process
-    return "" if once is None else f"{once.key}/{subject}.{next(once.numbers[subject])}"
+    """Return a key for the next update of `subject`: the n-th update has the same key in each attempt; "" outside of `update_key`."""
+    state = getattr(_of_thread, "update_key", None) or _update_key_of_process
+    return "" if state is None else f"{state.key}/{subject}.{next(state.numbers[subject])}"
 
 
 def inherit() -> Callable[[], None]:

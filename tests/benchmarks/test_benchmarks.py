@@ -67,7 +67,7 @@ def test_every_simulated_task_is_done_once(workers: int, task_s: float) -> None:
     cluster.submit(500)
     cluster.run(-1)
     assert (cluster.done, cluster.broker.dispatch.queued) == (500, 0)
-    assert not any(hands.leases for hands in cluster.broker.dispatch.hands.values())
+    assert not any(hands.leases for hands in cluster.broker.dispatch.loads.values())
 
 
 def test_simulated_workers_take_the_lowest_free_places() -> None:

@@ -1,11 +1,11 @@
 """Run the campaigns in pieces, and keep a log: `make campaign MINUTES=10`.
 
-A campaign is a function of a seed: it makes a cluster, harms it, and raises AssertionError where something was lost, doubled or wrong.
-Each run is a process of its own, which is killed after `LIMIT_S`: that counts as a hang.
+A campaign is a function of a seed. It starts a cluster, harms it, and raises AssertionError if a result was lost, doubled or wrong. Each
+run is a process of its own; one that takes longer than `LIMIT_S` is killed, and counts as a hang.
 
-A piece runs the campaign with the fewest runs until
-its minutes are over; the next piece goes on from the log, with seeds of its own. A failure stays in the log with its seed, under which
-`python -m tests.campaigns NAME --seed N` runs it again. When its cause is mended, `--forget NAME` begins its counts anew.
+A piece runs the campaign with the fewest runs so far, again and again, until its minutes are over. The next piece continues from the log,
+with new seeds. A failure stays in the log with its seed; `python -m tests.campaigns NAME --seed N` repeats it. When its cause is fixed,
+`--forget NAME` resets the campaign's counts.
 """
 
 from __future__ import annotations
@@ -40,17 +40,18 @@ CAMPAIGNS: Final[dict[str, Callable[[int], dict[str, Any]]]] = {
     "a client's line forgets or moves": addresses.calls,
 }
 SUMMED: Final = ("faults", "tasks", "lost", "doubled", "run again", "ended by a lost ps", "rounds refused")
-"""Of figures the log keeps the sum; of the others the largest."""
+"""The figures of which the log keeps the sum; of all others it keeps the largest."""
 
 
 @dataclass
 class Record:
-    """What the log has of one campaign.
+    """The log's entry for one campaign.
 
     Attributes:
-      runs, seeds: so many have ended; the next one has seed `seeds` + 1.
+      runs: the number of runs that have ended.
+      seeds: the last seed that was used; the next run has `seeds` + 1.
       figures: of all runs without a failure.
-      failed: by seed, the last line of the error.
+      failed: seed -> the last line of its error.
     """
 
     name: str
@@ -73,7 +74,7 @@ class Record:
 
 
 def run(name: str, seed: int) -> tuple[dict[str, float] | None, str]:
-    """One run in a process of its own. Returns its figures, or None and the last line of its error."""
+    """Run a campaign once in a process of its own. Return (its figures, ""), or (None, the last line of its error)."""
     command = [sys.executable, "-m", "tests.campaigns", name, "--seed", str(seed)]
     with tempfile.TemporaryDirectory(prefix="zmqdist-campaign-") as state:
         environment = {"PATH": "/usr/bin:/bin", "HOME": state, "XDG_STATE_HOME": state}
@@ -90,7 +91,7 @@ def run(name: str, seed: int) -> tuple[dict[str, float] | None, str]:
 
 
 def table(records: dict[str, Record]) -> str:
-    """A line for each campaign."""
+    """Return a line of text for each campaign."""
     rows = []
     for record in records.values():
         figures = ", ".join(f"{key} {value:.4g}" for key, value in record.figures.items())
@@ -100,7 +101,7 @@ def table(records: dict[str, Record]) -> str:
 
 
 def piece(minutes: float, log: Path, records: dict[str, Record], side_by_side: int) -> None:
-    """Begin runs of what has had the fewest until the minutes are over."""
+    """Run the campaign with the fewest runs, again and again, until the minutes are over."""
     deadline, commit, turn = time.monotonic() + 60 * minutes, current_commit(), threading.Lock()
 
     def runs() -> None:

@@ -1,4 +1,4 @@
-"""Clients whose address changes, and lines that forget their connections: how long until it is noticed, and until all goes on."""
+"""Clients whose address changes, and links that forget their connections: how long until an end notices, and until calls succeed again."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ TIMES = 3
 
 
 def address(rng: random.Random) -> str:
-    """One of loopback's many."""
+    """Return another address of the loopback network."""
     return f"127.0.{rng.randrange(1, 255)}.{rng.randrange(2, 255)}"
 
 
 def calls(seed: int) -> dict[str, Any]:
-    """A client of an RPC server: a call is in flight, or nothing is, when its line forgets it.
+    """Run a client of an RPC server whose link forgets its connections, with a call in flight or without.
 
-    Returns figures: `noticed_s` until the call in flight has failed, `recovery_s` until the next one was answered.
+    Returns:
+      Figures: `noticed_s` until the call in flight has failed, `recovery_s` until the next call has got its reply.
     """
     rng = random.Random(seed)
     noticed, recovery = 0.0, 0.0
@@ -63,7 +64,7 @@ def calls(seed: int) -> dict[str, Any]:
             if in_flight is not None:
                 assert asked.wait(PATIENCE_S)
             else:
-                time.sleep(rng.uniform(0.0, 3.0))  # an idle connection: the line forgets it, and nobody is told
+                time.sleep(rng.uniform(0.0, 3.0))  # the connection is idle: the link forgets it without a sign
             begun = time.monotonic()
             if rng.random() < 0.5:
                 link.forget()
@@ -80,7 +81,7 @@ def calls(seed: int) -> dict[str, Any]:
                 if code == errors.OK:
                     assert result.get_value() == 8
                     break
-                # It was sent before the loss was noticed: it is told, never sent twice.
+                # The call was sent before the loss was noticed: it fails, and is never sent twice.
                 assert code == errors.UNAVAILABLE, code
                 noticed = max(noticed, time.monotonic() - begun)
             recovery = max(recovery, time.monotonic() - begun)
@@ -90,7 +91,7 @@ def calls(seed: int) -> dict[str, Any]:
 
 
 def cluster(seed: int) -> dict[str, Any]:
-    """Coordinator and workers move, or are forgotten, while functions run. Figures as those of `calls`."""
+    """Change the addresses of coordinator and workers, or forget their connections, while functions run. Return figures as `calls` does."""
     rng = random.Random(seed)
     recovery = noticed = 0.0
     with ExitStack() as stack:

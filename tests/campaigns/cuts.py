@@ -1,4 +1,4 @@
-"""Training and reading across lines that are cut and mended: results are right, nothing hangs, and how long it takes after a mend."""
+"""Training and reading over links that are cut and mended: results are right, no call hangs, and how long recovery takes after the mend."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from zmqdist.data import Dataset, service
 from zmqdist.limits import PS_PATIENCE_S
 
 CUT_S: Final = (1.0, 3.0, 10.0, 30.0, 60.0)
-"""The middle one is as long as a lease."""
+"""Lengths of cuts, in seconds. The middle one is as long as a lease."""
 PATIENCE_S = 60.0
 LOOPBACK_ANY = "127.0.0.1:0"
 STEPS = 300
@@ -25,19 +25,19 @@ ELEMENTS = 20_000
 
 
 def length(rng: random.Random) -> float:
-    """Of one cut: short ones more often."""
+    """Return the length of a cut in seconds; short ones are more frequent."""
     return rng.choices(CUT_S, (6, 6, 4, 2, 1))[0]
 
 
 def harm(link: Proxy, rng: random.Random, seconds: float) -> None:
-    """Cut a link for so long: its ends are told, or are not."""
+    """Cut a link for some seconds, with a sign to its ends (a reset) or without."""
     (link.cut if rng.random() < 0.5 else link.freeze)()
     time.sleep(seconds)
     link.mend()
 
 
 class Training:
-    """Steps of two workers on two parameter servers, each behind a link of its own. Each step counts once, whatever is tried again."""
+    """Training steps of two workers on two parameter servers, each behind a link of its own. Each step counts once, also a repeated one."""
 
     def __init__(self, stack: ExitStack) -> None:
         tasks: dict[str, list[str]] = {"worker": [], "ps": []}
@@ -63,7 +63,7 @@ class Training:
 
         try:
             self.values.append((number, self.strategy.coordinator.schedule(step, once=True, retries=50)))
-        except errors.PSUnavailableError:  # of an earlier step; it ends the round
+        except errors.PSUnavailableError:  # the error of an earlier step, which ends the round
             self.refused += 1
 
     def feed(self, seconds: float) -> None:
@@ -72,7 +72,7 @@ class Training:
             time.sleep(seconds / STEPS)
 
     def ended(self) -> tuple[int, int]:
-        """The sum of the steps that have ended well, and of those that have failed with the round of a lost parameter server."""
+        """Return (the sum of the steps that have succeeded, the sum of those that have failed in the round of a lost parameter server)."""
         good = bad = 0
         for number, value in self.values:
             try:
@@ -82,7 +82,7 @@ class Training:
         return good, bad
 
     def read(self) -> list[int]:
-        """The sums, once their servers answer."""
+        """Return the values of the variables, once their servers reply."""
         deadline = time.monotonic() + PATIENCE_S
         while True:
             try:
@@ -92,10 +92,10 @@ class Training:
 
 
 def training(seed: int) -> dict[str, Any]:
-    """One or two lines of a training are cut.
+    """Cut one or two links of a training.
 
-    A parameter server that is away for longer than PS_PATIENCE_S is an error, by promise. What has ended well counts once all the same, and
-    after the mend the same strategy goes on.
+    A parameter server that is away for longer than PS_PATIENCE_S is an error, as promised. Successful steps still count once, and after the
+    mend the same strategy continues.
     """
     rng = random.Random(seed)
     seconds = length(rng)
@@ -139,7 +139,7 @@ def training(seed: int) -> dict[str, Any]:
 
 
 def reading(seed: int) -> dict[str, Any]:
-    """An epoch that has to be read exactly once, while the lines of dispatcher and workers are cut."""
+    """Read an epoch exactly once while the links of dispatcher and workers are cut."""
     rng = random.Random(seed)
     seconds = length(rng)
     with ExitStack() as stack:

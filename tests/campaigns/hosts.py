@@ -5,12 +5,12 @@
         net["client"].shape(rate_mbit=1, delay_ms=20)
         net["client"].cut()
 
-Each host has namespaces of its own for the network, processes (with its /proc), its name, System V memory and mounts: /dev/shm, and what
-else `private` names, are empty folders there; everything else is the machine's. All hosts know each other by name (/etc/hosts). A cable
-leads from each one to a bridge, which stands in a namespace of its own, so nothing of the machine's network is touched.
+Each host has namespaces of its own for the network, processes (with their /proc), its name, System V memory and mounts. /dev/shm, and the
+folders in `private`, are empty there; all other files are the machine's. The hosts know each other by name (/etc/hosts). A cable leads from
+each host to a bridge, which is in a namespace of its own, so that the machine's network stays untouched.
 
-The first process of each host reads a pipe from this process, and the kernel ends a host with its first process: nothing is left
-behind, also after a kill -9 of the test. `Network` skips the test where the machine lacks the rights or the tools.
+The first process of each host reads a pipe from this process, and the kernel ends a host with its first process. So no process is left
+behind, also after a kill -9 of the test. `Network` skips the test if the machine lacks the rights or the tools.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ CLONE_NEWPID: Final = 0x20000000
 
 _FIRST_PROCESS: Final = """
 import signal, sys
-signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # who loses its parent ends here, and leaves no zombie
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # a process that loses its parent ends here, and leaves no zombie
 signal.signal(signal.SIGINT, signal.SIG_IGN)
 print("ready", flush=True)
 sys.stdin.read()
@@ -50,7 +50,7 @@ _libc: Final = ctypes.CDLL(None, use_errno=True)
 
 
 def missing() -> str | None:
-    """Why there can be no hosts on this machine; None when there can."""
+    """Return why this machine cannot have hosts; None if it can."""
     if not sys.platform.startswith("linux"):
         return "hosts of a test are namespaces of Linux"
     if os.geteuid() != 0:
@@ -58,7 +58,7 @@ def missing() -> str | None:
     tools = [tool for tool in TOOLS if shutil.which(tool) is None]
     if tools:
         return f"hosts of a test need {', '.join(tools)}"
-    # In a namespace of its own, so that it needs no cleaning up.
+    # The probe runs in a namespace of its own, so that it needs no clean-up.
     trial = (
         f"ip link add {BRIDGE} type bridge && ip link add near type veth peer name far && "
         "tc qdisc add dev near root tbf rate 1mbit burst 2kb latency 1s && mount -t tmpfs tmpfs /dev/shm"
@@ -72,7 +72,7 @@ def missing() -> str | None:
 
 
 def delays() -> bool:
-    """Whether the kernel can delay packets (netem); without that `shape` takes no `delay_ms`."""
+    """Return whether the kernel can delay packets (netem), as `shape` needs it for `delay_ms`."""
     trial = "ip link add near type veth peer name far && tc qdisc add dev near root netem delay 1ms"
     return subprocess.run(["unshare", "-n", "sh", "-c", trial], capture_output=True).returncode == 0
 
@@ -84,7 +84,7 @@ def _tool(*command: str) -> None:
 
 @contextlib.contextmanager
 def _processes_of(pid: int) -> Iterator[None]:
-    """What this thread starts meanwhile stands among the processes of the host whose first process has this number."""
+    """Within this context, processes that this thread starts belong to the host whose first process has this number."""
     with _entering, open("/proc/self/ns/pid") as ours, open(f"/proc/{pid}/ns/pid") as theirs:
         _set_namespace(theirs.fileno())
         try:
@@ -99,15 +99,15 @@ def _set_namespace(fd: int) -> None:
 
 
 class _Namespaces:
-    """The namespaces that live as long as their first process.
+    """A set of namespaces, which exist as long as their first process.
 
     Attributes:
-      pid: of the first process, as this process sees it.
+      pid: the number of the first process, as this process sees it.
     """
 
     def __init__(self, name: str) -> None:
         self.name = name
-        # The fork of `unshare` is the first process; `--kill-child` ends it with `unshare`.
+        # The child of `unshare` is the first process; `--kill-child` ends it with `unshare`.
         self._keeper = subprocess.Popen(
             [
                 *("unshare", "-n", "-p", "-u", "-i", "-m", "--fork", "--kill-child", "--mount-proc"),
@@ -124,14 +124,14 @@ class _Namespaces:
         self.pid = int(children[0])
 
     def tool(self, *command: str) -> None:
-        """Run a tool of the machine in the network, the mounts and the name of these; it fails the test where it fails."""
+        """Run a tool of the machine in these namespaces (network, mounts and name). A failure of the tool fails the test."""
         _tool("nsenter", "-t", str(self.pid), "-n", "-u", "-i", "-m", *command)
 
     def close(self, running: Sequence[subprocess.Popen[Any]] = ()) -> None:
-        """End each process in here, and the namespaces with the last of them.
+        """End each process in the namespaces, and so the namespaces.
 
         Args:
-          running: the children of this process in here: the first process does not end before this process has waited for them.
+          running: the children of this process in them: the first process does not end before this process has waited for its children.
         """
         for pipe in (self._keeper.stdin, self._keeper.stdout):
             assert pipe is not None
@@ -153,8 +153,8 @@ class Host:
     """One host of a `Network`.
 
     Attributes:
-      name: as its processes see it (`socket.gethostname()`).
-      ip: its address; the other hosts reach it by its name, too.
+      name: the host's name, as its processes see it (`socket.gethostname()`), and by which the other hosts reach it.
+      ip: its address.
     """
 
     def __init__(self, network: Network, number: int, name: str, private: Sequence[str]) -> None:
@@ -182,14 +182,19 @@ class Host:
             inside.close()
             raise
 
+    @property
+    def first_process(self) -> int:
+        """The number of its first process, as this process sees it."""
+        return self._inside.pid
+
     def run(self, command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
         """Start a command on this host.
 
         Args:
-          options: of subprocess.Popen; `cwd` and files are the machine's, but for the private folders.
+          options: as for subprocess.Popen; `cwd` and files are the machine's, except for the private folders.
 
         Returns:
-          The process; its `pid` is as this process sees it, so signals reach it. It is ended with the network at the latest.
+          The process. Its `pid` is the number that this process sees, so that signals reach it. It ends with the network at the latest.
         """
         entering = ["nsenter", "-t", str(self._inside.pid), "-n", "-u", "-i", "-m"]
         if (folder := options.pop("cwd", None)) is None:
@@ -200,15 +205,32 @@ class Host:
         self._running.append(process)
         return process
 
+    def processes(self) -> dict[int, str]:
+        """The command lines of the processes of this host, by their numbers as this process sees them; without the first process."""
+        ours = os.readlink(f"/proc/{self._inside.pid}/ns/pid")
+        found = {}
+        for folder in Path("/proc").iterdir():
+            if folder.name.isdigit() and int(folder.name) != self._inside.pid:
+                with contextlib.suppress(OSError):  # it has just ended
+                    if os.readlink(folder / "ns" / "pid") == ours:
+                        found[int(folder.name)] = (
+                            (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
+                        )
+        return found
+
+    def tool(self, *command: str) -> None:
+        """Run a tool of the machine on this host, as `mount`; it fails the test where it fails."""
+        self._inside.tool(*command)
+
     def shape(self, *, rate_mbit: float, delay_ms: float = 0.0, buffer_bytes: int = 64 * 1024) -> None:
-        """What the cable of this host carries from now on, in each direction.
+        """Limit the cable of this host, in each direction.
 
         Args:
-          rate_mbit: millions of bits a second.
-          delay_ms: of each packet in each direction; more than 0 needs a kernel with netem (`delays`).
-          buffer_bytes: what waits at each end of the cable; more is dropped. The default is a small router's.
+          rate_mbit: millions of bits per second.
+          delay_ms: the delay of each packet; more than 0 needs a kernel with netem (`delays`).
+          buffer_bytes: the most bytes that wait at each end of the cable; others are dropped. The default is that of a small router.
         """
-        # A bucket below what the kernel's clock lets through in a tick makes a link slower than its rate.
+        # A bucket smaller than the bytes in one tick of the kernel's clock would make the link slower than its rate.
         burst_bytes = max(3200, round(rate_mbit * 1e6 / 8 / 250))
         limits = [
             "rate",
@@ -231,37 +253,39 @@ class Host:
                 end.tool("tc", "qdisc", "replace", "dev", device, "root", "handle", "1:", "tbf", *limits)
 
     def unshape(self) -> None:
-        """The cable carries what it can again."""
+        """Remove the limits of the cable."""
         for end, device in ((self._inside, DEVICE), (self._network.switch, self._port)):
             end.tool("tc", "qdisc", "replace", "dev", device, "root", "pfifo")
 
     def cut(self) -> None:
-        """Nothing passes from now on. Neither end sees that: there is silence, as behind a switch whose other cable was pulled."""
+        """Drop all packets. Neither end sees a sign of that, as behind a switch whose other cable was pulled."""
         self._network.switch.tool("ip", "link", "set", self._port, "nomaster")
 
     def mend(self) -> None:
-        """What was `cut` carries again."""
+        """Undo `cut`."""
         self._network.switch.tool("ip", "link", "set", self._port, "master", BRIDGE)
 
     def readdress(self, ip: str) -> None:
-        """The host has another address of the network (10.77.0.1 to 10.77.0.254), and its name leads there; the old one is nobody's."""
+        """Give the host another address of the network (10.77.0.1 to 10.77.0.254). Its name leads there, and the old address to no host."""
         self._inside.tool("ip", "address", "flush", "dev", DEVICE)
         self._inside.tool("ip", "address", "add", f"{ip}/{PREFIX}", "dev", DEVICE)
         self.ip = ip
         self._network.write_names()
 
     def close(self) -> None:
-        """The host is switched off: each of its processes ends as by kill -9, and its connections are told nothing."""
+        """Switch the host off: each of its processes ends as by kill -9, and the other ends of its connections get no sign."""
         self._inside.close(self._running)
 
 
 class Network:
-    """Hosts by name, in a `with` statement. Skips the test where there can be none."""
+    """Hosts by name, for a `with` statement. Skips the test if the machine cannot have hosts."""
 
     def __init__(self, *names: str, private: Sequence[str] = ("/dev/shm",)) -> None:
-        """Args:
-        names: of the hosts, in the order of their addresses, 10.77.0.1 and so on.
-        private: folders that each host has for itself, empty at first; /tmp among them hides pytest's `tmp_path`.
+        """Describe the hosts; `__enter__` creates them.
+
+        Args:
+          names: the names of the hosts, in the order of their addresses, 10.77.0.1 and so on.
+          private: folders that each host has for itself, empty at first; /tmp among them would hide pytest's `tmp_path`.
         """
         self.hosts: dict[str, Host] = {}
         self._names = names
@@ -294,13 +318,13 @@ class Network:
         return self.hosts[name]
 
     def write_names(self) -> None:
-        """Each host reads this one file as its /etc/hosts, so it is written in place."""
+        """Write the file that all hosts read as their /etc/hosts. It is written in place, because it is mounted."""
         lines = ["127.0.0.1 localhost", *(f"{host.ip} {host.name}" for host in self.hosts.values())]
         self.names.write_text("\n".join(lines) + "\n")
 
 
 def end(process: subprocess.Popen[Any], timeout_s: float = READY_S) -> int:
-    """Ask a process of a host to end (SIGTERM), by force after `timeout_s`; its exit code."""
+    """End a process of a host by SIGTERM, and by force after `timeout_s`. Return its exit code."""
     process.send_signal(signal.SIGTERM)
     try:
         return process.wait(timeout_s)

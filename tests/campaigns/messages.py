@@ -1,4 +1,4 @@
-"""Whole messages between coordinator, dispatcher and workers are lost, doubled and swapped while functions run."""
+"""Functions run while links lose, double and swap whole messages between coordinator, dispatcher and workers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from zmqdist.scheduling.dispatcher.config import DispatcherConfig, WorkerConfig
 TASKS = 400
 ROUNDS = 3
 HARM_EACH = 12
-"""One message in so many, on the average."""
+"""One message in this many is harmed, on average."""
 PATIENCE_S = 60.0
 LARGE_BYTES = 200_000
 LATE_S = 0.1
@@ -32,7 +32,7 @@ _counting = threading.Lock()
 
 
 def works(number: int) -> Any:
-    """Counts its starts; every tenth result is large, so that it is fetched from the worker."""
+    """Count a start of the function. Return a large result every tenth time, which the coordinator fetches from the worker."""
     with _counting:
         started[number] += 1
     return bytes([number % 251]) * LARGE_BYTES if number % 10 == 0 else number * number
@@ -43,7 +43,7 @@ def right(number: int) -> Any:
 
 
 def ended_well(value: zd.RemoteValue, number: int, kind: str) -> bool:
-    """Whether it has its result. Where the order was changed inside of a connection, a round may be refused, which is told."""
+    """Return whether a value has its result. If messages of a connection were swapped, the dispatcher may refuse a round with an error."""
     try:
         assert value.get(PATIENCE_S) == right(number), f"task {number}"
     except REFUSALS:
@@ -53,7 +53,7 @@ def ended_well(value: zd.RemoteValue, number: int, kind: str) -> bool:
 
 
 class Harmful:
-    """Harms one message in `HARM_EACH`, as its kind says."""
+    """Harms one message in `HARM_EACH`, in the way of its kind."""
 
     def __init__(self, rng: random.Random, kind: str) -> None:
         self.count = 0
@@ -68,14 +68,18 @@ class Harmful:
         if self._kind == "swapped":
             pair.send_later(way, frames, self._rng.uniform(0.0, LATE_S))
             return []
-        pair.drop_connection()  # lost: what TCP cannot deliver is lost together with its connection
+        pair.drop_connection()  # TCP loses a message only together with its connection
         return []
 
 
 def harmed(seed: int, kind: str) -> dict[str, Any]:
-    """Rounds of functions over links that harm messages, and one over mended links.
+    """Run rounds of functions over links that harm messages, and one over mended links.
 
-    Returns figures. Raises AssertionError: a task was lost, or has another result, or was given back twice.
+    Returns:
+      Figures.
+
+    Raises:
+      AssertionError: a task was lost, has a wrong result, or was returned twice.
     """
     rng = random.Random(seed)
     started.clear()

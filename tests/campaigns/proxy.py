@@ -2,19 +2,19 @@
 
     with Proxy(dispatcher.address) as link:
         worker = zd.WorkerServer(WorkerConfig(link.address))
-        link.freeze()          # nothing passes, nobody is told: a cable that was pulled
+        link.freeze()          # no byte passes, and no end gets a sign: a cable that was pulled
         link.mend()
 
 What it can do
-    freeze: bytes stay where they are, both ways, and new connections get no answer. `mend` lets them go on.
-    cut: each connection is reset, and new ones are closed at once, until `mend`.
-    forget: what an idle NAT does: the connections of now lead nowhere any more, silently and for good; new ones work.
-    readdress: the same, and new connections come from another address: a client that moved.
-    harm: a function that gets each message of one direction, all its frames, and says what is to pass instead: nothing, it twice, ...
-      Only where nothing is encrypted. Handshakes and ZeroMQ's own commands, heartbeats among them, pass.
+    freeze: bytes stay where they are, in both directions, and new connections get no reply, until `mend`.
+    cut: resets each connection, and closes new ones at once, until `mend`.
+    forget: drops the bytes of the current connections, silently and for good, as an idle NAT does; new connections work.
+    readdress: the same, and new connections come from another address, as from a client that has moved.
+    harm: a function gets each message of one direction with all its frames, and returns the messages that pass in its place: none, the
+      same twice, ... It works only without encryption. Handshakes and ZeroMQ's own commands, as heartbeats, pass unharmed.
 
-All is done by one thread. ZeroMQ's transport promises neither loss nor doubles nor another order inside of a connection; so a `harm` that
-loses or swaps messages says what happens at an end that has a fault, and one that calls `drop_connection` what a broken line does.
+One thread does all of this. Within a connection ZeroMQ's transport never loses, doubles or reorders messages. So a `harm` that loses or
+swaps messages shows the effect of a faulty peer, and one that calls `drop_connection` that of a broken link.
 """
 
 from __future__ import annotations
@@ -34,14 +34,16 @@ LOOPBACK: Final = "127.0.0.1"
 
 Frames: TypeAlias = "list[bytes]"
 Harm: TypeAlias = "Callable[[Pair, str, Frames], list[Frames]]"
-"""Gets the connection, "up" (to the server) or "down", and a message; returns what passes in its place."""
+"""`harm(pair, direction, message)` returns the messages that pass in place of a message; the direction is "up" (to the server) or "down".
+
+"""
 
 
 def split_frames(data: bytearray) -> tuple[list[tuple[int, bytes, bytes]], int]:
-    """The whole frames at the beginning of what ZMTP 3 has sent behind its greeting.
+    """Split the beginning of a ZMTP 3 byte stream, behind its greeting, into complete frames.
 
     Returns:
-      (flags, body, the frame's bytes on the wire) each, and how many bytes they took.
+      The frames, each as (flags, body, its bytes on the wire), and how many bytes they took.
     """
     found, at = [], 0
     while at + 2 <= len(data):
@@ -58,7 +60,7 @@ def split_frames(data: bytearray) -> tuple[list[tuple[int, bytes, bytes]], int]:
 
 
 def join_frames(frames: Frames) -> bytes:
-    """A message as ZMTP 3 sends it."""
+    """Return a message as ZMTP 3 sends it."""
     out = bytearray()
     for number, body in enumerate(frames, 1):
         flags = MORE if number < len(frames) else 0
@@ -74,8 +76,8 @@ class Pair:
     """One connection through the proxy.
 
     Attributes:
-      number: the first is 0.
-      dead: nothing of it passes any more, and nobody is told.
+      number: counts the connections, from 0.
+      dead: its bytes are dropped, without a sign to its ends.
     """
 
     def __init__(self, proxy: Proxy, number: int, near: asyncio.StreamWriter, far: asyncio.StreamWriter) -> None:
@@ -86,18 +88,18 @@ class Pair:
         self._loop = asyncio.get_running_loop()
 
     def drop_connection(self) -> None:
-        """Reset it, at both ends. In the proxy's thread."""
+        """Reset the connection at both ends. Call it in the proxy's thread."""
         for writer in self._writers:
             writer.transport.abort()
 
     def send_later(self, way: str, frames: Frames, delay_s: float) -> None:
-        """Send a message in so many seconds, whatever passes meanwhile. In the proxy's thread."""
+        """Send a message after some seconds, while others pass. Call it in the proxy's thread."""
         near, far = self._writers
         writer = far if way == "up" else near
         self._loop.call_later(delay_s, lambda: writer.is_closing() or writer.write(join_frames(frames)))
 
     async def pass_on(self, way: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Until one end closes it."""
+        """Pass bytes until one end closes the connection."""
         try:
             head = bytearray()
             while len(head) < GREETING_BYTES:
@@ -134,18 +136,20 @@ class Pair:
 
 
 class Proxy:
-    """See the module's docstring. Used by any thread; leaves the with-statement without a socket or a thread.
+    """A link through a proxy. Any thread may use it; at the end of the `with` statement all its sockets and its thread are gone.
 
     Attributes:
-      address: where it listens, "127.0.0.1:port".
-      connections: so many were made through it.
-      messages: so many have passed or been harmed.
+      address: the address at which it listens, "127.0.0.1:port".
+      connections: the number of connections through it so far.
+      messages: the number of messages that have passed or were harmed.
     """
 
     def __init__(self, server: str, source: str = LOOPBACK) -> None:
-        """Args:
-        server: "host:port", also as a `zmq://` target.
-        source: the address from which it connects there.
+        """Listen at once.
+
+        Args:
+          server: "host:port", also as a `zmq://` target.
+          source: the address from which the proxy connects to the server.
         """
         host, _, port = server.removeprefix("zmq://").rpartition(":")
         self.connections = self.messages = 0
@@ -171,10 +175,10 @@ class Proxy:
         self._thread.join(ENDS_S)
         self._loop.close()
 
-    # -- what a test does to the link ---------------------------------------------------------------------------------
+    # -- faults of the link -------------------------------------------------------------------------------------------
 
     def freeze(self) -> None:
-        """Nothing passes until `mend`; no connection ends by it."""
+        """Hold all bytes until `mend`, without ending a connection."""
         self._do(self._set_frozen())
 
     def cut(self) -> None:
@@ -186,27 +190,27 @@ class Proxy:
         self._do(self._mend())
 
     def forget(self) -> None:
-        """The connections of now lead nowhere any more."""
+        """Drop the bytes of all current connections, for good."""
         self._do(self._forget())
 
     def readdress(self, source: str) -> None:
-        """`forget`, and new connections come from this address."""
+        """Do as `forget`, and connect to the server from another address from now on."""
         self._source = source
         self.forget()
 
     def harm(self, harm: Harm | None) -> None:
-        """From now on ask this function about each message."""
+        """Have a function decide about each message from now on."""
         self._harm = harm
 
     # -- in the thread ------------------------------------------------------------------------------------------------
 
     def harmed(self, pair: Pair, way: str, frames: Frames) -> list[Frames]:
-        """What passes in the place of a message."""
+        """Return the messages that pass in place of a message."""
         self.messages += 1
         return [frames] if self._harm is None else self._harm(pair, way, frames)
 
     async def open_gate(self) -> None:
-        """Wait while it is frozen."""
+        """Wait while the link is frozen."""
         await self._gate.wait()
 
     def _do(self, work: Coroutine[Any, Any, None]) -> None:
@@ -247,7 +251,7 @@ class Proxy:
         self._pairs[pair] = tasks
         try:
             await asyncio.wait(tasks)
-        except asyncio.CancelledError:  # the proxy ends
+        except asyncio.CancelledError:  # the proxy stops
             return
         if not pair.dead:
             del self._pairs[pair]

@@ -1,4 +1,4 @@
-"""What was recorded of a conversation is said again, in any order, by whoever has the user's token."""
+"""A client with the user's token sends recorded messages of other clients again, in any order."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.campaigns.messages import right, works
 from tests.campaigns.proxy import Frames, Pair, Proxy
 from tests.scheduling.work import until
 from zmqdist.coordinator import ClusterCoordinator
-from zmqdist.messages import Enlist, Message, Refused, Register
+from zmqdist.messages import Message, Refused, Register, RegisterCoordinator
 from zmqdist.scheduling.dispatcher.config import WorkerConfig
 from zmqdist.transport import token
 from zmqdist.wire.headers import decode
@@ -26,7 +26,7 @@ PATIENCE_S = 60.0
 
 
 class Recorded:
-    """A `harm` that does none and keeps what went up."""
+    """A `harm` that passes every message, and records those to the server."""
 
     def __init__(self) -> None:
         self.messages: list[Frames] = []
@@ -38,12 +38,12 @@ class Recorded:
 
 
 def decoded(header: bytes) -> Message | None:
-    """None for a hello."""
+    """Return the message in a recorded frame; None for a hello."""
     return None if is_hello(header) else decode(header, "recorded")
 
 
 def say_again(address: str, role: str, messages: list[Frames]) -> None:
-    """A connection of one's own in that role, with the recorded hello first."""
+    """Send recorded messages over a new connection in a role, the hello first. Check that the dispatcher refuses them."""
     with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
         socket.linger = 1000
         socket.plain_username = role.encode()
@@ -52,15 +52,16 @@ def say_again(address: str, role: str, messages: list[Frames]) -> None:
         hellos = [each for each in messages if is_hello(each[0])]
         for each in [hellos[0], *(each for each in messages if not is_hello(each[0]))]:
             socket.send_multipart(each)
-        heard = []
+        received = []
         while socket.poll(500):
-            heard.append(decoded(socket.recv_multipart()[0]))
-        assert any(isinstance(each, Refused) for each in heard), "nobody has answered"
+            received.append(decoded(socket.recv_multipart()[0]))
+        assert any(isinstance(each, Refused) for each in received), "the dispatcher has not replied"
 
 
 def replaying(seed: int) -> dict[str, Any]:
-    """Messages of a worker and of a coordinator are replayed beside them. Both enlisting and registering again are left out: who says
-    these with the number of another takes its place, as tests/scheduling/test_strangers.py has it."""
+    """Replay messages of a worker and of a coordinator beside them. Enlist and Register are left out: a client that sends them with the
+    number of another one takes its place (tests/scheduling/test_strangers.py).
+    """
     rng = random.Random(seed)
     with ExitStack() as stack:
         threads = stack.enter_context(ThreadPoolExecutor())
@@ -90,5 +91,5 @@ def replaying(seed: int) -> dict[str, Any]:
 
 
 def _claims(header: bytes) -> bool:
-    """Whether it is an Enlist or a Register."""
-    return isinstance(decoded(header), Enlist | Register)
+    """Return whether a recorded message is a RegisterCoordinator or a Register."""
+    return isinstance(decoded(header), RegisterCoordinator | Register)

@@ -1,4 +1,4 @@
-"""What the hosts of test_slow_links.py run: python -m tests.campaigns.slow_work ROLE ARGUMENTS. Each client's last line is JSON."""
+"""The programs of the hosts in test_slow_links.py: python -m tests.campaigns.slow_work ROLE ARGUMENTS. A client's last line is JSON."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from zmqdist.coordinator import ClusterCoordinator
 
 MIB = 2**20
 BACK_S = 300.0
-"""Nothing here may take longer; the tests say how long it should."""
+"""The longest that anything here may take, in seconds; the tests have tighter bounds."""
 
 
 def serve(address: str) -> None:
@@ -30,7 +30,7 @@ def serve(address: str) -> None:
 
 
 def echo(address: str, nbytes: str, times: str) -> None:
-    """Echo an array, several times; the seconds of each, and how the connection was."""
+    """Echo an array several times. Print the seconds of each echo, and figures of the connection."""
     client = zd.rpc.Client.create("zmq", address, timeout_in_ms=round(1000 * BACK_S))
     array = np.random.default_rng(1).integers(0, 256, int(nbytes), np.uint8)
     took = []
@@ -43,7 +43,7 @@ def echo(address: str, nbytes: str, times: str) -> None:
 
 
 def beside(address: str, nbytes: str) -> None:
-    """Small calls while a large one is under way: the longest, and how many there were."""
+    """Make small calls during a large one. Print the seconds of the longest, and their number."""
     client = zd.rpc.Client.create("zmq", address, timeout_in_ms=round(1000 * BACK_S))
     large = client.call("echo", [np.zeros(int(nbytes), np.uint8)])
     over = threading.Event()
@@ -63,7 +63,7 @@ def doubled(array: Any) -> Any:
 
 
 def schedule(address: str, nbytes: str, count: str) -> None:
-    """Schedule functions with large arguments and results; the seconds of all."""
+    """Schedule functions with large arguments and results. Print the seconds of all together."""
     with ClusterCoordinator(address) as coordinator:
         arrays = [np.random.default_rng(seed).integers(0, 256, int(nbytes), np.uint8) for seed in range(int(count))]
         begun = time.monotonic()

@@ -1,4 +1,4 @@
-"""The hosts of tests are as separate as hosts: what one has, another cannot see but by the network."""
+"""The hosts of tests are as separate as real ones: a host sees another's processes, memory and files only over the network."""
 
 from __future__ import annotations
 

@@ -225,7 +225,7 @@ def test_the_doctor_tells_a_firewall_that_rejects_from_a_port_without_a_server(n
     (rejected,) = net.doctor("program", f"{ip}:{PORT}")
     assert f"a firewall at {ip} rejects TCP port {PORT} of {ip}: let TCP port {PORT} through there" in rejected
     (empty,) = net.doctor("program", f"{ip}:5051")
-    assert f"{ip} is up, and nobody listens on port 5051" in empty
+    assert f"{ip} is up, and no process listens on port 5051" in empty
 
 
 def test_the_doctor_names_a_firewall_that_prohibits_a_host(net: Net) -> None:
@@ -238,7 +238,7 @@ def test_the_doctor_names_a_firewall_that_prohibits_a_host(net: Net) -> None:
 def test_the_doctor_names_a_firewall_that_drops(net: Net) -> None:
     rule(net.hosts["server"], f"-A INPUT -i eth0 -p tcp --dport {PORT} -j DROP")
     (line,) = net.doctor("program", net.target)
-    assert "no answer to a TCP connection within 2 s" in line
+    assert "no reply to a TCP connection within 2 s" in line
     assert f"that a firewall lets TCP port {PORT} through" in line
 
 
@@ -257,7 +257,7 @@ def test_the_doctor_finds_a_worker_that_tells_its_loopback(net: Net) -> None:
     dispatcher = net.start("server", "dispatcher", "--host", "eth0", "--port", str(PORT))
     worker = net.start("worker", "worker", "--dispatcher", net.target, "--host", "lo")
     lines = net.command("program", "doctor", "--timeout", "2", net.target).splitlines()
-    assert [line for line in lines if "data port of worker:0" in line and "it says that it is on loopback" in line]
+    assert [line for line in lines if "data port of worker:0" in line and "its address is on loopback" in line]
     assert end(worker) == end(dispatcher) == 0
 
 
@@ -273,7 +273,7 @@ def test_the_doctor_finds_a_link_that_drops_large_packets(net: Net) -> None:
     lines = net.doctor("program", net.target)
     (line,) = [line for line in lines if "bytes is answered" in line]
     assert "a message of 1,024 bytes is answered, and one of 1,300 bytes is not within 2 s" in line
-    assert "a link on the way drops large packets without a word: set the MTU" in line
+    assert "a link on the way drops large packets without an error: set the MTU" in line
     assert end(dispatcher) == 0
 
 
@@ -283,5 +283,5 @@ def test_the_doctor_finds_a_name_that_leads_to_loopback(net: Net) -> None:
     dispatcher = net.start("server", "dispatcher", "--host", "server", "--port", str(PORT))
     lines = net.doctor("server", f"server:{PORT}")
     (line,) = [line for line in lines if "name server" in line]
-    assert "the name server is 127.0.1.1 here: a server that binds it can be reached from this machine only" in line
+    assert "the name server is 127.0.1.1 here: only this machine can reach a server that binds it" in line
     assert end(dispatcher) == 0

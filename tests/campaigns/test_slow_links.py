@@ -1,6 +1,6 @@
-"""What moves is alive: calls, scheduled functions and small messages beside large ones, on links from 0.5 to 100 Mbit/s.
+"""A peer whose bytes arrive counts as alive: calls, functions and small messages beside large ones, on links from 0.5 to 100 Mbit/s.
 
-Each test takes about as long as the link needs for the bytes, so those at 0.5 Mbit/s take a minute.
+Each test takes about as long as the link needs for the bytes, so that those at 0.5 Mbit/s take a minute.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.campaigns.slow_work import MIB
 RATES = [0.5, 1, 2, 10, 100]
 """Mbit/s, in each direction."""
 SMALL_S_MAX = 2.0
-"""A small call beside a large transfer has its answer by then, at each of these rates."""
+"""A small call beside a large transfer has its reply within this many seconds, at each of these rates."""
 ROOT = Path(__file__).resolve().parents[2]
 PORT = 7000
 
@@ -35,7 +35,7 @@ def net(tmp_path: Path) -> Iterator[Net]:
 
 
 class Net:
-    """The hosts, with keys of one cluster, and what runs there."""
+    """The hosts, with keys of one cluster, and the programs that run on them."""
 
     def __init__(self, network: Network, folder: Path) -> None:
         self.hosts = network
@@ -59,20 +59,20 @@ class Net:
         return self.run(self.hosts[host], "tests.campaigns.slow_work", role, self.address, *words)
 
     def status(self) -> dict[str, Any]:
-        """Of the dispatcher."""
+        """Return the status of the dispatcher."""
         asking = self.run(self.hosts["server"], "zmqdist_cli", "status", self.address, "--json")
         return dict(json.loads(asking.communicate(timeout=60)[0]))
 
 
-def told(asking: subprocess.Popen[str]) -> dict[str, Any]:
-    """What a client has found, at its end."""
+def figures_of(asking: subprocess.Popen[str]) -> dict[str, Any]:
+    """Wait for the end of a client, and return the figures that it has printed."""
     out, error = asking.communicate(timeout=350)
     assert asking.returncode == 0, error
     return dict(json.loads(out.splitlines()[-1]))
 
 
 def carried_s(nbytes: int, rate_mbit: float) -> float:
-    """How long the link needs for so many bytes."""
+    """Return the seconds that the link needs for some bytes."""
     return nbytes * 8 / rate_mbit / 1e6
 
 
@@ -84,7 +84,7 @@ def show(name: str, rate_mbit: float, *figures: object) -> None:
 def test_an_echo_of_a_mebibyte_comes_back(net: Net, rate_mbit: float) -> None:
     net.serve()
     net.hosts["first"].shape(rate_mbit=rate_mbit)
-    found = told(net.ask("first", "echo", MIB, 2))
+    found = figures_of(net.ask("first", "echo", MIB, 2))
     show("echo", rate_mbit, found["took_s"])
     assert found["shared_memory"] is False, "these are two hosts"
     assert max(found["took_s"]) < 1.25 * carried_s(2 * MIB, rate_mbit) + 2
@@ -95,7 +95,7 @@ def test_two_clients_share_a_link(net: Net, rate_mbit: float) -> None:
     net.serve()
     net.hosts["server"].shape(rate_mbit=rate_mbit)
     both = [net.ask(host, "echo", MIB, 1) for host in ("first", "second")]
-    took_s = [told(asking)["took_s"][0] for asking in both]
+    took_s = [figures_of(asking)["took_s"][0] for asking in both]
     show("two echoes", rate_mbit, took_s)
     assert max(took_s) < 1.25 * carried_s(4 * MIB, rate_mbit) + 2
 
@@ -104,7 +104,7 @@ def test_two_clients_share_a_link(net: Net, rate_mbit: float) -> None:
 def test_a_small_call_beside_a_large_one_has_its_answer_soon(net: Net, rate_mbit: float) -> None:
     net.serve()
     net.hosts["first"].shape(rate_mbit=rate_mbit)
-    found = told(net.ask("first", "beside", MIB))
+    found = figures_of(net.ask("first", "beside", MIB))
     show("small beside", rate_mbit, found)
     assert found["longest_s"] < SMALL_S_MAX
     assert rate_mbit > 10 or found["count"] > 5, "they were really beside each other"
@@ -116,7 +116,7 @@ def test_a_function_with_a_mebibyte_each_way_is_carried_out_and_no_worker_is_los
     dispatching = net.run(server, "zmqdist_cli", "dispatcher", "--host", server.ip, "--port", str(PORT))
     working = net.run(first, "zmqdist_cli", "worker", "--dispatcher", net.address, "--host", first.ip)
     first.shape(rate_mbit=rate_mbit)
-    found = told(net.ask("server", "schedule", MIB, 1))
+    found = figures_of(net.ask("server", "schedule", MIB, 1))
     show("scheduled", rate_mbit, found["took_s"])
     status = net.status()
     assert len(status["workers"]) == 1

@@ -361,7 +361,7 @@ def test_a_strategy_that_was_closed_is_watched_no_more(cluster: zd.local_cluster
     strategy.close()
     eventually(lambda: not recovery.snapshot().watching, "the threads end", PATIENCE_S)
     with zd.ParameterServerStrategy(cluster):
-        about = client_of(cluster.ps[0]).about().get_value()
+        about = client_of(cluster.ps[0]).status().get_value()
     assert strategy.session not in {each["session"] for each in about["variables"]}
     recovery.close()
 

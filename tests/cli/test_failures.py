@@ -67,13 +67,13 @@ USAGE: list[tuple[str, str]] = [
     ("status 127.0.0.1:99999", "zmqdist status: '127.0.0.1:99999' is not an address"),
     ("status 127.0.0.1:1 --timeout 0", "'0' is not a number of seconds: wanted more than 0"),
     ("status 127.0.0.1:1 --timeout nan", "'nan' is not a number of seconds"),
-    ("status 10.1.2.3:5050", "zmqdist status: 10.1.2.3 is reached from other machines, and no CURVE keys are given"),
+    ("status 10.1.2.3:5050", "zmqdist status: other machines can reach 10.1.2.3, and no CURVE keys are given"),
     ("top 127.0.0.1:1 --interval -1", "zmqdist top: Invalid value for '--interval'"),
     ("dispatcher --port 99999", "zmqdist dispatcher: Invalid value for '--port'"),
     ("dispatcher --port five", "zmqdist dispatcher: Invalid value for '--port'"),
     ("dispatcher --lease inf", "zmqdist dispatcher: Invalid value for '--lease'"),
     ("dispatcher --attempts 0", "zmqdist dispatcher: Invalid value for '--attempts'"),
-    ("dispatcher --host 0.0.0.0", "0.0.0.0 is reached from other machines, and no CURVE keys are given"),
+    ("dispatcher --host 0.0.0.0", "other machines can reach 0.0.0.0, and no CURVE keys are given"),
     ("dispatcher --token-file nowhere", "cannot read the token file nowhere"),
     ("dispatcher --keys nowhere", "there is no key file nowhere"),
     ("dispatcher --config curve.yaml", "curve.yaml wants CURVE and names no keys"),
@@ -91,6 +91,11 @@ USAGE: list[tuple[str, str]] = [
     ("drain a b c", "zmqdist drain: wanted [TARGET] WORKER"),
     ("shutdown 127.0.0.1:1 --grace -1", "zmqdist shutdown: Invalid value for '--grace'"),
     ("launch", "zmqdist launch: Missing argument 'CONFIG'"),
+    (
+        "launch program.yaml --attach 1",
+        "zmqdist launch: --attach JOB follows a job that was submitted before: give neither",
+    ),
+    ("launch noport.yaml --detach", "--detach leaves a job of Slurm to itself, and launcher: local has none"),
     ("launch nofile.yaml", "zmqdist launch: nofile.yaml:1: (file): cannot be read"),
     ("launch key.yaml", "key.yaml:4: jobs.worker.cuont:"),
     ("launch launcher.yaml", "launcher.yaml:6: launcher: expected local, ssh, slurm, kubernetes or ray, got 'nomad'"),
@@ -174,7 +179,7 @@ def test_a_worker_says_for_whom_it_waits_and_why(
     done = run_here("worker", "--dispatcher", free, "--threads", "--orphan-limit", "1")
     assert done.code == ExitCode.UNAVAILABLE
     said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert f"worker waits for the dispatcher at {free}: nobody listens there" in said
+    assert f"worker waits for the dispatcher at {free}: no process listens there" in said
 
 
 def test_a_port_in_use_is_named(dispatcher_here: str) -> None:

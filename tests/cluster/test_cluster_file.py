@@ -248,7 +248,9 @@ def test_every_file_in_configs_is_right(path: Path) -> None:
     assert ClusterConfig.load(path).name
 
 
-@pytest.mark.parametrize(("file", "curve"), [("digits.yaml", "auto"), ("digits-curve.yaml", True)])
+@pytest.mark.parametrize(
+    ("file", "curve"), [("digits.yaml", "auto"), ("digits-curve.yaml", True), ("ssh.yaml", "auto")]
+)
 def test_the_main_job_has_two_workers_of_one_slot_on_loopback(file: str, curve: object) -> None:
     loaded = ClusterConfig.load(CONFIGS / file)
     assert (loaded.name, loaded.program, loaded.security.curve) == ("digits", "python examples/digits.py", curve)

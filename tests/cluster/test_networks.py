@@ -47,11 +47,11 @@ def test_all_keys_about_addresses_are_taken() -> None:
     }
     config = ClusterConfig.from_dict(cluster(jobs=jobs, ports="5000-5100"))
     assert config.jobs.worker is not None
-    assert config.jobs.worker.told_at(1) == "gateway.example:%port%"
+    assert config.jobs.worker.advertised_at(1) == "gateway.example:%port%"
     assert config.jobs.ps is not None
-    assert config.jobs.ps.told_at(0) == "gateway.example:6051"
+    assert config.jobs.ps.advertised_at(0) == "gateway.example:6051"
 
 
 def test_a_task_without_these_keys_tells_where_it_is_bound() -> None:
-    assert ServingJob(count=1).told_at(0) is None
-    assert ServingJob(tasks=["127.0.0.1:5051"]).told_at(0) is None
+    assert ServingJob(count=1).advertised_at(0) is None
+    assert ServingJob(tasks=["127.0.0.1:5051"]).advertised_at(0) is None

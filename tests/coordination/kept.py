@@ -10,8 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from zmqdist.coordination.answers import Task
 from zmqdist.coordination.machine import CoordinationConfig
+from zmqdist.coordination.replies import Task
 from zmqdist.coordination.service import CoordinationService
 from zmqdist.rpc.client import new_incarnation
 from zmqdist.rpc.service import RpcService

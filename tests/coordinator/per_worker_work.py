@@ -125,7 +125,7 @@ def alive() -> tuple[int, int, int]:
     """In the slot that runs this: resources in its table, counters and iterators that live."""
     gc.collect()
     found = [type(each) for each in gc.get_objects()]
-    return len(resources.present()), found.count(Counter), found.count(WorkerIterator)
+    return len(resources.current_resources()), found.count(Counter), found.count(WorkerIterator)
 
 
 def statuses(values: PerWorkerValues) -> list[str]:

@@ -245,10 +245,10 @@ def test_a_worker_that_has_let_go_of_a_captured_array_gets_it_again(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Without shared memory, so that the worker fetches it; it keeps less than two of them."""
-    monkeypatch.setenv(shm_pool.VARIABLE, "off")
-    monkeypatch.setattr(shm_pool, "_arena", None)
+    monkeypatch.setenv(shm_pool.POOL_VARIABLE, "off")
+    monkeypatch.setattr(shm_pool, "_pool", None)
     monkeypatch.setattr(shm_pool, "_tried", False)
-    monkeypatch.setattr("zmqdist.scheduling.worker.worker_cache.PULLED_BYTES_MAX", 8 * SIZE)
+    monkeypatch.setattr("zmqdist.scheduling.worker.worker_cache.WORKER_CACHE_BYTES_MAX", 8 * SIZE)
     one, two = (Model(np.full(SIZE, number)) for number in (1, 2))
     with (
         zd.local_cluster(workers=1, processes=False) as cluster,

@@ -63,7 +63,7 @@ def test_what_is_unfinished_and_what_is_queued_and_which_thread_waits_for_what(
     assert (full.connected, full.workers, full.busy, full.waiting_for_end) == (True, 1, True, 0)
     assert (full.scheduled, full.unfinished, full.values) == (6, 6, 6)
     snapshot = worker.snapshot()
-    assert (snapshot.registered, snapshot.leaving, snapshot.waiting, snapshot.waiting_own) == (True, False, 1, 0)
+    assert (snapshot.registered, snapshot.leaving, snapshot.waiting, snapshot.waiting_pinned) == (True, False, 1, 0)
     assert snapshot.slots == (("running", 1),)
     go(tmp_path)
     scheduling.join(20)
@@ -82,10 +82,10 @@ def test_what_is_for_a_worker_alone_is_counted_apart(
     coordinator.schedule(waits, (tmp_path,))
     until(lambda: begun(tmp_path))
     coordinator.schedule(int, worker=0)
-    until(lambda: worker.snapshot().waiting_own == 1)
+    until(lambda: worker.snapshot().waiting_pinned == 1)
     go(tmp_path)
     coordinator.join(20)
-    assert worker.snapshot().waiting_own == 0
+    assert worker.snapshot().waiting_pinned == 0
 
 
 def test_a_join_that_waits_and_a_round_that_ends(
@@ -129,7 +129,7 @@ def test_values_that_stay_with_their_worker(worker: zd.WorkerServer, coordinator
     assert (worker.snapshot().results, worker.snapshot().held.parts) == (1, 1)
     assert worker.snapshot().held.bytes == LARGE
     value.get()
-    if shm_pool.this_arena() is not None:
+    if shm_pool.this_pool() is not None:
         assert coordinator.snapshot().memories == 1
     del value
     gc.collect()

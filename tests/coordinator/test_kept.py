@@ -47,8 +47,8 @@ def test_a_kept_value_is_used_by_two_workers_at_a_time_and_each_writes_to_its_ow
 
 
 def test_without_shared_memory_it_is_read_from_its_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(shm_pool.VARIABLE, "off")
-    monkeypatch.setattr(shm_pool, "_arena", None)
+    monkeypatch.setenv(shm_pool.POOL_VARIABLE, "off")
+    monkeypatch.setattr(shm_pool, "_pool", None)
     monkeypatch.setattr(shm_pool, "_tried", False)
     with zd.local_cluster(workers=2, processes=False) as cluster, ClusterCoordinator(cluster) as coordinator:
         value = kept(coordinator, zeros)

@@ -271,7 +271,7 @@ def test_values_are_built_before_functions_begin_that_were_scheduled_after_them(
         plain = one.schedule(int)
     assert values.fetch(20) == [0] * WORKERS
     assert plain.fetch(20) == 0
-    apart = [message.apart for message in sent if isinstance(message, Submit)]
+    apart = [message.detached for message in sent if isinstance(message, Submit)]
     assert apart[: WORKERS + 1] == [True] * WORKERS + [False]
 
 

@@ -12,16 +12,16 @@ from tests.coordinator.test_callbacks import refuse_threads
 from tests.scheduling.work import until
 from zmqdist import errors
 from zmqdist.scheduling.coordinator import result_fetcher
-from zmqdist.scheduling.coordinator.result_fetcher import Fetching
+from zmqdist.scheduling.coordinator.result_fetcher import ResultFetcher
 from zmqdist.scheduling.worker.fetch import Fetcher
 from zmqdist.scheduling.worker.references import Held, Reference, encode_reference
 from zmqdist.transport.credentials import Credentials
 
-Make = Callable[[Callable[[Reference], list[Any]]], "Asked"]
+Make = Callable[[Callable[[Reference], list[Any]]], "FetcherWithHolders"]
 
 
-class Asked:
-    """A Fetching whose holders are a function.
+class FetcherWithHolders:
+    """A ResultFetcher whose holders are a function.
 
     Attributes:
       wanted: the attempts that are still wanted; None: all are.
@@ -33,7 +33,7 @@ class Asked:
         self.wanted: set[int] | None = None
         self.fetched: list[int] = []
         self.failed: list[tuple[int, str]] = []
-        self.fetching = Fetching(
+        self.fetching = ResultFetcher(
             Credentials(insecure=True),
             "127.0.0.1:1",
             lambda work, attempt: self.wanted is None or work in self.wanted,
@@ -44,16 +44,16 @@ class Asked:
     def ask(self, work: int) -> None:
         """For a result whose holder says its number."""
         reference = Reference(work, f"127.0.0.1:{work}", None, (Held(1, 8),))
-        assert self.fetching.ask(work, 0, encode_reference(reference)) is None
+        assert self.fetching.fetch(work, 0, encode_reference(reference)) is None
 
 
 @pytest.fixture
 def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     """make(holders): closed at the end."""
-    made: list[Asked] = []
+    made: list[FetcherWithHolders] = []
 
-    def make(holders: Callable[[Reference], list[Any]]) -> Asked:
-        made.append(Asked(holders, monkeypatch))
+    def make(holders: Callable[[Reference], list[Any]]) -> FetcherWithHolders:
+        made.append(FetcherWithHolders(holders, monkeypatch))
         return made[-1]
 
     yield make

@@ -200,12 +200,12 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
     target = str(tmp_path / "file")
     storage.write(target, b"old")
     with pytest.raises(FileNotFoundError):
-        storage.write(target, b"new", by=str(tmp_path / "gone"))
+        storage.write(target, b"new", staging_folder=str(tmp_path / "gone"))
     assert storage.read(target) == b"old"
-    assert storage.names(str(tmp_path)) == ["file"]
+    assert storage.list_names(str(tmp_path)) == ["file"]
     (tmp_path / "other.tmp").write_bytes(b"")
-    assert storage.names(str(tmp_path)) == ["file"]
-    assert storage.names(str(tmp_path / "none")) == []
+    assert storage.list_names(str(tmp_path)) == ["file"]
+    assert storage.list_names(str(tmp_path / "none")) == []
 
 
 def test_urls_go_through_fsspec(tmp_path: Path) -> None:
@@ -215,9 +215,9 @@ def test_urls_go_through_fsspec(tmp_path: Path) -> None:
     storage.make_folder(storage.join(url, "deep"))
     storage.write(storage.join(url, "deep", "file"), b"data")
     assert storage.read(storage.join(url, "deep", "file")) == b"data"
-    assert storage.names(url) == ["deep"]
+    assert storage.list_names(url) == ["deep"]
     storage.rename(storage.join(url, "deep"), storage.join(url, "other"))
-    assert storage.names(storage.join(url, "other")) == ["file"]
+    assert storage.list_names(storage.join(url, "other")) == ["file"]
     storage.remove(storage.join(url, "other", "file"))
     assert storage.exists(storage.join(url, "other"))
     storage.remove_tree(url)

@@ -18,7 +18,7 @@ from tests.data.reading import SOME, read
 from tests.scheduling.work import until
 from zmqdist.data import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 from zmqdist.data.dataset import deserialize
-from zmqdist.data.interfaces import ELSEWHERE, OPERATORS
+from zmqdist.data.interfaces import OPERATOR_MODULES, OPERATORS
 from zmqdist.data.iterators import save_elements
 from zmqdist.data.structure import is_dataset, problem_of
 
@@ -58,7 +58,7 @@ def spoiled(elements: Iterator[Any]) -> Iterator[Any]:
 
 
 def test_every_operator_has_an_example_and_every_example_an_operator() -> None:
-    assert EXAMPLES.keys() == (OPERATORS.keys() | ELSEWHERE.keys()) - {"distribute"}
+    assert EXAMPLES.keys() == (OPERATORS.keys() | OPERATOR_MODULES.keys()) - {"distribute"}
 
 
 @rule

@@ -95,4 +95,4 @@ def always(_: int) -> float:
 
 def names(path: Path | str) -> list[str]:
     """The chunks of a snapshot, as readers read them."""
-    return [chunk.name for chunk in snapshot_layout.committed(str(path))]
+    return [chunk.name for chunk in snapshot_layout.committed_chunks(str(path))]

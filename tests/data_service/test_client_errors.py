@@ -106,9 +106,9 @@ def test_what_is_no_dataset(what: Any) -> None:
 
 @pytest.mark.parametrize("id", [object(), 1.5, ["a"]])
 def test_what_is_no_id(id: Any) -> None:
-    with pytest.raises(ValueError, match=r"`dataset_id` is .*, wants what `register_dataset` returns"):
+    with pytest.raises(ValueError, match=r"`dataset_id` is .*, wants the string that `register_dataset` returns"):
         register_dataset(TARGET, Dataset.range(1), dataset_id=id)
-    with pytest.raises(ValueError, match=r"`dataset_id` is .*, wants what `register_dataset` returns"):
+    with pytest.raises(ValueError, match=r"`dataset_id` is .*, wants the string that `register_dataset` returns"):
         from_dataset_id(OFF, TARGET, id)
 
 

@@ -51,11 +51,11 @@ def test_what_does_not_shrink_is_left_alone(codec: Codec, nbytes: int) -> None:
 def test_of_a_large_buffer_that_cannot_shrink_only_samples_are_tried(codec: Codec) -> None:
     tried: list[int] = []
 
-    def squeeze(buffer: bytes | memoryview) -> bytes:
+    def compress_batch(buffer: bytes | memoryview) -> bytes:
         tried.append(len(buffer))
-        return codec.squeeze(buffer)
+        return codec.compress_batch(buffer)
 
-    counted = codec._replace(squeeze=squeeze)
+    counted = codec._replace(compress_batch=compress_batch)
     assert counted.compress(NOISE) is None
     assert sum(tried) <= len(NOISE) // 16
 

@@ -115,22 +115,22 @@ def test_sigterm_drains_a_worker_process() -> None:
 
 
 def test_what_is_handed_back_twice_is_given_out_once(cluster: TestCluster) -> None:
-    from zmqdist.data.service.dispatcher.machine import questions as q
-    from zmqdist.data.service.dispatcher.machine.machine import Splits
+    from zmqdist.data.service.dispatcher.machine import events as ev
+    from zmqdist.data.service.dispatcher.machine.machine import DataDispatcherMachine
     from zmqdist.data.service.dispatcher.machine.records import Terms
     from zmqdist.data.service.dispatcher.machine.tables import Rules
 
-    machine = Splits(Rules(), 5, 0.0)
+    machine = DataDispatcherMachine(Rules(), 5, 0.0)
 
     def ask(question: Any) -> Any:
         (effect,) = machine.handle(question, 0.0)
         return effect.value
 
-    machine.handle(q.WorkerJoined("worker:0", "a:1", 7), 0.0)
-    ask(q.RegisterRequest("t", 1, None, "f", "{}"))
-    ask(q.Open("t", 2, None, 0, Terms("1000", 1), (100,), "unnamed"))
-    assert ask(q.SplitsRequest("t", 5, 4000, 7, 0, 11, 0, 10)) == (0, 10)
+    machine.handle(ev.WorkerJoined("worker:0", "a:1", 7), 0.0)
+    ask(ev.RegisterRequest("t", 1, None, "f", "{}"))
+    ask(ev.OpenRequest("t", 2, None, 0, Terms("1000", 1), (100,), "unnamed"))
+    assert ask(ev.SplitsRequest("t", 5, 4000, 7, 0, 11, 0, 10)) == (0, 10)
     for _ in range(2):
-        ask(q.HandBack("t", 5, 4000, 7, 0, 12, 0, ((4, 6),)))
-    assert ask(q.SplitsRequest("t", 5, 4000, 7, 0, 13, 0, 10)) == (4, 6)
-    assert ask(q.SplitsRequest("t", 5, 4000, 7, 0, 14, 0, 10)) == (10, 10)
+        ask(ev.HandBackRequest("t", 5, 4000, 7, 0, 12, 0, ((4, 6),)))
+    assert ask(ev.SplitsRequest("t", 5, 4000, 7, 0, 13, 0, 10)) == (4, 6)
+    assert ask(ev.SplitsRequest("t", 5, 4000, 7, 0, 14, 0, 10)) == (10, 10)

@@ -106,7 +106,7 @@ def test_python_values_that_are_no_leaves_become_such_or_are_refused() -> None:
 def test_elements_that_hold_datasets_say_what_to_put_behind_them() -> None:
     window = Dataset.range(3)
     for elements in ([window], [(np.int64(1), window)] * 2, [np.int64(1), {"a": window}]):
-        with pytest.raises(UnimplementedError, match="batch or a flat_map"):
+        with pytest.raises(UnimplementedError, match=r"apply batch\(\) or flat_map\(\)"):
             pack(elements)
 
 

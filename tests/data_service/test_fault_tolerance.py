@@ -303,7 +303,10 @@ def test_a_damaged_journal_is_told_and_left_as_it_is(tmp_path: Any) -> None:
 
 @pytest.mark.parametrize(
     ("record", "text"),
-    [(b"text garbage", "Failed to parse journal record"), (encode(ReleaseClient(9)), "does not fit those before it")],
+    [
+        (b"text garbage", "Failed to parse journal record"),
+        (encode(ReleaseClient(9)), "does not fit the records before it"),
+    ],
 )
 def test_a_journal_that_holds_what_nobody_understands_is_told(tmp_path: Any, record: bytes, text: str) -> None:
 
@@ -358,7 +361,7 @@ def test_a_reader_hears_that_the_disk_of_its_dispatcher_is_full(
         reading = threading.Thread(target=lambda: seen.extend(map(int, iterator)))
         reading.start()
         # Which of the two depends on whether it acknowledges while a commit fails, or while the dispatcher reads its journal again.
-        reason = r"(cannot write its journal .*make room on that disk|went back to what its journal has)"
+        reason = r"(cannot write its journal .*make room on that disk|has gone back to the state in its journal)"
         told = re.compile(f"nothing has come from .*{reason}")
         until(lambda: told.search(caplog.text))
     reading.join(20)

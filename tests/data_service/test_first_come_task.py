@@ -11,13 +11,13 @@ import pytest
 from tests.data_service.replies import Answer
 from zmqdist.data import Dataset
 from zmqdist.data.service.reader.delivery import Wanted
-from zmqdist.data.service.worker.first_come_task import FirstCome
+from zmqdist.data.service.worker.first_come_task import FirstComeRunner
 from zmqdist.errors import CancelledError
 
 MANY = 1 << 20
 
 
-def ask(runner: FirstCome) -> Answer:
+def ask(runner: FirstComeRunner) -> Answer:
     answer = Answer()
     runner.ask(Wanted(2, MANY, None, 1), answer)
     return answer
@@ -34,7 +34,7 @@ def test_a_task_that_was_stopped_gives_nothing_that_it_made_afterwards() -> None
         go.wait(20)
         yield 1
 
-    runner = FirstCome(
+    runner = FirstComeRunner(
         "test", lambda: iter(Dataset.from_generator(slow)), finished.set, lambda error, what: error, array("q", [0] * 8)
     )
     assert ask(runner).result() == [0]

@@ -482,7 +482,7 @@ def test_damage_after_a_kill_is_data_loss_and_stays_one(
     damage(killed)
     told = told_damage(killed)
     assert told.startswith(f"{database(killed)}: ")
-    assert f"Put back a copy of {killed}" in told
+    assert f"Put back an intact copy of {killed}" in told
     assert told_damage(killed)  # to look did not mend it
 
 

@@ -68,7 +68,7 @@ class Stranger:
     def sensible(self) -> dict[str, tuple[Any, ...]]:
         """Arguments of each method with which it does something."""
         kept = self.server.data_snapshot()
-        number, life, text = kept.state, kept.workers[0].life, self.dataset.serialize()
+        number, incarnation, text = kept.state, kept.workers[0].incarnation, self.dataset.serialize()
         saved = (number, 2001, 3001, (10_000, 1, 39), 1, ((0, 1),), ((2, 1),))
         return {
             "register": (7, "mine", text, "{}", "keep"),
@@ -79,18 +79,18 @@ class Stranger:
             "watch": (number, 3000, 0, 0.1, -1, {}),
             "release": (number, 2999),
             "acknowledge": (number, 3001, ((0, 1, False),)),
-            "missed": (number, 3001, life),
-            "portions": (number, 4001, life, 3001, 5, 1),
-            "work": (number, life, {4000: "a:1"}, (), {4000: (1, 2, 3, 4, 0.5)}),
-            "splits": (number, 4000, life, 0, 8, 0, 1),
-            "hand_back": (number, 4000, life, 0, 8, 0, ((0, 1),)),
+            "missed": (number, 3001, incarnation),
+            "portions": (number, 4001, incarnation, 3001, 5, 1),
+            "work": (number, incarnation, {4000: "a:1"}, (), {4000: (1, 2, 3, 4, 0.5)}),
+            "splits": (number, 4000, incarnation, 0, 8, 0, 1),
+            "hand_back": (number, 4000, incarnation, 0, 8, 0, ((0, 1),)),
             "leave": (99,),
-            "crashed": (number, 4000, life, "killed"),
+            "crashed": (number, 4000, incarnation, "killed"),
             "compression": ("1000", True),
             "save": ("wish", f"{self.config.work_dir}/saved", text, "scalar", None),
-            "streams": (life, {}),
-            "positions": (life, "saved", 0, 0, 0, 0, 1),
-            "stream_ended": (life, "saved", 9, 0, ""),
+            "streams": (incarnation, {}),
+            "positions": (incarnation, "saved", 0, 0, 0, 0, 1),
+            "stream_ended": (incarnation, "saved", 9, 0, ""),
             "snapshot_wait": ("saved",),
             "snapshot_progress": ("saved",),
             "snapshot_streams": ("saved",),

@@ -12,7 +12,7 @@ import pytest
 from tests.data_service.clusters import until
 from tests.data_service.replies import Answer
 from zmqdist.data import Dataset
-from zmqdist.data.service.dispatcher.machine.figures import SplitsReport
+from zmqdist.data.service.dispatcher.machine.figures import TaskReport
 from zmqdist.data.service.reader.delivery import Wanted
 from zmqdist.data.service.worker.rounds_task import GROUPS_MAX, RoundsRunner
 from zmqdist.errors import AbortedError, CancelledError, FailedPreconditionError
@@ -159,7 +159,7 @@ def test_rounds_that_are_ready_are_given_together_as_many_as_all_want() -> None:
         until_ready = [ask(runner, 0, 0), ask(runner, 1, 0)]
         for answer in until_ready:
             answer.result()
-        until(lambda: SplitsReport(*runner.figures()).buffered >= 4 * 2, "four groups that are made ahead")
+        until(lambda: TaskReport(*runner.figures()).buffered >= 4 * 2, "four groups that are made ahead")
         first, second = ask(runner, 0, 1, rounds=4), ask(runner, 1, 1, rounds=3)
         assert (first.result(), second.result()) == ([2, 4, 6], [3, 5, 7])
         assert first.tag[0] == second.tag[0] == 4
@@ -237,6 +237,6 @@ def test_groups_made_ahead_are_bounded_and_shown() -> None:
     with running(1, Dataset.counter()) as runner:
         for round_ in range(300):
             ask(runner, 0, round_).result()
-            figures = SplitsReport(*runner.figures())
+            figures = TaskReport(*runner.figures())
             assert figures.elements == round_ + 1
             assert figures.buffered <= figures.room <= GROUPS_MAX

@@ -48,7 +48,7 @@ def test_the_names_that_tf_data_service_has_for_its_tests_say_the_same(tmp_path:
 
 def test_a_work_dir_without_fault_tolerance_is_fine(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO", "zmqdist.data"), DispatchServer(DispatcherConfig(work_dir=str(tmp_path))):
-        assert "will not be recovered" in caplog.text
+        assert "does not recover jobs" in caplog.text
 
 
 def test_a_fault_tolerant_dispatcher_starts_in_an_empty_folder(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from tests.data_service.replies import Answer
 from zmqdist.data import Dataset
 from zmqdist.data.service.elements import weigh
 from zmqdist.data.service.reader.delivery import Wanted
-from zmqdist.data.service.worker.shared_task import Shared
+from zmqdist.data.service.worker.shared_task import SharedRunner
 from zmqdist.errors import CancelledError, InvalidArgumentError
 
 LARGE = 1 << 30
@@ -22,21 +22,21 @@ BYTES = weigh(np.int64(0))
 
 
 @contextmanager
-def running(limit: int = LARGE, dataset: Dataset | None = None) -> Iterator[Shared]:
-    runner = Shared("test", lambda: iter(dataset or Dataset.counter()), lambda error, what: error, limit)
+def running(limit: int = LARGE, dataset: Dataset | None = None) -> Iterator[SharedRunner]:
+    runner = SharedRunner("test", lambda: iter(dataset or Dataset.counter()), lambda error, what: error, limit)
     try:
         yield runner
     finally:
         runner.close()
 
 
-def ask(runner: Shared, trainer: str, elements: int = 1) -> Answer:
+def ask(runner: SharedRunner, trainer: str, elements: int = 1) -> Answer:
     answer = Answer()
     runner.ask(Wanted(elements, LARGE, trainer=trainer), answer)
     return answer
 
 
-def read(runner: Shared, trainer: str, count: int) -> list[int]:
+def read(runner: SharedRunner, trainer: str, count: int) -> list[int]:
     return [each for _ in range(count) for each in ask(runner, trainer).result()]
 
 

@@ -96,7 +96,7 @@ def test_a_pipeline_that_crashes_each_time_fails_its_snapshot_and_leaves_the_wor
 
     with saving(tmp_path, 1) as (address, _):
         saved = distributed_save(Dataset.range(1000).map(step, **INTS), str(tmp_path / "bad"), address)
-        with pytest.raises(UnknownError, match=r"death number 3[^$]*stream 0[^$]*SIGSEGV[^$]*Segmentation fault"):
+        with pytest.raises(UnknownError, match=r"crash number 3[^$]*stream 0[^$]*SIGSEGV[^$]*Segmentation fault"):
             saved.wait(WAIT_S)
         distributed_save(Dataset.range(10), str(tmp_path / "good"), address).wait(WAIT_S)
         assert loaded(tmp_path / "good") == list(range(10))

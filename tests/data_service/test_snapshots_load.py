@@ -105,7 +105,7 @@ def test_chunks_come_by_index_and_then_by_stream(tmp_path: Path) -> None:
     names: list[str] = []
     Dataset.load(str(tmp_path / "s"), reader_func=lambda chunks: names.extend(_names(chunks)) or chunks)
     found = [snapshot_layout.CommittedChunk.of(name) for name in names]
-    assert found == sorted(found) == snapshot_layout.committed(str(tmp_path / "s"))  # type: ignore[type-var]
+    assert found == sorted(found) == snapshot_layout.committed_chunks(str(tmp_path / "s"))  # type: ignore[type-var]
 
 
 def _names(chunks: Dataset) -> list[str]:

@@ -160,7 +160,7 @@ def test_the_stream_of_a_lost_worker_goes_to_its_former_owner_or_to_another(tmp_
     assert snapshot.assign("b") == 1
     assert snapshot.assign("c") == 2, "it has one"
     assert snapshot.assign("d") == 0
-    with pytest.raises(InternalError, match="worker a writes stream 0, which is not its own"):
+    with pytest.raises(InternalError, match="worker a writes stream 0, which is another worker's"):
         ask(snapshot, "a", 0, 0)
     (tmp_path / "s" / "streams" / "stream_2" / "DONE").write_text("")
     snapshot.finished("c", 2)
@@ -279,11 +279,11 @@ def test_repetitions_are_dealt_each_for_itself(tmp_path: Path) -> None:
     st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 1), st.integers(1, 9), st.booleans()), max_size=60),
 )
 def test_whatever_is_asked_each_position_has_one_stream(
-    tmp_path_factory: pytest.TempPathFactory, length: int, questions: list[Any]
+    tmp_path_factory: pytest.TempPathFactory, length: int, events: list[Any]
 ) -> None:
     snapshot = begin(tmp_path_factory.mktemp("any") / "s", Dataset.range(length).repeat(2))
     had: dict[Any, list[int]] = {}
-    for worker, repetition, count, again in questions:
+    for worker, repetition, count, again in events:
         if again:
             snapshot = SnapshotFolder.recover(snapshot.path)
         stream = snapshot.assign(worker)

@@ -110,7 +110,7 @@ def test_a_task_has_no_process_before_somebody_connects() -> None:
     loop.start()
     told = [4000, 2000, "1000", "fingerprint", ("1000", 0), 0, 0, 0, -1, "job"]
     loop.run(lambda: tasks.begin(WorkerTask(told)))
-    host, port = tasks.where(4000).split(":")
+    host, port = tasks.location(4000).split(":")
     assert not spawned
     with socket.create_connection((host, int(port))):
         until(lambda: spawned, "a process for the task")

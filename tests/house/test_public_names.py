@@ -118,6 +118,7 @@ PINNED: dict[str, frozenset[str]] = {
             "ExecutableLocation",
             "KubernetesClusterResolver",
             "SimpleClusterResolver",
+            "RankClusterResolver",
             "SlurmClusterResolver",
             "TFConfigClusterResolver",
             "UnionResolver",

@@ -40,10 +40,10 @@ IMPURE |= {"signal", "socket", "subprocess", "sys", "tempfile", "threading", "ti
 IMPURE_CALLS = {"open", "input", "print", "eval", "exec", "__import__"}
 
 BESIDE_MACHINES = {
-    "zmqdist/coordination": ("answers",),
+    "zmqdist/coordination": ("replies",),
     "zmqdist/data/service": ("retry",),
     "zmqdist/data/service/reader": ("delivery",),
-    "zmqdist/data/service/worker": ("task_answers",),
+    "zmqdist/data/service/worker": ("task_replies",),
     "zmqdist/scheduling/coordinator": (
         "affinity",
         "closures",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tiers import CAMPAIGNS, CAPABILITIES, FULL, PURE, runs_in
+from tests.tiers import CAPABILITIES, FULL, OUTSIDE, PURE, runs_in
 
 ROOT = Path(__file__).resolve().parents[2]
 MARK = re.compile(r"pytest\.mark\.(processes|killed)\(([^)]*)\)")
@@ -44,8 +44,8 @@ def test_what_is_called_pure_is_there() -> None:
         ("tests/transport/test_channel.py", {"test", "all"}),
         (f"tests/sim/{FULL}/test_planted_bugs.py", {"all"}),
         (f"tests/rpc/{FULL}", {"all"}),
-        (f"tests/{CAMPAIGNS}", set()),
-        (f"tests/{CAMPAIGNS}/test_hosts.py", set()),
+        *((f"tests/{outside}", set()) for outside in sorted(OUTSIDE)),
+        *((f"tests/{outside}/test_hosts.py", set()) for outside in sorted(OUTSIDE)),
         ("docs/rpc.md", {"test", "all"}),
     ],
 )

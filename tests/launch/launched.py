@@ -15,6 +15,9 @@ import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from zmqdist.launch.agent import MEMORY_FOLDER
+from zmqdist.launch.folders import OWNER
+
 PATIENCE_S = 20.0
 
 LAUNCH = """
@@ -86,6 +89,7 @@ class Launched:
       run: Python text of the launcher.
       terminal: the descriptor of a terminal that it belongs to; None: it has none.
       grace_s: what program and workers have to end in. Also on a busy machine no test gets near the default.
+      start: what starts it, as subprocess.Popen; `Host.run` of a host of a test.
     """
 
     def __init__(
@@ -97,10 +101,11 @@ class Launched:
         run: str = LAUNCH,
         grace_s: float = PATIENCE_S,
         terminal: int | None = None,
+        start: Callable[..., subprocess.Popen[str]] = subprocess.Popen,
     ) -> None:
         self.process_folder = folder
         self.temporary = folder / "temporary"
-        self.temporary.mkdir()
+        self.temporary.mkdir(parents=True)
         if program is not None:
             (folder / "program.py").write_text(textwrap.dedent(program))
         if isinstance(file, str):
@@ -109,7 +114,7 @@ class Launched:
         self._mark = f"ZMQDIST_LAUNCHED={uuid.uuid4()}"
         name, value = self._mark.split("=")
         environment = {**os.environ, name: value, "TMPDIR": str(self.temporary), "PYTHONWARNINGS": "error"}
-        self.process = subprocess.Popen(
+        self.process = start(
             [sys.executable, "-c", run, str(file), str(grace_s), *arguments],
             cwd=folder,
             env=environment,
@@ -162,6 +167,15 @@ class Launched:
         eventually(look, f"{job} {index} runs")
         return found[0]
 
+    def agents(self) -> dict[int, Path]:
+        """The agents of hosts that run for it, by pid: the folder of each."""
+        found = {}
+        for folder in self._processes():
+            for descriptor in links(folder / "fd"):
+                if descriptor.name == OWNER and descriptor.is_relative_to(MEMORY_FOLDER):
+                    found[int(folder.name)] = descriptor.parent
+        return found
+
     def interrupt(self) -> None:
         """What Ctrl-C at a terminal does: SIGINT to the group of the launcher. Without a terminal its program is in another one."""
         os.killpg(self.process.pid, signal.SIGINT)
@@ -191,6 +205,14 @@ class Launched:
         assert self.process.stdout is not None
         for line in self.process.stdout:
             self.lines.append(line.rstrip("\n"))
+
+
+def links(folder: Path) -> list[Path]:
+    """Where the descriptors of a process lead; none where the process has gone."""
+    try:
+        return [each.readlink() for each in folder.iterdir()]
+    except OSError:
+        return []
 
 
 def read(path: Path) -> str:

@@ -2,24 +2,365 @@
 
 from __future__ import annotations
 
-from zmqdist.launch.host_slots import HostSlots
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import pytest
+
+from tests.launch.agents import pipe_host, pipe_hosts
+from tests.launch.launched import BUSY, FILE, UNTIL_TOLD, Launched, eventually
+from zmqdist import errors
+from zmqdist._version import __version__
+from zmqdist.launch.agent import agent_command
+from zmqdist.launch.agent_protocol import CloseAgent, ReservePort, RoleEnded, StartRole, decode_event, encode
+from zmqdist.launch.folders import remove_left_behind
+from zmqdist.launch.hosts import AgentPool, Hosts
+from zmqdist.launch.launcher_interface import RunningRole
+from zmqdist.launch.roles import REFUSED, TaskConfig
+from zmqdist.process.zygote import NAME
+
+ROOT = Path(__file__).resolve().parents[2]
+Launcher = Callable[..., Launched]
+
+ON_PIPES = f"""
+import sys
+sys.path.insert(0, {str(ROOT)!r})
+from tests.launch.agents import pipe_hosts
+from zmqdist.cluster import ClusterConfig
+from zmqdist.launch import launcher
+launcher.agent_hosts = lambda config: pipe_hosts("a", "b", "c")
+sys.exit(launcher.launch(ClusterConfig.load(sys.argv[1]), sys.argv[3:], grace_s=float(sys.argv[2])))
+"""
+"""A launcher as for a file with `launcher: ssh` and three hosts."""
+
+WHERE = """
+    import socket
+    from zmqdist.coordinator import ClusterCoordinator
+    from zmqdist.cluster import ClusterConfig
+
+    def where():
+        import os
+        print("it runs")
+        path = os.environ["ZMQDIST_CONFIG"]
+        keys = sorted(os.listdir(os.environ["ZMQDIST_KEYS_DIR"]))
+        return path.startswith("/dev/shm/"), keys, oct(os.stat(os.path.dirname(path)).st_mode)[-3:]
+
+    with ClusterCoordinator() as coordinator:
+        print(coordinator.schedule(where).get())
+"""
+
+WITH_PS = FILE.replace("{count: 2}", "{count: 2}\n  ps: {count: 1}")
 
 
-def test_roles_go_to_the_host_with_the_fewest_of_them_in_the_order_of_the_file() -> None:
-    slots = HostSlots({"a": None, "b": 1, "c": None})
-    assert [slots.place(f"worker:{index}") for index in range(6)] == ["a", "b", "c", "a", "c", "a"]
+@pytest.mark.processes("hosts")
+def test_roles_run_on_hosts_with_the_keys_of_a_worker_alone(launch: Launcher) -> None:
+    job = launch(WHERE, run=ON_PIPES)
+    assert job.ends() == 0, job.text
+    assert "(True, ['authorized', 'server.pub', 'worker.key'], '700')" in job.lines, job.text
+    assert {"[worker-0@a] it runs", "[worker-1@b] it runs"} & set(job.lines), job.text
+    job.left_nothing()
 
 
-def test_a_role_that_ran_before_returns_to_its_host() -> None:
-    slots = HostSlots({"a": 1, "b": 1})
-    assert [slots.place(role) for role in ("worker:0", "worker:1", "worker:0")] == ["a", "b", "a"]
+def gone(folders: Iterable[Path]) -> bool:
+    return not any(folder.exists() for folder in folders)
 
 
-def test_a_role_whose_host_is_lost_is_placed_on_another() -> None:
-    slots = HostSlots({"a": None, "b": 2})
-    assert [slots.place(role) for role in ("worker:0", "worker:1", "ps:0")] == ["a", "b", "a"]
-    assert slots.lose("a") == ["worker:0", "ps:0"]
-    assert slots.hosts == ["b"]
-    assert slots.place("worker:0") == "b"
-    assert slots.place("ps:0") is None, "b has two slots"
-    assert slots.lose("a") == []
+@pytest.mark.killed("hosts")
+def test_a_killed_worker_returns_to_its_host(launch: Launcher) -> None:
+    job = launch(UNTIL_TOLD, run=ON_PIPES)
+    job.saw("it runs")
+    before = job.worker(1)
+    os.kill(before, signal.SIGKILL)
+    job.saw("[worker-1@b] ended (killed by SIGKILL); it is started again (1 of 3)")
+    eventually(lambda: job.worker(1) != before, "another is there")
+    (job.process_folder / "end").touch()
+    assert job.ends() == 0, job.text
+    job.left_nothing()
+
+
+def test_a_worker_whose_agent_is_killed_runs_on_another_host(launch: Launcher) -> None:
+    job = launch(UNTIL_TOLD, run=ON_PIPES)
+    job.saw("it runs")
+    before = job.worker(1)
+    agents = job.agents()
+    agent = agent_of(before)
+    os.kill(agent, signal.SIGKILL)
+    job.saw("[b] is lost: its agent ended (killed by SIGKILL)")
+    job.saw("[worker-1@b] ended (killed by SIGKILL); it is started again (1 of 3)")
+    eventually(lambda: not Path("/proc", str(before)).exists(), "the old one ends by its lifeline")
+    eventually(lambda: job.worker(1) != before, "another is there")
+    (job.process_folder / "end").touch()
+    assert job.ends() == 0, job.text
+    job.left_nothing()
+    folder = agents.pop(agent)
+    assert gone(agents.values())
+    remove_left_behind(folder.parent)  # as the next agent there does
+    assert not folder.exists()
+
+
+def agent_of(role: int) -> int:
+    """The agent that started a role: the parent of the zygote from which the role was forked."""
+    zygote = parent(role)
+    assert Path("/proc", str(zygote), "comm").read_text() == f"{NAME}\n"
+    return parent(zygote)
+
+
+def parent(pid: int) -> int:
+    return int(Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()[1])
+
+
+def test_a_launcher_that_is_killed_leaves_nothing_on_any_host(launch: Launcher) -> None:
+    job = launch(BUSY, run=ON_PIPES, file=WITH_PS)
+    job.saw("a function runs")
+    agents = job.agents()
+    assert len(agents) == 3
+    job.process.kill()
+    assert job.ends() == -signal.SIGKILL
+    job.left_nothing(folders=False)
+    assert gone(agents.values())
+
+
+def test_ctrl_c_ends_everything_and_leaves_nothing(launch: Launcher) -> None:
+    job = launch(BUSY, run=ON_PIPES, file=WITH_PS)
+    job.saw("a function runs")
+    agents = job.agents()
+    job.interrupt()
+    assert job.ends() == 128 + signal.SIGINT, job.text
+    job.left_nothing()
+    assert gone(agents.values())
+
+
+class Pool:
+    """A pool with a launcher of tasks that need no dispatcher."""
+
+    def __init__(self, pool: AgentPool, said: list[str]) -> None:
+        self.pool = pool
+        self.exits: list[RunningRole] = []
+        self.hosts = Hosts(pool, self.exits.append, said.append)
+
+    def start(self, index: int, address: str) -> RunningRole:
+        return self.hosts.start_role(TaskConfig({"ps": {index: address}}, "ps", index), {}, lambda line: None)
+
+    def ends(self, role: RunningRole) -> str:
+        eventually(lambda: role in self.exits, f"{role.name} ends")
+        return role.tail
+
+
+def test_a_ps_keeps_its_port_and_ends_for_good_with_its_host() -> None:
+    said: list[str] = []
+    pool = AgentPool(pipe_hosts("a", "b"), said.append)
+    try:
+        cluster = Pool(pool, said)
+        address = pool.reserve("ps:0")
+        role = cluster.start(0, address)
+        assert role.host == "a"
+        role.signal(signal.SIGKILL)
+        cluster.ends(role)
+        again = cluster.start(0, address)
+        assert (again.host, again.exit_code) == ("a", None)
+        os.kill(pool.hello("a").pid, signal.SIGKILL)
+        assert cluster.ends(again) == "a: its agent ended (killed by SIGKILL)"
+        never = cluster.start(0, address)
+        assert cluster.ends(never) == "its port is on a host that is lost"
+        assert (never.exit_code, never.host) == (REFUSED, "")
+        assert said == ["[a] is lost: its agent ended (killed by SIGKILL)"]
+        cluster.hosts.close(0.0)
+        remove_left_behind(Path(pool.hello("a").folder).parent)
+    finally:
+        pool.close()
+
+
+def test_a_role_that_finds_no_free_slot_ends_with_that_reason() -> None:
+    with_one_slot = pipe_host("a", slots=1)
+    pool = AgentPool([with_one_slot], lambda line: None)
+    try:
+        cluster = Pool(pool, [])
+        first = cluster.start(0, pool.reserve("ps:0"))
+        with pytest.raises(errors.UnavailableError, match="no host has a free slot for ps:1"):
+            pool.reserve("ps:1")
+        assert cluster.ends(cluster.start(1, "127.0.0.1:1")) == "no host has a free slot for it"
+        assert first.exit_code is None
+        cluster.hosts.close(0.0)
+        assert len(cluster.exits) == 2
+    finally:
+        pool.close()
+
+
+def test_a_port_that_cannot_be_bound_is_told_with_the_host() -> None:
+    pool = AgentPool(pipe_hosts("a"), lambda line: None)
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            port = taken.getsockname()[1]
+            with pytest.raises(
+                errors.UnknownError, match=f"a: could not bind 127.0.0.1:{port}: Address already in use"
+            ):
+                pool.reserve("ps:0", port)
+    finally:
+        pool.close()
+
+
+# -- the agent alone -----------------------------------------------------------------------------------------------------
+
+
+def agent(silence_limit_s: float = 60.0) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        agent_command(sys.executable, silence_limit_s), stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+
+
+def worker(ticket: int) -> StartRole:
+    fields = {"dispatcher_address": "127.0.0.1:1", "index": ticket, "processes": True}
+    return StartRole(ticket, f"worker:{ticket}", "WorkerConfig", json.dumps(fields), {}, {"keys/secret": "text"})
+
+
+def events(process: subprocess.Popen[bytes], count: int) -> list[dict[str, object]]:
+    assert process.stdout is not None
+    return [json.loads(process.stdout.readline()) for _ in range(count)]
+
+
+def test_an_agent_ends_when_no_order_comes_for_its_silence_limit() -> None:
+    with agent(silence_limit_s=0.5) as process:
+        assert process.stdin is not None
+        (hello,) = events(process, 1)
+        assert Path(str(hello["folder"])).is_dir()
+        assert process.wait(20) == 0
+        assert not Path(str(hello["folder"])).exists()
+
+
+def test_an_agent_whose_launcher_does_not_read_still_obeys() -> None:
+    """A link that is cut fills the pipe with lines; what ends the agent must not wait behind them."""
+    with agent() as process:
+        assert process.stdin is not None
+        (hello,) = events(process, 1)
+        for ticket in range(2, 2000):
+            process.stdin.write(encode(ReservePort(ticket, "192.0.2.1")))  # each is refused in a sentence
+        process.stdin.close()
+        assert process.wait(20) == 0
+        assert not Path(str(hello["folder"])).exists()
+
+
+@pytest.mark.parametrize("how", ["end of input", "SIGTERM", "SIGHUP", "close"])
+def test_an_agent_ends_with_its_roles_and_its_folder(how: str) -> None:
+    with agent() as process:
+        assert process.stdin is not None
+        (hello,) = events(process, 1)
+        process.stdin.write(encode(worker(1)))
+        process.stdin.flush()
+        while (started := events(process, 1)[0])["is"] != "RoleStarted":
+            pass
+        assert Path(str(hello["folder"]), "keys/secret").stat().st_mode & 0o777 == 0o600
+        pid = int(str(started["pid"]))
+        if how == "end of input":
+            process.stdin.close()
+        elif how == "close":
+            process.stdin.write(encode(CloseAgent(5.0)))
+            process.stdin.flush()
+        else:
+            process.send_signal(signal.Signals[how])
+        assert process.stdout is not None
+        last = [decode_event(line) for line in process.stdout][-1]
+        assert isinstance(last, RoleEnded)
+        assert (last.ticket, last.pid) == (1, pid)
+        assert process.wait(20) == 0
+        eventually(lambda: not Path("/proc", str(pid)).exists(), "its zygote has reaped it")
+        assert not Path(str(hello["folder"])).exists()
+
+
+# -- hosts that cannot run roles -----------------------------------------------------------------------------------------
+
+PYTHON = sys.version.split()[0]
+HELLO = {
+    "is": "AgentHello",
+    "python": PYTHON,
+    "version": __version__,
+    "path": "/there/zmqdist",
+    "cores": 1,
+    "clock_s": 0.0,
+    "host": "there",
+    "pid": 1,
+    "folder": "/nowhere",
+}
+UNFIT = {"is": "AgentUnfit", "python": PYTHON, "executable": "/there/python", "reason": "No module named 'zmqdist'"}
+OTHER_PYTHON = (
+    f"a: Python 3.9.2 there and {PYTHON} here cannot exchange functions: name a Python {PYTHON.rpartition('.')[0]} of "
+    "that host as `python` in the file"
+)
+OTHER_VERSION = f"a: zmqdist 99.1 there (/there/zmqdist) and {__version__} here ({ROOT / 'zmqdist'}): install the same version on both"
+MISSING = (
+    f"a: /there/python: No module named 'zmqdist': install zmqdist {__version__} there, or name the Python that has it "
+    "as `python`"
+)
+READ_ONLY = UNFIT | {"reason": "no folder can be written", "remedy": "set TMPDIR there"}
+BAD: list[tuple[dict[str, object], str]] = [
+    (HELLO | {"python": "3.9.2"}, OTHER_PYTHON),
+    (UNFIT | {"python": "3.9.2", "reason": "invalid syntax (agent.py, line 101)"}, OTHER_PYTHON),
+    (HELLO | {"version": "99.1"}, OTHER_VERSION),
+    (UNFIT, MISSING),
+    (READ_ONLY, "a: /there/python: no folder can be written: set TMPDIR there"),
+    ({}, "a: its agent ended (exit code 0)"),
+]
+
+
+def speaking(tmp_path: Path, *lines: str) -> str:
+    """A Python of a host that says these lines in place of an agent, and goes on until its input ends."""
+    script = tmp_path / "python"
+    text = "\n".join(lines)
+    ends = "cat > /dev/null" if lines else ""
+    script.write_text(f"#!/bin/sh\ncat <<'END'\n{text}\nEND\n{ends}\n")
+    script.chmod(0o700)
+    return str(script)
+
+
+@pytest.mark.parametrize(("event", "told"), BAD, ids=[row[1][3:30] for row in BAD])
+def test_a_host_that_cannot_run_roles_is_told_in_one_sentence(
+    tmp_path: Path, event: dict[str, object], told: str
+) -> None:
+    python = speaking(tmp_path, json.dumps(event)) if event else speaking(tmp_path)
+    with pytest.raises((errors.FailedPreconditionError, errors.UnavailableError)) as caught:
+        AgentPool([pipe_host("a", python=python)], lambda line: None)
+    assert str(caught.value) == told
+
+
+@pytest.mark.parametrize(("ahead_s", "told"), [(601, "10.0 minutes ahead of"), (-601, "10.0 minutes behind")])
+def test_a_clock_that_is_minutes_off_is_a_warning(tmp_path: Path, ahead_s: float, told: str) -> None:
+    said: list[str] = []
+    python = speaking(tmp_path, json.dumps(HELLO | {"clock_s": time.time() + ahead_s}))
+    AgentPool([pipe_host("a", python=python)], said.append).close()
+    (warning,) = said
+    assert warning.startswith(f"[a] warning: its clock is {told} this host's"), warning
+
+
+def test_what_a_login_shell_prints_before_the_hello_does_no_harm(tmp_path: Path) -> None:
+    python = speaking(tmp_path, "Welcome!", "{", json.dumps(HELLO | {"clock_s": time.time()}))
+    pool = AgentPool([pipe_host("a", python=python)], lambda line: None)
+    assert pool.hello("a").host == "there"
+    pool.close()
+
+
+def test_hosts_that_see_this_one_at_two_addresses_need_one_in_the_file(tmp_path: Path) -> None:
+    hosts = []
+    for name, seen in (("a", "127.0.0.1"), ("b", "127.0.0.2")):
+        (tmp_path / name).mkdir()
+        hello = HELLO | {"clock_s": time.time(), "reached_from": seen}
+        hosts.append(pipe_host(name, python=speaking(tmp_path / name, json.dumps(hello))))
+    pool = AgentPool(hosts, lambda line: None)
+    try:
+        with pytest.raises(errors.FailedPreconditionError) as caught:
+            pool.own_address()
+        told = "a reaches this host at 127.0.0.1 and b at 127.0.0.2: write an address that all hosts reach as"
+        assert str(caught.value).startswith(told)
+    finally:
+        pool.close()
+
+
+def test_a_launcher_that_is_stopped_does_not_wait_for_a_silent_host(tmp_path: Path) -> None:
+    python = speaking(tmp_path, "")
+    with pytest.raises(errors.CancelledError):
+        AgentPool([pipe_host("a", python=python)], lambda line: None, cancelled=lambda: True)

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Any
 
-from zmqdist.coordination.answers import Answer, Effect, Task
 from zmqdist.coordination.barriers_machine import RoundOutcome
 from zmqdist.coordination.keys_machine import Keys
 from zmqdist.coordination.machine import Coordination, CoordinationConfig
+from zmqdist.coordination.replies import Effect, ReplyValue, Task
 from zmqdist.errors import OK
 
 TIMEOUT_S = 2.0
@@ -39,7 +39,7 @@ class Call:
     def replied(self, effect: Effect) -> None:
         assert not self.done, "answered twice"
         self.done = True
-        if isinstance(effect, Answer):
+        if isinstance(effect, ReplyValue):
             self.code, self.value = OK, effect.value
             if isinstance(effect.value, RoundOutcome):
                 self.code, self.message, self.counter = effect.value

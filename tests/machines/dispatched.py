@@ -12,10 +12,10 @@ from zmqdist.messages import (
     Assign,
     Define,
     Done,
-    EndGeneration,
-    Enlist,
+    EndRound,
     Message,
     Register,
+    RegisterCoordinator,
     Registered,
     Results,
     Submit,
@@ -35,7 +35,7 @@ def hear(broker: Broker, peer: str, message: Message, now: float = 0.0) -> list[
 def coordinator(
     broker: Broker, peer: str = "c", number: int = 1, *, queue_max: int = 1000, former: bool = False, now: float = 0.0
 ) -> list[Send]:
-    effects = hear(broker, peer, Enlist(number, queue_max, 1, former), now)
+    effects = hear(broker, peer, RegisterCoordinator(number, queue_max, 1, former), now)
     return effects + hear(broker, peer, Define([(7, b"f")]), now)
 
 
@@ -73,7 +73,7 @@ def given(effects: list[Send], *, careful: bool = False) -> list[tuple[str, int,
     return [
         (str(effect.to), lease, int(payload), attempt)
         for effect in effects
-        if isinstance(effect.message, Assign) and effect.message.careful == careful
+        if isinstance(effect.message, Assign) and effect.message.report_before_start == careful
         for lease, _, attempt, _, payload in effect.message.items
     ]
 
@@ -83,7 +83,7 @@ def leases_of(effects: list[Send]) -> list[int]:
 
 
 def end(broker: Broker, peer: str = "c", now: float = 0.0) -> list[Send]:
-    return hear(broker, peer, EndGeneration(1, 2.0), now)
+    return hear(broker, peer, EndRound(1, 2.0), now)
 
 
 def cancelled(*works: int, attempt: int = 0, peer: str = "c") -> Send:

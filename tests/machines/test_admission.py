@@ -7,16 +7,16 @@ from collections import defaultdict
 
 import pytest
 
-from zmqdist.rpc.admission_machine import StallDetector, Turns
+from zmqdist.rpc.admission_machine import FairAdmission, StallDetector
 
 ALL, UNASKED, CLIENT, CLIENT_UNASKED = 1000, 500, 100, 50
 
 
-def turns() -> Turns:
-    return Turns(ALL, UNASKED, CLIENT, CLIENT_UNASKED)
+def turns() -> FairAdmission:
+    return FairAdmission(ALL, UNASKED, CLIENT, CLIENT_UNASKED)
 
 
-def drained(machine: Turns) -> list[object]:
+def drained(machine: FairAdmission) -> list[object]:
     """All that begins now, in order."""
     begun = []
     while (item := machine.next()) is not None:
@@ -24,7 +24,7 @@ def drained(machine: Turns) -> list[object]:
     return begun
 
 
-def entered(machine: Turns) -> list[object]:
+def entered(machine: FairAdmission) -> list[object]:
     """All that is let in now, in order."""
     items = []
     while (item := machine.let_in()) is not None:
@@ -64,7 +64,7 @@ def test_arguments_are_let_in_up_to_the_bound_of_their_client_and_again_as_calls
 
 
 def test_arguments_of_all_clients_are_let_in_by_turns_up_to_the_bound_of_all() -> None:
-    machine = Turns(100, UNASKED, CLIENT, CLIENT_UNASKED)
+    machine = FairAdmission(100, UNASKED, CLIENT, CLIENT_UNASKED)
     for client in ("a", "b", "c"):
         for number in range(3):
             machine.announced(client, number, 25, f"{client}{number}")
@@ -84,7 +84,7 @@ def test_a_call_that_is_too_large_for_a_client_comes_alone_and_holds_up_nobody_e
 
 
 def test_smaller_calls_of_others_are_not_let_in_for_ever_before_a_large_one() -> None:
-    machine = Turns(100, UNASKED, 100, CLIENT_UNASKED)
+    machine = FairAdmission(100, UNASKED, 100, CLIENT_UNASKED)
     machine.announced("a", 0, 25, "a0")
     machine.announced("b", 0, 90, "large")
     for number in range(1, 9):
@@ -154,7 +154,7 @@ def test_of_a_client_that_has_gone_nothing_is_left() -> None:
     for number in (2, 3, 4):
         machine.announced("a", number, 90, number)
     entered(machine)
-    machine.gone("a")
+    machine.client_lost("a")
     assert machine.next() is machine.let_in() is None
     assert (len(machine), machine.count, machine.pulled, machine.unasked) == (0, 0, 0, 0)
     assert not machine.dropped("a", 2)

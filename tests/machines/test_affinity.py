@@ -22,29 +22,29 @@ from zmqdist.messages import (
     CANCELLED,
     ERROR,
     VALUE,
-    EndGeneration,
-    Enlist,
-    Enlisted,
+    CancelWork,
+    CoordinatorRegistered,
+    EndRound,
     Forget,
-    GenerationEnded,
     Members,
+    RegisterCoordinator,
+    RoundEnded,
     StartsLost,
     Submit,
-    Withdraw,
     Workers,
 )
 from zmqdist.scheduling.coordinator.affinity import MembersChanged, Scheduled, WorkOptions
 from zmqdist.scheduling.coordinator.closures import Closures
 from zmqdist.scheduling.coordinator.coordinator_events import (
+    CancelRequested,
     DispatcherDown,
     DispatcherUp,
-    EndAsked,
-    ForgetAsked,
+    EndRoundRequested,
+    ForgetRequested,
     FunctionsDefined,
-    WithdrawAsked,
 )
 from zmqdist.scheduling.coordinator.dependencies_and_retries import UNAVAILABLE
-from zmqdist.scheduling.coordinator.effects import Effect, Resolve, RoomMade, RoundEnded
+from zmqdist.scheduling.coordinator.effects import Effect, Resolve, RoomMade, RoundSettled
 
 MISSED_S = 20.0
 ONE = ("worker:1", 11, 101, "host")
@@ -71,7 +71,7 @@ def closures() -> Closures:
 def meet(closures: Closures, *members: tuple[str, int, int, str], now: float = 0.0) -> list[Effect]:
     """A connection to a dispatcher that has these workers."""
     effects = do(closures, DispatcherUp(), now=now)
-    effects += hear(closures, Enlisted(3, len(members)), now)
+    effects += hear(closures, CoordinatorRegistered(3, len(members)), now)
     return effects + hear(closures, Members(list(members), []), now)
 
 
@@ -80,9 +80,9 @@ def plan(closures: Closures, *works: int, options: WorkOptions = APART, now: flo
     return do(closures, Scheduled(items, options=dict.fromkeys(works, options)), now=now)
 
 
-def sent(options: WorkOptions, *works: int, generation: int = 1, attempt: int = 0) -> Send:
+def sent(options: WorkOptions, *works: int, round: int = 1, attempt: int = 0) -> Send:
     items = [(work, attempt, 0, 7, b"%d" % work) for work in works]
-    return to_dispatcher(Submit(generation, items, *options))
+    return to_dispatcher(Submit(round, items, *options))
 
 
 def missed(work: int, worker: str) -> Resolve:
@@ -103,18 +103,20 @@ def test_p9_and_with_the_same_to_the_next_dispatcher(closures: Closures) -> None
     plan(closures, 1, options=WorkOptions("worker:1", -3))
     schedule(closures, 2)
     do(closures, DispatcherDown())
-    effects = do(closures, DispatcherUp(), now=1.0) + hear(closures, Enlisted(3, 1), 1.0)
-    assert effects[0] == to_dispatcher(Enlist(ME, QUEUE_MAX, 1, former=True, watch=True))
+    effects = do(closures, DispatcherUp(), now=1.0) + hear(closures, CoordinatorRegistered(3, 1), 1.0)
+    assert effects[0] == to_dispatcher(
+        RegisterCoordinator(ME, QUEUE_MAX, 1, previous_dispatcher=True, watch_members=True)
+    )
     assert effects[-2:] == [sent(WorkOptions("worker:1", -3), 1, attempt=AGAIN), submitted(2, attempt=AGAIN)]
 
 
 def test_options_are_forgotten_with_their_work(closures: Closures) -> None:
     plan(closures, 1, 2)
     end_result(closures, 1)
-    do(closures, WithdrawAsked([2]))
+    do(closures, CancelRequested([2]))
     end_result(closures, 2, CANCELLED)
-    pins = closures.pins
-    assert (pins.options, pins.apart, pins._pinned) == ({}, set(), {})  # reach: a leak shows nowhere else
+    pins = closures.affinity
+    assert (pins.options, pins.detached, pins._pinned) == ({}, set(), {})  # reach: a leak shows nowhere else
 
 
 # -- P10: apart -------------------------------------------------------------------------------------------------------
@@ -124,7 +126,7 @@ def test_options_are_forgotten_with_their_work(closures: Closures) -> None:
 def test_p10_the_end_of_work_apart_says_so(closures: Closures, kind: int) -> None:
     plan(closures, 1)
     schedule(closures, 2)
-    assert end_result(closures, 1, kind) == [Resolve([(1, kind, b"r")], apart=(1,))]
+    assert end_result(closures, 1, kind) == [Resolve([(1, kind, b"r")], detached=(1,))]
     assert end_result(closures, 2, kind) == [Resolve([(2, kind, b"r")])]
 
 
@@ -132,25 +134,25 @@ def test_p10_and_so_does_the_loss_of_all_its_starts(closures: Closures) -> None:
     plan(closures, 1)
     (effect,) = hear(closures, StartsLost([(1, 0, "worker:1", -9, "", True)]))
     assert isinstance(effect, Resolve)
-    assert effect.apart == (1,)
+    assert effect.detached == (1,)
 
 
 def test_p10_work_apart_goes_on_when_a_round_ends(closures: Closures) -> None:
     plan(closures, 1)
     schedule(closures, 2, 3)
     end_result(closures, 2, ERROR)
-    do(closures, EndAsked(1))
-    ended = hear(closures, GenerationEnded(1))
-    assert ended == [Resolve([(3, CANCELLED, b"")]), RoundEnded(1)]
-    assert end_result(closures, 1) == [Resolve([(1, VALUE, b"r")], apart=(1,))]
+    do(closures, EndRoundRequested(1))
+    ended = hear(closures, RoundEnded(1))
+    assert ended == [Resolve([(3, CANCELLED, b"")]), RoundSettled(1)]
+    assert end_result(closures, 1) == [Resolve([(1, VALUE, b"r")], detached=(1,))]
 
 
 def test_p10_what_comes_while_a_round_ends_is_submitted_after_it(closures: Closures) -> None:
     schedule(closures, 1)
     end_result(closures, 1, ERROR)
-    do(closures, EndAsked(1))
+    do(closures, EndRoundRequested(1))
     assert plan(closures, 2) == []
-    assert hear(closures, GenerationEnded(1)) == [RoundEnded(1), sent(APART, 2, generation=2)]
+    assert hear(closures, RoundEnded(1)) == [RoundSettled(1), sent(APART, 2, round=2)]
 
 
 def test_p10_without_a_dispatcher_a_round_that_has_only_work_apart_ends_at_once(closures: Closures) -> None:
@@ -158,8 +160,8 @@ def test_p10_without_a_dispatcher_a_round_that_has_only_work_apart_ends_at_once(
     plan(closures, 2)
     end_result(closures, 1, ERROR)
     do(closures, DispatcherDown())
-    assert do(closures, EndAsked(1)) == [RoundEnded(1)]
-    assert sent(APART, 2, generation=2, attempt=AGAIN) in meet(closures, ONE, now=1.0)
+    assert do(closures, EndRoundRequested(1)) == [RoundSettled(1)]
+    assert sent(APART, 2, round=2, attempt=AGAIN) in meet(closures, ONE, now=1.0)
 
 
 def test_p10_it_takes_no_room_in_the_queue_sent_or_not(closures: Closures) -> None:
@@ -184,7 +186,7 @@ def test_p6_and_is_withdrawn_when_all_workers_are(closures: Closures) -> None:
     hear(closures, Members([], [("worker:1", 11, "gone")]), 1.0)
     hear(closures, Workers(0), 1.0)
     effects = do(closures, Ticked(), now=1.0 + LOST_S)
-    assert effects[:2] == [to_dispatcher(EndGeneration(1, CUT_S)), to_dispatcher(Withdraw([1], CUT_S))]
+    assert effects[:2] == [to_dispatcher(EndRound(1, CUT_S)), to_dispatcher(CancelWork([1], CUT_S))]
 
 
 # -- P11: missed workers ----------------------------------------------------------------------------------------------
@@ -195,7 +197,7 @@ def test_p11_work_for_a_worker_that_never_comes_fails_and_is_withdrawn(closures:
     assert closures.deadline == 5.0 + MISSED_S
     assert do(closures, Ticked(), now=24.9) == []
     effects = do(closures, Ticked(), now=25.0)
-    assert effects == [missed(1, "worker:9"), to_dispatcher(Withdraw([1], CUT_S))]
+    assert effects == [missed(1, "worker:9"), to_dispatcher(CancelWork([1], CUT_S))]
     assert closures.deadline is None
 
 
@@ -260,16 +262,16 @@ def test_that_there_is_nobody_is_told_too_the_first_time() -> None:
     closures = Closures(
         coordinator=ME, queue_max=1, cancel_grace_s=1.0, lost_limit_s=9.0, now=0.0, recovery_limit_s=9.0
     )
-    assert not closures.pins.members_known
+    assert not closures.affinity.members_known
     assert meet(closures)[-1] == MembersChanged([], [])
-    assert closures.pins.members_known
+    assert closures.affinity.members_known
 
 
 # -- forgetting everywhere --------------------------------------------------------------------------------------------
 
 
 def test_what_is_forgotten_everywhere_is_told_to_the_dispatcher_or_to_the_next(closures: Closures) -> None:
-    assert do(closures, ForgetAsked([40])) == [to_dispatcher(Forget(ME, [40], everywhere=True))]
+    assert do(closures, ForgetRequested([40])) == [to_dispatcher(Forget(ME, [40], everywhere=True))]
     do(closures, DispatcherDown())
-    assert do(closures, ForgetAsked([41]), ForgetAsked([42])) == []
+    assert do(closures, ForgetRequested([41]), ForgetRequested([42])) == []
     assert to_dispatcher(Forget(ME, [41, 42], everywhere=True)) in meet(closures, ONE)

@@ -115,8 +115,8 @@ def test_a_member_that_goes_ends_the_round_and_meets_the_others_in_its_next_life
     group = Group()
     assert group.agree(0, 0, 0) == 0
     group.come(0, 1, counter=1)
-    assert ended(group.leader.gone(TASKS[2], "worker:2 has gone")) == ([0, 1], UNAVAILABLE)
-    assert group.leader.gone(TASKS[2], "worker:2 has gone") == []
+    assert ended(group.leader.member_gone(TASKS[2], "worker:2 has gone")) == ([0, 1], UNAVAILABLE)
+    assert group.leader.member_gone(TASKS[2], "worker:2 has gone") == []
     assert group.agree(None, None, None) == 2
     assert group.agree(3, 3, 3) == 3
 
@@ -206,7 +206,7 @@ def test_the_first_operation_of_a_member_fails_where_it_comes_too_late_for_it() 
 def test_a_member_in_its_next_life_is_not_told_what_the_former_one_has_missed() -> None:
     group = Group()
     group.come(0, 1)
-    assert ended(group.leader.gone(TASKS[2], "worker:2 has gone")) == ([0, 1], UNAVAILABLE)
+    assert ended(group.leader.member_gone(TASKS[2], "worker:2 has gone")) == ([0, 1], UNAVAILABLE)
     assert group.agree(None, None, 0) == 1
 
 
@@ -214,9 +214,9 @@ def test_a_caller_that_does_not_wait_any_more_ends_the_round() -> None:
     group, token = Group(), object()
     group.come(1)
     group.announce(0, token=token)
-    assert group.leader.withdrew("g", object()) == []
-    assert ended(group.leader.withdrew("g", token)) == ([0, 1], UNAVAILABLE)
-    assert group.leader.withdrew("g", token) == []
+    assert group.leader.announcement_withdrawn("g", object()) == []
+    assert ended(group.leader.announcement_withdrawn("g", token)) == ([0, 1], UNAVAILABLE)
+    assert group.leader.announcement_withdrawn("g", token) == []
 
 
 def test_after_an_abort_everything_fails_at_once_until_the_reset() -> None:
@@ -237,7 +237,7 @@ def test_members_that_were_told_of_an_error_meet_again_wherever_each_was() -> No
     group = Group()
     assert group.agree(0, 0, 0) == 0
     group.come(1, 2, counter=1)
-    assert ended(group.leader.gone(TASKS[0], "worker:0 has gone")) == ([1, 2], UNAVAILABLE)
+    assert ended(group.leader.member_gone(TASKS[0], "worker:0 has gone")) == ([1, 2], UNAVAILABLE)
     assert group.agree(None, None, None) == 2
     assert group.agree(3, 3, 3) == 3
 

@@ -319,13 +319,13 @@ def test_the_longest_unused_name_is_forgotten_and_names_that_are_waited_at_are_k
     barriers = Barriers(names_max=2)
     both = frozenset((A, B))
     waiting = Call()
-    assert barriers.came(waiting, "waited at", 0, A, both) == []
+    assert barriers.arrived(waiting, "waited at", 0, A, both) == []
     for number in range(5):
-        barriers.came(Call(), f"passed {number}", 3, A, frozenset((A,)))
-    barriers.came(Call(), "second", 0, A, both)
-    [refused] = barriers.came(Call(), "third", 0, A, both)
+        barriers.arrived(Call(), f"passed {number}", 3, A, frozenset((A,)))
+    barriers.arrived(Call(), "second", 0, A, both)
+    [refused] = barriers.arrived(Call(), "third", 0, A, both)
     assert refused.code == RESOURCE_EXHAUSTED  # type: ignore[union-attr]
-    assert len(barriers.came(Call(), "waited at", 0, B, both)) == 2
+    assert len(barriers.arrived(Call(), "waited at", 0, B, both)) == 2
 
 
 @pytest.mark.parametrize("count", [1, 2, 64])

@@ -8,15 +8,15 @@ from collections import deque
 import pytest
 
 from zmqdist.limits import CHUNK_BYTES
-from zmqdist.transport.bulk_machine import DONE, LATE, MORE, WRONG, Inbound, Outbound, OutgoingChunk
+from zmqdist.transport.bulk_machine import DONE, LATE, MORE, WRONG, InboundTransfers, OutboundTransfers, OutgoingChunk
 from zmqdist.transport.pace import Pace
 
 WINDOW, CHUNK = 8, 3
 
 
-def pieces(out: Outbound, now: float = 0.0) -> list[OutgoingChunk]:
+def pieces(out: OutboundTransfers, now: float = 0.0) -> list[OutgoingChunk]:
     """All that may leave now."""
-    return list(iter(lambda: out.next(now), None))
+    return list(iter(lambda: out.next_chunk(now), None))
 
 
 def fixed(window: int, chunk: int) -> Pace:
@@ -24,15 +24,15 @@ def fixed(window: int, chunk: int) -> Pace:
     return Pace(window, chunk, window_bytes=window, chunk_min=chunk)
 
 
-def sender(*transfers: tuple[int, list[int]], window: int = WINDOW) -> Outbound:
-    out = Outbound(fixed(window, CHUNK))
+def sender(*transfers: tuple[int, list[int]], window: int = WINDOW) -> OutboundTransfers:
+    out = OutboundTransfers(fixed(window, CHUNK))
     for id, sizes in transfers:
         out.begun(id, sizes)
     return out
 
 
-def receiver(id: int, sizes: list[int]) -> Inbound:
-    into = Inbound()
+def receiver(id: int, sizes: list[int]) -> InboundTransfers:
+    into = InboundTransfers()
     into.begun(id, sizes)
     return into
 
@@ -98,9 +98,9 @@ def test_an_acknowledgement_of_what_was_never_sent_is_a_fault_and_opens_nothing(
 
 def test_p4_a_transfer_is_complete_when_each_byte_of_it_has_arrived() -> None:
     into = receiver(1, [0, 5, 0, 2])
-    assert into.room(1, 1, 0) == 5
+    assert into.room_at(1, 1, 0) == 5
     assert into.arrived(1, 1, 0, 4) == MORE
-    assert into.room(1, 1, 4) == 1
+    assert into.room_at(1, 1, 4) == 1
     assert into.arrived(1, 1, 4, 1) == MORE
     assert into.arrived(1, 3, 0, 2) == DONE
     assert len(into) == 0
@@ -115,18 +115,18 @@ def test_p4_a_chunk_that_does_not_belong_there_fails_its_transfer_once(part: int
     into = receiver(1, [10, 2])
     into.begun(2, [4])
     assert into.arrived(1, 0, 0, 3) == MORE
-    assert min(into.room(1, part, offset), nbytes) < max(nbytes, 1)
+    assert min(into.room_at(1, part, offset), nbytes) < max(nbytes, 1)
     assert into.arrived(1, part, offset, nbytes) == WRONG
     assert f"a chunk of {nbytes} bytes at {offset} of part {part}" in into.problem
     assert "at most 7 at 3 of part 0 belong" in into.problem
     assert into.arrived(1, 0, 3, 3) == LATE
-    assert into.room(1, 0, 3) == 0
+    assert into.room_at(1, 0, 3) == 0
     assert into.arrived(2, 0, 0, 4) == DONE
 
 
 @pytest.mark.parametrize("over", ["ended", "complete", "unknown"])
 def test_p4_for_a_transfer_that_is_over_nothing_is_accepted(over: str) -> None:
-    into = Inbound()
+    into = InboundTransfers()
     if over != "unknown":
         into.begun(1, [6])
         assert into.arrived(1, 0, 0, 3) == MORE
@@ -136,7 +136,7 @@ def test_p4_for_a_transfer_that_is_over_nothing_is_accepted(over: str) -> None:
     elif over == "complete":
         assert into.arrived(1, 0, 3, 3) == DONE
         assert not into.ended(1)
-    assert into.room(1, 0, 3) == 0
+    assert into.room_at(1, 0, 3) == 0
     assert into.arrived(1, 0, 3, 3) == LATE
     assert into.late == 1
     assert len(into) == 0
@@ -144,22 +144,26 @@ def test_p4_for_a_transfer_that_is_over_nothing_is_accepted(over: str) -> None:
 
 def test_p5_chunks_are_acknowledged_at_once_but_for_the_first_of_two_full_ones_also_when_nobody_wants_them() -> None:
     into = receiver(1, [10 * CHUNK_BYTES])
-    assert [into.credit(CHUNK_BYTES), into.credit(CHUNK_BYTES), into.credit(3)] == [0, 2 * CHUNK_BYTES, 3]
-    assert [into.credit(CHUNK_BYTES), into.credit(3), into.credit(0)] == [0, CHUNK_BYTES + 3, 0]
+    assert [into.credit_after(CHUNK_BYTES), into.credit_after(CHUNK_BYTES), into.credit_after(3)] == [
+        0,
+        2 * CHUNK_BYTES,
+        3,
+    ]
+    assert [into.credit_after(CHUNK_BYTES), into.credit_after(3), into.credit_after(0)] == [0, CHUNK_BYTES + 3, 0]
 
 
 def test_p5_no_second_chunk_is_waited_for_when_nothing_is_awaited() -> None:
     """What is not acknowledged counts as on its way, and to those who look it seems that it never arrives."""
     into = receiver(1, [10 * CHUNK_BYTES])
-    assert [into.credit(CHUNK_BYTES), into.owed()] == [0, 0]
+    assert [into.credit_after(CHUNK_BYTES), into.idle_credit()] == [0, 0]
     into.ended(1)
-    assert [into.owed(), into.owed()] == [CHUNK_BYTES, 0]
-    assert [into.credit(CHUNK_BYTES), into.owed()] == [CHUNK_BYTES, 0], "of a transfer that is over"
+    assert [into.idle_credit(), into.idle_credit()] == [CHUNK_BYTES, 0]
+    assert [into.credit_after(CHUNK_BYTES), into.idle_credit()] == [CHUNK_BYTES, 0], "of a transfer that is over"
 
 
 def test_p5_a_window_that_fell_while_a_full_chunk_waits_for_its_second_does_not_stop_a_transfer() -> None:
     pace = Pace(window_bytes=4 * CHUNK_BYTES)
-    out, into = Outbound(pace), Inbound()
+    out, into = OutboundTransfers(pace), InboundTransfers()
     out.begun(1, [5 * CHUNK_BYTES])
     into.begun(1, [5 * CHUNK_BYTES])
     now, on_the_way = 0.0, pieces(out)
@@ -167,7 +171,7 @@ def test_p5_a_window_that_fell_while_a_full_chunk_waits_for_its_second_does_not_
         now += 3.0  # so that the window falls
         piece = on_the_way.pop(0)
         into.arrived(*piece)
-        if credit := into.credit(piece.nbytes):
+        if credit := into.credit_after(piece.nbytes):
             assert out.acknowledged(credit, now)
         on_the_way += pieces(out, now)
     assert len(into) == len(out) == 0
@@ -188,7 +192,7 @@ def test_any_course_of_both_ends_keeps_the_promises(seed: int) -> None:
 def _one_connection(rng: random.Random, planted: bool) -> None:
     chunk = rng.randrange(1, 20)
     window = chunk * 2 + rng.randrange(100)
-    out, into = Outbound(fixed(window, chunk)), Inbound()
+    out, into = OutboundTransfers(fixed(window, chunk)), InboundTransfers()
     wire: deque[OutgoingChunk | tuple[int, list[int]]] = deque()
     back: deque[int] = deque()
     sent: dict[int, list[int]] = {}
@@ -208,7 +212,7 @@ def _one_connection(rng: random.Random, planted: bool) -> None:
 
     def send() -> None:
         alive = {id for id in sent if id in out}
-        piece = out.next(0.0)
+        piece = out.next_chunk(0.0)
         if piece is None:
             return
         assert 0 < piece.nbytes <= chunk
@@ -231,7 +235,7 @@ def _one_connection(rng: random.Random, planted: bool) -> None:
             got[head[0]] = 0
             return
         known = head.id in into
-        room = into.room(head.id, head.part, head.offset)
+        room = into.room_at(head.id, head.part, head.offset)
         outcome = into.arrived(head.id, head.part, head.offset, head.nbytes)
         assert (outcome == LATE) == (not known)
         if outcome in (MORE, DONE):
@@ -244,7 +248,7 @@ def _one_connection(rng: random.Random, planted: bool) -> None:
             assert head.id in spoilt
             before = over.setdefault(head.id, "failed")
             assert before == "failed" or (before == "ended" and head.id not in out)  # ended before its header was here
-        back.append(into.credit(head.nbytes))
+        back.append(into.credit_after(head.nbytes))
 
     def take_credit() -> None:
         if back:
@@ -272,7 +276,7 @@ def _one_connection(rng: random.Random, planted: bool) -> None:
 
 
 def test_what_is_announced_counts_until_its_transfer_has_ended() -> None:
-    inbound = Inbound()
+    inbound = InboundTransfers()
     inbound.begun(1, [10, 20])
     inbound.begun(2, [5])
     assert inbound.announced == 35

@@ -18,14 +18,14 @@ assert UNCOUNTED_BYTES_MAX == KIB
 
 
 def bounded() -> ClientCalls:
-    table = ClientCalls(HOME, unasked_max=100 * KIB)
+    table = ClientCalls(HOME, eager_bytes_max=100 * KIB)
     table.server_up(LIFE)
     return table
 
 
 def sized(table: ClientCalls, body: int, *frames: int) -> ClientCall:
     call = ClientCall("m", bytes(body), [bytes(nbytes) for nbytes in frames])
-    table.asked(call)
+    table.submitted(call)
     return call
 
 
@@ -42,11 +42,11 @@ def test_what_does_not_fit_into_the_window_waits_in_order_until_answers_have_com
     sent = [sized(table, 40 * KIB), sized(table, 10 * KIB, 40 * KIB)]
     held = [sized(table, 20 * KIB), sized(table, 2 * KIB)]
     assert left(table) == [sent[:1], sent[1:]]
-    assert (table.unasked, list(table.held_back.values()), table.waiting) == (90 * KIB, held, {})
-    assert all(table.waits(call) for call in held)
-    table.answered(Reply(1, 0, "", b""), ())
+    assert (table.eager_bytes, list(table.held_back.values()), table.waiting) == (90 * KIB, held, {})
+    assert all(table.is_unsent(call) for call in held)
+    table.replied(Reply(1, 0, "", b""), ())
     assert left(table) == [held]
-    assert (table.unasked, table.held_back) == (72 * KIB, {})
+    assert (table.eager_bytes, table.held_back) == (72 * KIB, {})
 
 
 @pytest.mark.parametrize("frames", [(), (24,)], ids=["a body", "frames"])
@@ -57,7 +57,7 @@ def test_small_calls_count_nothing_and_pass_those_that_are_held_back(frames: tup
     later = [sized(table, KIB), sized(table, 20 * KIB), sized(table, KIB)]
     assert left(table) == [[later[0], later[2]]]
     assert list(table.held_back.values()) == [held, later[1]]
-    assert table.unasked == 90 * KIB
+    assert table.eager_bytes == 90 * KIB
 
 
 def test_a_call_that_would_fit_does_not_pass_one_that_counts_and_was_asked_before_it() -> None:
@@ -66,7 +66,7 @@ def test_a_call_that_would_fit_does_not_pass_one_that_counts_and_was_asked_befor
     assert left(table) == [[sent]]
     fits_too = sized(table, 2 * KIB)
     assert left(table) == []
-    table.answered(Reply(sent.id, 0, "", b""), ())
+    table.replied(Reply(sent.id, 0, "", b""), ())
     assert left(table) == [[held, fits, fits_too]]
 
 
@@ -76,14 +76,14 @@ def test_a_message_of_several_calls_closes_where_the_window_is_full() -> None:
     assert left(table) == [[first, second]]
     table.cancelled(third)
     assert not table.held_back
-    assert not table.waits(third)
+    assert not table.is_unsent(third)
 
 
 def test_a_call_that_is_larger_than_the_window_leaves_when_nothing_that_counts_is_unanswered() -> None:
     table = bounded()
     first, huge, small = sized(table, 2 * KIB), sized(table, 1000 * KIB), sized(table, 1)
     assert left(table) == [[first, small]]
-    table.answered(Reply(first.id, 0, "", b""), ())
+    table.replied(Reply(first.id, 0, "", b""), ())
     assert left(table) == [[huge]]
 
 
@@ -122,13 +122,13 @@ def test_at_random_the_window_holds_small_calls_pass_and_all_others_leave_in_ord
             asked.append(sized(table, rng.choice([1, KIB, KIB + 1, 30 * KIB, 70 * KIB, 200 * KIB])))
             sizes[asked[-1].id] = len(asked[-1].body)
         elif roll < 0.8 and table.in_flight:
-            table.answered(Reply(rng.choice(list(table.in_flight)), 0, "", b""), ())
+            table.replied(Reply(rng.choice(list(table.in_flight)), 0, "", b""), ())
         elif roll < 0.9 and table.in_flight | table.held_back | table.waiting:
             tables = table.in_flight | table.held_back | table.waiting
             table.cancelled(tables[rng.choice(list(tables))])
         sent += [call.id for message in left(table) for call in message]
         counting = [sizes[id] for id in table.in_flight if sizes[id] > KIB]
-        assert table.unasked == sum(counting)
+        assert table.eager_bytes == sum(counting)
         assert sum(counting) <= 100 * KIB or len(counting) == 1
         assert not table.waiting
         assert all(sizes[id] > KIB for id in table.held_back)
@@ -147,32 +147,32 @@ def test_large_parts_that_do_not_fit_are_held_until_the_server_lets_them_in() ->
 
 
 def test_large_parts_that_fit_are_not_held() -> None:
-    table = ClientCalls(HOME, unasked_max=CHUNK_BYTES + 100)
+    table = ClientCalls(HOME, eager_bytes_max=CHUNK_BYTES + 100)
     table.server_up(LIFE)
     sized(table, 50, CHUNK_BYTES + 1)
     assert [table.request(call, 0.0).held for call in table.next_message()] == [False]
-    assert table.unasked == CHUNK_BYTES + 51
+    assert table.eager_bytes == CHUNK_BYTES + 51
 
 
 def test_a_call_that_has_bounds_of_its_own_counts_nothing() -> None:
     table = bounded()
     call = ClientCall("m", bytes(1000 * KIB))
     call.bounded = False
-    table.asked(call)
+    table.submitted(call)
     assert table.next_message() == [call]
-    assert (call.nbytes, table.unasked) == (0, 0)
+    assert (call.nbytes, table.eager_bytes) == (0, 0)
 
 
 @pytest.mark.parametrize("how", ["answered", "cancelled", "expired", "lost", "failed", "undelivered"])
 def test_a_call_that_is_not_in_flight_any_more_counts_nothing(how: str) -> None:
     table = bounded()
     call = ClientCall("m", bytes(4 * KIB), (), 5.0)
-    table.asked(call)
+    table.submitted(call)
     assert table.next_message() == [call]
-    assert table.unasked == 4 * KIB
+    assert table.eager_bytes == 4 * KIB
     match how:
         case "answered":
-            table.answered(Reply(1, 0, "", b""), ())
+            table.replied(Reply(1, 0, "", b""), ())
         case "cancelled":
             table.cancelled(call)
         case "expired":
@@ -183,4 +183,4 @@ def test_a_call_that_is_not_in_flight_any_more_counts_nothing(how: str) -> None:
             table.failed(errors.CANCELLED, "closed")
         case "undelivered":
             table.undelivered([call])
-    assert table.unasked == 0
+    assert table.eager_bytes == 0

@@ -31,7 +31,7 @@ def requests(table: ClientCalls, now: float = 0.0) -> list[Call]:
 def ask(table: ClientCalls, due: float = inf) -> ClientCall:
     """A call that waits."""
     call = ClientCall("m", b"args", (), due)
-    table.asked(call)
+    table.submitted(call)
     return call
 
 
@@ -79,22 +79,22 @@ def test_a_call_tells_the_server_the_time_that_is_left(due: float, now: float, l
 
 def test_the_first_call_leaves_at_once_and_those_after_it_gather_until_it_is_answered() -> None:
     table = client()
-    assert table.asked(ClientCall("m", b""))
+    assert table.submitted(ClientCall("m", b""))
     first = table.next_message()[0]
-    assert not table.asked(ClientCall("m", b""))
-    assert not table.asked(ClientCall("m", b""))
+    assert not table.submitted(ClientCall("m", b""))
+    assert not table.submitted(ClientCall("m", b""))
     assert [call.id for call in table.next_message()] == [2, 3]
     for number in (first.id, 2, 3):
-        table.answered(Reply(number, 0, "", b""), ())
-    assert table.asked(ClientCall("m", b""))
+        table.replied(Reply(number, 0, "", b""), ())
+    assert table.submitted(ClientCall("m", b""))
 
 
 def test_so_many_calls_are_a_full_message() -> None:
     table = client()
     fly(table)
-    assert [table.asked(ClientCall("m", b"")) for _ in range(BATCH_ITEMS_MAX)] == [False] * (BATCH_ITEMS_MAX - 1) + [
-        True
-    ]
+    assert [table.submitted(ClientCall("m", b"")) for _ in range(BATCH_ITEMS_MAX)] == [False] * (
+        BATCH_ITEMS_MAX - 1
+    ) + [True]
     ask(table)
     assert [len(table.next_message()) for _ in range(3)] == [BATCH_ITEMS_MAX, 1, 0]
 
@@ -103,12 +103,12 @@ def test_so_many_bytes_are_a_full_message() -> None:
     table = client()
     fly(table)
     body = bytes(BATCH_BYTES_MAX // 4)
-    assert [table.asked(ClientCall("m", body)) for _ in range(5)] == [False, False, False, True, True]
+    assert [table.submitted(ClientCall("m", body)) for _ in range(5)] == [False, False, False, True, True]
     assert [len(table.next_message()) for _ in range(3)] == [4, 1, 0]
-    assert not table.asked(ClientCall("m", body))  # what has left does not count any more
+    assert not table.submitted(ClientCall("m", body))  # what has left does not count any more
     for call in list(table.waiting.values()):
         table.cancelled(call)
-    assert [table.asked(ClientCall("m", body)) for _ in range(3)] == [False] * 3  # nor what was cancelled
+    assert [table.submitted(ClientCall("m", body)) for _ in range(3)] == [False] * 3  # nor what was cancelled
 
 
 def test_a_call_with_frames_leaves_at_once_in_a_message_of_its_own_behind_those_before_it() -> None:
@@ -116,7 +116,7 @@ def test_a_call_with_frames_leaves_at_once_in_a_message_of_its_own_behind_those_
     fly(table)
     ask(table)
     ask(table)
-    assert table.asked(ClientCall("m", b"", ["frame"]))
+    assert table.submitted(ClientCall("m", b"", ["frame"]))
     ask(table)
     assert [[call.id for call in table.next_message()] for _ in range(4)] == [[2, 3], [4], [5], []]
 
@@ -124,7 +124,7 @@ def test_a_call_with_frames_leaves_at_once_in_a_message_of_its_own_behind_those_
 def test_an_answer_ends_its_call_with_what_it_brings() -> None:
     table = client()
     call = fly(table)
-    assert table.answered(Reply(1, 0, "", b"value"), ["frame"]) is call
+    assert table.replied(Reply(1, 0, "", b"value"), ["frame"]) is call
     assert (call.ended, call.code, call.message, call.body, call.frames) == (True, 0, "", b"value", ["frame"])
     assert empty(table)
 
@@ -132,15 +132,15 @@ def test_an_answer_ends_its_call_with_what_it_brings() -> None:
 def test_an_answer_that_nobody_waits_for_is_nobodys() -> None:
     table = client()
     call = fly(table)
-    table.answered(Reply(1, 0, "", b"first"), ())
-    assert table.answered(Reply(1, 3, "again", b"second"), ()) is None
-    assert table.answered(Reply(9, 0, "", b""), ()) is None
+    table.replied(Reply(1, 0, "", b"first"), ())
+    assert table.replied(Reply(1, 3, "again", b"second"), ()) is None
+    assert table.replied(Reply(9, 0, "", b""), ()) is None
     assert (call.code, call.body) == (0, b"first")
 
 
 def test_calls_wait_for_a_server_and_are_sent_in_order_with_the_time_that_is_left_then() -> None:
     table = client(up=False)
-    assert not table.asked(first := ClientCall("m", b"args", (), 10.0))
+    assert not table.submitted(first := ClientCall("m", b"args", (), 10.0))
     second = ask(table)
     assert not first.ended
     assert table.next_message() == []
@@ -177,7 +177,7 @@ def test_a_server_that_is_leaving_answers_what_it_has_and_is_sent_nothing_new() 
     table.server_leaving()
     new = ask(table)
     assert requests(table) == []
-    assert table.answered(Reply(old.id, 0, "", b"value"), ()) is old
+    assert table.replied(Reply(old.id, 0, "", b"value"), ()) is old
     assert table.connection_lost() == []
     table.server_up(LIFE + 1)
     assert [call.id for call in requests(table)] == [gathered.id, new.id]
@@ -202,7 +202,7 @@ def impatient() -> ClientCall:
 def test_a_call_that_waits_for_no_server_ends_where_there_is_none() -> None:
     table = client(up=False)
     call = impatient()
-    assert not table.asked(call)
+    assert not table.submitted(call)
     assert (call.ended, call.code) == (True, errors.UNAVAILABLE)
     assert "was not sent" in call.message
     assert empty(table)
@@ -211,7 +211,7 @@ def test_a_call_that_waits_for_no_server_ends_where_there_is_none() -> None:
 def test_a_call_that_waits_for_no_server_ends_when_its_server_goes_before_it_was_sent() -> None:
     table = client()
     flying, other, call = fly(table), ask(table), impatient()
-    assert not table.asked(call)
+    assert not table.submitted(call)
     assert not call.ended
     assert table.connection_lost() == [flying, call]
     assert (call.code, list(table.waiting.values())) == (errors.UNAVAILABLE, [other])
@@ -242,7 +242,7 @@ def test_a_deadline_ends_calls_in_flight_and_waiting_alike() -> None:
     assert table.ticked(5.0) == [flying]
     assert "waited for an answer" in flying.message
     assert flying.code == waiting.code == errors.DEADLINE_EXCEEDED
-    table.answered(Reply(later.id, 0, "", b""), ())
+    table.replied(Reply(later.id, 0, "", b""), ())
     assert table.ticked(9.0) == []
     assert table.deadline == inf
     assert list(table.in_flight) == [forever.id]
@@ -272,7 +272,7 @@ def test_more_calls_than_the_bound_are_refused_here() -> None:
     table = client(pending_max=2)
     fly(table)
     ask(table)
-    assert not table.asked(call := ClientCall("m", b""))
+    assert not table.submitted(call := ClientCall("m", b""))
     assert (call.code, call.ended) == (errors.RESOURCE_EXHAUSTED, True)
     assert len(table.in_flight) + len(table.waiting) == 2
 
@@ -305,7 +305,7 @@ def test_whatever_happens_a_call_ends_once_is_sent_once_and_leaves_nothing(seed:
             case 0 | 1 | 2:
                 call = ClientCall("m", b"12", (), rng.choice([inf, now + rng.random() * 5]))
                 calls.append(call)
-                if table.asked(call) or rng.random() < 0.3:
+                if table.submitted(call) or rng.random() < 0.3:
                     flush()
             case 3:
                 if not table.incarnation:
@@ -325,7 +325,7 @@ def test_whatever_happens_a_call_ends_once_is_sent_once_and_leaves_nothing(seed:
             case 7 if rng.random() < 0.2:
                 table.server_leaving()
             case _ if delivered:
-                answered = table.answered(Reply(rng.choice(list(delivered)), 0, "", b""), ())
+                answered = table.replied(Reply(rng.choice(list(delivered)), 0, "", b""), ())
                 ended([answered] if answered else [])
     assert table.waiting_bytes == 2 * len(table.waiting)
     ended(table.failed(errors.CANCELLED, "closed"))
@@ -339,7 +339,7 @@ def test_whatever_happens_a_call_ends_once_is_sent_once_and_leaves_nothing(seed:
 
 
 def taken(table: ServerCalls, peer: str = "a", id: int = 1, left_ms: int = 0, now: float = 0.0) -> ServedCall:
-    served = table.called(peer, Call(id, "m", LIFE, left_ms, b""), now)
+    served = table.call_arrived(peer, Call(id, "m", LIFE, left_ms, b""), now)
     assert isinstance(served, ServedCall)
     return served
 
@@ -347,7 +347,7 @@ def taken(table: ServerCalls, peer: str = "a", id: int = 1, left_ms: int = 0, no
 @pytest.mark.parametrize("incarnation", [0, 1, LIFE + 1])
 def test_a_call_of_another_life_is_refused(incarnation: int) -> None:
     table = ServerCalls(LIFE)
-    answer = table.called("a", Call(5, "m", incarnation, 0, b""), 0.0)
+    answer = table.call_arrived("a", Call(5, "m", incarnation, 0, b""), 0.0)
     assert isinstance(answer, Reply)
     assert (answer.id, answer.code) == (5, errors.UNAVAILABLE)
     assert len(table) == 0
@@ -355,9 +355,9 @@ def test_a_call_of_another_life_is_refused(incarnation: int) -> None:
 
 def test_a_call_is_wanted_until_its_time_has_passed() -> None:
     served = taken(ServerCalls(LIFE), left_ms=500, now=10.0)
-    assert served.wanted(10.4)
-    assert not served.wanted(10.5)
-    assert taken(ServerCalls(LIFE)).wanted(1e9)
+    assert served.is_wanted(10.4)
+    assert not served.is_wanted(10.5)
+    assert taken(ServerCalls(LIFE)).is_wanted(1e9)
 
 
 def test_a_finished_call_is_answered_and_forgotten() -> None:
@@ -381,10 +381,10 @@ def test_a_cancelled_call_is_unwanted_and_unanswered_and_counts_until_it_has_fin
     served = taken(table)
     table.cancelled("a", 99)
     table.cancelled("b", 1)
-    assert served.wanted(0.0)
+    assert served.is_wanted(0.0)
     table.cancelled("a", 1)
-    assert not served.wanted(0.0)
-    assert isinstance(table.called("a", Call(2, "m", LIFE, 0, b""), 0.0), Reply)
+    assert not served.is_wanted(0.0)
+    assert isinstance(table.call_arrived("a", Call(2, "m", LIFE, 0, b""), 0.0), Reply)
     assert not table.finished(served)
     taken(table, id=2)
 
@@ -394,8 +394,8 @@ def test_the_calls_of_a_peer_that_has_gone_are_forgotten() -> None:
     gone, other = taken(table, "a"), taken(table, "b")
     table.peer_gone("a")
     table.peer_gone("never seen")
-    assert not gone.wanted(0.0)
-    assert other.wanted(0.0)
+    assert not gone.is_wanted(0.0)
+    assert other.is_wanted(0.0)
     assert not table.finished(gone)
     assert len(table) == 1
 
@@ -404,7 +404,7 @@ def test_a_peer_has_at_most_so_many_calls_and_others_are_not_touched_by_that() -
     table = ServerCalls(LIFE, pending_max=2)
     first = taken(table, "a", 1)
     taken(table, "a", 2)
-    refused = table.called("a", Call(3, "m", LIFE, 0, b""), 0.0)
+    refused = table.call_arrived("a", Call(3, "m", LIFE, 0, b""), 0.0)
     assert isinstance(refused, Reply)
     assert (refused.id, refused.code) == (3, errors.RESOURCE_EXHAUSTED)
     taken(table, "b", 3)
@@ -415,16 +415,16 @@ def test_a_peer_has_at_most_so_many_calls_and_others_are_not_touched_by_that() -
 def test_a_number_in_use_is_refused_and_counted() -> None:
     table = ServerCalls(LIFE)
     taken(table)
-    refused = table.called("a", Call(1, "m", LIFE, 0, b""), 0.0)
+    refused = table.call_arrived("a", Call(1, "m", LIFE, 0, b""), 0.0)
     assert isinstance(refused, Reply)
     assert (refused.code, table.repeated, len(table)) == (errors.INVALID_ARGUMENT, 1, 1)
 
 
 def test_a_call_whose_arguments_will_not_arrive_leaves_the_table() -> None:
     table = ServerCalls(LIFE)
-    served = table.called("peer", Call(1, "m", LIFE, 0, b""), 0.0)
+    served = table.call_arrived("peer", Call(1, "m", LIFE, 0, b""), 0.0)
     assert isinstance(served, ServedCall)
-    table.withdrawn("peer", 1)
-    table.withdrawn("peer", 1)
-    table.withdrawn("other", 1)
+    table.arguments_lost("peer", 1)
+    table.arguments_lost("peer", 1)
+    table.arguments_lost("other", 1)
     assert len(table) == 0

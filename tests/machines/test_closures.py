@@ -16,20 +16,20 @@ from zmqdist.messages import (
     ERROR,
     KEPT,
     VALUE,
+    CancelWork,
+    CoordinatorRegistered,
     Define,
-    EndGeneration,
-    Enlist,
-    Enlisted,
+    EndRound,
     Forget,
-    GenerationEnded,
     Members,
     Message,
-    Progress,
+    QueueProgress,
+    RegisterCoordinator,
+    ResultReceived,
     Results,
+    RoundEnded,
     StartsLost,
     Submit,
-    Taken,
-    Withdraw,
     Workers,
 )
 from zmqdist.scheduling.coordinator.affinity import Scheduled
@@ -37,17 +37,17 @@ from zmqdist.scheduling.coordinator.closures import DISPATCHER, SUBMISSION_SHIFT
 from zmqdist.scheduling.coordinator.coordinator_events import (
     BulkArrived,
     BulkUnreachable,
+    CancelRequested,
     DispatcherDown,
     DispatcherUp,
-    EndAsked,
+    EndRoundRequested,
     Event,
     FunctionsDefined,
     FunctionsDropped,
     KeptDropped,
-    WithdrawAsked,
 )
 from zmqdist.scheduling.coordinator.dependencies_and_retries import LOST, UNAVAILABLE
-from zmqdist.scheduling.coordinator.effects import Effect, Fetch, Resolve, RoomMade, RoundEnded
+from zmqdist.scheduling.coordinator.effects import Effect, Fetch, Resolve, RoomMade, RoundSettled
 from zmqdist.scheduling.dispatcher.membership import SAID_GOODBYE
 
 ME, QUEUE_MAX, CUT_S, LOST_S = 5, 4, 2.0, 60.0
@@ -80,7 +80,7 @@ def hear(closures: Closures, message: Message, now: float = 0.0) -> list[Effect]
 
 
 def up(closures: Closures, workers: int = 1, now: float = 0.0) -> list[Effect]:
-    return do(closures, DispatcherUp(), Heard(DISPATCHER, Enlisted(3, workers)), now=now)
+    return do(closures, DispatcherUp(), Heard(DISPATCHER, CoordinatorRegistered(3, workers)), now=now)
 
 
 def schedule(closures: Closures, *works: int, fn: int = 7, now: float = 0.0) -> list[Effect]:
@@ -95,11 +95,11 @@ def to_dispatcher(message: Message) -> Send:
     return Send(DISPATCHER, message)
 
 
-def submitted(*works: int, generation: int = 1, attempt: int = 0, lost: int = 0, fn: int = 7) -> Send:
-    return to_dispatcher(Submit(generation, [(work, attempt, lost, fn, b"%d" % work) for work in works]))
+def submitted(*works: int, round: int = 1, attempt: int = 0, lost: int = 0, fn: int = 7) -> Send:
+    return to_dispatcher(Submit(round, [(work, attempt, lost, fn, b"%d" % work) for work in works]))
 
 
-ASK_END = to_dispatcher(EndGeneration(1, CUT_S))
+ASK_END = to_dispatcher(EndRound(1, CUT_S))
 
 
 # -- submission and results ------------------------------------------------------------------------------------------
@@ -108,9 +108,9 @@ ASK_END = to_dispatcher(EndGeneration(1, CUT_S))
 def test_what_was_scheduled_before_there_is_a_dispatcher_is_submitted_to_the_first_one(closures: Closures) -> None:
     assert do(closures, FunctionsDefined([(7, b"f")])) == []
     assert schedule(closures, 1, 2) == []
-    assert do(closures, DispatcherUp()) == [to_dispatcher(Enlist(ME, QUEUE_MAX, 1, False))]
+    assert do(closures, DispatcherUp()) == [to_dispatcher(RegisterCoordinator(ME, QUEUE_MAX, 1, False))]
     assert closures.unfinished == 2
-    assert hear(closures, Enlisted(3, 0)) == [to_dispatcher(Define([(7, b"f")])), submitted(1, 2)]
+    assert hear(closures, CoordinatorRegistered(3, 0)) == [to_dispatcher(Define([(7, b"f")])), submitted(1, 2)]
 
 
 def test_with_a_dispatcher_functions_and_work_are_sent_at_once(ready: Closures) -> None:
@@ -149,7 +149,7 @@ def test_p2_a_bulk_result_is_resolved_when_it_is_here_and_then_it_is_taken(ready
     schedule(ready, 1)
     assert end_result(ready, 1, BULK, attempt=4) == [Fetch(1, 4, b"r")]
     assert ready.unfinished == 1
-    taken = to_dispatcher(Taken([(1, 4)]))
+    taken = to_dispatcher(ResultReceived([(1, 4)]))
     assert do(ready, BulkArrived(1, 4, b"value")) == [Resolve([(1, VALUE, b"value")]), taken]
     assert ready.unfinished == 0
 
@@ -159,13 +159,13 @@ def test_a_bulk_result_is_taken_before_its_function_is_forgotten(ready: Closures
     do(ready, FunctionsDropped([7]))
     end_result(ready, 1, BULK)
     told = [e.message for e in do(ready, BulkArrived(1, 0, b"r")) if isinstance(e, Send)]
-    assert told == [Taken([(1, 0)]), Forget(ME, [7])], (
+    assert told == [ResultReceived([(1, 0)]), Forget(ME, [7])], (
         "else it could be handed out anew, and the dispatcher not have the function"
     )
 
 
 def test_a_bulk_result_that_nobody_waits_for_is_let_go(ready: Closures) -> None:
-    assert end_result(ready, 1, BULK, attempt=4) == [to_dispatcher(Taken([(1, 4)]))]
+    assert end_result(ready, 1, BULK, attempt=4) == [to_dispatcher(ResultReceived([(1, 4)]))]
 
 
 def test_a_bulk_result_that_arrives_without_a_dispatcher_counts(ready: Closures) -> None:
@@ -179,7 +179,7 @@ def test_a_bulk_result_that_arrives_without_a_dispatcher_counts(ready: Closures)
 def test_a_bulk_result_that_cannot_be_reached_ends_its_work(ready: Closures) -> None:
     schedule(ready, 1)
     end_result(ready, 1, BULK, attempt=4)
-    taken = to_dispatcher(Taken([(1, 4)]))
+    taken = to_dispatcher(ResultReceived([(1, 4)]))
     assert do(ready, BulkUnreachable(1, 4, "no route")) == [Resolve([(1, UNAVAILABLE, b"no route")]), taken]
 
 
@@ -200,11 +200,11 @@ def schedule_kept(closures: Closures, *works: int) -> None:
 
 def test_p8_a_result_to_be_kept_is_resolved_by_its_reference_and_let_go_of_when_it_was_dropped(ready: Closures) -> None:
     schedule_kept(ready, 1, 2)
-    taken = to_dispatcher(Taken([(1, 4), (2, 0)], keep=True))
+    taken = to_dispatcher(ResultReceived([(1, 4), (2, 0)], keep=True))
     results = Results([(1, 4, BULK, b"r"), (2, 0, BULK, b"s")])
     assert hear(ready, results) == [taken, Resolve([(1, KEPT, b"r"), (2, KEPT, b"s")])]
     assert ready.unfinished == 0
-    assert do(ready, KeptDropped([1, 9])) == [to_dispatcher(Taken([(1, 4)]))]
+    assert do(ready, KeptDropped([1, 9])) == [to_dispatcher(ResultReceived([(1, 4)]))]
     assert do(ready, KeptDropped([1])) == []
 
 
@@ -218,8 +218,8 @@ def test_work_to_be_kept_that_has_no_result_ends_like_any_other(ready: Closures,
 def test_a_kept_result_that_was_made_again_is_let_go_of(ready: Closures) -> None:
     schedule_kept(ready, 1)
     end_result(ready, 1, BULK)
-    assert end_result(ready, 1, BULK, attempt=1) == [to_dispatcher(Taken([(1, 1)]))]
-    assert do(ready, KeptDropped([1])) == [to_dispatcher(Taken([(1, 0)]))]
+    assert end_result(ready, 1, BULK, attempt=1) == [to_dispatcher(ResultReceived([(1, 1)]))]
+    assert do(ready, KeptDropped([1])) == [to_dispatcher(ResultReceived([(1, 0)]))]
 
 
 def test_what_is_kept_is_forgotten_with_the_connection(ready: Closures) -> None:
@@ -232,9 +232,9 @@ def test_what_is_kept_is_forgotten_with_the_connection(ready: Closures) -> None:
 
 def test_a_result_to_be_kept_that_comes_while_its_round_ends_is_cancelled_with_it(ready: Closures) -> None:
     schedule_kept(ready, 1)
-    do(ready, EndAsked(1))
+    do(ready, EndRoundRequested(1))
     assert end_result(ready, 1, BULK) == [], "the dispatcher releases it with its round"
-    assert hear(ready, GenerationEnded(1)) == [Resolve([(1, CANCELLED, b"")]), RoundEnded(1)]
+    assert hear(ready, RoundEnded(1)) == [Resolve([(1, CANCELLED, b"")]), RoundSettled(1)]
 
 
 # -- the end of a round ----------------------------------------------------------------------------------------------
@@ -243,14 +243,14 @@ def test_a_result_to_be_kept_that_comes_while_its_round_ends_is_cancelled_with_i
 def test_p3_the_round_ends_when_the_dispatcher_says_that_nothing_of_it_can_be_executing(ready: Closures) -> None:
     schedule(ready, 1, 2, 3)
     end_result(ready, 1, ERROR)
-    assert do(ready, EndAsked(1)) == [ASK_END]
+    assert do(ready, EndRoundRequested(1)) == [ASK_END]
     assert ready.ending
     assert schedule(ready, 4) == [], "it would be of an ended round"
     assert end_result(ready, 2) == [Resolve([(2, VALUE, b"r")])]
     cancelled = Resolve([(3, CANCELLED, b""), (4, CANCELLED, b"")])
-    assert hear(ready, GenerationEnded(1)) == [cancelled, RoundEnded(1)]
-    assert (ready.ending, ready.unfinished, ready.generation) == (False, 0, 2)
-    assert schedule(ready, 5) == [submitted(5, generation=2)]
+    assert hear(ready, RoundEnded(1)) == [cancelled, RoundSettled(1)]
+    assert (ready.ending, ready.unfinished, ready.wire_round) == (False, 0, 2)
+    assert schedule(ready, 5) == [submitted(5, round=2)]
     assert ready.queued == 1, "work 4, which was never in the queue, has not left it"
 
 
@@ -273,28 +273,28 @@ def test_p3_a_round_that_lost_a_worker_is_ended_by_the_next_dispatcher_although_
         up(ready)
         end_result(ready, 1, ERROR, attempt=AGAIN)
     do(ready, DispatcherDown(), now=10.0)
-    assert do(ready, EndAsked(1), now=10.0) == []
+    assert do(ready, EndRoundRequested(1), now=10.0) == []
     assert ready.deadline == 10.0 + LOST_S
     assert up(ready, now=11.0)[-1] == ASK_END
-    assert hear(ready, GenerationEnded(1)) == [RoundEnded(1)]
+    assert hear(ready, RoundEnded(1)) == [RoundSettled(1)]
     schedule(ready, 2)
     end_result(ready, 2, ERROR)
     do(ready, DispatcherDown())
-    assert do(ready, EndAsked(2)) == [RoundEnded(2)], "nothing of the second round was lost"
+    assert do(ready, EndRoundRequested(2)) == [RoundSettled(2)], "nothing of the second round was lost"
 
 
 def test_p3_when_there_will_be_no_other_dispatcher_no_round_waits_for_one(ready: Closures) -> None:
     schedule(ready, 1)
     lose_a_worker(ready)
-    do(ready, DispatcherDown(for_good=True), WithdrawAsked([1]))
-    assert do(ready, EndAsked(1)) == [RoundEnded(1)]
+    do(ready, DispatcherDown(for_good=True), CancelRequested([1]))
+    assert do(ready, EndRoundRequested(1)) == [RoundSettled(1)]
 
 
 def test_p3_a_round_that_is_ending_ends_when_there_will_be_no_other_dispatcher(ready: Closures) -> None:
     schedule(ready, 1)
-    assert do(ready, EndAsked(1)) == [ASK_END]
+    assert do(ready, EndRoundRequested(1)) == [ASK_END]
     cancelled = Resolve([(1, CANCELLED, b"")])
-    assert do(ready, DispatcherDown(for_good=True)) == [cancelled, RoundEnded(1)]
+    assert do(ready, DispatcherDown(for_good=True)) == [cancelled, RoundSettled(1)]
 
 
 def test_p3_a_slot_that_died_and_a_worker_that_said_goodbye_execute_nothing(ready: Closures) -> None:
@@ -303,7 +303,7 @@ def test_p3_a_slot_that_died_and_a_worker_that_said_goodbye_execute_nothing(read
     lose_a_worker(ready, SAID_GOODBYE)
     end_result(ready, 1, ERROR)
     do(ready, DispatcherDown())
-    assert do(ready, EndAsked(1)) == [RoundEnded(1)]
+    assert do(ready, EndRoundRequested(1)) == [RoundSettled(1)]
 
 
 def test_p3_without_another_dispatcher_the_round_that_lost_a_start_ends_when_the_cluster_is_given_up(
@@ -312,40 +312,40 @@ def test_p3_without_another_dispatcher_the_round_that_lost_a_start_ends_when_the
     schedule(ready, 1)
     lose_a_worker(ready)
     end_result(ready, 1, ERROR)
-    do(ready, DispatcherDown(), EndAsked(1), now=10.0)
-    assert do(ready, Ticked(), now=10.0 + LOST_S) == [RoundEnded(1)]
+    do(ready, DispatcherDown(), EndRoundRequested(1), now=10.0)
+    assert do(ready, Ticked(), now=10.0 + LOST_S) == [RoundSettled(1)]
 
 
 @pytest.mark.parametrize("asked", [True, False])
 def test_p3_the_end_of_another_generation_ends_nothing(ready: Closures, asked: bool) -> None:
     schedule(ready, 1)
-    do(ready, *([EndAsked(1)] if asked else []))
-    assert hear(ready, GenerationEnded(2 if asked else 1)) == []
+    do(ready, *([EndRoundRequested(1)] if asked else []))
+    assert hear(ready, RoundEnded(2 if asked else 1)) == []
     assert ready.unfinished == 1
 
 
 def test_p3_the_end_is_asked_for_again_when_the_dispatcher_is_back(ready: Closures) -> None:
     schedule(ready, 1)
-    do(ready, EndAsked(1), DispatcherDown())
-    assert do(ready, DispatcherUp()) == [to_dispatcher(Enlist(ME, QUEUE_MAX, 1, True))]
-    assert hear(ready, Enlisted(3, 1)) == [to_dispatcher(Define([(7, b"f")])), ASK_END]
-    assert hear(ready, GenerationEnded(1)) == [Resolve([(1, CANCELLED, b"")]), RoundEnded(1)]
+    do(ready, EndRoundRequested(1), DispatcherDown())
+    assert do(ready, DispatcherUp()) == [to_dispatcher(RegisterCoordinator(ME, QUEUE_MAX, 1, True))]
+    assert hear(ready, CoordinatorRegistered(3, 1)) == [to_dispatcher(Define([(7, b"f")])), ASK_END]
+    assert hear(ready, RoundEnded(1)) == [Resolve([(1, CANCELLED, b"")]), RoundSettled(1)]
 
 
 def test_p3_without_a_dispatcher_a_round_that_has_work_waits_and_one_without_ends(closures: Closures) -> None:
-    assert do(closures, EndAsked(1)) == [RoundEnded(1)]
+    assert do(closures, EndRoundRequested(1)) == [RoundSettled(1)]
     schedule(closures, 1)
-    assert do(closures, EndAsked(2)) == []
-    assert up(closures)[-1] == to_dispatcher(EndGeneration(2, CUT_S))
+    assert do(closures, EndRoundRequested(2)) == []
+    assert up(closures)[-1] == to_dispatcher(EndRound(2, CUT_S))
 
 
 def test_p15_the_end_of_another_round_is_not_asked_for(ready: Closures) -> None:
     schedule(ready, 1)
-    assert do(ready, EndAsked(2)) == []
-    do(ready, EndAsked(1))
-    hear(ready, GenerationEnded(1))
+    assert do(ready, EndRoundRequested(2)) == []
+    do(ready, EndRoundRequested(1))
+    hear(ready, RoundEnded(1))
     schedule(ready, 2)
-    assert do(ready, EndAsked(1)) == [], "it was asked for before the first round had ended"
+    assert do(ready, EndRoundRequested(1)) == [], "it was asked for before the first round had ended"
     assert (ready.ending, ready.unfinished) == (False, 1)
 
 
@@ -358,9 +358,9 @@ def test_p4_what_is_unfinished_is_submitted_again_oldest_first_under_new_attempt
     end_result(ready, 2)
     do(ready, DispatcherDown())
     schedule(ready, 4)
-    assert do(ready, DispatcherUp()) == [to_dispatcher(Enlist(ME, QUEUE_MAX, 1, True))]
+    assert do(ready, DispatcherUp()) == [to_dispatcher(RegisterCoordinator(ME, QUEUE_MAX, 1, True))]
     again = submitted(1, 3, 4, attempt=AGAIN)
-    assert hear(ready, Enlisted(3, 1)) == [to_dispatcher(Define([(7, b"f")])), again]
+    assert hear(ready, CoordinatorRegistered(3, 1)) == [to_dispatcher(Define([(7, b"f")])), again]
     do(ready, DispatcherDown())
     assert up(ready)[-1] == submitted(1, 3, 4, attempt=2 * AGAIN)
 
@@ -374,10 +374,10 @@ def test_p4_the_numbers_go_on_after_the_last_known_attempt(ready: Closures) -> N
 
 def test_p4_a_new_round_begins_without_a_past(ready: Closures) -> None:
     schedule(ready, 1)
-    do(ready, EndAsked(1))
-    hear(ready, GenerationEnded(1))
+    do(ready, EndRoundRequested(1))
+    hear(ready, RoundEnded(1))
     do(ready, DispatcherDown())
-    assert do(ready, DispatcherUp()) == [to_dispatcher(Enlist(ME, QUEUE_MAX, 2, False))]
+    assert do(ready, DispatcherUp()) == [to_dispatcher(RegisterCoordinator(ME, QUEUE_MAX, 2, False))]
 
 
 def test_p5_lost_starts_are_counted_over_dispatchers_and_told_when_the_work_fails(ready: Closures) -> None:
@@ -418,7 +418,7 @@ def test_p6_without_any_worker_for_too_long_the_generation_is_ended_too(ready: C
     hear(ready, Workers(0), 10.0)
     assert (ready.workers, ready.deadline) == (0, 10.0 + LOST_S)
     assert do(ready, Ticked(), now=70.0) == [ASK_END, Resolve([(1, UNAVAILABLE, NO_WORKER)])]
-    assert schedule(ready, 2, now=71.0) == [submitted(2, generation=2)]
+    assert schedule(ready, 2, now=71.0) == [submitted(2, round=2)]
 
 
 def test_p6_a_worker_that_comes_in_time_is_enough(ready: Closures) -> None:
@@ -431,10 +431,10 @@ def test_p6_a_worker_that_comes_in_time_is_enough(ready: Closures) -> None:
 
 def test_p6_a_round_that_is_ending_ends_when_nobody_answers_for_too_long(ready: Closures) -> None:
     schedule(ready, 1)
-    do(ready, EndAsked(1), DispatcherDown(), now=10.0)
+    do(ready, EndRoundRequested(1), DispatcherDown(), now=10.0)
     effects = do(ready, Ticked(), now=10.0 + LOST_S)
-    assert effects == [Resolve([(1, UNAVAILABLE, NO_DISPATCHER)]), RoundEnded(1)]
-    assert (ready.ending, ready.generation) == (False, 2)
+    assert effects == [Resolve([(1, UNAVAILABLE, NO_DISPATCHER)]), RoundSettled(1)]
+    assert (ready.ending, ready.wire_round) == (False, 2)
 
 
 # -- functions -------------------------------------------------------------------------------------------------------
@@ -446,7 +446,7 @@ FORGET = to_dispatcher(Forget(ME, [7]))
 def test_p7_a_dropped_function_that_no_work_uses_is_forgotten_at_once(ready: Closures) -> None:
     assert do(ready, FunctionsDropped([7])) == [FORGET]
     do(ready, DispatcherDown())
-    assert up(ready) == [to_dispatcher(Enlist(ME, QUEUE_MAX, 1, False))]
+    assert up(ready) == [to_dispatcher(RegisterCoordinator(ME, QUEUE_MAX, 1, False))]
 
 
 @pytest.mark.parametrize(
@@ -469,8 +469,8 @@ def test_p7_a_function_that_was_not_dropped_is_kept_without_work(ready: Closures
 
 def test_p7_one_that_was_forgotten_without_a_dispatcher_is_not_defined_again(ready: Closures) -> None:
     schedule(ready, 1)
-    do(ready, FunctionsDropped([7]), DispatcherDown(), WithdrawAsked([1]))
-    assert up(ready) == [to_dispatcher(Enlist(ME, QUEUE_MAX, 1, True))]
+    do(ready, FunctionsDropped([7]), DispatcherDown(), CancelRequested([1]))
+    assert up(ready) == [to_dispatcher(RegisterCoordinator(ME, QUEUE_MAX, 1, True))]
 
 
 # -- withdrawing -----------------------------------------------------------------------------------------------------
@@ -478,10 +478,10 @@ def test_p7_one_that_was_forgotten_without_a_dispatcher_is_not_defined_again(rea
 
 def test_work_that_is_with_the_dispatcher_is_withdrawn_there_and_ends_with_its_result(ready: Closures) -> None:
     schedule(ready, 1, 2)
-    assert do(ready, WithdrawAsked([2, 9])) == [to_dispatcher(Withdraw([2], CUT_S))]
+    assert do(ready, CancelRequested([2, 9])) == [to_dispatcher(CancelWork([2], CUT_S))]
     assert ready.unfinished == 2
     assert end_result(ready, 2, CANCELLED) == [Resolve([(2, CANCELLED, b"r")])]
-    assert do(ready, WithdrawAsked([2])) == []
+    assert do(ready, CancelRequested([2])) == []
 
 
 def test_work_is_withdrawn_at_once_where_there_is_no_dispatcher(ready: Closures) -> None:
@@ -489,7 +489,7 @@ def test_work_is_withdrawn_at_once_where_there_is_no_dispatcher(ready: Closures)
     do(ready, DispatcherDown())
     schedule(ready, 3)
     assert ready.queued == 3
-    assert do(ready, WithdrawAsked([1, 3])) == [Resolve([(1, CANCELLED, b""), (3, CANCELLED, b"")])]
+    assert do(ready, CancelRequested([1, 3])) == [Resolve([(1, CANCELLED, b""), (3, CANCELLED, b"")])]
     assert ready.queued == 1
     assert up(ready)[-1] == submitted(2, attempt=AGAIN)
 
@@ -500,9 +500,9 @@ def test_work_is_withdrawn_at_once_where_there_is_no_dispatcher(ready: Closures)
 @pytest.mark.parametrize(
     ("message", "queued", "room"),
     [
-        (Progress(0), 4, False),
-        (Progress(1), 3, True),
-        (Progress(4), 0, True),
+        (QueueProgress(0), 4, False),
+        (QueueProgress(1), 3, True),
+        (QueueProgress(4), 0, True),
         (Results([(1, 0, VALUE, b"")]), 3, True),
         (Results([(1, 0, BULK, b"")]), 4, False),
         (StartsLost([(1, 0, "worker:0", 1, "", True)]), 3, True),
@@ -522,20 +522,20 @@ def test_a_full_queue_has_room_when_work_has_left_it(
 
 def test_work_that_left_the_queue_and_then_ended_is_counted_once(ready: Closures) -> None:
     schedule(ready, 1, 2, 3)
-    hear(ready, Progress(2))
+    hear(ready, QueueProgress(2))
     end_result(ready, 1)
     assert ready.queued == 1
 
 
 def test_the_queue_is_counted_anew_with_each_dispatcher(ready: Closures) -> None:
     schedule(ready, 1, 2, 3)
-    hear(ready, Progress(3))
+    hear(ready, QueueProgress(3))
     end_result(ready, 1)
     do(ready, DispatcherDown())
     assert ready.queued == 0
     up(ready)
     assert ready.queued == 2
-    do(ready, EndAsked(1), DispatcherDown())
+    do(ready, EndRoundRequested(1), DispatcherDown())
     up(ready)  # which is not given what is to end
     end_result(ready, 2)
     assert ready.queued == 0

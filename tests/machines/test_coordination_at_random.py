@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from tests.machines.coordinated import OURS, Call, Cluster, workers
-from zmqdist.coordination.answers import Answer, Effect, Task
 from zmqdist.coordination.barriers_machine import Barriers, _Barrier
 from zmqdist.coordination.machine import Coordination
+from zmqdist.coordination.replies import Effect, ReplyValue, Task
 from zmqdist.errors import CANCELLED, DEADLINE_EXCEEDED, INTERNAL, OK
 
 STEPS = 150
@@ -202,15 +202,15 @@ def _tells_only_the_first(self: Barriers, barrier: _Barrier, code: int, message:
     told = END(self, barrier, code, message)
     if code and len(told) > 1:
         last = told[-1]
-        assert isinstance(last, Answer)
-        told[-1] = Answer(last.ticket, last.value._replace(message="something else"))
+        assert isinstance(last, ReplyValue)
+        told[-1] = ReplyValue(last.ticket, last.value._replace(message="something else"))
     return told
 
 
 def _one_is_enough_missing(self: Barriers, *args: Any) -> list[Effect]:
-    told = Barriers.came(self, *args)
+    told = Barriers.arrived(self, *args)
     barrier = self._barriers.get(args[1])
-    if barrier is not None and barrier.round is not None and len(barrier.round.came) == len(barrier.round.tasks) - 1:
+    if barrier is not None and barrier.round is not None and len(barrier.round.arrived) == len(barrier.round.tasks) - 1:
         return told + self._end(barrier, OK, "")
     return told
 
@@ -230,7 +230,7 @@ def _no_time_passes(self: Barriers, now: float) -> list[Effect]:
         {"dropped": _counts_those_who_have_gone},
         {"_end": _forgets_to_tell_one},
         {"_end": _tells_only_the_first},
-        {"came": _one_is_enough_missing},
+        {"arrived": _one_is_enough_missing},
         {"task_failed": _the_dead_are_waited_for},
         {"ticked": _no_time_passes},
     ],

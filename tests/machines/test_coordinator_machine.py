@@ -14,28 +14,28 @@ from zmqdist.messages import (
     KEPT,
     VALUE,
     Begun,
-    Enlisted,
-    GenerationEnded,
+    CancelWork,
+    CoordinatorRegistered,
+    ResultReceived,
     Results,
+    RoundEnded,
     StartsLost,
     Submit,
-    Taken,
-    Withdraw,
 )
 from zmqdist.scheduling.coordinator.affinity import Scheduled, WorkOptions
 from zmqdist.scheduling.coordinator.closures import DISPATCHER, Closures
 from zmqdist.scheduling.coordinator.coordinator_events import (
     AttemptPacked,
+    CancelRequested,
     CoordinatorRefused,
     DispatcherDown,
     DispatcherUp,
-    EndAsked,
+    EndRoundRequested,
     Event,
     FunctionsDefined,
     FunctionsDropped,
     KeptDropped,
-    Unpackable,
-    WithdrawAsked,
+    PackingFailed,
 )
 from zmqdist.scheduling.coordinator.dependencies_and_retries import (
     FIRST_ATTEMPT,
@@ -47,7 +47,7 @@ from zmqdist.scheduling.coordinator.dependencies_and_retries import (
     Free,
     HandIn,
     Planned,
-    Remade,
+    Recomputed,
     ValueLost,
 )
 from zmqdist.scheduling.coordinator.effects import (
@@ -56,8 +56,8 @@ from zmqdist.scheduling.coordinator.effects import (
     KeptAt,
     Replace,
     Resolve,
-    RoundEnded,
     RoundRefused,
+    RoundSettled,
 )
 from zmqdist.scheduling.coordinator.machine import ROUND, CoordinatorMachine
 
@@ -67,7 +67,7 @@ A, B, C = FIRST_ATTEMPT, FIRST_ATTEMPT + 1, FIRST_ATTEMPT + 2
 
 def new_machine(rounds: bool = True) -> CoordinatorMachine:
     closures = Closures(coordinator=5, queue_max=100, cancel_grace_s=2.0, lost_limit_s=60.0, now=0.0)
-    plans = Dependencies(remakes_max=1)
+    plans = Dependencies(recomputations_max=1)
     return CoordinatorMachine(closures, plans, lambda payload: (int(payload), b"lost"), rounds=rounds)
 
 
@@ -80,7 +80,7 @@ def machine() -> CoordinatorMachine:
 
 
 def connect(machine: CoordinatorMachine) -> None:
-    do(machine, FunctionsDefined([(7, b"f")]), DispatcherUp(), Heard(DISPATCHER, Enlisted(3, 1)))
+    do(machine, FunctionsDefined([(7, b"f")]), DispatcherUp(), Heard(DISPATCHER, CoordinatorRegistered(3, 1)))
 
 
 def do(machine: CoordinatorMachine, *events: Event, now: float = 0.0) -> list[Effect]:
@@ -127,7 +127,7 @@ def test_c1_a_plan_is_submitted_as_an_attempt_and_resolved_under_its_own_number(
 def test_c1_the_late_end_of_an_attempt_that_nobody_waits_for_is_nobodys_end(machine: CoordinatorMachine) -> None:
     do(machine, Planned(1, 7, until=5.0))
     assert do(machine, Ticked(), now=5.0)[0] == Resolve([(1, TIMED_OUT, b"")], {1})
-    do(machine, EndAsked(1), Heard(DISPATCHER, GenerationEnded(1)))
+    do(machine, EndRoundRequested(1), Heard(DISPATCHER, RoundEnded(1)))
     do(machine, Planned(2, 7, until=5.0))
     do(machine, Ticked(), now=6.0)
     machine.failed = None
@@ -174,9 +174,9 @@ def test_a_cancelled_plan_ends_at_once_where_it_waits_and_with_its_attempt_where
 ) -> None:
     schedule(machine, 1)
     do(machine, Planned(2, 7, (1,)), Planned(3, 7))
-    effects = do(machine, WithdrawAsked([2, 3]))
+    effects = do(machine, CancelRequested([2, 3]))
     assert effects[:2] == [Resolve([(2, CANCELLED, b"")]), Free(2)]
-    assert numbers_of(effects, Withdraw) == [[A]]
+    assert numbers_of(effects, CancelWork) == [[A]]
     assert end(machine, A, CANCELLED, b"") == [Resolve([(3, CANCELLED, b"")]), Free(3)]
 
 
@@ -197,7 +197,7 @@ def test_a_lost_value_is_made_again_and_replaced_until_it_was_lost_too_often(mac
     keep(machine, 1, A)
     assert numbers_of(do(machine, ValueLost(1, A)), Submit) == [[B]]
     assert end(machine, B, KEPT, b"new") == [Replace(1, KEPT, KeptAt(B, b"new", True))]
-    assert do(machine, ValueLost(1, A)) == [Remade(1, new=False)]
+    assert do(machine, ValueLost(1, A)) == [Recomputed(1, new=False)]
     gone, free = do(machine, ValueLost(1, B))
     assert isinstance(gone, Replace)
     assert (gone.work, gone.kind, free) == (1, UNAVAILABLE, Free(1))
@@ -251,7 +251,7 @@ def test_c2_lost_starts_a_failed_input_and_a_time_out_fail_it(machine: Coordinat
 
 
 def test_c2_inputs_that_cannot_be_packed_fail_it(machine: CoordinatorMachine) -> None:
-    assert do(machine, Unpackable(1, b"why")) == [Resolve([(1, ERROR, b"why")], {1})]
+    assert do(machine, PackingFailed(1, b"why")) == [Resolve([(1, ERROR, b"why")], {1})]
 
 
 def test_c2_an_error_that_is_tried_again_fails_nothing(machine: CoordinatorMachine) -> None:
@@ -278,17 +278,17 @@ def test_c2_the_next_round_begins_without_an_error_and_plans_end_before_the_roun
     schedule(machine, 1)
     do(machine, Planned(2, 7, (3,)))
     end(machine, 1, ERROR)
-    do(machine, EndAsked(1))
-    assert do(machine, Heard(DISPATCHER, GenerationEnded(1))) == [
+    do(machine, EndRoundRequested(1))
+    assert do(machine, Heard(DISPATCHER, RoundEnded(1))) == [
         Resolve([(2, CANCELLED, b"")]),
-        RoundEnded(1),
+        RoundSettled(1),
         Free(2),
     ]
     assert machine.failed is None
 
 
 def test_g5_the_question_for_the_end_of_another_round_holds_no_plan_back(machine: CoordinatorMachine) -> None:
-    do(machine, EndAsked(2))
+    do(machine, EndRoundRequested(2))
     assert numbers_of(do(machine, Planned(1, 7)), Submit) == [[A]]
 
 
@@ -319,18 +319,18 @@ def test_c4_a_complaint_over_a_connection_that_stands_ends_what_is_unfinished_on
     keep(machine, 2, A)
     effects = do(machine, CoordinatorRefused(b"no"))
     assert effects[0] == RoundRefused(b"no", for_good=False)
-    assert Remade(2, new=False) in effects
+    assert Recomputed(2, new=False) in effects
     assert Resolve([(1, ERROR, b"no")], {1}) in effects
-    assert [1] in numbers_of(effects, Withdraw)
+    assert [1] in numbers_of(effects, CancelWork)
     assert numbers_of(schedule(machine, 3), Submit) == [[3]]
 
 
 def test_c4_a_round_that_was_ending_ends_with_the_refusal(machine: CoordinatorMachine) -> None:
     schedule(machine, 1)
-    do(machine, EndAsked(1), DispatcherDown())
+    do(machine, EndRoundRequested(1), DispatcherDown())
     effects = do(machine, CoordinatorRefused(b"no"))
     assert effects[0] == RoundRefused(b"no", for_good=True)
-    assert RoundEnded(1) in effects
+    assert RoundSettled(1) in effects
     assert machine.closures.unfinished == 0
 
 
@@ -338,4 +338,4 @@ def test_what_the_plans_do_not_concern_passes_unchanged(machine: CoordinatorMach
     schedule(machine, 1)
     do(machine, Planned(2, 7))
     assert do(machine, Heard(DISPATCHER, Begun([1])))
-    assert not [e for e in end(machine, 1) if isinstance(e, Send) and isinstance(e.message, Taken)]
+    assert not [e for e in end(machine, 1) if isinstance(e, Send) and isinstance(e.message, ResultReceived)]

@@ -20,10 +20,10 @@ Step = tuple[int, float]
 def after(steps: list[Step], slots: int = 1, per_slot_max: int = WORKER_WINDOW_MAX) -> WorkWindow:
     """The window of a worker that was given work at 0 s and has had some ever since."""
     window = WorkWindow(slots, per_slot_max)
-    window.given(0.0)
+    window.note_handed_out(0.0)
     before = 0.0
     for count, now in steps:
-        window.done(count, now - before, 0.0, now, idle=False)
+        window.note_returned(count, now - before, 0.0, now, idle=False)
         before = now
     return window
 
@@ -59,24 +59,24 @@ def test_p2_work_that_takes_longer_than_the_horizon_is_given_out_two_for_a_slot(
 def test_the_limit_follows_a_growing_rate_by_half_and_a_falling_one_at_once() -> None:
     window = after([(1000, 1.0)])
     assert (window.rate, window.limit) == (500.0, 25)
-    window.done(1000, 1.0, 0.0, 2.0, idle=False)
+    window.note_returned(1000, 1.0, 0.0, 2.0, idle=False)
     assert (window.rate, window.limit) == (750.0, 37)
-    window.done(100, 1.0, 0.0, 3.0, idle=False)
+    window.note_returned(100, 1.0, 0.0, 3.0, idle=False)
     assert (window.rate, window.limit) == (100.0, 5)
 
 
 def test_a_rate_is_taken_over_five_milliseconds_and_not_over_less() -> None:
     window = after([(1, 0.002), (1, 0.004)])
     assert (window.rate, window.limit) == (0.0, 2)
-    window.done(3, 0.001, 0.0, 0.005, idle=False)  # five in 5 ms: the earlier ones count
+    window.note_returned(3, 0.001, 0.0, 0.005, idle=False)  # five in 5 ms: the earlier ones count
     assert window.rate == pytest.approx(500.0)
 
 
 def test_only_the_time_that_the_worker_reports_makes_it_slow() -> None:
     window = WorkWindow(1)
     for turn in range(2):
-        window.given(turn * 100.0)
-        window.done(1000, 1.0, 0.0, turn * 100.0 + 50.0, idle=True)
+        window.note_handed_out(turn * 100.0)
+        window.note_returned(1000, 1.0, 0.0, turn * 100.0 + 50.0, idle=True)
     assert window.rate == pytest.approx(750.0)
 
 
@@ -95,9 +95,9 @@ def held_up(trip_s: float, takes_s: Callable[[int], float], seconds: float, slot
             count, busy = reports.popleft()
             outstanding -= count
             done += count
-            window.done(count, busy, trip_s, now, idle=not outstanding)
+            window.note_returned(count, busy, trip_s, now, idle=not outstanding)
         if what in ("back", "give") and (room := window.limit - outstanding) > 0:
-            window.given(now)
+            window.note_handed_out(now)
             outstanding += room
             parcels.append(room)
             heapq.heappush(due, (now + trip_s / 2, next(numbers), "there"))
@@ -148,7 +148,7 @@ def test_p2_slow_work_far_away_is_given_out_two_for_a_slot() -> None:
 
 def test_a_message_without_outcomes_says_nothing_about_the_rate() -> None:
     window = after([(1000, 1.0), (0, 1.0)])
-    window.done(1000, 1.0, 0.0, 2.0, idle=False)
+    window.note_returned(1000, 1.0, 0.0, 2.0, idle=False)
     assert window.rate == 750.0
 
 

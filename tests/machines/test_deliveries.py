@@ -12,17 +12,17 @@ from zmqdist.data.service.reader.delivery import (
     FAILED,
     SKIP,
     SOME,
-    Answered,
-    Ask,
-    AskForNews,
-    Began,
+    BatchTaken,
+    ConsumerBegan,
+    ConsumerStarved,
     Deliver,
     Effect,
     News,
-    Over,
-    TaskPlace,
-    Took,
-    Waits,
+    ReadingEnded,
+    RequestElements,
+    RequestNews,
+    TaskLocation,
+    TaskReplied,
 )
 from zmqdist.data.service.reader.exactly_once_machine import (
     LATER_BYTES_MAX,
@@ -36,12 +36,14 @@ from zmqdist.errors import InvalidArgumentError, OpError, UnavailableError
 from zmqdist.events import Ticked
 
 
-def news(*places: TaskPlace, finished: bool = False, hold: bool = False, ended: dict[int, int] | None = None) -> News:
+def news(
+    *places: TaskLocation, finished: bool = False, hold: bool = False, ended: dict[int, int] | None = None
+) -> News:
     return News(places, False, finished, hold, ended or {})
 
 
-def there(task: int, start: int = 0, life: int = 7) -> TaskPlace:
-    return TaskPlace(task, f"host:{task}", f"host:{task}", life, start)
+def there(task: int, start: int = 0, incarnation: int = 7) -> TaskLocation:
+    return TaskLocation(task, f"host:{task}", f"host:{task}", incarnation, start)
 
 
 class Consumer:
@@ -49,7 +51,7 @@ class Consumer:
 
     def __init__(self) -> None:
         self.machine = CoordinatedDelivery(5, 0, -1, lambda value: value[1])
-        self.asked: dict[int, Ask] = {}
+        self.asked: dict[int, RequestElements] = {}
         self.given: list[Any] = []
         self.over: list[OpError | None] = []
         self.wants_news = 0
@@ -60,22 +62,22 @@ class Consumer:
 
     def perform(self, effects: list[Effect]) -> None:
         for effect in effects:
-            if isinstance(effect, Ask):
+            if isinstance(effect, RequestElements):
                 self.asked[effect.source.task] = effect
             elif isinstance(effect, Deliver):
                 self.given += effect.items
-            elif isinstance(effect, Over):
+            elif isinstance(effect, ReadingEnded):
                 self.over.append(effect.error)
-            elif isinstance(effect, AskForNews):
+            elif isinstance(effect, RequestNews):
                 self.wants_news += 1
-                self.machine.standing()
+                self.machine.watch_args()
 
     def answer(self, task: int, elements: list[str] | None, then: int, common: int) -> None:
         kind = SKIP if elements is None else SOME
-        self.tell(Answered(self.asked.pop(task).source, kind, ("", elements, (then, common)), None))
+        self.tell(TaskReplied(self.asked.pop(task).source, kind, ("", elements, (then, common)), None))
 
     def fail(self, task: int, error: OpError) -> None:
-        self.tell(Answered(self.asked.pop(task).source, FAILED, None, error))
+        self.tell(TaskReplied(self.asked.pop(task).source, FAILED, None, error))
 
     @property
     def elements(self) -> list[str]:
@@ -116,10 +118,10 @@ def test_a_consumer_that_is_held_begins_no_round_after_the_one_where_it_stopped(
 def test_a_task_whose_worker_is_away_and_does_not_answer_is_told_to_the_dispatcher() -> None:
     consumer = Consumer()
     consumer.tell(news(there(1)))
-    consumer.tell(news(there(1, life=-1)))
+    consumer.tell(news(there(1, incarnation=-1)))
     consumer.fail(1, UnavailableError("gone"))
     assert consumer.wants_news == 1
-    assert consumer.machine.standing() == (-1, {1: 0})
+    assert consumer.machine.watch_args() == (-1, {1: 0})
 
 
 def test_a_failed_task_ends_the_reading_at_its_turn() -> None:
@@ -138,21 +140,21 @@ def test_a_full_queue_asks_for_no_more_rounds() -> None:
     for first in range(0, 64, 32):
         consumer.answer(1, [str(number) for number in range(first, first + 32)], first + 32, first + 31)
     assert not consumer.asked
-    consumer.tell(Took())
+    consumer.tell(BatchTaken())
     assert 1 in consumer.asked
 
 
 def test_a_worker_that_does_not_answer_is_asked_again_after_pauses_that_grow() -> None:
     machine = PlainDelivery(5, "", -1)
     machine.handle(news(there(1)), 0.0)
-    asks = [effect for effect in machine.handle(Began(), 0.0) if isinstance(effect, Ask)]
+    asks = [effect for effect in machine.handle(ConsumerBegan(), 0.0) if isinstance(effect, RequestElements)]
     pauses = []
     now = 0.0
     for _ in range(60):
-        machine.handle(Answered(asks[0].source, FAILED, None, UnavailableError("away")), now)
+        machine.handle(TaskReplied(asks[0].source, FAILED, None, UnavailableError("away")), now)
         pauses.append(round(machine.deadline - now, 6))
         now = machine.deadline
-        assert [effect for effect in machine.handle(Ticked(), now) if isinstance(effect, Ask)]
+        assert [effect for effect in machine.handle(Ticked(), now) if isinstance(effect, RequestElements)]
     assert pauses[0] < 0.01
     assert pauses == sorted(pauses)
     assert pauses[-1] == 0.01
@@ -161,25 +163,25 @@ def test_a_worker_that_does_not_answer_is_asked_again_after_pauses_that_grow() -
 def test_two_questions_that_fail_together_lengthen_the_pause_once() -> None:
     machine = PlainDelivery(5, "", -1)
     machine.handle(news(there(1)), 0.0)
-    asks = [effect for effect in machine.handle(Began(), 0.0) if isinstance(effect, Ask)]
+    asks = [effect for effect in machine.handle(ConsumerBegan(), 0.0) if isinstance(effect, RequestElements)]
     assert len(asks) == 2
     pauses = []
     for ask in asks:
-        machine.handle(Answered(ask.source, FAILED, None, UnavailableError("away")), 0.0)
+        machine.handle(TaskReplied(ask.source, FAILED, None, UnavailableError("away")), 0.0)
         pauses.append(machine.deadline)
     assert pauses == [0.001, 0.001]
 
 
 def test_a_task_that_answers_is_asked_again_at_once_although_another_question_to_it_has_failed() -> None:
     machine = PlainDelivery(5, "", -1)
-    machine.handle(Began(), 0.0)
+    machine.handle(ConsumerBegan(), 0.0)
     first, second = machine.handle(news(there(1)), 0.0)
-    assert isinstance(first, Ask)
-    assert isinstance(second, Ask)
-    assert machine.handle(Answered(first.source, FAILED, None, UnavailableError("not there yet")), 0.0) == []
-    delivered, *asked = machine.handle(Answered(second.source, SOME, "batch", None), 0.001)
+    assert isinstance(first, RequestElements)
+    assert isinstance(second, RequestElements)
+    assert machine.handle(TaskReplied(first.source, FAILED, None, UnavailableError("not there yet")), 0.0) == []
+    delivered, *asked = machine.handle(TaskReplied(second.source, SOME, "batch", None), 0.001)
     assert delivered == Deliver(["batch"])
-    assert [type(effect) for effect in asked] == [Ask, Ask]
+    assert [type(effect) for effect in asked] == [RequestElements, RequestElements]
 
 
 def test_in_order_the_task_that_has_what_is_next_is_asked_however_many_questions_others_have() -> None:
@@ -192,20 +194,20 @@ def test_in_order_the_task_that_has_what_is_next_is_asked_however_many_questions
     def tell(event: Any) -> list[Effect]:
         effects = machine.handle(event, 0.0)
         for effect in effects:
-            if isinstance(effect, Ask):
+            if isinstance(effect, RequestElements):
                 asked.setdefault(effect.source.task, []).append(effect.source)
         return effects
 
     def answer(task: int, nbytes: int) -> list[Effect]:
         tag = (((task, 0, 0, 1, False, 0, ""),), nbytes, (task,))
-        return tell(Answered(asked[task].pop(), SOME, ("", [task], tag), None))
+        return tell(TaskReplied(asked[task].pop(), SOME, ("", [task], tag), None))
 
-    tell(Began())
+    tell(ConsumerBegan())
     for other in (1, 2, 3):
         answer(other, LATER_BYTES_MAX // 2)
     delivered, *next_ = answer(0, 8)
     assert isinstance(delivered, Deliver)
-    assert [effect.source.task for effect in next_ if isinstance(effect, Ask)] == [0]
+    assert [effect.source.task for effect in next_ if isinstance(effect, RequestElements)] == [0]
 
 
 @pytest.mark.parametrize("ends", ["a lost answer", "another life"])
@@ -219,25 +221,25 @@ def test_in_order_nobody_is_taken_for_the_one_who_has_what_is_next_by_what_it_ha
 
     def tell(event: Any, now: float = 0.0) -> set[int]:
         """The tasks that are asked."""
-        sources = [effect.source for effect in machine.handle(event, now) if isinstance(effect, Ask)]
+        sources = [effect.source for effect in machine.handle(event, now) if isinstance(effect, RequestElements)]
         for source in sources:
             asked.setdefault(source.task, []).append(source)
         return {source.task for source in sources}
 
     def answer(task: int, portion: int, nbytes: int, *in_hand: int) -> set[int]:
         tag = (((portion, 0, 0, 1, True, 0, ""),), nbytes, in_hand)
-        return tell(Answered(asked[task].pop(), SOME, ("", [portion], tag), None))
+        return tell(TaskReplied(asked[task].pop(), SOME, ("", [portion], tag), None))
 
-    tell(Began())
+    tell(ConsumerBegan())
     answer(1, 5, 8, 0)
     answer(2, 7, 2 * LATER_BYTES_MAX)
     assert not answer(0, 8, 8) | answer(0, 9, 8), "task 1 has portion 0, which is next"
     if ends == "a lost answer":
-        tell(Answered(asked[1].pop(), FAILED, None, UnavailableError("gone")))
+        tell(TaskReplied(asked[1].pop(), FAILED, None, UnavailableError("gone")))
         tell(Ticked(), 1.0)
         assert 0 in answer(0, 10, 8)
     else:
-        assert 0 in tell(news(there(0), there(1, life=8), there(2)))
+        assert 0 in tell(news(there(0), there(1, incarnation=8), there(2)))
 
 
 @pytest.mark.parametrize(("allowed", "asked"), [(-1, [0, 1, 2]), (4, [0])])
@@ -246,9 +248,9 @@ def test_w2_a_full_window_keeps_nobody_from_what_its_consumer_waits_for(allowed:
     window = TaskWindow(5, "", allowed)
     window.note(news(*map(there, range(3))))
     window.held = 100
-    assert window.questions(window.askable()) == []
-    assert [each.source.task for each in window.questions(window.askable(), starving=True)] == asked
-    assert window.questions(window.askable(), starving=True) == [], "once"
+    assert window.requests(window.available()) == []
+    assert [each.source.task for each in window.requests(window.available(), starving=True)] == asked
+    assert window.requests(window.available(), starving=True) == [], "once"
 
 
 def test_in_order_a_consumer_that_waits_has_those_asked_who_have_no_question() -> None:
@@ -257,17 +259,17 @@ def test_in_order_a_consumer_that_waits_has_those_asked_who_have_no_question() -
     machine = ExactlyOnceDelivery(window, consumption, 1, 0, True, Consumed())
     machine.handle(news(there(4)), 0.0)
     window.held = 100
-    assert machine.handle(Began(), 0.0) == []
+    assert machine.handle(ConsumerBegan(), 0.0) == []
     consumption.waits = True
-    (question,) = machine.handle(Waits(), 0.0)
-    assert isinstance(question, Ask)
+    (question,) = machine.handle(ConsumerStarved(), 0.0)
+    assert isinstance(question, RequestElements)
 
 
 def test_w3_a_task_that_is_back_at_an_incarnation_is_asked_behind_its_questions() -> None:
     window = TaskWindow(5, "", -1)
-    window.note(news(there(1, life=7)))
-    assert [ask.source.incarnation for ask in window.questions(window.askable())] == [7, 7]
-    window.note(news(there(1, life=8)))
-    assert [ask.source.incarnation for ask in window.questions(window.askable())] == [8, 8]
-    window.note(news(there(1, life=7)))
-    assert window.questions(window.askable()) == [], "its two questions are still out"
+    window.note(news(there(1, incarnation=7)))
+    assert [ask.source.incarnation for ask in window.requests(window.available())] == [7, 7]
+    window.note(news(there(1, incarnation=8)))
+    assert [ask.source.incarnation for ask in window.requests(window.available())] == [8, 8]
+    window.note(news(there(1, incarnation=7)))
+    assert window.requests(window.available()) == [], "its two questions are still out"

@@ -16,27 +16,27 @@ from zmqdist.messages import (
     BULK,
     ERROR,
     VALUE,
+    AbortLeases,
     Assign,
     Beat,
-    CutOff,
+    CancelWork,
+    CoordinatorRegistered,
     Define,
-    EndGeneration,
-    Enlist,
-    Enlisted,
+    EndRound,
     Forget,
-    GenerationEnded,
+    FreeResult,
     Goodbye,
+    LeasesReturned,
     Leave,
-    Recall,
     Refused,
-    Release,
+    RegisterCoordinator,
+    ResultReceived,
     Results,
-    Returned,
+    RoundEnded,
     SlotsLost,
     StartsLost,
+    StealRequest,
     Submit,
-    Taken,
-    Withdraw,
     Workers,
 )
 from zmqdist.scheduling.dispatcher import placement
@@ -47,7 +47,7 @@ from zmqdist.scheduling.dispatcher.records import WorkerLoad
 
 
 def test_p1_p8_work_waits_for_a_worker_and_its_result_goes_to_its_coordinator_once(broker: Broker) -> None:
-    assert coordinator(broker) == [Send("c", Enlisted(3, 0))]
+    assert coordinator(broker) == [Send("c", CoordinatorRegistered(3, 0))]
     assert submit(broker, 41, 42) == []
     assign = Assign([(1, 7, b"f")], [(1, 1, 0, 7, b"41"), (2, 1, 0, 7, b"42")], workers=1)
     assert worker(broker) == [Send("w", WELCOME), Send("c", Workers(1)), Send("w", assign)]
@@ -75,7 +75,7 @@ def test_p2_an_outcome_of_a_lost_life_is_dropped_and_what_it_runs_is_cut_off(bro
     broker.handle(PeerGone("w"), 1.0)
     broker.handle(Ticked(), 2.0)
     effects = worker(broker, "v", life=1, held=[1], now=3.0)
-    assert Send("v", CutOff([1], 0.0)) in effects
+    assert Send("v", AbortLeases([1], 0.0)) in effects
     assert given(effects, careful=True) == [("v", 2, 41, 1)]
     assert done(broker, 1, peer="v", now=3.0) == []
 
@@ -135,7 +135,7 @@ def test_p8_a_forgotten_function_is_forgotten_by_the_workers_that_have_it(broker
 def test_much_work_for_one_worker_is_split_and_the_functions_are_in_the_first_message(
     broker: Broker, count: int, payload_bytes: int, parts: list[int]
 ) -> None:
-    hear(broker, "c", Enlist(1, 10_000, 1, False))
+    hear(broker, "c", RegisterCoordinator(1, 10_000, 1, False))
     hear(broker, "c", Define([(7, b"f")]))
     hear(broker, "c", Submit(1, [(work, 0, 0, 7, bytes(payload_bytes)) for work in range(count)]))
     assigns = [effect.message for effect in worker(broker, slots=count) if isinstance(effect.message, Assign)]
@@ -204,10 +204,10 @@ def test_what_a_worker_has_not_begun_is_recalled_for_an_idle_one(broker: Broker)
     coordinator(broker)
     worker(broker, "w")
     submit(broker, 1, 2)
-    assert worker(broker, "v", 1)[1:] == [Send("w", Recall([2]))]
+    assert worker(broker, "v", 1)[1:] == [Send("w", StealRequest([2]))]
     assert hear(broker, "v", Beat()) == [Send("v", Beat())], "it is asked for once"
-    assert hear(broker, "w", Returned([])) == [Send("w", Recall([2]))], "and again when that had no success"
-    back = hear(broker, "w", Returned([2]))
+    assert hear(broker, "w", LeasesReturned([])) == [Send("w", StealRequest([2]))], "and again when that had no success"
+    back = hear(broker, "w", LeasesReturned([2]))
     assert given(back) == [("v", 3, 2, 1)]
 
 
@@ -219,7 +219,7 @@ def test_for_one_idle_slot_one_worker_is_asked(broker: Broker) -> None:
     effects = worker(broker, "v", 4)
     for now in (0.1, 0.2, 0.3):
         effects += broker.handle(Ticked(), now)
-    assert effects[1:] == [Send("w0", Recall([5]))]
+    assert effects[1:] == [Send("w0", StealRequest([5]))]
     assert broker.deadline is None, "time alone changes nothing until it has answered"
 
 
@@ -238,7 +238,7 @@ def test_work_that_will_begin_at_once_is_not_recalled(broker: Broker) -> None:
     overdue = broker.deadline
     assert overdue is not None
     assert broker.handle(Ticked(), overdue - 0.001) == []
-    assert broker.handle(Ticked(), overdue) == [Send("w", Recall(left[3:]))], "it should have begun by then"
+    assert broker.handle(Ticked(), overdue) == [Send("w", StealRequest(left[3:]))], "it should have begun by then"
     assert broker.deadline is None
 
 
@@ -249,7 +249,7 @@ def test_an_event_looks_at_no_more_workers_than_it_is_about(broker: Broker, monk
         looked_at.append(hands)
         return 1.0
 
-    monkeypatch.setattr(placement, "_worth_recalling_at", in_a_while)
+    monkeypatch.setattr(placement, "_worth_stealing_at", in_a_while)
     coordinator(broker)
     for index in range(50):
         worker(broker, f"w{index}", index)
@@ -261,7 +261,7 @@ def test_an_event_looks_at_no_more_workers_than_it_is_about(broker: Broker, monk
     assert (len(looked_at), broker.deadline) == (50, 1.0)
     done(broker, 1, peer="w0")
     assert len(looked_at) == 50, "it holds no more than it can begin"
-    assert Send("w1", Recall([52])) in broker.handle(Ticked(), 1.0)
+    assert Send("w1", StealRequest([52])) in broker.handle(Ticked(), 1.0)
 
 
 def test_work_that_has_begun_is_not_recalled(broker: Broker) -> None:
@@ -281,7 +281,7 @@ def test_a_worker_that_shall_leave_gets_no_more_and_what_it_returns_goes_elsewhe
     assert submit(broker, 3) == []
     assert broker.snapshot().workers[0].state == "leaving"
     assert given(worker(broker, "v", 1)) == [("v", 3, 3, 0)]
-    assert given(hear(broker, "w", Returned([2]))) == [("v", 4, 2, 1)]
+    assert given(hear(broker, "w", LeasesReturned([2]))) == [("v", 4, 2, 1)]
     assert done(broker, 1) == [Send("c", Results([(1, 0, VALUE, b"r")]))]
     assert hear(broker, "w", Goodbye()) == []
     assert [row.name for row in broker.snapshot().workers] == ["worker:1"]
@@ -368,7 +368,7 @@ def test_p4_work_that_had_not_started_goes_back_uncharged_to_the_front(broker: B
     coordinator(broker)
     worker(broker, "w", slots=2)
     submit(broker, 1, 2, 3, 4, 5)
-    assert hear(broker, "w", Returned([2, 3])) == [
+    assert hear(broker, "w", LeasesReturned([2, 3])) == [
         Send("w", Assign([], [(5, 1, 1, 7, b"2"), (6, 1, 1, 7, b"3")], workers=1)),
     ], "before work 5"
 
@@ -391,12 +391,12 @@ def test_a_worker_that_is_back_keeps_what_it_holds_and_the_rest_goes_again(broke
     submit(broker, 1, 2, 3)
     assert broker.handle(PeerGone("w"), 1.0) == []
     assert broker.snapshot().workers[0].state == "away"
-    hear(broker, "c", Withdraw([3], 2.0), 1.1)
+    hear(broker, "c", CancelWork([3], 2.0), 1.1)
     effects = worker(broker, "w2", slots=2, held=[1, 3, 77], now=1.5)
     assert effects == [
         Send("w2", WELCOME),
-        Send("w2", CutOff([77], 0.0)),
-        Send("w2", CutOff([3], 0.0)),
+        Send("w2", AbortLeases([77], 0.0)),
+        Send("w2", AbortLeases([3], 0.0)),
         Send("w2", Assign([(1, 7, b"f")], [(4, 1, 1, 7, b"2")], workers=1)),
     ]
     assert done(broker, 1, peer="w2", now=1.6) == [Send("c", Results([(1, 0, VALUE, b"r")]))]
@@ -433,7 +433,7 @@ def test_p9_a_bulk_result_that_was_not_taken_is_made_again_when_its_worker_is_lo
     assert broker.snapshot().coordinators[0].held == 1
     broker.handle(SEEN, 1.0)
     assert given(worker(broker, "v", 1, now=1.0)) == [("v", 2, 41, 1)]
-    hear(broker, "c", Taken([(41, 0)]))  # of the lost one: it is too late
+    hear(broker, "c", ResultReceived([(41, 0)]))  # of the lost one: it is too late
     assert done(broker, 2, peer="v", now=1.0) == [Send("c", Results([(41, 1, VALUE, b"r")]))]
 
 
@@ -442,7 +442,7 @@ def test_p9_a_bulk_result_that_was_taken_is_finished(broker: Broker) -> None:
     worker(broker, "w")
     submit(broker, 41)
     done(broker, 1, kind=BULK)
-    assert hear(broker, "c", Taken([(41, 0)])) == [Send("w", Release([1]))]
+    assert hear(broker, "c", ResultReceived([(41, 0)])) == [Send("w", FreeResult([1]))]
     row = broker.snapshot().coordinators[0]
     assert (row.held, row.finished) == (0, 1)
     assert broker.handle(SEEN, 1.0) == [Send("c", Workers(0))]
@@ -457,7 +457,7 @@ def test_p9_a_worker_that_is_back_without_a_bulk_result_makes_it_again(broker: B
     assert given(worker(broker, "w2", held=[1])) == [("w2", 3, 42, 1)]
 
 
-@pytest.mark.parametrize("how", [Heard("c", EndGeneration(1, 0.0)), PeerGone("c"), Heard("c", Goodbye())])
+@pytest.mark.parametrize("how", [Heard("c", EndRound(1, 0.0)), PeerGone("c"), Heard("c", Goodbye())])
 def test_a_bulk_result_is_released_with_its_generation_or_its_coordinator(
     broker: Broker, how: Heard | PeerGone
 ) -> None:
@@ -465,7 +465,7 @@ def test_a_bulk_result_is_released_with_its_generation_or_its_coordinator(
     worker(broker, "w")
     submit(broker, 41)
     done(broker, 1, kind=BULK)
-    assert Send("w", Release([1])) in broker.handle(how, 1.0)
+    assert Send("w", FreeResult([1])) in broker.handle(how, 1.0)
     broker.handle(SEEN, 2.0)
     assert given(worker(broker, "v", 1, now=2.0)) == []
 
@@ -479,24 +479,24 @@ def keep(broker: Broker, *works: int) -> None:
     worker(broker, "w")
     submit(broker, *works)
     done(broker, *range(1, len(works) + 1), kind=BULK)
-    assert hear(broker, "c", Taken([(work, 0) for work in works], keep=True)) == []
+    assert hear(broker, "c", ResultReceived([(work, 0) for work in works], keep=True)) == []
 
 
 def test_p11_a_kept_result_is_finished_and_is_released_when_it_is_taken_for_good(broker: Broker) -> None:
     keep(broker, 41, 42)
     row = broker.snapshot().coordinators[0]
     assert (row.held, row.finished) == (2, 2)
-    assert hear(broker, "c", Taken([(42, 0)])) == [Send("w", Release([2]))]
+    assert hear(broker, "c", ResultReceived([(42, 0)])) == [Send("w", FreeResult([2]))]
     row = broker.snapshot().coordinators[0]
     assert (row.held, row.finished) == (1, 2)
-    assert hear(broker, "c", Taken([(42, 0)])) == []
+    assert hear(broker, "c", ResultReceived([(42, 0)])) == []
 
 
 def test_p11_a_kept_result_is_not_made_again_when_its_worker_is_lost(broker: Broker) -> None:
     keep(broker, 41)
     assert broker.handle(SEEN, 1.0) == [Send("c", Workers(0))]
     assert given(worker(broker, "v", 1, now=1.0)) == []
-    assert hear(broker, "c", Taken([(41, 0)])) == []
+    assert hear(broker, "c", ResultReceived([(41, 0)])) == []
     row = broker.snapshot().coordinators[0]
     assert (row.held, row.out, row.finished) == (0, 0, 1)
 
@@ -504,23 +504,25 @@ def test_p11_a_kept_result_is_not_made_again_when_its_worker_is_lost(broker: Bro
 def test_p11_a_worker_that_is_back_goes_on_holding_what_is_kept(broker: Broker) -> None:
     keep(broker, 41, 42)
     effects = worker(broker, "w2", held=[1])
-    assert not [effect for effect in effects if isinstance(effect.message, CutOff | Assign)]
-    assert hear(broker, "c", Taken([(41, 0), (42, 0)])) == [Send("w2", Release([1]))], "42 was lost with its connection"
+    assert not [effect for effect in effects if isinstance(effect.message, AbortLeases | Assign)]
+    assert hear(broker, "c", ResultReceived([(41, 0), (42, 0)])) == [Send("w2", FreeResult([1]))], (
+        "42 was lost with its connection"
+    )
 
 
 def test_p11_a_kept_result_outlives_its_round(broker: Broker) -> None:
     keep(broker, 41)
     submit(broker, 42)
     done(broker, 2, kind=BULK)
-    effects = hear(broker, "c", EndGeneration(1, 0.0))
-    assert effects == [Send("w", Release([2])), Send("c", GenerationEnded(1))]
-    assert hear(broker, "c", Taken([(41, 0)])) == [Send("w", Release([1]))]
+    effects = hear(broker, "c", EndRound(1, 0.0))
+    assert effects == [Send("w", FreeResult([2])), Send("c", RoundEnded(1))]
+    assert hear(broker, "c", ResultReceived([(41, 0)])) == [Send("w", FreeResult([1]))]
 
 
 @pytest.mark.parametrize("how", [PeerGone("c"), Heard("c", Goodbye())])
 def test_p11_a_kept_result_is_released_with_its_coordinator(broker: Broker, how: Heard | PeerGone) -> None:
     keep(broker, 41)
-    assert Send("w", Release([1])) in broker.handle(how, 1.0)
+    assert Send("w", FreeResult([1])) in broker.handle(how, 1.0)
 
 
 def test_a_result_that_is_to_be_kept_but_was_lost_before_is_made_again(broker: Broker) -> None:
@@ -529,5 +531,5 @@ def test_a_result_that_is_to_be_kept_but_was_lost_before_is_made_again(broker: B
     submit(broker, 41)
     done(broker, 1, kind=BULK)
     broker.handle(SEEN, 1.0)
-    assert hear(broker, "c", Taken([(41, 0)], keep=True)) == []
+    assert hear(broker, "c", ResultReceived([(41, 0)], keep=True)) == []
     assert given(worker(broker, "v", 1, now=1.0)) == [("v", 2, 41, 1)]

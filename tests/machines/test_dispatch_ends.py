@@ -30,36 +30,36 @@ from zmqdist.messages import (
     BULK,
     ERROR,
     VALUE,
+    AbortLeases,
     Beat,
-    CutOff,
+    CancelWork,
+    CoordinatorRegistered,
     Define,
     Done,
-    EndGeneration,
-    Enlist,
-    Enlisted,
+    EndRound,
     Forget,
-    GenerationEnded,
+    FreeResult,
     Goodbye,
+    LeasesReturned,
     Leave,
     Message,
-    Progress,
+    QueueProgress,
     Refused,
     Register,
+    RegisterCoordinator,
     Registered,
-    Release,
+    ResultReceived,
     Results,
-    Returned,
+    RoundEnded,
     SlotsLost,
     Submit,
-    Taken,
-    Withdraw,
     Workers,
 )
 from zmqdist.scheduling.dispatcher import machine
 from zmqdist.scheduling.dispatcher.broker import Broker
 from zmqdist.scheduling.dispatcher.machine import SLOTS_END_S
 
-ENDED = Send("c", GenerationEnded(1))
+ENDED = Send("c", RoundEnded(1))
 
 
 # -- withdrawing -----------------------------------------------------------------------------------------------------
@@ -68,17 +68,17 @@ ENDED = Send("c", GenerationEnded(1))
 def test_withdrawn_work_that_waits_is_cancelled_at_once_and_the_rest_stays(broker: Broker) -> None:
     coordinator(broker)
     submit(broker, 1, 2, 3)
-    assert hear(broker, "c", Withdraw([3, 1, 99], 2.0)) == [cancelled(1, 3)]
+    assert hear(broker, "c", CancelWork([3, 1, 99], 2.0)) == [cancelled(1, 3)]
     assert [work for _, _, work, _ in given(worker(broker))] == [2]
 
 
 @pytest.mark.parametrize(
     ("message", "more"),
     [
-        (Returned([1]), []),
+        (LeasesReturned([1]), []),
         (Done([(1, VALUE, b"r")], [1]), []),
         (Done([(1, ERROR, b"r")], [1]), []),
-        (Done([(1, BULK, b"r")], [1]), [Send("w", Release([1]))]),
+        (Done([(1, BULK, b"r")], [1]), [Send("w", FreeResult([1]))]),
         (SlotsLost([(1, -9, "")]), []),
     ],
     ids=["given back", "a value", "an error", "a bulk value", "its slot died"],
@@ -89,7 +89,7 @@ def test_withdrawn_work_that_is_out_is_cut_off_and_cancelled_however_it_ends(
     coordinator(broker)
     worker(broker, "w")
     submit(broker, 41)
-    assert hear(broker, "c", Withdraw([41], 2.0)) == [Send("w", CutOff([1], 2.0))]
+    assert hear(broker, "c", CancelWork([41], 2.0)) == [Send("w", AbortLeases([1], 2.0))]
     assert hear(broker, "w", message) == [cancelled(41), *more]
     assert (broker.snapshot().queued, broker.snapshot().coordinators[0].out) == (0, 0)
 
@@ -100,7 +100,7 @@ def test_withdrawn_work_does_not_run_again_when_its_worker_is_lost(broker: Broke
     worker(broker, "w")
     submit(broker, 41)
     begin(broker, *([1] if started else []))
-    hear(broker, "c", Withdraw([41], 2.0))
+    hear(broker, "c", CancelWork([41], 2.0))
     assert broker.handle(SEEN, 1.0) == [cancelled(41), Send("c", Workers(0))]
 
 
@@ -109,7 +109,7 @@ def test_a_withdrawn_bulk_result_is_not_made_again_when_its_worker_is_lost(broke
     worker(broker, "w")
     submit(broker, 41)
     done(broker, 1, kind=BULK)
-    assert hear(broker, "c", Withdraw([41], 2.0)) == [], "it may still be taken"
+    assert hear(broker, "c", CancelWork([41], 2.0)) == [], "it may still be taken"
     assert broker.handle(SEEN, 1.0) == [cancelled(41), Send("c", Workers(0))]
 
 
@@ -118,7 +118,7 @@ def test_one_coordinator_cannot_withdraw_the_work_of_another(broker: Broker) -> 
     coordinator(broker, "d", 2)
     worker(broker, "w")
     submit(broker, 1, 2, 3, peer="d")
-    assert hear(broker, "c", Withdraw([1, 2, 3], 2.0)) == []
+    assert hear(broker, "c", CancelWork([1, 2, 3], 2.0)) == []
 
 
 # -- the end of a generation -----------------------------------------------------------------------------------------
@@ -142,14 +142,14 @@ def test_work_of_an_ended_generation_that_arrives_late_is_dropped(broker: Broker
 
 @pytest.mark.parametrize(
     "message",
-    [Done([(1, VALUE, b"r")], []), Returned([1]), SlotsLost([(1, -9, "")])],
+    [Done([(1, VALUE, b"r")], []), LeasesReturned([1]), SlotsLost([(1, -9, "")])],
     ids=["an outcome", "given back", "its slot died"],
 )
 def test_p5_the_end_waits_for_leases(broker: Broker, message: Message) -> None:
     coordinator(broker)
     worker(broker, "w")
     submit(broker, 41, 42, 43)
-    assert end(broker) == [Send("w", CutOff([1, 2], 2.0))]
+    assert end(broker) == [Send("w", AbortLeases([1, 2], 2.0))]
     assert done(broker, 2) == [cancelled(42)]
     assert broker.deadline is None, "time alone ends nothing"
     assert hear(broker, "w", message) == [cancelled(41), ENDED]
@@ -221,7 +221,7 @@ def test_p5_the_end_waits_for_threads_that_an_earlier_dispatcher_started(broker:
     peer = "w" if joins_first else "w2"
     assert end(broker) == []
     assert broker.deadline is None
-    assert hear(broker, peer, Returned([55])) == [ENDED]
+    assert hear(broker, peer, LeasesReturned([55])) == [ENDED]
 
 
 def test_p5_a_lost_worker_may_go_on_with_such_threads_for_its_lease(broker: Broker) -> None:
@@ -247,7 +247,7 @@ def test_p5_the_threads_and_leases_of_others_are_not_waited_for(broker: Broker) 
 
 @pytest.mark.parametrize(
     "how",
-    [PeerGone("c"), Heard("c", Goodbye()), Heard("c2", Enlist(1, 1000, 1, True))],
+    [PeerGone("c"), Heard("c", Goodbye()), Heard("c2", RegisterCoordinator(1, 1000, 1, True))],
     ids=["gone", "goodbye", "enlisted over another connection"],
 )
 def test_p1_the_work_of_a_coordinator_that_has_gone_is_dropped(broker: Broker, how: Heard | PeerGone) -> None:
@@ -255,7 +255,7 @@ def test_p1_the_work_of_a_coordinator_that_has_gone_is_dropped(broker: Broker, h
     worker(broker, "w")
     submit(broker, 1, 2, 3)
     effects = broker.handle(how, 1.0)
-    assert effects[:2] == [Send("w", CutOff([1, 2], 0.0)), Send("w", Forget(1, [7]))]
+    assert effects[:2] == [Send("w", AbortLeases([1, 2], 0.0)), Send("w", Forget(1, [7]))]
     assert broker.snapshot().queued == 0
     assert done(broker, 1, now=1.0) == []
     assert hear(broker, "w", SlotsLost([(2, -9, "")]), 1.0) == []
@@ -278,7 +278,7 @@ def test_coordinators_are_told_when_there_is_a_first_worker_and_when_there_is_no
     some, none = [[Send(peer, Workers(count)) for peer in ("c", "d")] for count in (1, 0)]
     assert worker(broker, "w")[1:] == some
     assert worker(broker, "v", 1)[1:] == []
-    assert coordinator(broker, "e", 3) == [Send("e", Enlisted(3, 2))]
+    assert coordinator(broker, "e", 3) == [Send("e", CoordinatorRegistered(3, 2))]
     broker.handle(PeerGone("e"), 0.0)
     assert broker.handle(SEEN, 1.0) == []
     assert hear(broker, "v", Goodbye(), 1.0) == none
@@ -295,15 +295,15 @@ def test_who_filled_the_queue_is_told_of_progress_until_it_is_not_full(
     coordinator(broker, queue_max=queue_max)
     assert submit(broker, *range(works)) == []
     effects = worker(broker)
-    assert [effect.message.left_queue for effect in effects if isinstance(effect.message, Progress)] == told
+    assert [effect.message.left_queue for effect in effects if isinstance(effect.message, QueueProgress)] == told
     effects = done(broker, 1)
-    assert [effect.message.left_queue for effect in effects if isinstance(effect.message, Progress)] == later
+    assert [effect.message.left_queue for effect in effects if isinstance(effect.message, QueueProgress)] == later
 
 
 def test_the_end_of_a_generation_makes_room_in_a_full_queue(broker: Broker) -> None:
     coordinator(broker, queue_max=2)
     submit(broker, 1, 2)
-    assert end(broker) == [ENDED, Send("c", Progress(2))]
+    assert end(broker) == [ENDED, Send("c", QueueProgress(2))]
 
 
 def test_p10_a_new_generation_does_not_get_the_turns_of_the_old_one_too(broker: Broker) -> None:
@@ -324,17 +324,25 @@ def test_p10_a_new_generation_does_not_get_the_turns_of_the_old_one_too(broker: 
 # -- what is refused, and small talk ---------------------------------------------------------------------------------
 
 
-FROM_COORDINATORS = [Submit(1, []), Define([]), Forget(1, []), Taken([]), Withdraw([], 0.0), EndGeneration(1, 0.0)]
-FROM_WORKERS = [Done([], []), Returned([]), SlotsLost([]), Beat(), Leave(0.0)]
-FROM_NOBODY = [Refused(1, ""), GenerationEnded(1), Registered(0, 1.0, 1.0, 1.0)]
+FROM_COORDINATORS = [
+    Submit(1, []),
+    Define([]),
+    Forget(1, []),
+    ResultReceived([]),
+    CancelWork([], 0.0),
+    EndRound(1, 0.0),
+]
+FROM_WORKERS = [Done([], []), LeasesReturned([]), SlotsLost([]), Beat(), Leave(0.0)]
+NEWCOMER = "a peer that has not registered as a worker or coordinator"
+FROM_NOBODY = [Refused(1, ""), RoundEnded(1), Registered(0, 1.0, 1.0, 1.0)]
 
 
 @pytest.mark.parametrize(
     ("peer", "who", "messages"),
     [
-        ("x", "somebody who has neither registered nor enlisted", [*FROM_COORDINATORS, *FROM_WORKERS, *FROM_NOBODY]),
+        ("x", NEWCOMER, [*FROM_COORDINATORS, *FROM_WORKERS, *FROM_NOBODY]),
         ("c", "a coordinator", [*FROM_WORKERS, *FROM_NOBODY, Register(9, "worker", 9, 1, [], [], 1, "host")]),
-        ("w", "a worker", [*FROM_COORDINATORS, *FROM_NOBODY, Enlist(9, 10, 1, False)]),
+        ("w", "a worker", [*FROM_COORDINATORS, *FROM_NOBODY, RegisterCoordinator(9, 10, 1, False)]),
     ],
     ids=["a newcomer", "a coordinator", "a worker"],
 )
@@ -377,7 +385,7 @@ def test_a_coordinator_that_goes_on_although_its_queue_is_full_is_refused(broker
 def test_more_coordinators_than_there_is_room_for_are_refused(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "COORDINATORS_MAX", 1)
     coordinator(broker, "c", 1)
-    (refusal,) = hear(broker, "d", Enlist(2, 10, 1, False))
+    (refusal,) = hear(broker, "d", RegisterCoordinator(2, 10, 1, False))
     assert refusal == Send("d", Refused(errors.RESOURCE_EXHAUSTED, "this dispatcher has 1 coordinators"))
     assert [row.coordinator for row in broker.snapshot().coordinators] == [1]
 
@@ -387,11 +395,11 @@ def test_a_coordinator_that_is_back_before_it_was_missed_takes_its_own_room(
 ) -> None:
     monkeypatch.setattr(machine, "COORDINATORS_MAX", 1)
     coordinator(broker, "c", 1)
-    told, enlisted = hear(broker, "d", Enlist(1, 10, 1, False))
-    assert enlisted == Send("d", Enlisted(3, 0))
+    told, enlisted = hear(broker, "d", RegisterCoordinator(1, 10, 1, False))
+    assert enlisted == Send("d", CoordinatorRegistered(3, 0))
     assert told == Send("c", Refused(errors.ABORTED, machine.DISPLACED, final=True))  # or another has taken its number
     assert list(broker.dispatch.sessions) == ["d"]
-    assert hear(broker, "d", Enlist(1, 10, 1, False)) == [Send("d", Enlisted(3, 0))]
+    assert hear(broker, "d", RegisterCoordinator(1, 10, 1, False)) == [Send("d", CoordinatorRegistered(3, 0))]
 
 
 def test_a_beat_is_echoed(broker: Broker) -> None:

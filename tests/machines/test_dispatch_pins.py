@@ -24,23 +24,23 @@ from zmqdist.messages import (
     BULK,
     CANCELLED,
     VALUE,
+    AbortLeases,
     Assign,
-    CutOff,
+    CancelWork,
+    CoordinatorRegistered,
     Define,
-    Enlist,
-    Enlisted,
     Forget,
-    GenerationEnded,
     Goodbye,
+    LeasesReturned,
     Members,
-    Recall,
     Refused,
     Register,
+    RegisterCoordinator,
+    ResultReceived,
     Results,
-    Returned,
+    RoundEnded,
+    StealRequest,
     Submit,
-    Taken,
-    Withdraw,
 )
 from zmqdist.scheduling.dispatcher.broker import Broker
 from zmqdist.scheduling.dispatcher.rules import BrokerRules
@@ -94,22 +94,22 @@ def test_p12_it_stays_within_the_window_and_the_rest_waits(broker: Broker) -> No
 
 def test_p12_it_goes_before_what_its_worker_holds_already(broker: Broker) -> None:
     worker(broker, "w0", 0)
-    assert [message.first for _, message in told(submit(broker, 1, 2, 3), Assign)] == [False]
+    assert [message.pinned for _, message in told(submit(broker, 1, 2, 3), Assign)] == [False]
     effects = pin(broker, 4, 5)
-    assert ([message.first for _, message in told(effects, Assign)], works(effects)) == ([True], [4])
+    assert ([message.pinned for _, message in told(effects, Assign)], works(effects)) == ([True], [4])
 
 
 def test_p12_it_is_not_called_back_for_an_idle_worker(broker: Broker) -> None:
     worker(broker, "w0", 0)
     begin(broker, *leases_of(pin(broker, 1, 2))[:1], peer="w0")
-    assert told(worker(broker, "w1", 1, now=5.0), Recall) == []
+    assert told(worker(broker, "w1", 1, now=5.0), StealRequest) == []
 
 
 def test_other_work_is_called_back_from_a_worker_that_runs_work_of_its_own(broker: Broker) -> None:
     worker(broker, "w0", 0)
     begin(broker, *leases_of(pin(broker, 1)), peer="w0")
     assert works(submit(broker, 2)) == [2]
-    assert told(worker(broker, "w1", 1, now=5.0), Recall) == [("w0", Recall([2]))]
+    assert told(worker(broker, "w1", 1, now=5.0), StealRequest) == [("w0", StealRequest([2]))]
 
 
 @pytest.mark.parametrize("begun", [False, True], ids=["not begun", "charged"])
@@ -129,7 +129,7 @@ def test_p12_what_its_worker_gives_back_is_given_to_nobody_else(broker: Broker) 
     worker(broker, "w1", 1)
     leases = leases_of(pin(broker, 1))
     broker.leave("worker", 0, 5.0, 0.0)
-    assert given(hear(broker, "w0", Returned(leases))) == []
+    assert given(hear(broker, "w0", LeasesReturned(leases))) == []
     hear(broker, "w0", Goodbye())
     assert works(worker(broker, "v0", 0, life=9)) == [1]
 
@@ -137,7 +137,7 @@ def test_p12_what_its_worker_gives_back_is_given_to_nobody_else(broker: Broker) 
 def test_p3_attempts_max_holds_for_it(broker: Broker) -> None:
     for life in range(1, 4):
         leases = leases_of([*worker(broker, f"w{life}", 0, life=life), *(pin(broker, 1) if life == 1 else [])])
-        leases = leases or [lease for hands in broker.dispatch.hands.values() for lease in hands.leases]
+        leases = leases or [lease for hands in broker.dispatch.loads.values() for lease in hands.leases]
         begin(broker, *leases, peer=f"w{life}")
         effects = broker.handle(SEEN, 1.0)
     assert [message.items[0][-1] for _, message in told(effects, type(effects[0].message))] == [True]
@@ -160,13 +160,13 @@ def test_waiting_work_for_a_worker_that_is_away_does_not_keep_idle_ones_from_bei
     submit(broker, 2)
     begin(broker, 1, peer="w1")
     assert works(submit(broker, 3)) == [3]
-    assert told(worker(broker, "w2", 2, now=5.0), Recall) == [("w1", Recall([2]))], "3 is called back"
+    assert told(worker(broker, "w2", 2, now=5.0), StealRequest) == [("w1", StealRequest([2]))], "3 is called back"
 
 
 def test_it_is_withdrawn_and_ends_with_its_generation_and_its_coordinator_like_any_other(broker: Broker) -> None:
     pin(broker, 1, 2, 3)
-    assert hear(broker, "c", Withdraw([2], 1.0)) == [cancelled(2)]
-    assert end(broker) == [Send("c", GenerationEnded(1))]
+    assert hear(broker, "c", CancelWork([2], 1.0)) == [cancelled(2)]
+    assert end(broker) == [Send("c", RoundEnded(1))]
     assert broker.snapshot().queued == 0
     hear(broker, "c", Submit(2, [(4, 0, 0, 7, b"4")], "worker:0"))
     broker.handle(PeerGone("c"), 1.0)
@@ -179,11 +179,11 @@ def test_lines_of_workers_are_forgotten_when_they_are_empty(broker: Broker) -> N
     pin(broker, 1)
     pin(broker, 2, to="worker:7")
     session = broker.dispatch.sessions["c"]
-    assert set(session.lines) == {"worker:7"}
-    hear(broker, "c", Withdraw([2], 1.0))
-    assert not session.lines
+    assert set(session.queues) == {"worker:7"}
+    hear(broker, "c", CancelWork([2], 1.0))
+    assert not session.queues
     assert pin(broker, to="worker:8") == []
-    assert not session.lines, "a message without work makes none"
+    assert not session.queues, "a message without work makes none"
 
 
 # -- P13 ----------------------------------------------------------------------------------------------------------------
@@ -206,7 +206,7 @@ def test_p13_what_comes_back_is_the_first_of_its_priority(broker: Broker) -> Non
     pin(broker, 2, to="", priority=1)
     pin(broker, 3, to="", priority=1)
     pin(broker, 4, to="", priority=2)
-    hear(broker, "w", Returned([2]))
+    hear(broker, "w", LeasesReturned([2]))
     assert works(done(broker, 1)) + works(done(broker, 3)) == [2, 3]
 
 
@@ -226,8 +226,8 @@ def test_p14_work_apart_survives_the_end_of_a_generation_and_is_not_waited_for(b
     pin(broker, 2, to="worker:7", apart=True)
     submit(broker, 3)
     effects = end(broker)
-    assert told(effects, CutOff) == [("w", CutOff([2], 2.0))]
-    assert told(hear(broker, "w", Returned([2])), GenerationEnded) == [("c", GenerationEnded(1))], "1 still runs"
+    assert told(effects, AbortLeases) == [("w", AbortLeases([2], 2.0))]
+    assert told(hear(broker, "w", LeasesReturned([2])), RoundEnded) == [("c", RoundEnded(1))], "1 still runs"
     assert done(broker, 1) == [Send("c", Results([(1, 0, VALUE, b"r")]))]
     assert works(worker(broker, "w7", 7)) == [2]
 
@@ -236,23 +236,23 @@ def test_p14_a_bulk_result_of_it_survives_the_end_of_a_generation(broker: Broker
     worker(broker)
     pin(broker, 1, apart=True)
     done(broker, 1, kind=BULK)
-    assert end(broker) == [Send("c", GenerationEnded(1))]
-    assert [type(effect.message).__name__ for effect in hear(broker, "c", Taken([(1, 0)]))] == ["Release"]
+    assert end(broker) == [Send("c", RoundEnded(1))]
+    assert [type(effect.message).__name__ for effect in hear(broker, "c", ResultReceived([(1, 0)]))] == ["FreeResult"]
 
 
 def test_p14_it_is_withdrawn_like_any_other(broker: Broker) -> None:
     worker(broker)
     pin(broker, 1, apart=True)
     pin(broker, 2, to="worker:7", apart=True)
-    effects = hear(broker, "c", Withdraw([1, 2], 1.0))
-    assert effects == [cancelled(2), Send("w", CutOff([1], 1.0))]
+    effects = hear(broker, "c", CancelWork([1, 2], 1.0))
+    assert effects == [cancelled(2), Send("w", AbortLeases([1], 1.0))]
 
 
 def test_p14_it_ends_with_its_session(broker: Broker) -> None:
     worker(broker)
     pin(broker, 1, apart=True)
     pin(broker, 2, to="worker:7", apart=True)
-    assert told(broker.handle(PeerGone("c"), 0.0), CutOff) == [("w", CutOff([1], 0.0))]
+    assert told(broker.handle(PeerGone("c"), 0.0), AbortLeases) == [("w", AbortLeases([1], 0.0))]
     assert broker.snapshot().queued == 0
 
 
@@ -261,9 +261,9 @@ def test_work_apart_is_not_counted_in_the_queue(broker: Broker) -> None:
     assert pin(broker, *range(1, 2000), to="worker:9", apart=True, peer="d") == []
     effects = submit(broker, 5000, peer="d")
     assert told(effects, Refused) == []
-    assert [effect.message.left_queue for effect in worker(broker) if type(effect.message).__name__ == "Progress"] == [
-        1
-    ]
+    assert [
+        effect.message.left_queue for effect in worker(broker) if type(effect.message).__name__ == "QueueProgress"
+    ] == [1]
 
 
 # -- P15 ----------------------------------------------------------------------------------------------------------------
@@ -272,8 +272,8 @@ def test_work_apart_is_not_counted_in_the_queue(broker: Broker) -> None:
 def test_p15_who_watches_is_told_who_is_there_and_then_each_that_comes_and_goes(broker: Broker) -> None:
     worker(broker, "w0", 0)
     there = ("worker:0", 1, 100, "host")
-    effects = hear(broker, "d", Enlist(2, 10, 1, False, watch=True))
-    assert effects == [Send("d", Enlisted(3, 1)), Send("d", Members([there], []))]
+    effects = hear(broker, "d", RegisterCoordinator(2, 10, 1, False, watch_members=True))
+    assert effects == [Send("d", CoordinatorRegistered(3, 1)), Send("d", Members([there], []))]
     effects = worker(broker, "w1", 1)
     assert told(effects, Members) == [("d", Members([("worker:1", 2, 101, "host")], []))], "c does not watch"
     effects = broker.handle(SEEN, 1.0)
@@ -281,18 +281,18 @@ def test_p15_who_watches_is_told_who_is_there_and_then_each_that_comes_and_goes(
 
 
 def test_p15_a_loss_is_told_before_what_it_has_done_to_work(broker: Broker) -> None:
-    hear(broker, "d", Enlist(2, 10, 1, False, watch=True))
+    hear(broker, "d", RegisterCoordinator(2, 10, 1, False, watch_members=True))
     hear(broker, "d", Define([(7, b"f")]))
     worker(broker, "w", 0)
     pin(broker, 1, peer="d")
-    hear(broker, "d", Withdraw([1], 5.0))
+    hear(broker, "d", CancelWork([1], 5.0))
     to_coordinator = [effect.message for effect in broker.handle(SEEN, 1.0) if effect.to == "d"]
     assert to_coordinator[0] == Members([], [("worker:0", 1, "its process ended")])
     assert Results([(1, 0, CANCELLED, b"")]) in to_coordinator
 
 
 def test_p15_one_who_takes_the_name_of_another_is_told_after_that_has_gone(broker: Broker) -> None:
-    hear(broker, "d", Enlist(2, 10, 1, False, watch=True))
+    hear(broker, "d", RegisterCoordinator(2, 10, 1, False, watch_members=True))
     worker(broker, "w0", 0)
     broker.handle(PeerGone("w0"), 0.1)
     effects = told(worker(broker, "v0", 0, life=9, now=0.2), Members)
@@ -304,7 +304,7 @@ def test_p15_one_who_takes_the_name_of_another_is_told_after_that_has_gone(broke
 
 
 def test_p15_a_worker_whose_connection_breaks_for_a_moment_is_no_news(broker: Broker) -> None:
-    hear(broker, "d", Enlist(2, 10, 1, False, watch=True))
+    hear(broker, "d", RegisterCoordinator(2, 10, 1, False, watch_members=True))
     worker(broker, "w0", 0)
     assert told(broker.handle(PeerGone("w0"), 0.1), Members) == []
     assert told(worker(broker, "w0b", 0, now=0.2), Members) == []

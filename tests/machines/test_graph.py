@@ -15,7 +15,7 @@ from zmqdist.scheduling.coordinator.dependencies_and_retries import (
     INPUT_FAILED,
     TIMED_OUT,
     UNAVAILABLE,
-    CancelAsked,
+    CancelAttempts,
     Dependencies,
     DropFunctions,
     Effect,
@@ -26,12 +26,12 @@ from zmqdist.scheduling.coordinator.dependencies_and_retries import (
     FunctionsUnused,
     HandIn,
     Planned,
-    Remade,
+    PlansCancelled,
+    Recomputed,
     RoundEnding,
     RoundOver,
     ValueDropped,
     ValueLost,
-    WithdrawAttempts,
 )
 
 A, B, C, D = (FIRST_ATTEMPT + number for number in range(4))
@@ -42,7 +42,7 @@ REMAKES_MAX = 2
 
 @pytest.fixture
 def graph() -> Dependencies:
-    return Dependencies(remakes_max=2)
+    return Dependencies(recomputations_max=2)
 
 
 def do(graph: Dependencies, *events: Event, now: float = 0.0) -> list[Effect]:
@@ -110,10 +110,10 @@ def test_g4_only_errors_of_the_function_are_tried_again(graph: Dependencies) -> 
 
 def test_g4_what_was_cancelled_is_not_tried_again(graph: Dependencies) -> None:
     do(graph, Planned(1, 7, retries=2), Planned(2, 7, (1,)))
-    assert do(graph, CancelAsked([1])) == [WithdrawAttempts([A])]
+    assert do(graph, PlansCancelled([1])) == [CancelAttempts([A])]
     assert do(graph, Ended(A, ERROR)) == [End(1), Free(1), End(2, INPUT_FAILED, 1), Free(2)]
     do(graph, Planned(4, 7, (3,)))
-    assert do(graph, CancelAsked([4])) == [End(4, CANCELLED), Free(4)], "it was not under way"
+    assert do(graph, PlansCancelled([4])) == [End(4, CANCELLED), Free(4)], "it was not under way"
 
 
 def test_g5_a_round_that_ends_takes_all_with_it_that_waits(graph: Dependencies) -> None:
@@ -131,7 +131,7 @@ def test_g6_a_plan_ends_at_its_time_wherever_it_is(graph: Dependencies) -> None:
     assert do(graph, Ticked(), now=4.0) == [End(3, TIMED_OUT), Free(3)]
     assert do(graph, Ticked(), now=5.0) == [
         End(2, TIMED_OUT),
-        WithdrawAttempts([A]),
+        CancelAttempts([A]),
         Free(2),
         End(4, INPUT_FAILED, 2),
         Free(4),
@@ -151,8 +151,8 @@ def test_g7_a_lost_input_is_made_again_for_whoever_needs_it(kept: Dependencies) 
     assert do(kept, Planned(3, 7, (2,))) == [HandIn(3, C)]
     assert do(kept, Ended(C, INPUT_LOST, lost=2)) == [HandIn(2, D)]
     assert do(kept, Ended(D, INPUT_LOST, lost=1)) == [HandIn(1, D + 1)]
-    assert do(kept, Ended(D + 1, KEPT)) == [Remade(1, new=True), HandIn(2, D + 2)]
-    assert do(kept, Ended(D + 2, KEPT)) == [Remade(2, new=True), HandIn(3, D + 3)]
+    assert do(kept, Ended(D + 1, KEPT)) == [Recomputed(1, new=True), HandIn(2, D + 2)]
+    assert do(kept, Ended(D + 2, KEPT)) == [Recomputed(2, new=True), HandIn(3, D + 3)]
     assert do(kept, Ended(D + 3, VALUE)) == [End(3), Free(3)]
 
 
@@ -164,19 +164,19 @@ def test_g7_one_that_found_an_old_value_gone_takes_the_new_one(kept: Dependencie
 def test_g7_who_asks_for_a_lost_value_is_told_when_there_is_another(kept: Dependencies) -> None:
     assert do(kept, ValueLost(1, A)) == [HandIn(1, C)]
     assert do(kept, ValueLost(1, A)) == [], "it is under way"
-    assert do(kept, Ended(C, KEPT)) == [Remade(1, new=True)]
-    assert do(kept, ValueLost(1, A)) == [Remade(1, new=False)]
-    assert do(kept, ValueLost(9, A)) == [Remade(9, new=False)]
+    assert do(kept, Ended(C, KEPT)) == [Recomputed(1, new=True)]
+    assert do(kept, ValueLost(1, A)) == [Recomputed(1, new=False)]
+    assert do(kept, ValueLost(9, A)) == [Recomputed(9, new=False)]
 
 
 def test_g7_a_value_is_made_again_so_often_and_not_oftener(kept: Dependencies) -> None:
     do(kept, ValueLost(1, A), Ended(C, KEPT), ValueLost(1, C), Ended(D, KEPT))
-    assert do(kept, ValueLost(1, D)) == [End(1, UNAVAILABLE, made=True), Free(1)]
+    assert do(kept, ValueLost(1, D)) == [End(1, UNAVAILABLE, had_succeeded=True), Free(1)]
 
 
 def test_g7_what_cannot_be_made_again_ends_who_needs_it(kept: Dependencies) -> None:
     do(kept, Planned(3, 7, (2,)), Ended(C, INPUT_LOST, lost=2))
-    assert do(kept, Ended(D, ERROR)) == [End(2, made=True), Free(2), End(3, INPUT_FAILED, 2), Free(3)]
+    assert do(kept, Ended(D, ERROR)) == [End(2, had_succeeded=True), Free(2), End(3, INPUT_FAILED, 2), Free(3)]
     do(kept, Planned(4, 7))
     assert do(kept, Ended(D + 1, INPUT_LOST, lost=2)) == [End(4), Free(4)]
 
@@ -192,9 +192,9 @@ def test_g7_a_round_that_ends_gives_up_what_is_made_again_but_for_who_asks(kept:
 def test_g7_one_whose_input_is_there_again_while_a_round_ends_is_made_again_after_it(kept: Dependencies) -> None:
     """It passed for one that is there, so whoever asked for it waited for ever, and whoever needed it was given what is lost."""
     do(kept, ValueLost(2, B), Ended(C, INPUT_LOST, lost=1), RoundEnding())
-    assert do(kept, Ended(D, KEPT)) == [Remade(1, new=True)]
+    assert do(kept, Ended(D, KEPT)) == [Recomputed(1, new=True)]
     assert do(kept, RoundOver()) == [HandIn(2, D + 1)]
-    assert do(kept, Ended(D + 1, KEPT)) == [Remade(2, new=True)]
+    assert do(kept, Ended(D + 1, KEPT)) == [Recomputed(2, new=True)]
 
 
 def test_g8_a_function_stays_while_a_plan_may_need_it(kept: Dependencies) -> None:
@@ -206,7 +206,7 @@ def test_g8_a_function_stays_while_a_plan_may_need_it(kept: Dependencies) -> Non
 def test_g9_a_dropped_value_is_not_made_again_for_nothing(kept: Dependencies) -> None:
     do(kept, ValueLost(2, B), Ended(C, INPUT_LOST, lost=1))
     assert do(kept, ValueDropped(B)) == [Free(2)], "its input is made again, and it need not wait for that"
-    assert do(kept, Ended(D, KEPT)) == [Remade(1, new=True)]
+    assert do(kept, Ended(D, KEPT)) == [Recomputed(1, new=True)]
 
 
 def test_g9_a_value_that_was_dropped_while_it_was_made_again_is_freed(kept: Dependencies) -> None:
@@ -222,7 +222,7 @@ class Story:
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
-        self.graph = Dependencies(remakes_max=REMAKES_MAX)
+        self.graph = Dependencies(recomputations_max=REMAKES_MAX)
         self.now = 0.0
         self.numbers = iter(range(1, 10**6))
         self.plans: dict[int, Planned] = {}
@@ -233,7 +233,7 @@ class Story:
         self.made: dict[int, int] = {}
         """Values with a lineage: by which attempt."""
         self.made_again: dict[int, int] = {}
-        self.remakes: dict[int, int] = {}
+        self.recomputations: dict[int, int] = {}
         """Attempts at that; there are more, where an input is lost, too, or one is given up with its round."""
         self.used: dict[int, dict[int, int]] = {}
         """Which values an attempt was given."""
@@ -265,18 +265,18 @@ class Story:
                 used = self.used[attempt] = {i: self.made[i] for i in plan.inputs if i in self.made}
                 assert not self.lost & used.items(), "G7: given a value that is lost"
                 if work in self.made:
-                    self.remakes[work] = self.remakes.get(work, 0) + 1
+                    self.recomputations[work] = self.recomputations.get(work, 0) + 1
                 self.under_way[attempt] = work
             case End(work, kind, cause, made):
                 assert made == (work in self.made), "G1: whether it had ended well before"
                 self.see_end(work, kind, cause)
-            case Remade(work, new):
+            case Recomputed(work, new):
                 if new:
                     self.made[work] = self.present[0]
                     self.made_again[work] = self.made_again.get(work, 0) + 1
                     assert self.made_again[work] <= REMAKES_MAX, "G7"
                 self.asked.discard(work)
-            case WithdrawAttempts(attempts):
+            case CancelAttempts(attempts):
                 for attempt in attempts:
                     if self.under_way.get(attempt) not in self.open:
                         self.under_way.pop(attempt, None)
@@ -367,13 +367,13 @@ class Story:
             self.lost.add((lost, self.used[attempt].get(lost, 0)))
         if kind == ERROR:
             self.errors[work] = self.errors.get(work, 0) + 1
-            assert self.errors[work] <= 1 + plan.retries + self.remakes.get(work, 0), "G4"
+            assert self.errors[work] <= 1 + plan.retries + self.recomputations.get(work, 0), "G4"
         self.present = (attempt, kind)
         self.tell(Ended(attempt, kind, lost))
 
     def cancel(self) -> None:
         if self.open:
-            self.tell(CancelAsked([self.random.choice(sorted(self.open)), 10**7]))
+            self.tell(PlansCancelled([self.random.choice(sorted(self.open)), 10**7]))
 
     def tick(self) -> None:
         self.now += self.random.randint(0, 10)
@@ -465,22 +465,22 @@ SEEDS_MAX = 400
 
 def hands_in_too_early(self: Any, plan: Any, effects: Any) -> None:
     plan.missing = set()
-    GO_ON(self, plan, effects)
+    HAND_IN(self, plan, effects)
 
 
 def hands_in_while_ending(self: Any, plan: Any, effects: Any) -> None:
     self._ending, ending = False, self._ending
-    GO_ON(self, plan, effects)
+    HAND_IN(self, plan, effects)
     self._ending = ending
 
 
 def tells_well(self: Any, work: int, well: bool, effects: Any) -> None:
-    TELL(self, work, True, effects)
+    NOTIFY(self, work, True, effects)
 
 
 def tells_nobody(self: Any, work: int, well: bool, effects: Any) -> None:
     if well:
-        TELL(self, work, well, effects)
+        NOTIFY(self, work, well, effects)
 
 
 def tries_again_for_ever(self: Any, plan: Any, effects: Any) -> None:
@@ -489,7 +489,7 @@ def tries_again_for_ever(self: Any, plan: Any, effects: Any) -> None:
 
 
 def does_not_look_again(self: Any, plan: Any, effects: Any) -> None:
-    self._go_on(plan, effects)
+    self._hand_in_when_ready(plan, effects)
 
 
 def ends_twice(self: Any, plan: Any, kind: Any, effects: Any, cause: int = 0) -> None:
@@ -526,8 +526,8 @@ def forgets_who_asks(self: Any, work: int, attempt: int, effects: Any) -> None:
 
 
 def makes_it_for_ever(self: Any, plan: Any, effects: Any) -> None:
-    plan.remakes = 0
-    MAKE_AGAIN(self, plan, effects)
+    plan.recomputations = 0
+    RECOMPUTE(self, plan, effects)
 
 
 def forgets_what_is_lost(self: Any, plan: Any, lost: int, effects: Any) -> None:
@@ -535,20 +535,21 @@ def forgets_what_is_lost(self: Any, plan: Any, lost: int, effects: Any) -> None:
 
 
 def gives_up_who_asks(self: Any, plan: Any) -> None:
-    REST(self, plan)
+    SUSPEND(self, plan)
     plan.wanted = False
 
 
 Plans = Dependencies
-GO_ON, TELL, BEGIN_AGAIN, END = Plans._go_on, Plans._tell, Plans._begin_again, Plans._end  # reach: plants a bug
-PLAN, REMOVE, ROUND_OVER, REST = Plans._plan, Plans._remove, Plans._round_over, Plans._rest  # reach: plants a bug
-VALUE_LOST, MAKE_AGAIN = Plans._value_lost, Plans._make_again  # reach: plants a bug
+HAND_IN, NOTIFY, END, PLAN = Plans._hand_in_when_ready, Plans._notify_waiting, Plans._end, Plans._plan  # reach: a bug
+REMOVE, ROUND_OVER, BEGIN_AGAIN = Plans._remove, Plans._round_over, Plans._begin_again  # reach: plants a bug
+SUSPEND, RECOMPUTE, VALUE_LOST = Plans._suspend_recomputation, Plans._recompute, Plans._value_lost  # reach: a bug
+
 
 PLANTED: list[tuple[str, Callable[..., Any], str]] = [
-    ("_go_on", hands_in_too_early, "G2|KeyError"),
-    ("_go_on", hands_in_while_ending, "G5"),
-    ("_tell", tells_well, "G"),
-    ("_tell", tells_nobody, "G1"),
+    ("_hand_in_when_ready", hands_in_too_early, "G2|KeyError"),
+    ("_hand_in_when_ready", hands_in_while_ending, "G5"),
+    ("_notify_waiting", tells_well, "G"),
+    ("_notify_waiting", tells_nobody, "G1"),
     ("_begin_again", tries_again_for_ever, "G4"),
     ("_begin_again", does_not_look_again, "G2|G7|KeyError"),
     ("_end", ends_twice, "G1"),
@@ -558,9 +559,9 @@ PLANTED: list[tuple[str, Callable[..., Any], str]] = [
     ("_tick", never_in_time, "G6"),
     ("_round_over", keeps_waiting, "G1|waiting"),
     ("_value_lost", forgets_who_asks, "G"),
-    ("_make_again", makes_it_for_ever, "G7"),
+    ("_recompute", makes_it_for_ever, "G7"),
     ("_input_lost", forgets_what_is_lost, "G|a story without an end"),
-    ("_rest", gives_up_who_asks, "G7"),
+    ("_suspend_recomputation", gives_up_who_asks, "G7"),
 ]
 
 

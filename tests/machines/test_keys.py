@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from tests.machines.coordinated import Call
-from zmqdist.coordination.answers import Effect
 from zmqdist.coordination.keys_machine import Keys, normal
+from zmqdist.coordination.replies import Effect
 from zmqdist.errors import (
     ALREADY_EXISTS,
     CANCELLED,

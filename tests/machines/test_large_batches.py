@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.machines.dispatched import SEEN, begin, coordinator, hear, submit, worker
 from zmqdist.events import Heard, ProcessExited, Send
 from zmqdist.limits import HEADER_BYTES_MAX, INLINE_BYTES_MAX
-from zmqdist.messages import Assign, Define, Enlisted, Message, StartsLost, Submit
+from zmqdist.messages import Assign, CoordinatorRegistered, Define, Message, StartsLost, Submit
 from zmqdist.scheduling.coordinator.closures import Closures
 from zmqdist.scheduling.coordinator.coordinator_events import DispatcherUp, FunctionsDefined
 from zmqdist.scheduling.dispatcher.broker import Broker
@@ -51,7 +51,9 @@ def test_many_lost_starts_with_their_last_lines_are_told_in_several_messages(bro
 def test_many_functions_are_defined_in_several_messages_at_once_and_for_another_dispatcher() -> None:
     closures = Closures(coordinator=5, queue_max=10, cancel_grace_s=2.0, lost_limit_s=60.0, now=0.0)
     for enlisted in (True, False):  # here, and then again after a reconnect
-        effects = closures.handle(DispatcherUp(), 0.0) + closures.handle(Heard("dispatcher", Enlisted(3, 1)), 0.0)
+        effects = closures.handle(DispatcherUp(), 0.0) + closures.handle(
+            Heard("dispatcher", CoordinatorRegistered(3, 1)), 0.0
+        )
         effects += closures.handle(FunctionsDefined(FUNCTIONS), 0.0) if enlisted else []
         defines = [e.message for e in effects if isinstance(e, Send) and isinstance(e.message, Define)]
         assert fit([*defines])

@@ -210,25 +210,25 @@ def test_what_a_sender_left_is_there_after_its_end_until_its_next_life_is_heard_
     box = Mailbox()
     put(box, "one")
     put(box, "two")
-    assert box.gone("worker:1", "it has ended") == []
+    assert box.sender_gone("worker:1", "it has ended") == []
     assert box.wanted(key(life=0)).letter == "one"
-    box.heard("worker:1", 2)
+    box.incarnation_seen("worker:1", 2)
     assert letters(box) == []
 
 
 def test_a_sender_that_goes_ends_the_waits_for_it_and_for_nobody_else() -> None:
     box = Mailbox()
     mine, other = box.wanted(key(life=0)), box.wanted(key(source="worker:2", life=0))
-    assert box.gone("worker:1", "it has ended") == [mine]
+    assert box.sender_gone("worker:1", "it has ended") == [mine]
     assert (mine.code, mine.message, other.ended) == (UNAVAILABLE, "it has ended", False)
 
 
 def test_a_wait_for_nobody_known_yet_is_bound_to_the_first_life() -> None:
     box = Mailbox()
     wait = box.wanted(key(life=0))
-    box.heard("worker:1", LIFE)
+    box.incarnation_seen("worker:1", LIFE)
     assert not wait.ended
-    box.heard("worker:1", 2)
+    box.incarnation_seen("worker:1", 2)
     assert wait.code == UNAVAILABLE
 
 
@@ -328,6 +328,27 @@ def test_a_letter_that_waits_in_another_life_of_its_receiver_is_freed_there() ->
     box.skipped("worker:1", LIFE, 1)
     assert letters(box) == ["second"]
     assert out.skipped(2) is None
+
+
+def test_a_letter_behind_one_that_was_held_by_the_previous_receiver_is_freed_at_the_next_one() -> None:
+    """The third is lost with incarnation 7 of the receiver, which held it; incarnation 8 holds the fourth, and never gets the third."""
+    out, box = Outbox(), Mailbox()
+    for number in (1, 2, 3, 4):
+        out.sent("t", number, number - 1)
+    assert out.ended(3, failed=False, held=7) is None
+    put(box, "fourth", number=4, low=1, after=3)
+    assert out.ended(4, failed=False, held=8) is None
+    put(box, "second", number=2, low=1, after=1)
+    assert out.ended(2, failed=False, held=8) is None
+    assert out.ended(1, failed=True) == (1, 1)
+    box.skipped("worker:1", LIFE, 1)
+    assert out.skipped(1) == (3, 2)
+    box.skipped("worker:1", LIFE, 2)
+    assert out.skipped(3) == (4, 3), "incarnation 8 does not know that the third had its turn at incarnation 7"
+    box.skipped("worker:1", LIFE, 3)
+    assert out.skipped(4) is None
+    put(box, "fifth", number=5, low=5)
+    assert letters(box) == ["second", "fourth", "fifth"]
 
 
 def test_a_letter_that_failed_as_the_last_of_its_tag_needs_no_word() -> None:

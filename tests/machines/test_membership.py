@@ -125,8 +125,8 @@ def test_p1_a_successor_takes_the_place_of_one_whose_connection_has_ended(member
 @pytest.mark.parametrize(
     ("register", "code", "told"),
     [
-        (asks(2, index=1, slots=0), errors.INVALID_ARGUMENT, "0 slots, at least 1"),
-        (asks(2, index=1, slots=-3), errors.INVALID_ARGUMENT, "-3 slots, at least 1"),
+        (asks(2, index=1, slots=0), errors.INVALID_ARGUMENT, "0 slots, and needs at least 1"),
+        (asks(2, index=1, slots=-3), errors.INVALID_ARGUMENT, "-3 slots, and needs at least 1"),
         (asks(2, index=1), errors.FAILED_PRECONDITION, "registered as another worker"),
         (asks(1, index=1), errors.FAILED_PRECONDITION, "registered as another worker"),
         (asks(1, index=0, job="other"), errors.FAILED_PRECONDITION, "registered as another worker"),
@@ -208,10 +208,10 @@ def test_p4_a_watched_worker_may_be_silent_for_ever(membership: Membership) -> N
 def test_where_connections_are_not_watched_a_lease_without_a_message_decides(membership: Membership) -> None:
     member = join(membership, watched=False)
     assert membership.deadline == LEASE_S
-    assert membership.heard("a", 4.0) is member
+    assert membership.note_message("a", 4.0) is member
     assert membership.deadline == 4.0 + LEASE_S
     assert membership.handle(Ticked(), 13.9) == []
-    lost = MemberLost(member, "nothing was heard of it for a lease", None, "", settled=False)
+    lost = MemberLost(member, "it was silent for a lease", None, "", settled=False)
     assert membership.handle(Ticked(), 14.0) == [lost]
     assert membership.deadline is None
 
@@ -338,7 +338,7 @@ def test_strangers_and_other_messages_change_nothing(membership: Membership) -> 
     assert membership.handle(Heard("stranger", Goodbye()), 0.0) == []
     assert membership.handle(Heard("stranger", Leave(0.0)), 0.0) == []
     assert membership.handle(PeerGone("stranger"), 0.0) == []
-    assert membership.heard("stranger", 0.0) is None
+    assert membership.note_message("stranger", 0.0) is None
     member = join(membership)
     assert membership.handle(Heard("a", Beat()), 1.0) == []
     assert membership.members == {("worker", 0): member}

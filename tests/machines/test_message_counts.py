@@ -124,16 +124,16 @@ def test_nothing_is_left_of_work_whose_results_were_taken(wired: Wired) -> None:
     closures, dispatch = wired.closures, wired.broker.dispatch
     (session,) = dispatch.sessions.values()
     assert (closures.unfinished, closures.queued) == (0, 0)
-    assert not any((closures._unsent, closures._starts))  # reach: a leak shows nowhere else
+    assert not any((closures._unsent, closures._lost_starts))  # reach: a leak shows nowhere else
     assert (dispatch.queued, session.queued, session.outstanding, len(session.held)) == (0, 0, 0, 0)
-    for hands in dispatch.hands.values():
-        assert not any((hands.leases, hands.held, hands.recalled))
+    for hands in dispatch.loads.values():
+        assert not any((hands.leases, hands.held, hands.steal_requested))
     for worker in wired.workers.values():
         assert (worker.running, worker.busy_slots) == (0, 0)
         (slot,) = worker._slots  # reach: a leak shows nowhere else
         left = worker.queue, worker._outcomes, worker._started, worker._bulk  # reach: a leak shows nowhere else
-        assert not any((*left, left[0].care, left[0].own))
-        assert not any((slot.given, slot.cut, slot.wanted_back))
+        assert not any((*left, left[0].report_before_start, left[0].pinned))
+        assert not any((slot.given, slot.abort_at, slot.to_return))
 
 
 def test_nothing_is_left_of_a_function_that_was_dropped(wired: Wired) -> None:
@@ -143,7 +143,7 @@ def test_nothing_is_left_of_a_function_that_was_dropped(wired: Wired) -> None:
     closures = wired.closures
     left = closures._functions, closures._uses, closures._dropped  # reach: a leak shows nowhere else
     assert not any((*left, session.functions))
-    assert not any(hands.known for hands in wired.broker.dispatch.hands.values())
+    assert not any(hands.known_functions for hands in wired.broker.dispatch.loads.values())
     for worker in wired.workers.values():
         left = worker._functions, *(slot.known for slot in worker._slots)  # reach: a leak shows nowhere else
         assert not any(left)

@@ -9,7 +9,13 @@ from typing import Any
 
 import pytest
 
-from zmqdist.limits import CHUNK_BYTES, CHUNK_BYTES_MIN, HEARTBEAT_TIMEOUT_S, LANE_WINDOW_BYTES, LANE_WINDOW_BYTES_START
+from zmqdist.limits import (
+    BULK_CHANNEL_WINDOW_BYTES,
+    BULK_CHANNEL_WINDOW_BYTES_START,
+    CHUNK_BYTES,
+    CHUNK_BYTES_MIN,
+    HEARTBEAT_TIMEOUT_S,
+)
 from zmqdist.transport.pace import QUEUE_S, SOJOURN_S_MAX, TRIP_KEPT_S, Pace
 
 MIB = 2**20
@@ -52,7 +58,7 @@ class Sim:
             if pace is self._paces[0]:
                 self.windows.append(pace.window_bytes)
             assert CHUNK_BYTES_MIN <= pace.chunk_bytes <= min(CHUNK_BYTES, pace.window_bytes)
-            assert CHUNK_BYTES_MIN <= pace.window_bytes <= LANE_WINDOW_BYTES
+            assert CHUNK_BYTES_MIN <= pace.window_bytes <= BULK_CHANNEL_WINDOW_BYTES
             self._send(pace)
         self.now = until
         return self
@@ -72,7 +78,7 @@ class Sim:
 def test_p3_and_p4_nothing_waits_long_and_the_link_is_busy(mbit: float, delay_s: float) -> None:
     sim = Sim(mbit * MBIT, delay_s, Pace()).run(60.0)
     assert max(sim.waits) < SOJOURN_S_MAX + delay_s, "half of the heartbeat's time-out"
-    carried = min(mbit * MBIT, LANE_WINDOW_BYTES / (2 * delay_s) if delay_s else mbit * MBIT)
+    carried = min(mbit * MBIT, BULK_CHANNEL_WINDOW_BYTES / (2 * delay_s) if delay_s else mbit * MBIT)
     assert sim.arrived >= 0.8 * 60.0 * carried
 
 
@@ -86,9 +92,9 @@ def test_p3_two_at_once_do_not_wait_longer_than_a_heartbeat_may(mbit: float) -> 
 def test_p5_a_fast_link_has_its_full_window_after_ten_round_trips() -> None:
     pace = Pace()
     sim = Sim(10_000 * MBIT, 0.0005, pace).run(0.02)
-    assert pace.window_bytes == LANE_WINDOW_BYTES
+    assert pace.window_bytes == BULK_CHANNEL_WINDOW_BYTES
     assert pace.chunk_bytes == CHUNK_BYTES
-    assert sim.windows[0] > LANE_WINDOW_BYTES_START
+    assert sim.windows[0] > BULK_CHANNEL_WINDOW_BYTES_START
 
 
 def test_a_link_that_becomes_slower_has_a_narrow_window_and_a_wide_one_when_it_is_fast_again() -> None:
@@ -101,21 +107,21 @@ def test_a_link_that_becomes_slower_has_a_narrow_window_and_a_wide_one_when_it_i
     assert max(sim.waits) < SOJOURN_S_MAX
     sim.rate = 100 * MBIT
     sim.run(5.0)
-    assert pace.window_bytes == LANE_WINDOW_BYTES
+    assert pace.window_bytes == BULK_CHANNEL_WINDOW_BYTES
 
 
 def test_a_receiver_that_was_busy_for_a_while_costs_the_window_only_for_a_while() -> None:
     pace = Pace()
     sim = Sim(1000 * MBIT, 0.0005, pace).run(1.0)
-    assert pace.window_bytes == LANE_WINDOW_BYTES
+    assert pace.window_bytes == BULK_CHANNEL_WINDOW_BYTES
     while pace.fits(pace.chunk_bytes):
         pace.sent(pace.chunk_bytes, sim.now)
     pace.acknowledged(pace.unacknowledged, sim.now + 3.0)
-    assert pace.window_bytes < LANE_WINDOW_BYTES
+    assert pace.window_bytes < BULK_CHANNEL_WINDOW_BYTES
     again = Sim(1000 * MBIT, 0.0005, pace)
     again.now = sim.now + 3.0
     again.run(0.1)
-    assert pace.window_bytes == LANE_WINDOW_BYTES
+    assert pace.window_bytes == BULK_CHANNEL_WINDOW_BYTES
 
 
 def test_p7_a_route_that_has_become_longer_is_learnt_while_a_transfer_is_under_way_and_the_window_follows() -> None:
@@ -153,13 +159,13 @@ def test_p7_two_of_the_largest_chunks_with_one_acknowledgment_tell_the_trip_and_
         pending -= 2
         trips.append(pace.trip_s)
     assert trips[0] == pytest.approx(0.2)
-    assert pace.window_bytes == LANE_WINDOW_BYTES
+    assert pace.window_bytes == BULK_CHANNEL_WINDOW_BYTES
 
 
 def test_p5_a_fast_link_has_its_full_window_after_three_quarters_of_a_mebibyte() -> None:
     pace = Pace()
     sim = Sim(10_000 * MBIT, 0.0005, pace)
-    while pace.window_bytes < LANE_WINDOW_BYTES:
+    while pace.window_bytes < BULK_CHANNEL_WINDOW_BYTES:
         sim.run(0.0001)
         assert sim.arrived <= 0.75 * MIB
 
@@ -173,7 +179,7 @@ def test_p3_a_slow_link_that_lets_its_first_bytes_pass_at_once_is_not_taken_for_
 def test_between_processes_of_one_host_the_window_begins_with_its_largest() -> None:
     pace = Pace()
     pace.widen()
-    assert (pace.window_bytes, pace.chunk_bytes) == (LANE_WINDOW_BYTES, CHUNK_BYTES)
+    assert (pace.window_bytes, pace.chunk_bytes) == (BULK_CHANNEL_WINDOW_BYTES, CHUNK_BYTES)
 
 
 def test_p2_a_second_chunk_may_always_leave_and_a_third_only_where_there_is_room() -> None:
@@ -191,7 +197,7 @@ def test_a_sender_that_has_little_to_send_keeps_its_window() -> None:
     for at in range(100):
         pace.sent(100, float(at))
         assert pace.acknowledged(100, at + 0.001)
-    assert pace.window_bytes == LANE_WINDOW_BYTES_START, "a link that was not filled has told nothing"
+    assert pace.window_bytes == BULK_CHANNEL_WINDOW_BYTES_START, "a link that was not filled has told nothing"
 
 
 @pytest.mark.parametrize("nbytes", [101, 10**12, -1])
@@ -199,7 +205,7 @@ def test_p6_an_acknowledgment_of_what_was_never_sent_changes_nothing(nbytes: int
     pace = Pace()
     pace.sent(100, 0.0)
     assert not pace.acknowledged(nbytes, 1.0)
-    assert (pace.unacknowledged, pace.window_bytes) == (100, LANE_WINDOW_BYTES_START)
+    assert (pace.unacknowledged, pace.window_bytes) == (100, BULK_CHANNEL_WINDOW_BYTES_START)
 
 
 def test_p1_and_p2_whatever_is_acknowledged_when(seed: int) -> None:
@@ -220,4 +226,4 @@ def test_p1_and_p2_whatever_is_acknowledged_when(seed: int) -> None:
             on_the_way -= part
             chunks = 0 if not on_the_way else 1  # at least
         assert pace.unacknowledged == on_the_way
-        assert CHUNK_BYTES_MIN <= pace.window_bytes <= LANE_WINDOW_BYTES
+        assert CHUNK_BYTES_MIN <= pace.window_bytes <= BULK_CHANNEL_WINDOW_BYTES

@@ -13,18 +13,18 @@ from zmqdist.messages import (
     CANCELLED,
     VALUE,
     Begun,
+    CancelWork,
+    CoordinatorRegistered,
     Define,
     Done,
-    Enlist,
-    Enlisted,
+    LeasesReturned,
     Message,
-    Recall,
     Register,
+    RegisterCoordinator,
     Results,
-    Returned,
     SlotsLost,
+    StealRequest,
     Submit,
-    Withdraw,
 )
 from zmqdist.scheduling.coordinator.affinity import Scheduled, WorkOptions
 from zmqdist.scheduling.coordinator.closures import DISPATCHER, Closures
@@ -33,7 +33,7 @@ from zmqdist.scheduling.coordinator.coordinator_events import (
     DispatcherUp,
     Event,
     FunctionsDefined,
-    TakeBackAsked,
+    TakeBackRequested,
 )
 from zmqdist.scheduling.coordinator.effects import Effect, Resolve, WorkBegun
 from zmqdist.scheduling.dispatcher.broker import Broker
@@ -47,9 +47,9 @@ def coordinator(width: int | None = None) -> Closures:
     made = Closures(
         coordinator=5, queue_max=1000, cancel_grace_s=2.0, lost_limit_s=60.0, now=0.0, starts=True, width=width
     )
-    told = do(made, DispatcherUp(), Heard(DISPATCHER, Enlisted(3, 1)), FunctionsDefined([(7, b"f")]))
+    told = do(made, DispatcherUp(), Heard(DISPATCHER, CoordinatorRegistered(3, 1)), FunctionsDefined([(7, b"f")]))
     assert isinstance(told[0], Send)
-    assert told[0].message == Enlist(5, 1000, 1, False, starts=True)
+    assert told[0].message == RegisterCoordinator(5, 1000, 1, False, report_starts=True)
     return made
 
 
@@ -87,13 +87,13 @@ def test_p13_a_new_dispatcher_gets_no_more_either() -> None:
     closures = coordinator(width=2)
     schedule(closures, 1, 2, 3, 4)
     do(closures, DispatcherDown())
-    assert submitted(do(closures, DispatcherUp(), Heard(DISPATCHER, Enlisted(3, 1)))) == [1, 2]
+    assert submitted(do(closures, DispatcherUp(), Heard(DISPATCHER, CoordinatorRegistered(3, 1)))) == [1, 2]
 
 
 def test_p13_what_is_apart_is_not_counted() -> None:
     closures = coordinator(width=1)
     assert submitted(schedule(closures, 1, 2)) == [1]
-    apart = {3: WorkOptions(apart=True), 4: WorkOptions(apart=True)}
+    apart = {3: WorkOptions(detached=True), 4: WorkOptions(detached=True)}
     assert submitted(do(closures, Scheduled([(3, 7, b""), (4, 7, b"")], (), apart))) == [3, 4]
     assert submitted(do(closures, ended(3, 4))) == []
     assert submitted(do(closures, ended(1))) == [2]
@@ -102,9 +102,9 @@ def test_p13_what_is_apart_is_not_counted() -> None:
 def test_p14_what_the_dispatcher_does_not_have_is_cancelled_at_once_and_for_the_rest_it_is_asked() -> None:
     closures = coordinator(width=2)
     schedule(closures, 1, 2, 3)
-    assert do(closures, TakeBackAsked([1, 3, 99])) == [
+    assert do(closures, TakeBackRequested([1, 3, 99])) == [
         resolved(3),
-        Send(DISPATCHER, Withdraw([1], 2.0, unbegun=True)),
+        Send(DISPATCHER, CancelWork([1], 2.0, unless_begun=True)),
     ]
 
 
@@ -120,7 +120,7 @@ def test_p14_what_the_dispatcher_does_not_have_is_cancelled_at_once_and_for_the_
 def test_p14_each_question_is_answered(answer: Message, effects: list[Effect]) -> None:
     closures = coordinator()
     schedule(closures, 1, 2)
-    do(closures, TakeBackAsked([1]))
+    do(closures, TakeBackRequested([1]))
     assert do(closures, Heard(DISPATCHER, answer)) == effects
 
 
@@ -136,9 +136,9 @@ def test_p14_of_what_has_ended_it_is_not_told_that_it_has_begun() -> None:
 def test_p14_what_no_dispatcher_can_answer_any_more_is_cancelled_and_not_submitted_again() -> None:
     closures = coordinator()
     schedule(closures, 1, 2, 3)
-    do(closures, TakeBackAsked([1, 2]), Heard(DISPATCHER, Begun([2])))
+    do(closures, TakeBackRequested([1, 2]), Heard(DISPATCHER, Begun([2])))
     assert do(closures, DispatcherDown()) == [resolved(1)]
-    assert submitted(do(closures, DispatcherUp(), Heard(DISPATCHER, Enlisted(3, 1)))) == [2, 3]
+    assert submitted(do(closures, DispatcherUp(), Heard(DISPATCHER, CoordinatorRegistered(3, 1)))) == [2, 3]
 
 
 # -- the dispatcher --------------------------------------------------------------------------------------------------
@@ -148,7 +148,7 @@ def test_p14_what_no_dispatcher_can_answer_any_more_is_cancelled_and_not_submitt
 def broker() -> Broker:
     """With a coordinator that is told what has begun, and two pieces of work at worker 0, leases 1 and 2."""
     made = Broker(BrokerRules(lease_s=LEASE_S, reconnect_grace_s=1.0))
-    hear(made, "c", Enlist(1, 1000, 1, False, starts=True))
+    hear(made, "c", RegisterCoordinator(1, 1000, 1, False, report_starts=True))
     hear(made, "c", Define([(7, b"f")]))
     worker(made, slots=2)
     submit(made, 1, 2)
@@ -156,7 +156,7 @@ def broker() -> Broker:
 
 
 def take_back(broker: Broker, *works: int) -> list[Send]:
-    return hear(broker, "c", Withdraw([*works], 2.0, unbegun=True))
+    return hear(broker, "c", CancelWork([*works], 2.0, unless_begun=True))
 
 
 def begun(*works: int) -> Send:
@@ -176,14 +176,14 @@ def test_a_start_that_a_worker_reports_again_is_told_once(broker: Broker) -> Non
 def test_p17_what_waits_is_cancelled_and_a_worker_is_asked_for_what_it_may_not_have_begun(broker: Broker) -> None:
     submit(broker, *range(3, 51))
     hear(broker, "w", Done([], [2]))
-    assert take_back(broker, 1, 2, 50) == [cancelled(50), Send("w", Recall([1])), begun(2)]
-    assert cancelled(1) in hear(broker, "w", Returned([1]))
+    assert take_back(broker, 1, 2, 50) == [cancelled(50), Send("w", StealRequest([1])), begun(2)]
+    assert cancelled(1) in hear(broker, "w", LeasesReturned([1]))
     assert Send("c", Results([(2, 0, VALUE, b"r")])) in hear(broker, "w", Done([(2, VALUE, b"r")], []))
 
 
 def test_p17_what_has_begun_meanwhile_goes_on(broker: Broker) -> None:
     take_back(broker, 1)
-    assert hear(broker, "w", Returned([])) == []
+    assert hear(broker, "w", LeasesReturned([])) == []
     assert hear(broker, "w", Done([], [1])) == [begun(1)]
     assert hear(broker, "w", Done([(1, VALUE, b"r")], [])) == [Send("c", Results([(1, 0, VALUE, b"r")]))]
 
@@ -217,15 +217,15 @@ def test_p17_what_was_taken_for_begun_goes_on_though_it_was_asked_for_before(bro
     broker.handle(PeerGone("w"), 0.0)
     assert take_back(broker, 1) == [begun(1)]
     again = Register(1, "worker", 0, 2, [1, 2], [], 100, "host")
-    assert not any(isinstance(effect.message, Recall) for effect in hear(broker, "w2", again))
-    assert cancelled(1) not in hear(broker, "w2", Returned([1]))
+    assert not any(isinstance(effect.message, StealRequest) for effect in hear(broker, "w2", again))
+    assert cancelled(1) not in hear(broker, "w2", LeasesReturned([1]))
 
 
 def test_p17_a_worker_that_comes_back_is_asked_again(broker: Broker) -> None:
     take_back(broker, 1)
     broker.handle(PeerGone("w"), 0.0)
     again = Register(1, "worker", 0, 2, [1, 2], [], 100, "host")
-    assert Send("w2", Recall([1])) in hear(broker, "w2", again)
+    assert Send("w2", StealRequest([1])) in hear(broker, "w2", again)
 
 
 def test_p17_it_is_never_cut_off_and_whoever_asks_too_late_is_told_once_more(broker: Broker) -> None:

@@ -10,13 +10,13 @@ from zmqdist.data.service.dispatcher.machine.records import DYNAMIC, OFF
 from zmqdist.data.service.reader.delivery import Wanted
 from zmqdist.data.service.worker.first_come_machine import FirstComeBuffer
 from zmqdist.data.service.worker.portions_machine import GIVEN_MAX, QUICK_S, SEGMENTS_MAX, PortionsLane
-from zmqdist.data.service.worker.task_answers import GiveElements, GiveEnd, GiveError, TaskAnswer
+from zmqdist.data.service.worker.task_replies import GiveElements, GiveEnd, GiveError, TaskReply
 from zmqdist.data.service.worker.tasks_machine import (
-    AskForWork,
-    AskLater,
     BeginTask,
     DropTask,
     GiveBackPositions,
+    RequestWork,
+    RequestWorkLater,
     WorkerTasks,
     WorkerTasksEffect,
 )
@@ -29,7 +29,7 @@ def definition(number: int, mode: int = DYNAMIC, delivery: str = "at_most_once")
     return [number, 2000, "1000", "fingerprint", ("1000", mode, 0, "AUTO", False, delivery), 0, 0, 0, -1, "job"]
 
 
-def with_tasks(*tasks: list[Any]) -> tuple[WorkerTasks, AskForWork]:
+def with_tasks(*tasks: list[Any]) -> tuple[WorkerTasks, RequestWork]:
     """A worker with these tasks, and the question that is with the dispatcher."""
     machine = WorkerTasks()
     effects = machine.work_received(last(machine.ask()).request, (7, tasks, []))
@@ -37,9 +37,9 @@ def with_tasks(*tasks: list[Any]) -> tuple[WorkerTasks, AskForWork]:
     return machine, last(effects)
 
 
-def last(effects: list[WorkerTasksEffect]) -> AskForWork:
+def last(effects: list[WorkerTasksEffect]) -> RequestWork:
     question = effects[-1]
-    assert isinstance(question, AskForWork)
+    assert isinstance(question, RequestWork)
     return question
 
 
@@ -50,17 +50,17 @@ def test_t1_only_the_answer_to_the_last_question_counts() -> None:
     machine = WorkerTasks()
     first, second = last(machine.ask()), last(machine.ask())
     assert machine.work_received(first.request, (7, [definition(1)], [])) == []
-    assert machine.refused(first.request) == []
-    assert machine.refused(second.request) == [AskLater()]
+    assert machine.request_failed(first.request) == []
+    assert machine.request_failed(second.request) == [RequestWorkLater()]
     begun, question = machine.work_received(second.request, (7, [definition(1)], []))
     assert isinstance(begun, BeginTask)
-    assert question == AskForWork(second.request + 1, (1,), ())
+    assert question == RequestWork(second.request + 1, (1,), ())
 
 
 def test_t1_an_answer_without_work_is_followed_by_another_question() -> None:
     machine = WorkerTasks()
     first = last(machine.ask())
-    assert machine.work_received(first.request, None) == [AskForWork(first.request + 1, (), ())]
+    assert machine.work_received(first.request, None) == [RequestWork(first.request + 1, (), ())]
 
 
 def test_t2_a_task_that_has_ended_is_told_until_it_is_dropped() -> None:
@@ -87,7 +87,7 @@ def test_t3_tasks_of_a_lost_state_are_dropped_before_those_of_the_new_one_begin(
     assert dropped == DropTask(1)
     assert isinstance(begun, BeginTask)
     assert machine.state == 8
-    assert isinstance(after, AskForWork)
+    assert isinstance(after, RequestWork)
 
 
 def test_t4_a_worker_that_leaves_hands_back_what_others_can_do() -> None:
@@ -107,7 +107,7 @@ def test_t5_a_worker_that_was_let_go_asks_nothing() -> None:
     assert (
         machine.ask()
         == machine.work_received(question.request, (7, [], [1]))
-        == machine.refused(question.request)
+        == machine.request_failed(question.request)
         == []
     )
 
@@ -121,9 +121,9 @@ def buffer(*elements: Any, fit: int = 100) -> FirstComeBuffer:
     return made
 
 
-def reply_to(machine: FirstComeBuffer | PortionsLane, reply: str, elements_max: int = 100) -> TaskAnswer | None:
-    machine.elements_wanted(Wanted(elements_max, MANY), reply)
-    return machine.next_answer()
+def reply_to(machine: FirstComeBuffer | PortionsLane, reply: str, elements_max: int = 100) -> TaskReply | None:
+    machine.add_request(Wanted(elements_max, MANY), reply)
+    return machine.next_reply()
 
 
 @pytest.mark.parametrize(("wants", "fit", "gets"), [(100, 100, [1, 2, 3]), (2, 100, [1, 2]), (100, 1, [1])])
@@ -137,8 +137,8 @@ def test_b1_questions_are_answered_in_their_order() -> None:
     machine = buffer()
     assert reply_to(machine, "a") is reply_to(machine, "b") is None
     machine.elements.extend((1, 2))
-    assert machine.next_answer() == GiveElements("a", [1, 2])
-    assert machine.next_answer() is None
+    assert machine.next_reply() == GiveElements("a", [1, 2])
+    assert machine.next_reply() is None
 
 
 def test_b2_one_question_gets_a_failure_and_nothing_is_made_before() -> None:
@@ -178,14 +178,14 @@ def test_b4_what_is_made_ahead_is_bounded() -> None:
 
 def test_b5_after_close_no_question_gets_elements() -> None:
     machine = buffer(1)
-    machine.elements_wanted(Wanted(0, MANY), "a")
+    machine.add_request(Wanted(0, MANY), "a")
     machine.close()
     machine.elements.append(2)  # the thread makes one more
     for reply in "ab":
-        answer = machine.next_answer()
+        answer = machine.next_reply()
         assert isinstance(answer, GiveError)
         assert isinstance(answer.error, CancelledError)
-        machine.elements_wanted(Wanted(1, MANY), reply)
+        machine.add_request(Wanted(1, MANY), reply)
     assert not machine.has_finished()
 
 
@@ -194,7 +194,7 @@ def test_b5_after_close_no_question_gets_elements() -> None:
 
 def lane(*numbers: int) -> PortionsLane:
     machine = PortionsLane(10)
-    machine.given(list(numbers), 0.0)
+    machine.portions_received(list(numbers), 0.0)
     return machine
 
 
@@ -264,7 +264,7 @@ def test_more_portions_are_asked_for_while_they_are_quick() -> None:
     machine = PortionsLane(10)
     now, counts = 0.0, []
     for step in [QUICK_S / 2] * 8 + [QUICK_S * 2] * 3:
-        machine.given([], now)
+        machine.portions_received([], now)
         now += step
         counts.append(machine.portions_wanted(now))
     assert counts == [2, 4, 8, 16, 32, GIVEN_MAX, GIVEN_MAX, GIVEN_MAX, 32, 16, 8]
@@ -288,11 +288,11 @@ def test_a_lane_that_was_closed_gives_nothing_more() -> None:
 
 def test_a_question_that_nobody_waits_for_is_left_out() -> None:
     machine = lane(4)
-    machine.elements_wanted(Wanted(1, MANY), "a")
-    machine.elements_wanted(Wanted(1, MANY), "b")
-    assert machine.left("a")
-    assert not machine.left("a")
+    machine.add_request(Wanted(1, MANY), "a")
+    machine.add_request(Wanted(1, MANY), "b")
+    assert machine.withdraw("a")
+    assert not machine.withdraw("a")
     machine.begin(4, 0).elements.append("x")
-    answer = machine.next_answer()
+    answer = machine.next_reply()
     assert answer is not None
     assert answer.reply == "b"

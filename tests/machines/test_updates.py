@@ -115,7 +115,7 @@ def test_a_step_that_cannot_be_changes_nothing() -> None:
 def test_u7_a_session_is_dropped_at_the_open_of_another_program_when_its_own_was_gone_for_long() -> None:
     sessions = KeptSessions(10)
     assert sessions.open(1, 100, 11, [11], 0.0) == []
-    sessions.gone(11, 5.0)
+    sessions.disconnected(11, 5.0)
     assert sessions.open(2, 200, 22, [22], 14.0) == []
     assert sessions.open(2, 201, 22, [22], 15.0) == [100]
     assert 100 not in sessions
@@ -125,7 +125,7 @@ def test_u7_a_session_is_dropped_at_the_open_of_another_program_when_its_own_was
 def test_u7_a_program_that_is_connected_again_keeps_its_session() -> None:
     sessions = KeptSessions(10)
     sessions.open(1, 100, 11, [11], 0.0)
-    sessions.gone(11, 0.0)
+    sessions.disconnected(11, 0.0)
     assert sessions.open(2, 200, 22, [11, 22], 50.0) == []
     assert sessions.open(2, 200, 22, [22], 55.0) == []
     assert sessions.close(100)

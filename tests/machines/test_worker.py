@@ -36,18 +36,18 @@ from zmqdist.messages import (
     ALL_NUMBERS,
     CANCELLED,
     VALUE,
+    AbortLeases,
     Assign,
     Beat,
-    CutOff,
     Done,
     Forget,
     Goodbye,
     Leave,
     Message,
-    Recall,
     Refused,
     Registered,
     SlotsLost,
+    StealRequest,
 )
 from zmqdist.scheduling.worker.machine import DISPATCHER, SPAWN_FAILURES_MAX, STUCK_S, WorkerMachine
 from zmqdist.scheduling.worker.worker_events import (
@@ -354,7 +354,7 @@ def test_a_slot_is_stuck_when_it_reported_nothing_for_a_while(worker: WorkerMach
 def test_p2_what_was_not_begun_is_given_back_when_it_is_recalled(worker: WorkerMachine) -> None:
     batches(worker)
     assign(worker, 2, 3, 4, 5)
-    assert hear(worker, Recall([3, 5, 99])) == [returned(5), Reclaim(0)]
+    assert hear(worker, StealRequest([3, 5, 99])) == [returned(5), Reclaim(0)]
     assert do(worker, SlotReclaimed(0, 2)) == [returned(3), started(2)]
     assert finish(worker, 2)[0] == give((4, 4)), "which was not asked for"
 
@@ -363,7 +363,7 @@ def test_p2_what_was_begun_in_the_meantime_is_not_given_back(worker: WorkerMachi
     batches(worker)
     assign(worker, 2, 3)
     told = [returned(), Reclaim(0), started(2)]
-    assert hear(worker, Recall([2, 3])) == told, "a recall has one answer, and 2 is running"
+    assert hear(worker, StealRequest([2, 3])) == told, "a recall has one answer, and 2 is running"
     assert do(worker, SlotReclaimed(0, 3)) == [started(3)]
     assert finish(worker, 2, 3) == [outcome(2, 3)]
 
@@ -377,25 +377,27 @@ def test_a_start_that_was_lost_with_its_connection_is_told_to_who_asks_for_the_w
     assert do(worker, seen) == [started(1)]
     do(worker, DispatcherDisconnected(), DispatcherConnected(LIFE))
     hear(worker, WELCOME)
-    assert hear(worker, Recall([1])) == [returned(), started(1)]
+    assert hear(worker, StealRequest([1])) == [returned(), started(1)]
     assert do(worker, SlotSeen(0, 1)) == [], "nobody asks this time"
 
 
 def test_a_slot_gets_nothing_while_it_is_being_asked_what_it_has_not_begun(worker: WorkerMachine) -> None:
     batches(worker)
     assign(worker, 2, 3, 4)
-    hear(worker, Recall([3]))
+    hear(worker, StealRequest([3]))
     assert finish(worker, 2) == [outcome(2, then=(3,))]
     assert do(worker, SlotReclaimed(0, 3)) == []
     assert finish(worker, 3)[0] == give((4, 4))
 
 
-@pytest.mark.parametrize("again", [Recall([3]), CutOff([3], 0.5), Leave(5.0)], ids=lambda again: type(again).__name__)
+@pytest.mark.parametrize(
+    "again", [StealRequest([3]), AbortLeases([3], 0.5), Leave(5.0)], ids=lambda again: type(again).__name__
+)
 def test_a_slot_is_asked_once_at_a_time_what_it_has_not_begun(worker: WorkerMachine, again: Message) -> None:
     """The answer to a second question would come after the slot was given more, and take that back although it runs."""
     batches(worker)
     assign(worker, 2, 3)
-    assert hear(worker, Recall([3])) == [returned(), Reclaim(0)]
+    assert hear(worker, StealRequest([3])) == [returned(), Reclaim(0)]
     assert Reclaim(0) not in hear(worker, again)
     assert do(worker, SlotReclaimed(0, 2)) == [returned(3), started(2)]
 
@@ -406,7 +408,7 @@ def test_p2_what_a_slot_was_told_not_to_begin_is_given_back_or_given_out_again(
 ) -> None:
     batches(worker)
     assign(worker, 2, 3)
-    hear(worker, Recall([3] if recalled else [99]))
+    hear(worker, StealRequest([3] if recalled else [99]))
     finish(worker, 2)
     effects = finish(worker, 3, kind=NOT_RUN)
     assert (returned(3) in effects) == recalled
@@ -464,7 +466,7 @@ def test_a_slot_that_becomes_ready_forgives_the_failures_before_it() -> None:
 
 def test_p5_what_runs_is_interrupted_and_killed_when_its_grace_is_over(worker: WorkerMachine) -> None:
     assign(worker, 1, now=0.1)
-    assert hear(worker, CutOff([1], 0.5), 0.1) == [returned(), Interrupt(0, 1)]
+    assert hear(worker, AbortLeases([1], 0.5), 0.1) == [returned(), Interrupt(0, 1)]
     assert worker.deadline == 0.6
     assert do(worker, Ticked(), now=0.59) == []
     assert do(worker, Ticked(), now=0.6) == [Kill(0)]
@@ -474,7 +476,7 @@ def test_p5_what_runs_is_interrupted_and_killed_when_its_grace_is_over(worker: W
 
 def test_p5_what_ends_within_its_grace_is_not_killed(worker: WorkerMachine) -> None:
     assign(worker, 1)
-    hear(worker, CutOff([1], 0.5))
+    hear(worker, AbortLeases([1], 0.5))
     assert finish(worker, 1, now=0.4) == [outcome(1)]
     assert do(worker, Ticked(), now=0.5) == []
 
@@ -482,7 +484,7 @@ def test_p5_what_ends_within_its_grace_is_not_killed(worker: WorkerMachine) -> N
 def test_p5_what_was_not_begun_is_given_back_when_it_is_cut_off(worker: WorkerMachine) -> None:
     batches(worker)
     assign(worker, 2, 3, 4)
-    assert hear(worker, CutOff([3, 4], 0.5)) == [returned(4), Reclaim(0)]
+    assert hear(worker, AbortLeases([3, 4], 0.5)) == [returned(4), Reclaim(0)]
     assert do(worker, SlotReclaimed(0, 2)) == [returned(3), started(2)]
     assert do(worker, Ticked(), now=0.5) == [], "and what runs was not cut off"
 
@@ -490,7 +492,7 @@ def test_p5_what_was_not_begun_is_given_back_when_it_is_cut_off(worker: WorkerMa
 def test_p5_what_was_begun_in_the_meantime_is_interrupted_and_killed(worker: WorkerMachine) -> None:
     batches(worker)
     assign(worker, 2, 3)
-    hear(worker, CutOff([3], 0.5))
+    hear(worker, AbortLeases([3], 0.5))
     finish(worker, 2)
     assert do(worker, SlotReclaimed(0, 3)) == [Interrupt(0, 3)]
     assert do(worker, Ticked(), now=0.5) == [Kill(0)]
@@ -498,7 +500,7 @@ def test_p5_what_was_begun_in_the_meantime_is_interrupted_and_killed(worker: Wor
 
 def test_a_thread_that_is_cut_off_is_told_so_and_waited_for(threads: WorkerMachine) -> None:
     assign(threads, 1)
-    assert hear(threads, CutOff([1], 0.0)) == [returned(), Interrupt(0, 1)]
+    assert hear(threads, AbortLeases([1], 0.0)) == [returned(), Interrupt(0, 1)]
     assert do(threads, Ticked(), now=0.5) == []
     assert finish(threads, 1, now=0.6) == [outcome(1)]
 
@@ -584,7 +586,7 @@ def test_p9_what_a_slot_gives_back_goes_behind_it_and_its_own_kind_before_it(wor
     assign(worker, 4, 5, first=True)
     assign(worker, 6, 7)
     assign(worker, 8, first=True)
-    hear(worker, Recall([7]))
+    hear(worker, StealRequest([7]))
     assert do(worker, SlotReclaimed(0, 4))[0] == returned(7)
     assign(worker, 9, first=True)
     assert order(worker, 5) == [4, 5, 8, 9, 6]

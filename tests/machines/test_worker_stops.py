@@ -27,7 +27,7 @@ from tests.machines.worked import (
 )
 from zmqdist import errors
 from zmqdist.events import Heard, Ticked
-from zmqdist.messages import BULK, CANCELLED, Beat, CutOff, Forget, Leave, Release, SlotsLost
+from zmqdist.messages import BULK, CANCELLED, AbortLeases, Beat, Forget, FreeResult, Leave, SlotsLost
 from zmqdist.scheduling.worker.machine import DISPATCHER, SPAWN_FAILURES_MAX, WorkerMachine
 from zmqdist.scheduling.worker.worker_events import (
     DispatcherConnected,
@@ -39,7 +39,7 @@ from zmqdist.scheduling.worker.worker_events import (
     FreeBulk,
     Interrupt,
     Kill,
-    LeaveAsked,
+    LeaveRequested,
     Reclaim,
     SlotDied,
     SlotReady,
@@ -178,8 +178,8 @@ def test_p4_a_bulk_value_of_such_a_thread_is_freed(threads: WorkerMachine) -> No
 @pytest.mark.parametrize(
     ("event", "freed"),
     [
-        (Heard(DISPATCHER, Release([1, 9])), [FreeBulk(1)]),
-        (Heard(DISPATCHER, CutOff([1], 0.0)), [returned(), FreeBulk(1)]),
+        (Heard(DISPATCHER, FreeResult([1, 9])), [FreeBulk(1)]),
+        (Heard(DISPATCHER, AbortLeases([1], 0.0)), [returned(), FreeBulk(1)]),
     ],
     ids=["released", "cut off"],
 )
@@ -199,7 +199,7 @@ def test_a_bulk_result_is_held_and_told_of_until_it_is_let_go(
 
 def test_a_bulk_result_of_what_was_cut_off_meanwhile_is_freed_at_once(worker: WorkerMachine) -> None:
     assign(worker, 1)
-    hear(worker, CutOff([1], 5.0))
+    hear(worker, AbortLeases([1], 5.0))
     assert finish(worker, 1, kind=BULK) == [FreeBulk(1), outcome(1, kind=CANCELLED)]
 
 
@@ -220,7 +220,7 @@ def test_a_function_is_forgotten_by_the_slots_that_have_it() -> None:
 # -- leaving ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("event", [LeaveAsked(3.0), Heard(DISPATCHER, Leave(3.0))], ids=["by the user", "told"])
+@pytest.mark.parametrize("event", [LeaveRequested(3.0), Heard(DISPATCHER, Leave(3.0))], ids=["by the user", "told"])
 def test_one_that_leaves_gives_back_what_waits_and_finishes_what_runs(worker: WorkerMachine, event: Event) -> None:
     batches(worker)
     assign(worker, 2, 3, 4)
@@ -232,13 +232,13 @@ def test_one_that_leaves_gives_back_what_waits_and_finishes_what_runs(worker: Wo
 
 
 def test_one_that_has_nothing_leaves_at_once(worker: WorkerMachine) -> None:
-    assert do(worker, LeaveAsked(3.0)) == [say(Leave(0.0)), *GONE]
+    assert do(worker, LeaveRequested(3.0)) == [say(Leave(0.0)), *GONE]
     assert hear(worker, Leave(3.0)) == []
 
 
 def test_what_runs_when_the_grace_of_leaving_is_over_is_killed_and_given_back(worker: WorkerMachine) -> None:
     assign(worker, 1)
-    do(worker, LeaveAsked(0.5))
+    do(worker, LeaveRequested(0.5))
     assert worker.deadline == 0.5
     assert Kill(0) in do(worker, Ticked(), now=0.5)
     assert do(worker, SlotDied(0, 1, -9, ""), now=0.6) == [returned(1), *GONE]
@@ -246,7 +246,7 @@ def test_what_runs_when_the_grace_of_leaving_is_over_is_killed_and_given_back(wo
 
 def test_a_thread_that_runs_when_the_grace_of_leaving_is_over_ends_with_the_worker(threads: WorkerMachine) -> None:
     assign(threads, 1)
-    do(threads, LeaveAsked(0.5))
+    do(threads, LeaveRequested(0.5))
     effects = do(threads, Ticked(), now=0.5)
     assert Interrupt(0, 1) in effects
     assert effects[-3:] == [returned(1), *GONE]
@@ -255,8 +255,8 @@ def test_a_thread_that_runs_when_the_grace_of_leaving_is_over_ends_with_the_work
 @pytest.mark.parametrize(("second_s", "end_s"), [(0.2, 0.3), (9.0, 1.0)], ids=["sooner", "not later"])
 def test_a_second_wish_to_leave_can_only_make_it_sooner(worker: WorkerMachine, second_s: float, end_s: float) -> None:
     assign(worker, 1)
-    do(worker, LeaveAsked(1.0))
-    do(worker, LeaveAsked(second_s), now=0.1)
+    do(worker, LeaveRequested(1.0))
+    do(worker, LeaveRequested(second_s), now=0.1)
     do(worker, Ticked(), now=end_s - 0.01)
     assert worker.deadline == pytest.approx(end_s)
     assert Kill(0) in do(worker, Ticked(), now=end_s + 1e-9)
@@ -264,7 +264,7 @@ def test_a_second_wish_to_leave_can_only_make_it_sooner(worker: WorkerMachine, s
 
 def test_one_that_leaves_says_so_again_over_a_new_connection(worker: WorkerMachine) -> None:
     assign(worker, 1)
-    do(worker, LeaveAsked(3.0), DispatcherDisconnected(), DispatcherConnected(LIFE))
+    do(worker, LeaveRequested(3.0), DispatcherDisconnected(), DispatcherConnected(LIFE))
     assert hear(worker, WELCOME)[0] == say(Leave(0.0))
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from zmqdist import errors
 from zmqdist.events import Heard, Send
-from zmqdist.messages import CANCELLED, VALUE, Assign, Done, Goodbye, Message, Register, Registered, Returned
+from zmqdist.messages import CANCELLED, VALUE, Assign, Done, Goodbye, LeasesReturned, Message, Register, Registered
 from zmqdist.scheduling.worker.machine import DISPATCHER, WorkerMachine
 from zmqdist.scheduling.worker.worker_events import (
     DispatcherConnected,
@@ -102,7 +102,7 @@ def started(*leases: int) -> Send:
 
 
 def returned(*leases: int) -> Send:
-    return say(Returned(list(leases)))
+    return say(LeasesReturned(list(leases)))
 
 
 def outcome(*leases: int, kind: int = VALUE, then: tuple[int, ...] = ()) -> Send:

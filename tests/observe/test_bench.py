@@ -13,7 +13,7 @@ from zmqdist.launch.local_cluster import local_cluster
 from zmqdist.observe import bench
 from zmqdist.observe.peer import peer_process, serving
 from zmqdist.rpc import Server
-from zmqdist.transport.pyzmq_echo import ANSWER_BYTES_MAX, ASK, BareClient, BareServer
+from zmqdist.transport.pyzmq_echo import REPLY_BYTES_MAX, SIZED_REQUEST, BareClient, BareServer
 
 TINY = bench.BenchPlan(blocks=2, calls=3, window=4, windows=2, tasks=10, sizes=(1000, 2 * bench.MIB), transfers=2)
 
@@ -25,8 +25,8 @@ def test_the_bare_echo_answers_what_it_was_sent_or_as_much_as_it_was_asked_for()
             assert len(client.round_trips(3)) == 3
             assert client.pipelined(7, 3) > 0
             assert client.fetch(5_000_000) > 0
-            assert client.ask(ASK + b"no number") == ASK + b"no number"
-            assert len(client.ask(ASK + str(ANSWER_BYTES_MAX * 10).encode())) == ANSWER_BYTES_MAX
+            assert client.request(SIZED_REQUEST + b"no number") == SIZED_REQUEST + b"no number"
+            assert len(client.request(SIZED_REQUEST + str(REPLY_BYTES_MAX * 10).encode())) == REPLY_BYTES_MAX
     finally:
         server.close()
 

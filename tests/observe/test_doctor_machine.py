@@ -16,7 +16,7 @@ from zmqdist.observe.doctor import cluster, host, secrets
 from zmqdist.observe.doctor.findings import Finding, healthy, ok, problem, warning
 from zmqdist.transport import keys, token
 from zmqdist.transport.credentials import Credentials
-from zmqdist.transport.port_probe import Build
+from zmqdist.transport.port_probe import ZmqBuild
 
 
 def one(found: Finding | list[Finding], level: str, told: str, advice: str) -> None:
@@ -51,13 +51,13 @@ def test_this_machine_is_well_enough_for_the_tests() -> None:
 @pytest.mark.parametrize(
     ("build", "level", "told"),
     [
-        (Build("27.0", (4, 3, 5), True), "ok", "libzmq 4.3.5 with CURVE"),
-        (Build("27.0", (4, 2, 9), True), "problem", "libzmq 4.2.9, which is older than 4.3.0"),
-        (Build("27.0", (4, 3, 5), False), "warning", "built without CURVE: nothing but loopback"),
+        (ZmqBuild("27.0", (4, 3, 5), True), "ok", "libzmq 4.3.5 with CURVE"),
+        (ZmqBuild("27.0", (4, 2, 9), True), "problem", "libzmq 4.2.9, which is older than 4.3.0"),
+        (ZmqBuild("27.0", (4, 3, 5), False), "warning", "built without CURVE: nothing but loopback"),
     ],
     ids=lambda value: str(value)[:20],
 )
-def test_the_zeromq_in_use(build: Build, level: str, told: str) -> None:
+def test_the_zeromq_in_use(build: ZmqBuild, level: str, told: str) -> None:
     one(host.transport(build), level, told, "" if level == "ok" else "install pyzmq from a wheel")
 
 
@@ -164,7 +164,7 @@ BROKEN_TOKENS: list[tuple[str, Callable[[Path], object], str]] = [
         "is open to other users (mode 0644): make it private with `chmod 600`",
     ),
     ("folder open", lambda path: path.parent.chmod(0o755), "folder of the token, "),
-    ("damaged", lambda path: path.write_text("short\n"), "is not a token: wanted one line"),
+    ("damaged", lambda path: path.write_text("short\n"), "is not a token: it must be one line"),
     ("a folder", lambda path: (path.unlink(), path.mkdir()), "Is a directory"),
 ]
 

@@ -142,7 +142,7 @@ def test_a_port_at_which_nobody_listens() -> None:
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         port = bound.getsockname()[1]
-        told = f"127.0.0.1 is up, and nobody listens on port {port}"
+        told = f"127.0.0.1 is up, and no process listens on port {port}"
         one(look(f"127.0.0.1:{port}"), "problem", told, "start the server, or use the address that it printed")
 
 
@@ -160,7 +160,12 @@ def test_a_name_server_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(socket, "getaddrinfo", slow)
     try:
-        one(look("host:5050", timeout_s=0.1), "problem", "cannot be looked up .nobody answered.", "IP number")
+        one(
+            look("host:5050", timeout_s=0.1),
+            "problem",
+            "cannot be looked up .the name service did not reply.",
+            "IP address",
+        )
     finally:
         ended.set()
 
@@ -173,7 +178,7 @@ def test_a_host_that_drops_packets() -> None:
         for each in (first, second):
             each.setblocking(False)
             each.connect_ex(full.getsockname())
-        told = "no answer to a TCP connection within 0.2 s"
+        told = "no reply to a TCP connection within 0.2 s"
         one(look(f"127.0.0.1:{full.getsockname()[1]}", timeout_s=0.2), "problem", told, "a firewall lets TCP port")
 
 
@@ -290,15 +295,15 @@ def test_a_worker_is_known_by_its_own_key(secrets: dict[str, dict[str, Any]]) ->
         WorkerServer(WorkerConfig(dispatcher.address, **secrets["keys"])) as worker,
     ):
         one(look(worker.address, Credentials(**secrets["keys"])), "ok", "CURVE", "")
-        told = "does not have the key that this side expects of it"
+        told = "does not have the key that this side expects"
         one(look(worker.address, Credentials(**secrets["other keys"])), "problem", told, "--keys")
 
 
 def test_another_protocol_version(serve: Callable[..., ZmqServer]) -> None:
     server = serve()
     router = server._service._router  # reach: no server of another protocol version can be installed beside this one
-    said = replace(router._said, protocol=(9, 1))  # reach: the greeting of that version
-    router._said, router._hello = said, encode_hello(said)  # reach: as above
+    said = replace(router._hello_fields, protocol=(9, 1))  # reach: the greeting of that version
+    router._hello_fields, router._hello = said, encode_hello(said)  # reach: as above
     told = (
         rf"speaks zmqdist protocol 9\.1, this side {PROTOCOL[0]}\.{PROTOCOL[1]}: install the same zmqdist on both ends"
     )
@@ -324,9 +329,9 @@ def test_what_a_server_says_of_itself(
     serve: Callable[..., ZmqServer],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    answer = server_info.about_us
+    answer = server_info.describe_server
     monkeypatch.setattr(
-        "zmqdist.rpc.service.about_us",
+        "zmqdist.rpc.service.describe_server",
         lambda kind, incarnation: [changes.get(at, item) for at, item in enumerate(answer(kind, incarnation))],
     )
     findings = look(serve().address)
@@ -336,7 +341,8 @@ def test_what_a_server_says_of_itself(
 
 def test_a_server_that_does_not_know_the_question(serve: Callable[..., ZmqServer]) -> None:
     server = serve()
-    del server._service._methods[server_info.ABOUT]  # reach: a server without this method; it cannot be unregistered
+    methods = server._service._methods  # reach: a method cannot be unregistered
+    del methods[server_info.SERVER_INFO]
     one(look(server.address), "warning", "zmqdist.about is not registered", "install the same zmqdist there")
 
 
@@ -380,7 +386,7 @@ def test_a_port_of_the_file_that_another_program_has(
 
 
 def test_a_port_of_the_file_on_another_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(port_probe, "is_own", lambda number: False)
+    monkeypatch.setattr(port_probe, "is_local_address", lambda number: False)
     told = "127.0.0.1 is up, and nothing listens on port .* yet"
     one(plan(f"127.0.0.1:{free_port()}"), "warning", told, "start it on 127.0.0.1")
 
@@ -403,7 +409,9 @@ def test_tasks_that_run_are_asked_whom_they_reach() -> None:
             line.startswith(f"ok       worker:{at} 127.0.0.1:{ports[at]}: server-worker:{at} pid") for line in lines
         )
         assert f"ok       from worker:{at}: reaches worker:{1 - at}" in lines
-        told = f"it cannot reach ps:0 at 127.0.0.1:{ports[2]} (127.0.0.1 is up, and nobody listens on port {ports[2]})"
+        told = (
+            f"it cannot reach ps:0 at 127.0.0.1:{ports[2]} (127.0.0.1 is up, and no process listens on port {ports[2]})"
+        )
         (found,) = (each for each in findings if each.subject == f"from worker:{at}" and each.advice)
         assert (found.level, found.message) == ("problem", told)
         assert f"run zmqdist doctor 127.0.0.1:{ports[2]} on the host of worker:{at}" in found.advice

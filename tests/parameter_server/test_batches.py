@@ -24,13 +24,13 @@ pytestmark = pytest.mark.shares_cluster  # servers in this process start threads
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
     """What is asked of servers from now on: (address, method)."""
     told: list[tuple[str, str]] = []
-    ask = PsClient.ask
+    ask = PsClient.call
 
     def counting(self: PsClient, question: Any) -> Any:
         told.append((self.address, question.method.removeprefix(PREFIX)))
         return ask(self, question)
 
-    monkeypatch.setattr(PsClient, "ask", counting)
+    monkeypatch.setattr(PsClient, "call", counting)
     return told
 
 

@@ -174,7 +174,7 @@ def test_who_did_not_answer_is_named_with_what_is_there_instead(cluster: Cluster
     absent = (("worker:1", servers.spec["worker"][1]), ("ps:0", servers.spec["ps"][0]))
     for name, address in absent:
         port = address.rpartition(":")[2]
-        assert f"{name} at {address}: 127.0.0.1 is up, and nobody listens on port {port}" in told
+        assert f"{name} at {address}: 127.0.0.1 is up, and no process listens on port {port}" in told
     assert "worker:0" not in told
     assert "ps:1" not in told
 

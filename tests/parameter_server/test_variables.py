@@ -47,7 +47,7 @@ def there(threads: zd.local_cluster, strategy: zd.ParameterServerStrategy) -> Ca
     """there(): the names of the strategy's variables at the parameter servers."""
 
     def there() -> list[str]:
-        told = [client.client_of(address).about().get_value()["variables"] for address in threads.ps]
+        told = [client.client_of(address).status().get_value()["variables"] for address in threads.ps]
         return sorted(each["name"] for about in told for each in about if each["session"] == strategy.session)
 
     return there
@@ -419,7 +419,7 @@ def test_a_variable_keeps_its_session_when_the_strategy_has_gone(threads: zd.loc
     own = client.PsClient(threads.ps[0], threads.credentials)  # that of the process ends with its last session
 
     def variables() -> int:
-        told = own.about().get_value()["variables"]
+        told = own.status().get_value()["variables"]
         return [each["session"] for each in told].count(session)
 
     del strategy
@@ -439,7 +439,7 @@ def test_a_strategy_may_be_collected_while_locks_are_held(made: Any, threads: zd
     servers = [client.client_of(address) for address in threads.ps]
 
     def open_sessions() -> list[int]:
-        return [each.about().get_value()["sessions"] for each in servers]
+        return [each.status().get_value()["sessions"] for each in servers]
 
     eventually(lambda: open_sessions() == [1, 1, 1], "sessions of tests before this one have ended")
     strategy = zd.ParameterServerStrategy(threads)

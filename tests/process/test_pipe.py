@@ -192,7 +192,7 @@ def test_a_child_that_reads_late_gets_all_and_then_the_end(loop: Loop, child_of:
 @pytest.mark.timeout(20)
 def test_the_loop_hears_messages_with_parts_in_order(loop: Loop, child_of: Any) -> None:
     heard: list[tuple[bytes, Parts]] = []
-    _, child = child_of(lambda *told: heard.append(told))
+    _, child = child_of(lambda *message: heard.append(message))
     large = os.urandom(4 * MIB)
     for number in range(10):
         child.send(b"%d" % number, [large, b"", b"end"] if number % 2 else [])

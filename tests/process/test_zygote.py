@@ -59,7 +59,7 @@ def test_a_zygote_that_is_killed_takes_no_worker_with_it_and_a_command_replaces_
             assert cluster.add_worker() == 1
         (line,) = caplog.messages
         assert line == (
-            "the zygote, from which child processes are forked, ended (killed by SIGKILL); this child is started by command"
+            "the zygote, which forks child processes, ended (killed by SIGKILL); this child is started by command"
         )
         assert cluster.dispatcher.num_workers == 2
         assert not zygotes()

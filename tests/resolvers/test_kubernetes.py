@@ -79,6 +79,11 @@ def test_successful_retrieval_with_sort() -> None:
     assert is_cluster(found.cluster_spec(), {"worker": ["10.1.2.5:8470", "10.1.2.3:8470", "10.1.2.4:8470"]})
 
 
+def test_the_pods_of_a_stateful_set_have_the_indices_that_it_gave_them() -> None:
+    found = resolver(*(pod(f"train-worker-{index}", f"10.1.2.{index}") for index in (10, 2, 0)))
+    assert is_cluster(found.cluster_spec(), {"worker": [f"10.1.2.{index}:8470" for index in (0, 2, 10)]})
+
+
 def test_get_master_with_override_parameters() -> None:
     pods = [pod(f"tensorflow-{index}", f"10.1.2.{3 + index}") for index in range(3)]
     found = resolver(*pods, rpc_layer="grpc")
@@ -241,7 +246,7 @@ def test_wrong_arguments_are_a_value_error(given: dict[str, Any], expected: str)
 
 @pytest.fixture
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "POD_LOOK_S", 0.001)
+    monkeypatch.setattr(limits, "POD_POLL_S", 0.001)
 
 
 @pytest.mark.usefixtures("hurried")

@@ -200,7 +200,15 @@ def test_more_gpus_than_a_node_has_is_a_runtime_error(slurm: Slurm) -> None:
 # -- which task am I --------------------------------------------------------------------------------------------------
 
 
-def test_before_the_cluster_is_asked_nobody_knows_the_own_task(slurm: Slurm) -> None:
+def test_the_own_task_is_known_at_once(slurm: Slurm) -> None:
+    """In TensorFlow it is None before `cluster_spec`, so that a program that looks at it first takes itself for the chief."""
+    for rank, task in enumerate([("chief", 0), ("ps", 0), ("worker", 0)]):
+        three_nodes(slurm, rank=rank, STEP_TASKS_PER_NODE="1(x3)")
+        resolver = SlurmClusterResolver(jobs={"chief": 1, "ps": 1, "worker": 1})
+        assert (resolver.task_type, resolver.task_id) == task
+
+
+def test_task_info_and_master_wait_for_the_cluster_as_in_tensorflow(slurm: Slurm) -> None:
     three_nodes(slurm, rank=2, STEP_TASKS_PER_NODE="1(x3)")
     resolver = SlurmClusterResolver(jobs=PS_AND_WORKERS)
     assert (resolver.get_task_info(), resolver.master(), resolver.environment) == ((None, None), "", "")

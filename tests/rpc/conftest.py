@@ -14,8 +14,8 @@ from tests.conftest import ROOT
 from tests.rpc.large import SERVER, address_of
 from tests.rpc.polled import until
 from zmqdist.rpc import Client, ZmqClient, ZmqServer
-from zmqdist.transport import shm_pool as arena_module
-from zmqdist.transport.shm_pool import this_arena
+from zmqdist.transport import shm_pool
+from zmqdist.transport.shm_pool import this_pool
 
 LATE_MS = 20_000
 """Longer than any test waits for something: what ends in time ended for another reason."""
@@ -66,25 +66,25 @@ def connect() -> Iterator[Callable[..., ZmqClient]]:
         assert (client.snapshot().stalls, client.snapshot().calls) == (0, 0)
 
 
-@pytest.fixture(params=["arena", "sockets"])
-def lane(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+@pytest.fixture(params=["shared_memory", "sockets"])
+def route(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Both ways; what is started in the test goes this one."""
     if request.param == "sockets":
         monkeypatch.setenv("ZMQDIST_ARENA", "off")
-        monkeypatch.setattr(arena_module, "_arena", None)
-        monkeypatch.setattr(arena_module, "_tried", True)
-    elif this_arena() is None:
+        monkeypatch.setattr(shm_pool, "_pool", None)
+        monkeypatch.setattr(shm_pool, "_tried", True)
+    elif this_pool() is None:
         pytest.skip("no shared memory on this system")
     return str(request.param)
 
 
 @pytest.fixture(scope="module")
 def large_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """The address of SERVER for each lane, and the folder of its token as "state". One process a lane serves the module."""
+    """The address of SERVER for each route, and the folder of its token as "state". One process a route serves the module."""
     state = str(tmp_path_factory.mktemp("large-servers"))
     there: dict[str, str] = {"state": state}
     processes = []
-    for name, bound in (("arena", ""), ("sockets", "off")):
+    for name, bound in (("shared_memory", ""), ("sockets", "off")):
         own = {"XDG_STATE_HOME": state, **({"ZMQDIST_ARENA": bound} if bound else {})}
         process = subprocess.Popen(
             [sys.executable, "-c", SERVER],
@@ -104,11 +104,11 @@ def large_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str
 
 @pytest.fixture
 def remote(
-    lane: str, large_servers: dict[str, str], connect: Callable[..., ZmqClient], monkeypatch: pytest.MonkeyPatch
+    route: str, large_servers: dict[str, str], connect: Callable[..., ZmqClient], monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[ZmqClient]:
     """A client of SERVER in another process, which keeps nothing of the tests before."""
     monkeypatch.setenv("XDG_STATE_HOME", large_servers["state"])
-    client = connect(large_servers[lane], timeout_in_ms=30_000)
+    client = connect(large_servers[route], timeout_in_ms=30_000)
     client.forget_blocking()
     yield client
     client.forget_blocking()

@@ -57,7 +57,7 @@ def channel_to(address: str) -> Iterator[Channel]:
 def unchecked(channel: Channel, method: str, given: Any) -> StatusOrResult:
     """A call with this body, whatever the method takes."""
     call = ClientCall(method, payload.pack(given)[0])
-    channel.call(call)
+    channel.submit(call)
     return StatusOrResult(channel, call, as_returned)
 
 

@@ -202,7 +202,7 @@ def test_the_listing_tells_what_a_person_wants_to_know(serve: Serve, connect: Co
 )
 def test_a_server_that_lies_about_its_methods_is_found_out(connect: Connect, listing: Any) -> None:
     liar = Hosted()
-    liar.service.register_later("zmqdist.methods", lambda asked: asked.answer(listing))
+    liar.service.register_later("zmqdist.methods", lambda call: call.reply(listing))
     with liar, pytest.raises(errors.WireError, match="its list of methods cannot be read"):
         connect(liar.address)
     assert decode_methods([], "server") == {}

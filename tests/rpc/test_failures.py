@@ -16,8 +16,8 @@ from zmqdist.errors import OpError
 from zmqdist.limits import DEPTH_MAX, ERROR_CHARS_MAX, HANDLER_THREADS_MAX
 from zmqdist.rpc import ZmqClient, ZmqServer
 from zmqdist.rpc.handler_errors import code_and_message
-from zmqdist.rpc.handler_pool import Pool
-from zmqdist.rpc.pending_call import Asked
+from zmqdist.rpc.handler_pool import HandlerPool
+from zmqdist.rpc.pending_call import PendingCall
 
 Serve = Callable[..., ZmqServer]
 Connect = Callable[..., ZmqClient]
@@ -149,7 +149,7 @@ def test_so_does_what_a_method_that_answers_later_raises_and_what_it_fails_with(
 ) -> None:
     make, code, text = RAISED[kind]
 
-    def later(asked: Asked) -> None:
+    def later(asked: PendingCall) -> None:
         if raises:
             raise make()
         asked.fail(make())
@@ -172,7 +172,7 @@ def test_no_error_takes_a_thread_of_the_server_away(serve: Serve, connect: Conne
 
 
 def test_work_that_raises_does_not_end_a_thread_of_the_pool(caplog: pytest.LogCaptureFixture) -> None:
-    pool, done = Pool("test", 1), threading.Event()
+    pool, done = HandlerPool("test", 1), threading.Event()
 
     def fail() -> None:
         raise SystemExit

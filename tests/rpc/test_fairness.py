@@ -12,7 +12,7 @@ import pytest
 from tests.rpc.hosted import stranger_to
 from tests.rpc.polled import until
 from zmqdist import errors
-from zmqdist.limits import CLIENT_PULLED_BYTES_MAX, CLIENT_UNASKED_BYTES_MAX, UNASKED_BYTES_MAX
+from zmqdist.limits import CLIENT_PULLED_BYTES_MAX, CLIENT_UNASKED_BYTES_MAX, EAGER_BYTES_MAX
 from zmqdist.messages import Call, Replies
 from zmqdist.rpc import Server, ZmqClient, ZmqServer
 from zmqdist.wire import safe
@@ -83,9 +83,9 @@ def test_small_calls_that_do_not_fit_wait_at_their_client_and_those_of_others_do
     with Held() as held:
         greedy, modest = connect(held.server.address), connect(held.server.address)
         piece = np.zeros(256 * 2**10, np.uint8)
-        many = [greedy.size(piece) for _ in range(2 * UNASKED_BYTES_MAX // piece.nbytes)]
-        until(lambda: held.server.snapshot().bytes_waiting > UNASKED_BYTES_MAX - 4 * piece.nbytes)
-        assert held.server.snapshot().bytes_waiting <= UNASKED_BYTES_MAX
+        many = [greedy.size(piece) for _ in range(2 * EAGER_BYTES_MAX // piece.nbytes)]
+        until(lambda: held.server.snapshot().bytes_waiting > EAGER_BYTES_MAX - 4 * piece.nbytes)
+        assert held.server.snapshot().bytes_waiting <= EAGER_BYTES_MAX
         assert greedy.snapshot().calls_waiting > 100
         assert modest.now_blocking() == greedy.snapshot().connected == 1
         held.go.set()
@@ -96,7 +96,7 @@ def test_what_was_held_back_leaves_when_what_was_before_it_is_given_up(connect: 
     with Held() as held:
         client = connect(held.server.address)
         piece = np.zeros(256 * 2**10, np.uint8)
-        first = [client.size(piece, timeout_in_ms=60_000) for _ in range(UNASKED_BYTES_MAX // piece.nbytes)]
+        first = [client.size(piece, timeout_in_ms=60_000) for _ in range(EAGER_BYTES_MAX // piece.nbytes)]
         until(lambda: held.server.snapshot().calls >= len(first) - 1)
         late = client.size("late", "late")
         for each in first:
@@ -119,13 +119,13 @@ def small_bounds(monkeypatch: pytest.MonkeyPatch) -> int:
     return bound
 
 
-def test_large_arrays_that_do_not_fit_wait_at_their_client(connect: Connect, lane: str, small_bounds: int) -> None:
+def test_large_arrays_that_do_not_fit_wait_at_their_client(connect: Connect, route: str, small_bounds: int) -> None:
     with Held() as held:
         greedy, modest = connect(held.server.address), connect(held.server.address)
-        many = large(greedy, 2 * (UNASKED_BYTES_MAX + small_bounds))
-        until(lambda: held.server.snapshot().bytes_waiting > UNASKED_BYTES_MAX + small_bounds - 24 * MIB)
+        many = large(greedy, 2 * (EAGER_BYTES_MAX + small_bounds))
+        until(lambda: held.server.snapshot().bytes_waiting > EAGER_BYTES_MAX + small_bounds - 24 * MIB)
         until(lambda: held.server.snapshot().calls == len(many))
-        assert held.server.snapshot().bytes_waiting <= UNASKED_BYTES_MAX + small_bounds
+        assert held.server.snapshot().bytes_waiting <= EAGER_BYTES_MAX + small_bounds
         assert modest.now_blocking() == 1
         held.go.set()
         assert [each.get_value() for each in many] == [8 * MIB] * len(many)
@@ -133,11 +133,11 @@ def test_large_arrays_that_do_not_fit_wait_at_their_client(connect: Connect, lan
 
 
 def test_a_blocking_call_that_is_held_back_goes_on_by_itself_and_its_deadline_counts(
-    connect: Connect, lane: str, small_bounds: int
+    connect: Connect, route: str, small_bounds: int
 ) -> None:
     with Held() as held:
         client = connect(held.server.address)
-        many = large(client, UNASKED_BYTES_MAX + small_bounds + 24 * MIB)
+        many = large(client, EAGER_BYTES_MAX + small_bounds + 24 * MIB)
         with pytest.raises(errors.DeadlineExceededError):
             client.size_blocking(np.zeros(8 * MIB, np.uint8), "late", timeout_in_ms=100)
         timer = threading.Timer(0.05, held.go.set)
@@ -149,11 +149,11 @@ def test_a_blocking_call_that_is_held_back_goes_on_by_itself_and_its_deadline_co
 
 @pytest.mark.parametrize("how", ["cancelled", "closed"])
 def test_nothing_is_left_of_held_calls_that_nobody_waits_for(
-    connect: Connect, lane: str, small_bounds: int, how: str
+    connect: Connect, route: str, small_bounds: int, how: str
 ) -> None:
     with Held() as held:
         client = connect(held.server.address)
-        many = large(client, UNASKED_BYTES_MAX + small_bounds + 40 * MIB)
+        many = large(client, EAGER_BYTES_MAX + small_bounds + 40 * MIB)
         until(lambda: held.server.snapshot().calls == len(many))
         if how == "closed":
             client.close()
@@ -168,11 +168,11 @@ def test_nothing_is_left_of_held_calls_that_nobody_waits_for(
 
 
 def test_a_server_that_stops_says_that_what_it_has_not_let_in_was_not_carried_out(
-    connect: Connect, lane: str, small_bounds: int
+    connect: Connect, route: str, small_bounds: int
 ) -> None:
     with Held() as held:
         client = connect(held.server.address)
-        many = large(client, UNASKED_BYTES_MAX + small_bounds + 40 * MIB)
+        many = large(client, EAGER_BYTES_MAX + small_bounds + 40 * MIB)
         until(lambda: held.server.snapshot().calls == len(many))
         until(lambda: held.server.snapshot().bytes_waiting > small_bounds and held.server.snapshot().calls_running)
         stopping = threading.Thread(target=held.server.stop)
@@ -214,7 +214,7 @@ def test_a_server_whose_grace_is_over_says_that_what_waits_for_a_thread_was_not_
     }
     code, message = first.get_error()
     assert code == errors.UNAVAILABLE
-    assert "it may have been carried out" in message
+    assert "the server may have executed it" in message
     go.set()
     until(lambda: seen == [0])
 
@@ -229,14 +229,14 @@ def test_handlers_may_wait_for_a_small_call_of_the_client_whose_large_ones_keep_
     with server:
         client = connect(server.address)
         piece = np.zeros(512 * 2**10, np.uint8)
-        many = [client.wait(piece) for _ in range(UNASKED_BYTES_MAX // piece.nbytes + 8)]
-        until(lambda: server.snapshot().bytes_waiting > UNASKED_BYTES_MAX // 2)
+        many = [client.wait(piece) for _ in range(EAGER_BYTES_MAX // piece.nbytes + 8)]
+        until(lambda: server.snapshot().bytes_waiting > EAGER_BYTES_MAX // 2)
         assert client.snapshot().calls_waiting
         client.tell_blocking(timeout_in_ms=60_000)
         assert {each.get_value() for each in many} == {True}
 
 
-def test_a_batched_method_has_the_same_bounds(connect: Connect, lane: str, small_bounds: int) -> None:
+def test_a_batched_method_has_the_same_bounds(connect: Connect, route: str, small_bounds: int) -> None:
     go = threading.Event()
 
     def double(rows: Any) -> Any:
@@ -247,7 +247,7 @@ def test_a_batched_method_has_the_same_bounds(connect: Connect, lane: str, small
     server.register("double", double, batch=True, max_batch=2)
     with server:
         client = connect(server.address)
-        bound = UNASKED_BYTES_MAX + small_bounds
+        bound = EAGER_BYTES_MAX + small_bounds
         many = [client.double(np.full((1, 8 * MIB), number, np.uint8)) for number in range(2 * bound // (8 * MIB))]
         until(lambda: server.snapshot().calls == len(many))
         assert server.snapshot().bytes_waiting <= bound
@@ -275,7 +275,7 @@ def test_what_a_client_gave_up_makes_room_for_it_though_that_was_just_done_for_a
 ) -> None:
     monkeypatch.setattr("zmqdist.rpc.service.SWEEP_S", 3600.0)
     given_up = threading.Event()
-    monkeypatch.setattr("zmqdist.transport.calls_machine.ServedCall.wanted", lambda self, now: not given_up.is_set())
+    monkeypatch.setattr("zmqdist.transport.calls_machine.ServedCall.is_wanted", lambda self, now: not given_up.is_set())
     body = safe.encode((b"\0" * 1000 * 60,))[0]
     count = CLIENT_UNASKED_BYTES_MAX // len(body)
     with Held() as held, stranger_to(held.server.address) as one, stranger_to(held.server.address) as other:
@@ -302,4 +302,4 @@ def codes(peer: Any) -> dict[int, int]:
 
 
 def test_the_bound_of_a_client_is_more_than_it_sends_unasked() -> None:
-    assert UNASKED_BYTES_MAX < CLIENT_UNASKED_BYTES_MAX < CLIENT_PULLED_BYTES_MAX
+    assert EAGER_BYTES_MAX < CLIENT_UNASKED_BYTES_MAX < CLIENT_PULLED_BYTES_MAX

@@ -51,7 +51,7 @@ def test_a_server_killed_with_a_call_in_flight_is_unavailable_at_once(child: Chi
     process.kill()
     assert outcome.get_error()[0] == errors.UNAVAILABLE
     assert time.monotonic() - began < 20  # and not when the deadline or the function's time was up
-    with pytest.raises(errors.UnavailableError, match=r"'sleep' was in flight; it may have been carried out"):
+    with pytest.raises(errors.UnavailableError, match=r"'sleep' was in flight; the server may have executed it"):
         outcome.get_value()
 
 

@@ -1,4 +1,4 @@
-"""Large arrays in calls and answers, by shared memory and by sockets: what the memory rules promise holds on both lanes."""
+"""Large arrays in calls and answers, by shared memory and by sockets: what the memory rules promise holds on both routes."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from tests.rpc.hosted import stranger_to
 from tests.rpc.large import MIB, SERVER, address_of, change_everything_after_each_call
 from tests.rpc.polled import until
 from zmqdist import errors, freeze
-from zmqdist.limits import CHUNK_BYTES, LANE_WINDOW_BYTES
+from zmqdist.limits import BULK_CHANNEL_WINDOW_BYTES, CHUNK_BYTES
 from zmqdist.messages import Call, Chunk, Credit
 from zmqdist.rpc import ZmqClient, ZmqServer
-from zmqdist.transport import shm_pool as arena_module
+from zmqdist.transport import shm_pool
 from zmqdist.transport.client_connection import ClientConnection
 from zmqdist.transport.router import Router
-from zmqdist.transport.shm_pool import this_arena
+from zmqdist.transport.shm_pool import this_pool
 from zmqdist.wire import headers, safe
 
 Serve = Callable[..., ZmqServer]
@@ -36,8 +36,8 @@ def lends(client: ZmqClient) -> bool:
 # -- the rules of memory ---------------------------------------------------------------------------------------------
 
 
-def test_the_lane_is_the_one_that_was_asked_for(remote: ZmqClient, lane: str) -> None:
-    assert lends(remote) == (lane == "arena")
+def test_the_lane_is_the_one_that_was_asked_for(remote: ZmqClient, route: str) -> None:
+    assert lends(remote) == (route == "shared_memory")
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -56,7 +56,7 @@ def test_what_a_handler_keeps_and_changes_is_its_own(remote: ZmqClient) -> None:
     remote.forget_blocking()
 
 
-def test_an_answer_that_is_kept_outlives_client_and_server(lane: str, child: Child, connect: Connect) -> None:
+def test_an_answer_that_is_kept_outlives_client_and_server(route: str, child: Child, connect: Connect) -> None:
     process = child(SERVER)
     client = connect(address_of(process), timeout_in_ms=30_000)
     got = client.ones_blocking(4 * MIB)
@@ -91,7 +91,7 @@ def test_an_answer_is_received_into_the_array_that_was_given(remote: ZmqClient, 
 
 
 def test_chunks_go_straight_into_the_array_that_was_given(
-    remote: ZmqClient, lane: str, monkeypatch: pytest.MonkeyPatch
+    remote: ZmqClient, route: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[int] = []
     monkeypatch.setattr("zmqdist.transport.transfers.memory_for", lambda nbytes: made.append(nbytes))
@@ -175,7 +175,7 @@ def test_an_array_of_another_kind_or_made_read_only_later_harms_no_other_call(re
 def test_with_shared_memory_a_few_hundred_bytes_pass_the_socket(
     serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if this_arena() is None:
+    if this_pool() is None:
         pytest.skip("no shared memory on this system")
     client = connect(serve(echo=lambda value: value).address, timeout_in_ms=30_000)
     client.echo_blocking(np.zeros(8 * MIB))
@@ -194,7 +194,7 @@ def size_of(given: Any) -> int:
     return len(given[0]) + sum(map(len, given[1])) if len(given) > 1 else len(given[0])
 
 
-def test_a_large_call_that_nobody_asks_about_runs_all_the_same(serve: Serve, connect: Connect, lane: str) -> None:
+def test_a_large_call_that_nobody_asks_about_runs_all_the_same(serve: Serve, connect: Connect, route: str) -> None:
     ran = threading.Event()
 
     def note(array: Any) -> Any:
@@ -238,8 +238,8 @@ def test_small_calls_pass_while_a_large_array_moves(remote: ZmqClient) -> None:
 def test_a_client_that_does_not_read_holds_up_nothing_but_its_own_answer(
     serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(arena_module, "_arena", None)
-    monkeypatch.setattr(arena_module, "_tried", True)
+    monkeypatch.setattr(shm_pool, "_pool", None)
+    monkeypatch.setattr(shm_pool, "_tried", True)
     server = serve(ones=lambda n: np.ones(n, np.uint8), small=lambda: 1)
     idle, other = connect(server.address), connect(server.address)
     unread = idle.ones(24 * MIB)
@@ -247,14 +247,14 @@ def test_a_client_that_does_not_read_holds_up_nothing_but_its_own_answer(
     for _ in range(20):
         assert other.small_blocking() == 1
     seen = server.snapshot()
-    assert 0 < seen.bytes_unacknowledged <= LANE_WINDOW_BYTES < seen.bytes_unsent
+    assert 0 < seen.bytes_unacknowledged <= BULK_CHANNEL_WINDOW_BYTES < seen.bytes_unsent
     assert unread.get_value().all()
 
 
 # -- ends ----------------------------------------------------------------------------------------------------------------
 
 
-def test_a_call_whose_time_is_up_while_its_arguments_leave_is_never_run(remote: ZmqClient, lane: str) -> None:
+def test_a_call_whose_time_is_up_while_its_arguments_leave_is_never_run(remote: ZmqClient, route: str) -> None:
     array = np.zeros(32 * MIB, np.uint8)
     for _ in range(3):
         assert remote.keep(array, timeout_in_ms=2).get_error()[0] in (0, errors.DEADLINE_EXCEEDED)
@@ -263,7 +263,7 @@ def test_a_call_whose_time_is_up_while_its_arguments_leave_is_never_run(remote: 
     until(lambda: remote.small_blocking(1) == 1 and not remote.snapshot().transfers)
 
 
-def test_cancelling_stops_what_is_on_the_way_in_either_direction(serve: Serve, connect: Connect, lane: str) -> None:
+def test_cancelling_stops_what_is_on_the_way_in_either_direction(serve: Serve, connect: Connect, route: str) -> None:
     server = serve(ones=lambda n: np.ones(n, np.uint8), total=lambda array: int(array.sum()))
     client = connect(server.address, timeout_in_ms=30_000)
     for _ in range(3):
@@ -275,7 +275,7 @@ def test_cancelling_stops_what_is_on_the_way_in_either_direction(serve: Serve, c
     until(lambda: client.methods() and server.snapshot().bytes_unsent == 0)
 
 
-def test_arguments_of_a_call_that_is_refused_stop_at_once(serve: Serve, connect: Connect, lane: str) -> None:
+def test_arguments_of_a_call_that_is_refused_stop_at_once(serve: Serve, connect: Connect, route: str) -> None:
     client = connect(serve(m=lambda a: 1).address, timeout_in_ms=30_000)
     with pytest.raises(errors.InvalidArgumentError, match="not registered"):
         client.call("absent", np.ones(24 * MIB, np.uint8)).get_value()
@@ -286,7 +286,7 @@ def test_arguments_of_a_call_that_is_refused_stop_at_once(serve: Serve, connect:
 @pytest.mark.killed("rpc")
 @pytest.mark.parametrize("who", ["client", "server"])
 def test_after_a_kill_with_memory_lent_out_nothing_is_missing(
-    child: Child, connect: Connect, lane: str, who: str
+    child: Child, connect: Connect, route: str, who: str
 ) -> None:
     if who == "server":
         process = child(SERVER)
@@ -306,10 +306,10 @@ def test_after_a_kill_with_memory_lent_out_nothing_is_missing(
         process.wait()
         until(lambda: not server.snapshot().clients)
         server.stop()
-    arena = this_arena()
-    if arena is not None:
+    pool = this_pool()
+    if pool is not None:
         gc.collect()
-        until(lambda: arena.sweep() >= 0 and arena.lent == 0)
+        until(lambda: pool.sweep() >= 0 and pool.lease_count == 0)
 
 
 KEEPER = """
@@ -326,20 +326,20 @@ sys.stdin.read()
 def test_a_peer_that_keeps_every_segment_is_served_by_the_socket(
     child: Child, connect: Connect, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    if this_arena() is None:
+    if this_pool() is None:
         pytest.skip("no shared memory on this system")
-    small = arena_module.Arena(48 * MIB)
-    monkeypatch.setattr(arena_module, "_arena", small)
+    small = shm_pool.ShmPool(48 * MIB)
+    monkeypatch.setattr(shm_pool, "_pool", small)
     client = connect(address_of(child(SERVER)), timeout_in_ms=30_000)
     array = np.ones(8 * MIB, np.uint8)
     for number in range(12):
         assert client.keep_blocking(array) == number + 1
-    assert 0 < small.lent < 12
+    assert 0 < small.lease_count < 12
     assert len([record for record in caplog.records if "no room in shared memory" in record.message]) == 1
     client.forget_blocking()
     client.close()
     gc.collect()
-    until(lambda: small.sweep() >= 0 and small.lent == 0)
+    until(lambda: small.sweep() >= 0 and small.lease_count == 0)
 
 
 @pytest.mark.parametrize("fault", ["memfd", "proc"])
@@ -352,14 +352,14 @@ def test_memory_that_cannot_be_shared_leaves_the_socket(
         raise OSError(1, "Operation not permitted")
 
     if fault == "memfd":
-        monkeypatch.setattr(arena_module, "_arena", None)
-        monkeypatch.setattr(arena_module, "_tried", False)
-        monkeypatch.setattr(arena_module, "make_memfd", refused)
+        monkeypatch.setattr(shm_pool, "_pool", None)
+        monkeypatch.setattr(shm_pool, "_tried", False)
+        monkeypatch.setattr(shm_pool, "make_memfd", refused)
         told = "no shared memory here"
     else:
         monkeypatch.setattr("zmqdist.transport.shm_peer._peers", {})
         monkeypatch.setattr("zmqdist.transport.shm_peer.open_memfd", refused)
-        told = "its shared memory cannot be opened from here"
+        told = "cannot open the shared memory of"
     client = connect(serve(echo=lambda value: value).address, timeout_in_ms=30_000)
     given = np.arange(MIB)
     assert np.array_equal(client.echo_blocking(given), given)
@@ -389,7 +389,7 @@ with Client.create("zmq", sys.argv[1], "", 30000) as client:
 # -- peers that break the rules --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("lane", ["sockets"], indirect=True)
+@pytest.mark.parametrize("route", ["sockets"], indirect=True)
 @pytest.mark.parametrize(
     "change",
     [
@@ -428,8 +428,8 @@ def test_a_wrong_chunk_fails_its_call_and_nothing_is_delivered_half(
 def test_an_answer_with_a_wrong_chunk_is_an_error_and_not_half_an_array(
     serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(arena_module, "_arena", None)
-    monkeypatch.setattr(arena_module, "_tried", True)
+    monkeypatch.setattr(shm_pool, "_pool", None)
+    monkeypatch.setattr(shm_pool, "_tried", True)
     send = Router.send
 
     def wrong(self: Router, peer: Any, message: Any, frames: Any = ()) -> bool:
@@ -446,7 +446,7 @@ def test_an_answer_with_a_wrong_chunk_is_an_error_and_not_half_an_array(
 
 
 @pytest.mark.parametrize("parts", [((0,),), ((2**50,),), ((-1,),), ((),), ((1, 2),), ((1, 2, 3, 4, 5, 6, 7, 8),)])
-def test_parts_that_cannot_be_are_refused(serve: Serve, parts: Any, lane: str) -> None:
+def test_parts_that_cannot_be_are_refused(serve: Serve, parts: Any, route: str) -> None:
     server = serve(m=lambda a: 1)
     with stranger_to(server.address) as (stranger, life):
         assert stranger.send(Call(1, "m", life, 0, b"\xc0", parts))
@@ -464,11 +464,11 @@ def test_credit_that_was_never_earned_opens_nothing(serve: Serve, connect: Conne
         assert server.snapshot().bytes_unacknowledged == 0
 
 
-def test_a_number_that_is_used_twice_harms_nobody_else(serve: Serve, connect: Connect, lane: str) -> None:
+def test_a_number_that_is_used_twice_harms_nobody_else(serve: Serve, connect: Connect, route: str) -> None:
     server = serve(inline=frozenset({"ones"}), ones=lambda n: np.ones(n, np.uint8))
     client, other = connect(server.address), connect(server.address)
     call = client.ones(8 * MIB)._call  # reach: the number of a call in flight, which is used again
-    line = client._channel._line  # reach: a connection that shares memory, for a message that no client sends
+    line = client._channel._connection  # reach: a connection that shares memory, for a message that no client sends
     for _ in range(3):
         line._put_message(line.table.request(ClientCallTwin(call.id), 0.0), ())  # reach: as above
     assert other.ones_blocking(8 * MIB).all()
@@ -486,7 +486,7 @@ class ClientCallTwin:
         self.held = False
 
 
-def test_ctrl_c_in_a_large_call_gives_the_arrays_back(child: Child, lane: str) -> None:
+def test_ctrl_c_in_a_large_call_gives_the_arrays_back(child: Child, route: str) -> None:
     assert child(INTERRUPTED).communicate(timeout=30)[0] == "usable\n"
 
 

@@ -12,20 +12,20 @@ import pytest
 from tests.rpc.hosted import Hosted
 from zmqdist.errors import CANCELLED, INVALID_ARGUMENT, UNIMPLEMENTED, InvalidArgumentError
 from zmqdist.rpc import ZmqClient
-from zmqdist.rpc.pending_call import Asked
+from zmqdist.rpc.pending_call import PendingCall
 
 
 class Desk:
     """A server with a method `ask` that hands its calls to the test."""
 
     def __init__(self) -> None:
-        self.asked: Queue[Asked] = Queue()
-        self.dropped: Queue[Asked] = Queue()
+        self.asked: Queue[PendingCall] = Queue()
+        self.dropped: Queue[PendingCall] = Queue()
         self.server = Hosted()
         self.server.service.register_later("ask", self._ask)
         self.server.start()
 
-    def _ask(self, asked: Asked, wanted: Any) -> None:
+    def _ask(self, asked: PendingCall, wanted: Any) -> None:
         if wanted == "raise":
             raise NotImplementedError("not today")
         asked.on_dropped(lambda: self.dropped.put(asked))
@@ -47,8 +47,8 @@ def test_a_call_is_answered_from_any_thread_and_only_the_first_answer_counts(
     later = client.call("ask", [1])
     asked = desk.asked.get(timeout=30)
     assert asked.wanted()
-    asked.answer(np.arange(3))
-    asked.answer("too late")
+    asked.reply(np.arange(3))
+    asked.reply("too late")
     asked.fail(ValueError("too late"))
     np.testing.assert_array_equal(later.get_value()[0], [0, 1, 2])
     assert not asked.wanted()
@@ -62,7 +62,7 @@ def test_what_cannot_travel_what_is_raised_and_what_fails_are_errors_of_the_call
     assert client.call("ask", []).get_error()[0] == INVALID_ARGUMENT
     assert client.call("ask", [1, 2]).get_error()[0] == INVALID_ARGUMENT
     first, second = client.call("ask", [1]), client.call("ask", [2])
-    desk.asked.get(timeout=30).answer(object())
+    desk.asked.get(timeout=30).reply(object())
     desk.asked.get(timeout=30).fail(InvalidArgumentError(None, None, "no"))
     assert first.get_error()[0] == INVALID_ARGUMENT
     assert second.get_error() == (INVALID_ARGUMENT, "no")

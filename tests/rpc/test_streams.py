@@ -155,8 +155,8 @@ def test_an_object_that_is_called_may_be_a_generator_function(serve: Serve, conn
 def test_a_stream_may_last_longer_than_python_can_wait(
     server: ZmqServer, connect: Connect, source: Source, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("zmqdist.transport.calls_machine.FAR_S", math.inf)
-    monkeypatch.setattr("zmqdist.rpc.stubs.FAR_S", math.inf)
+    monkeypatch.setattr("zmqdist.transport.calls_machine.NEVER_S", math.inf)
+    monkeypatch.setattr("zmqdist.rpc.stubs.NEVER_S", math.inf)
     with connect(server.address).count(timeout_in_ms=1e15) as stream:
         until(lambda: source.made >= STREAM_ITEMS_AHEAD)
         assert list(itertools.islice(stream, 2000)) == list(range(2000))
@@ -216,7 +216,7 @@ def test_a_task_that_is_cancelled_in_a_stream_closes_it(serve: Serve, connect: C
 
 def test_a_stream_that_came_whole_with_the_first_answer_asks_no_more(connect: Connect) -> None:
     def three(asked: Any, *args: Any) -> None:
-        asked.answer_packed(encode_items(Items([payload.pack(n)[0] for n in range(3)], [], (0, ""))), ())
+        asked.reply_packed(encode_items(Items([payload.pack(n)[0] for n in range(3)], [], (0, ""))), ())
 
     server = Hosted()
     server.service.register("upto", Source().upto)
@@ -607,7 +607,7 @@ def raw(channel: Channel, method: str, args: Any) -> Any:
     from zmqdist.rpc.future import StatusOrResult
 
     call = ClientCall(method, payload.pack(tuple(args))[0])
-    channel.call(call)
+    channel.submit(call)
     return StatusOrResult(channel, call, lambda call, address: None)
 
 
@@ -632,7 +632,7 @@ def test_a_server_that_lies_about_items_is_found_out(items: bytes, frames: int) 
 def test_an_item_that_is_no_value_ends_its_stream_with_a_wire_error(connect: Connect) -> None:
     server = Hosted()
     items = encode_items(Items([payload.pack(1)[0], b"\xc1"], [], (0, "")))
-    server.service.register_later("zmqdist.open", lambda asked, *args: asked.answer_packed(items, ()))
+    server.service.register_later("zmqdist.open", lambda asked, *args: asked.reply_packed(items, ()))
     with server:
         stream = connect(server.address).stream("m")
         assert next(stream) == 1

@@ -23,12 +23,12 @@ from zmqdist.scheduling.worker import fetch, references
 from zmqdist.scheduling.worker.fetch import CLIENTS_KEPT, Fetcher
 from zmqdist.scheduling.worker.references import Held, Reference, decode_reference, encode_reference
 from zmqdist.scheduling.worker.store import BulkStore
-from zmqdist.scheduling.worker.worker_cache import Pulled
-from zmqdist.transport import shm_pool as arena_module
+from zmqdist.scheduling.worker.worker_cache import WorkerCache
+from zmqdist.transport import shm_pool
 from zmqdist.transport.credentials import Credentials
 from zmqdist.transport.loop import Loop
 from zmqdist.transport.router import Router
-from zmqdist.transport.shm_pool import this_arena
+from zmqdist.transport.shm_pool import this_pool
 from zmqdist.wire.hello import our_hello
 
 MIB = 2**20
@@ -197,7 +197,7 @@ def test_numbers_of_another_host_that_look_alike_are_not_believed(
     assert reference.memory is not None
     *offer, nonce = reference.memory
     alike = Reference(77, store.address, (offer[0], offer[1], offer[2], nonce + 2), reference.parts)
-    assert isinstance(fetcher.near.attach(alike)[0], Held)
+    assert isinstance(fetcher.memories.attach(alike)[0], Held)
     assert bytes(fetcher.fetch(alike)[0]) == ramp(LARGE)
     store.free(reference.bulks)
 
@@ -275,8 +275,8 @@ def test_a_holder_that_refuses_connections_has_ended_and_is_not_waited_for(
 def test_a_holder_that_sends_nothing_is_given_up_after_a_while(
     hold: Callable[..., BulkStore], fetcher: Fetcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(BulkStore, "_give", lambda self, asked, bulk: None)
-    monkeypatch.setattr(fetch, "LOOK_S", 0.01)
+    monkeypatch.setattr(BulkStore, "_send_part", lambda self, call, bulk: None)
+    monkeypatch.setattr(fetch, "POLL_S", 0.01)
     monkeypatch.setattr(fetch, "STALLED_S", 0.05)
     store = hold(near=False)
     with pytest.raises(errors.DeadlineExceededError, match=f"nothing has come from {store.address} for 0.05 s"):
@@ -286,8 +286,8 @@ def test_a_holder_that_sends_nothing_is_given_up_after_a_while(
 def test_a_fetch_that_nobody_wants_any_more_is_given_up(
     hold: Callable[..., BulkStore], fetcher: Fetcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(BulkStore, "_give", lambda self, asked, bulk: None)
-    monkeypatch.setattr(fetch, "LOOK_S", 0.01)
+    monkeypatch.setattr(BulkStore, "_send_part", lambda self, call, bulk: None)
+    monkeypatch.setattr(fetch, "POLL_S", 0.01)
     looks = iter([True, True, False])
     with pytest.raises(errors.CancelledError, match="nobody waits for this payload any more"):
         fetcher.fetch(hold(near=False).hold([ramp(LARGE)], shared=True), lambda: next(looks))
@@ -320,11 +320,11 @@ def test_what_a_worker_has_pulled_is_kept_once_and_dropped_together(
     hold: Callable[..., BulkStore], fetcher: Fetcher
 ) -> None:
     far, own = hold(near=False), hold()
-    pulled = Pulled(own, fetcher)
+    pulled = WorkerCache(own, fetcher)
     payload = encode_reference(far.hold([b"pickle", ramp(LARGE)], shared=True))
-    answers = {pulled.pull(payload) for _ in range(5)}
+    answers = {pulled.fetch_for_slot(payload) for _ in range(5)}
     assert len(answers) == 1
-    assert pulled.pulls == 1
+    assert pulled.fetches == 1
     assert as_bytes(fetcher.fetch(decode_reference(answers.pop()))) == [b"pickle", ramp(LARGE)]
     assert as_bytes(pulled.fetch(decode_reference(payload))) == [b"pickle", ramp(LARGE)]
     pulled.drop()
@@ -333,10 +333,10 @@ def test_what_a_worker_has_pulled_is_kept_once_and_dropped_together(
 
 def test_what_a_worker_keeps_itself_is_not_pulled(hold: Callable[..., BulkStore], fetcher: Fetcher) -> None:
     own = hold()
-    pulled = Pulled(own, fetcher)
+    pulled = WorkerCache(own, fetcher)
     reference = own.hold([b"pickle", ramp(LARGE)], shared=True)
-    assert decode_reference(pulled.pull(encode_reference(reference))) == reference
-    assert (pulled.pulls, len(own)) == (0, 1)
+    assert decode_reference(pulled.fetch_for_slot(encode_reference(reference))) == reference
+    assert (pulled.fetches, len(own)) == (0, 1)
     own.free(reference.bulks)
     with pytest.raises(errors.NotFoundError):
         pulled.fetch(reference)
@@ -345,41 +345,41 @@ def test_what_a_worker_keeps_itself_is_not_pulled(hold: Callable[..., BulkStore]
 def test_what_there_is_no_memory_for_is_an_error_and_tried_again_by_the_next(
     hold: Callable[..., BulkStore], fetcher: Fetcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    far, pulled = hold(near=False), Pulled(hold(), fetcher)
+    far, pulled = hold(near=False), WorkerCache(hold(), fetcher)
     payload = encode_reference(far.hold([ramp(LARGE)], shared=True))
 
-    def no_arena() -> None:
+    def no_pool() -> None:
         raise MemoryError
 
     with monkeypatch.context() as full:
-        full.setattr("zmqdist.scheduling.worker.worker_cache.this_arena", no_arena)
+        full.setattr("zmqdist.scheduling.worker.worker_cache.this_pool", no_pool)
         with pytest.raises(MemoryError):
-            pulled.pull(payload)
+            pulled.fetch_for_slot(payload)
     assert (len(pulled), pulled.nbytes) == (0, 0)
     assert as_bytes(pulled.fetch(decode_reference(payload))) == [ramp(LARGE)]
 
 
 def test_what_could_not_be_pulled_is_tried_again_by_the_next(hold: Callable[..., BulkStore], fetcher: Fetcher) -> None:
     far, own = hold(near=False), hold()
-    pulled = Pulled(own, fetcher)
+    pulled = WorkerCache(own, fetcher)
     reference = far.hold([ramp(LARGE)], shared=True)
     missing = encode_reference(Reference(far.number, far.address, None, (Held(99, LARGE),)))
     for _ in range(2):
         with pytest.raises(errors.NotFoundError):
-            pulled.pull(missing)
+            pulled.fetch_for_slot(missing)
     assert (len(pulled), pulled.nbytes) == (0, 0)
-    assert pulled.pull(encode_reference(reference))
+    assert pulled.fetch_for_slot(encode_reference(reference))
     pulled.drop()
 
 
 def test_what_a_worker_keeps_is_bounded(
     hold: Callable[..., BulkStore], fetcher: Fetcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("zmqdist.scheduling.worker.worker_cache.PULLED_BYTES_MAX", 2 * LARGE)
+    monkeypatch.setattr("zmqdist.scheduling.worker.worker_cache.WORKER_CACHE_BYTES_MAX", 2 * LARGE)
     far, own = hold(near=False), hold()
-    pulled = Pulled(own, fetcher)
+    pulled = WorkerCache(own, fetcher)
     for number in range(5):
-        pulled.pull(encode_reference(far.hold([ramp(LARGE)[number:] + bytes(number)], shared=True)))
+        pulled.fetch_for_slot(encode_reference(far.hold([ramp(LARGE)[number:] + bytes(number)], shared=True)))
     assert len(own) == 2
     pulled.drop()
 
@@ -399,10 +399,10 @@ def add_one(array: np.ndarray[Any, Any]) -> int:
 def look() -> tuple[int, int]:
     """Leases that the slot has out, and bytes of its pool."""
     gc.collect()
-    pool = this_arena()
+    pool = this_pool()
     assert pool is not None
     pool.sweep()
-    return pool.lent, pool.nbytes
+    return pool.lease_count, pool.nbytes
 
 
 @pytest.fixture(scope="module")
@@ -418,11 +418,11 @@ def coordinator(two: zd.local_cluster) -> Iterator[ClusterCoordinator]:
 
 
 @pytest.fixture
-def without_arena(monkeypatch: pytest.MonkeyPatch) -> None:
+def without_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither this process nor those that it starts have one."""
-    monkeypatch.setenv(arena_module.VARIABLE, "off")
-    monkeypatch.setattr(arena_module, "_arena", None)
-    monkeypatch.setattr(arena_module, "_tried", False)
+    monkeypatch.setenv(shm_pool.POOL_VARIABLE, "off")
+    monkeypatch.setattr(shm_pool, "_pool", None)
+    monkeypatch.setattr(shm_pool, "_tried", False)
 
 
 @pytest.mark.timeout(60)
@@ -466,7 +466,7 @@ def test_large_results_leave_nothing_with_the_slots(coordinator: ClusterCoordina
 
 @pytest.mark.timeout(60)
 def test_an_array_from_another_host_moves_once_to_a_worker_whatever_its_slots(
-    two: zd.local_cluster, without_arena: None, monkeypatch: pytest.MonkeyPatch
+    two: zd.local_cluster, without_shared_memory: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The cluster has shared memory, and its coordinator, as one elsewhere, has none."""
     reads: list[int] = []
@@ -486,7 +486,7 @@ def test_an_array_from_another_host_moves_once_to_a_worker_whatever_its_slots(
 
 
 @pytest.fixture
-def unreachable(without_arena: None, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+def unreachable(without_shared_memory: None, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Once it is called, servers that begin here tell an address at which nobody listens, as one behind a router does."""
     bind = Router.bind
 

@@ -59,7 +59,7 @@ def test_it_goes_before_a_backlog_that_was_given_when_work_was_quick(
             coordinator.schedule(notes, (tmp_path, "a"))
         until(lambda: begun(tmp_path))
         coordinator.schedule(notes, (tmp_path, "p"), worker=0)
-        until(lambda: (worker.snapshot().waiting_own, worker.snapshot().slots) == (1, (("running", 1),)))
+        until(lambda: (worker.snapshot().waiting_pinned, worker.snapshot().slots) == (1, (("running", 1),)))
         go(tmp_path)
         coordinator.join(20)
     assert (tmp_path / "order").read_text() == "p" + "a" * 100

@@ -17,8 +17,7 @@ from zmqdist.coordinator import ClusterCoordinator
 from zmqdist.data import Dataset
 from zmqdist.data.service import distribute
 from zmqdist.scheduling.dispatcher.config import DispatcherConfig, WorkerConfig
-from zmqdist.transport import keys
-from zmqdist.transport import shm_pool as arena_module
+from zmqdist.transport import keys, shm_pool
 from zmqdist.transport.credentials import Credentials
 from zmqdist.transport.keys import keygen
 
@@ -57,9 +56,9 @@ def roles(
     folder_of: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> Iterator[zd.DispatchServer]:
     """A dispatcher and two workers with a key each; this process is a program. Without shared memory all is fetched by connections."""
-    monkeypatch.setenv(arena_module.VARIABLE, "off")
-    monkeypatch.setattr(arena_module, "_arena", None)
-    monkeypatch.setattr(arena_module, "_tried", False)
+    monkeypatch.setenv(shm_pool.POOL_VARIABLE, "off")
+    monkeypatch.setattr(shm_pool, "_pool", None)
+    monkeypatch.setattr(shm_pool, "_tried", False)
     server, one, two, program = (folder_of(role) for role in ("server", "worker", "worker", "submit"))
     another_worker(two, tmp_path)
     monkeypatch.setenv("ZMQDIST_KEYS_DIR", program)
@@ -99,7 +98,7 @@ def test_one_who_runs_a_worker_is_not_taken_for_the_dispatcher(
     shutil.copy(Path(worker, "worker.key"), Path(worker, "server.key"))
     with (
         zd.DispatchServer(DispatcherConfig(keys_dir=worker)) as played,
-        pytest.raises(errors.UnauthenticatedError, match="does not have the key that this side expects of it"),
+        pytest.raises(errors.UnauthenticatedError, match="does not have the key that this side expects"),
     ):
         ClusterCoordinator(played.address).schedule(int).fetch()
 
@@ -111,11 +110,11 @@ def test_only_workers_and_programs_are_fetched_from(
     credentials = Credentials(keys_dir=folder_of("submit"))
     public = zmq.curve_keypair()[0] if role is None else keys.load_role(folder_of(role), role).public
     if taken:
-        assert credentials.client("127.0.0.1:1", "submit", keys.raw(public)).server_key == public
+        assert credentials.client("127.0.0.1:1", "submit", keys.decode_public(public)).server_key == public
         return
     with pytest.raises(errors.UnauthenticatedError) as raised:
-        credentials.client("127.0.0.1:1", "submit", keys.raw(public))
-    assert f"its public key {public.decode()} is of no worker or program in " in raised.value.message
+        credentials.client("127.0.0.1:1", "submit", keys.decode_public(public))
+    assert f"its public key {public.decode()} is not that of a worker or a program in " in raised.value.message
 
 
 def test_a_refusal_names_the_key_that_was_used_and_not_the_one_that_lies_there_now(

@@ -17,21 +17,21 @@ from zmqdist.coordinator import ClusterCoordinator
 from zmqdist.messages import (
     VALUE,
     Beat,
+    CancelWork,
     Define,
     Done,
-    EndGeneration,
-    Enlist,
+    EndRound,
     Forget,
     Goodbye,
+    LeasesReturned,
     Leave,
     Message,
     Refused,
     Register,
-    Returned,
+    RegisterCoordinator,
+    ResultReceived,
     SlotsLost,
     Submit,
-    Taken,
-    Withdraw,
 )
 from zmqdist.scheduling.dispatcher.config import DispatcherConfig, WorkerConfig
 from zmqdist.transport import shm_pool
@@ -67,8 +67,8 @@ def number_of(dispatcher: zd.DispatchServer) -> int:
     return until(lambda: dispatcher.snapshot().coordinators)[0].coordinator
 
 
-def enlist(number: int) -> Enlist:
-    return Enlist(number, 100, 1, False)
+def enlist(number: int) -> RegisterCoordinator:
+    return RegisterCoordinator(number, 100, 1, False)
 
 
 def register(incarnation: int, index: int, *, held: list[int] | None = None) -> Register:
@@ -83,7 +83,7 @@ def test_a_coordinator_whose_number_another_takes_is_told_and_does_not_wait_for_
         until(lambda: begun(tmp_path), "it runs")
         thief = claims("submit")
         thief.send(enlist(number_of(dispatcher)))
-        with pytest.raises(errors.AbortedError, match="another connection has enlisted as this coordinator"):
+        with pytest.raises(errors.AbortedError, match="another connection has registered as this coordinator"):
             value.get(WITHIN_S)
         with pytest.raises(errors.OpError):
             coordinator.schedule(abs, (-1,)).get(WITHIN_S)
@@ -131,8 +131,9 @@ def made_once(folder: Path) -> bytes:
 def test_a_get_that_waits_for_a_lost_value_raises_when_the_coordinators_number_is_taken(
     dispatcher: zd.DispatchServer, claims: Claims, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(shm_pool.VARIABLE, "off")  # else the value outlives a worker that is a thread of this process
-    monkeypatch.setattr(shm_pool, "_arena", None)
+    # Else the value outlives a worker that is a thread of this process.
+    monkeypatch.setenv(shm_pool.POOL_VARIABLE, "off")
+    monkeypatch.setattr(shm_pool, "_pool", None)
     monkeypatch.setattr(shm_pool, "_tried", False)
     with ClusterCoordinator(dispatcher) as coordinator:
         with zd.WorkerServer(WorkerConfig(dispatcher.address)):
@@ -172,7 +173,7 @@ def test_work_that_goes_to_whoever_shows_the_incarnation_of_a_worker_is_done_all
     """Who knows the incarnation can disturb that worker. It comes back, as it would after a broken connection."""
     with zd.WorkerServer(WorkerConfig(dispatcher.address)), ClusterCoordinator(dispatcher) as coordinator:
         looks = claims("submit")
-        looks.send(Enlist(5, 100, 1, False, watch=True))
+        looks.send(RegisterCoordinator(5, 100, 1, False, watch_members=True))
         looks.expect("message")
         ((_, incarnation, *_),) = looks.expect("message")[1].joined
         values = coordinator.map(abs, range(-200, 0))
@@ -192,7 +193,7 @@ def test_outcomes_of_leases_that_another_worker_holds_are_dropped(
         thief.send(register(78, 5))
         assert thief.expect("message")[1].index == 5
         thief.send(Done([(lease, VALUE, b"wrong") for lease in range(1, 1000)], []))
-        thief.send(Returned(list(range(1, 1000))))
+        thief.send(LeasesReturned(list(range(1, 1000))))
         thief.send(Beat())
         thief.expect("message")
         go(tmp_path)
@@ -204,11 +205,11 @@ OF_COORDINATORS: list[Message] = [
     enlist(5),
     Define([(1, b"x")]),
     Submit(1, [(1, 1, 0, 1, b"")]),
-    Withdraw([1], 0.0),
-    EndGeneration(1, 0.0),
-    Taken([(1, 1)]),
+    CancelWork([1], 0.0),
+    EndRound(1, 0.0),
+    ResultReceived([(1, 1)]),
 ]
-OF_WORKERS: list[Message] = [register(9, 9), Done([(1, VALUE, b"")], []), Returned([1]), SlotsLost([])]
+OF_WORKERS: list[Message] = [register(9, 9), Done([(1, VALUE, b"")], []), LeasesReturned([1]), SlotsLost([])]
 WRONG = [
     *(("client", message) for message in (*OF_COORDINATORS, *OF_WORKERS)),
     *(("worker", message) for message in OF_COORDINATORS),
@@ -250,7 +251,7 @@ UNSAID: list[tuple[str, Any]] = [
 def test_what_was_recorded_of_another_connection_means_nothing_on_a_new_one(
     dispatcher: zd.DispatchServer, claims: Claims, role: str, message: Message
 ) -> None:
-    assert "neither registered nor enlisted" in refusal(dispatcher, claims(role), message).message
+    assert "a peer that has not registered" in refusal(dispatcher, claims(role), message).message
 
 
 def test_the_goodbye_of_a_stranger_is_nobody_elses(dispatcher: zd.DispatchServer, claims: Claims) -> None:

@@ -35,7 +35,7 @@ def test_the_same_seed_is_the_same_run() -> None:
 def test_the_simulation_meets_what_it_is_about() -> None:
     """A mild simulation would find nothing."""
     sims = [simulate_data_service(seed) for seed in range(40)]
-    told = " ".join(line for sim in sims for line in sim.trace)
+    trace = " ".join(line for sim in sims for line in sim.trace)
     for what in (
         "is killed",
         "is back at",
@@ -45,7 +45,7 @@ def test_the_simulation_meets_what_it_is_about() -> None:
         "reader is killed",
         "journal",
     ):
-        assert what in told
+        assert what in trace
     readers = [reader for sim in sims for reader in sim.readers]
     assert {reader.mode for reader in readers} == {r.OFF, r.DYNAMIC}
     assert sum(reader.error != 0 for reader in readers) > 1, "states are lost"

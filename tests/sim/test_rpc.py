@@ -1,6 +1,6 @@
-"""The machines of RPC at both ends, in virtual time, with seeded faults: call tables, turns, batches, bulk lanes and paces.
+"""The machines of RPC at both ends, in virtual time, with seeded faults: call tables, turns, batches, bulk channels and paces.
 
-Which faults there are, and what is checked, is in tests/sim/simulations/rpc.py.
+The faults and the checks are in tests/sim/simulations/rpc.py.
 
 pytest tests/sim --seed 1234      replays one seed exactly
 """
@@ -13,7 +13,7 @@ import pytest
 
 from tests.sim.simulations.rpc import FAULTS, simulate_rpc
 from zmqdist.errors import CANCELLED, DEADLINE_EXCEEDED, OK, RESOURCE_EXHAUSTED, UNAVAILABLE
-from zmqdist.rpc.admission_machine import Turns
+from zmqdist.rpc.admission_machine import FairAdmission
 
 
 def test_whatever_goes_wrong_every_call_ends_once_and_nothing_is_left(seed: int) -> None:
@@ -37,8 +37,8 @@ def test_the_same_seed_is_the_same_run() -> None:
 def test_the_simulation_meets_what_it_is_about() -> None:
     """A mild simulation would find nothing."""
     sims = [simulate_rpc(seed) for seed in range(40)]
-    told = " ".join(line for sim in sims for line in sim.trace)
-    assert not [kind for kind in FAULTS if f"fault: {kind}" not in told]
+    trace = " ".join(line for sim in sims for line in sim.trace)
+    assert not [kind for kind in FAULTS if f"fault: {kind}" not in trace]
     questions = [question for sim in sims for question in sim.questions]
     codes = Counter(question.code for question in questions)
     assert min(codes[code] for code in (OK, CANCELLED, DEADLINE_EXCEEDED, RESOURCE_EXHAUSTED, UNAVAILABLE)) > 100
@@ -50,6 +50,6 @@ def test_the_simulation_meets_what_it_is_about() -> None:
 
 
 def test_a_broken_promise_names_its_seed_and_what_happened(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Turns, "next", lambda self: None)
+    monkeypatch.setattr(FairAdmission, "next", lambda self: None)
     with pytest.raises(AssertionError, match=r"(?s)calls P1: .* never end.*pytest tests/sim --seed 5.*server 1 starts"):
         simulate_rpc(5)

@@ -1,6 +1,6 @@
 """The machines of the dispatcher, the workers and the coordinators as one cluster, in virtual time, with seeded faults.
 
-Which faults there are, and what is checked, is in zmqdist/testing/sim_cluster.py; the promises are numbered in the machines' modules.
+The faults and the checks are in zmqdist/testing/simulation/cluster.py; the promises are numbered in the machines' modules.
 
     pytest tests/sim --seed 1234      replays one seed exactly
     pytest tests/sim --seeds 5000     a long run
@@ -21,18 +21,18 @@ def test_the_same_seed_is_the_same_run() -> None:
     first, second = simulate(7), simulate(7)
     assert first.trace == second.trace
     assert len(first.trace) > 5
-    assert first.truth.runs == second.truth.runs
+    assert first.oracle.runs == second.oracle.runs
     assert [c.outcomes for c in first.coordinators] == [c.outcomes for c in second.coordinators]
 
 
 def test_without_faults_every_function_runs_exactly_once() -> None:
     cluster = simulate(3, faults=0, works=200)
-    assert len(cluster.truth.runs) == 400
-    assert len(set(cluster.truth.runs.values())) == 400
+    assert len(cluster.oracle.runs) == 400
+    assert len(set(cluster.oracle.runs.values())) == 400
 
 
 def test_the_simulation_meets_what_it_is_about() -> None:
-    """Over some seeds each way to end is met, rounds end, and work runs more than once: a mild simulation would find nothing."""
+    """Over some seeds work ends in each possible way, rounds end, and work runs more than once: a mild simulation would find no bugs."""
     outcomes: set[int] = set()
     rounds = repeated = retried = remade = 0
     for seed in range(25):
@@ -43,7 +43,7 @@ def test_the_simulation_meets_what_it_is_about() -> None:
             plans = coordinator.plans.plans.values()
             retried += sum(len(plan.attempts) > 1 and not plan.lineage for plan in plans)
             remade += sum(plan.replaced for plan in plans)
-        repeated += len(cluster.truth.runs) - len(set(cluster.truth.runs.values()))
+        repeated += len(cluster.oracle.runs) - len(set(cluster.oracle.runs.values()))
     assert outcomes >= {0, 1, 3, 4, 10, 12, 13}, (
         "a value, an error, a cancellation, a kept one, a lost one, an input, a time-out"
     )

@@ -1,7 +1,6 @@
-"""What the tasks of a cluster do together, in virtual time, with seeded faults: barriers and keys, groups, messages.
+"""The machines by which the tasks of a cluster work together, in virtual time, with seeded faults: barriers and keys, groups, messages.
 
-Which faults there are, and what is checked, is in tests/sim/simulations/{keeper,groups,mail}.py; the promises are numbered in the
-machines' modules.
+The faults and the checks are in tests/sim/simulations/{keeper,groups,mail}.py; the promises are numbered in the machines' modules.
 
     pytest tests/sim --seed 1234      replays one seed exactly
     pytest tests/sim --seeds 5000     a long run
@@ -50,7 +49,7 @@ def test_without_faults_nothing_ever_fails() -> None:
 
 
 def test_the_simulations_meet_what_they_are_about() -> None:
-    """Over some seeds members agree, disagree and exchange, rounds pass among faults, letters are lost: a mild one would find nothing."""
+    """Over some seeds members agree, disagree and exchange, rounds pass despite faults, and letters are lost: a mild run finds no bugs."""
     codes: set[int | None] = set()
     agreements = rounds = lost = 0
     for seed in range(25):

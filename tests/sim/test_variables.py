@@ -1,6 +1,6 @@
-"""Updates of variables at a parameter server that are asked for again and again, in virtual time, with seeded faults.
+"""Updates of variables at a parameter server whose requests are repeated until there is a reply, in virtual time, with seeded faults.
 
-Which faults there are, and what is checked, is in tests/sim/simulations/variables.py.
+The faults and the checks are in tests/sim/simulations/variables.py.
 """
 
 from __future__ import annotations

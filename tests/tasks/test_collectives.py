@@ -587,13 +587,13 @@ def test_pieces_of_a_ring_are_copied_into_shared_memory_once(
     four: list[Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each member copies a chunk of its own; what is folded lies there already, and what has arrived goes on as it is."""
-    from zmqdist.transport.shm_pool import Arena
+    from zmqdist.transport.shm_pool import ShmPool
 
     together(four, lambda server, rank: server.all_reduce(np.ones(2**20)))  # they know each other's memory from here on
     copies: list[int] = []
-    kept = Arena.snapshot
+    kept = ShmPool.copy_in
     monkeypatch.setattr(
-        Arena, "snapshot", lambda arena, view: copies.append(memoryview(view).nbytes) or kept(arena, view)
+        ShmPool, "copy_in", lambda pool, view: copies.append(memoryview(view).nbytes) or kept(pool, view)
     )
     monkeypatch.setattr(
         "zmqdist.transport.transfers.memory_for", lambda nbytes: pytest.fail("it was received by the socket")
@@ -604,9 +604,11 @@ def test_pieces_of_a_ring_are_copied_into_shared_memory_once(
 
 def test_it_works_without_shared_memory(four: list[Server], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "zmqdist.transport.transfers.Lanes.lends", property(lambda self: False, lambda self, value: None), raising=False
+        "zmqdist.transport.transfers.BulkChannel.shares_memory",
+        property(lambda self: False, lambda self, value: None),
+        raising=False,
     )
-    monkeypatch.setattr("zmqdist.tasks.ring_schedules.this_arena", lambda: None)
+    monkeypatch.setattr("zmqdist.tasks.ring_schedules.this_pool", lambda: None)
     values = [np.arange(LARGE) * rank for rank in range(4)]
     same(together(four, lambda server, rank: server.all_reduce(values[rank])), np.arange(LARGE) * 6)
     same(together(four, lambda server, rank: server.broadcast(values[rank], root=3)), values[3])

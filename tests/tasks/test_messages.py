@@ -140,7 +140,9 @@ def test_abort_then_recv_or_send(pair: list[Server]) -> None:
 
 def test_order_is_kept_when_large_and_small_values_mix(pair: list[Server], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "zmqdist.transport.transfers.Lanes.lends", property(lambda self: False, lambda self, value: None), raising=False
+        "zmqdist.transport.transfers.BulkChannel.shares_memory",
+        property(lambda self: False, lambda self, value: None),
+        raising=False,
     )
     values: list[Any] = []
     for number in range(12):
@@ -210,11 +212,11 @@ def test_a_large_array_reaches_another_task_of_this_host_with_one_copy(
 ) -> None:
     pair[0].send(0, "worker:1", "warm").get_value()
     copies: list[int] = []
-    from zmqdist.transport.shm_pool import Arena
+    from zmqdist.transport.shm_pool import ShmPool
 
-    kept = Arena.snapshot
+    kept = ShmPool.copy_in
     monkeypatch.setattr(
-        Arena, "snapshot", lambda arena, view: copies.append(memoryview(view).nbytes) or kept(arena, view)
+        ShmPool, "copy_in", lambda pool, view: copies.append(memoryview(view).nbytes) or kept(pool, view)
     )
     monkeypatch.setattr(
         "zmqdist.transport.transfers.memory_for", lambda nbytes: pytest.fail("it was received by the socket")

@@ -54,13 +54,13 @@ def reads(channel: Channel) -> bool:
 
 def ask(channel: Channel, body: bytes = b"x", within_s: float = LATE_S) -> ClientCall:
     call = ClientCall("m", body, (), time.monotonic() + within_s)
-    channel.ask(call)
+    channel.call_and_wait(call)
     return call
 
 
 def start(channel: Channel, body: bytes = b"x", within_s: float = LATE_S, frames: Any = ()) -> ClientCall:
     call = ClientCall("m", body, frames, time.monotonic() + within_s)
-    channel.call(call)
+    channel.submit(call)
     return call
 
 
@@ -97,7 +97,7 @@ def test_a_call_is_answered_with_its_frames(serve: Serve, open_channel: Open) ->
     channel = open_channel(serve().address)
     frames = [b"a" * 10, b"", b"c" * 10_000]
     call = ClientCall("m", b"body", frames, time.monotonic() + LATE_S)
-    channel.ask(call)
+    channel.call_and_wait(call)
     assert (call.code, call.body, [bytes(frame) for frame in call.frames]) == (0, b"body", frames)
 
 
@@ -122,8 +122,8 @@ def test_an_answer_that_a_whole_slice_did_not_announce_is_counted(
     held = Held(serve())
     channel = held.open(open_channel)
     call = start(channel)
-    line = channel._line  # reach: a slice without an announcement cannot be had from outside
-    poll = line.poll
+    connection = channel._connection  # reach: a slice without an announcement cannot be had from outside
+    poll = connection.poll
 
     def deaf(timeout_ms: float) -> list[tuple[int, int]]:
         if timeout_ms:
@@ -131,7 +131,7 @@ def test_an_answer_that_a_whole_slice_did_not_announce_is_counted(
         poll(timeout_ms)
         return []
 
-    monkeypatch.setattr(line, "poll", deaf)
+    monkeypatch.setattr(connection, "poll", deaf)
     channel.wait(call)
     assert (call.code, channel.stalls) == (0, counted)
     channel.stalls = 0
@@ -214,11 +214,11 @@ def test_an_answer_that_came_before_the_server_ended_is_still_read(serve: Serve,
     assert answered.wait(LATE_S)
     served.loop.stop()
 
-    lock, line = channel._lock, channel._line  # reach: only the channel itself says in which order it looks
+    lock, connection = channel._lock, channel._connection  # reach: only the channel itself says in which order it looks
 
     def tended() -> bool:
         with lock:
-            line.tend(time.monotonic())
+            connection.maintain(time.monotonic())
         return call.ended
 
     until(tended)  # the end of the connection is what is heard of first
@@ -246,18 +246,18 @@ def test_what_is_in_flight_when_the_server_goes_is_unavailable_and_what_comes_la
 def test_callbacks_come_once_whether_the_call_has_ended_or_not(serve: Serve, open_channel: Open) -> None:
     held = Held(serve())
     channel = open_channel(held.served.address)
-    told: list[tuple[str, int, str]] = []
+    reported: list[tuple[str, int, str]] = []
 
-    def teller(word: str) -> Callable[[ClientCall], None]:
-        return lambda call: told.append((word, call.code, threading.current_thread().name))
+    def reporter(word: str) -> Callable[[ClientCall], None]:
+        return lambda call: reported.append((word, call.code, threading.current_thread().name))
 
     call = start(channel)
     channel.add_done_callback(call, lambda call: 1 / 0)
-    channel.add_done_callback(call, teller("before"))
+    channel.add_done_callback(call, reporter("before"))
     held.answer(0)
-    until(lambda: told)
-    channel.add_done_callback(call, teller("after"))
-    assert told == [
+    until(lambda: reported)
+    channel.add_done_callback(call, reporter("after"))
+    assert reported == [
         ("before", 0, f"zmqdist-reader-{channel.address}"),
         ("after", 0, threading.current_thread().name),
     ]
@@ -357,8 +357,8 @@ def test_a_leader_whose_answer_is_read_by_another_thread_wakes_at_once(
     channel = open_channel(held.served.address)
     call, other = start(channel), start(channel, frames=[b"frame"])  # which gathers nothing, and needs no reader
     until(lambda: len(held.calls) == 2)
-    line, wake_fd = channel._line, channel._wake_fd  # reach: what the leader hears of
-    arrived = line.poll
+    connection, wake_fd = channel._connection, channel._wake_fd  # reach: what the leader hears of
+    arrived = connection.poll
     poller = select.poll()
     poller.register(wake_fd, select.POLLIN)
     asleep = threading.Event()
@@ -368,7 +368,7 @@ def test_a_leader_whose_answer_is_read_by_another_thread_wakes_at_once(
             asleep.set()  # its look for answers, which would find this one, is behind it
         return poller.poll(timeout_ms)
 
-    line.poll = hears_of_other_threads_only
+    connection.poll = hears_of_other_threads_only
     leader = threading.Thread(target=channel.wait, args=(call,))
     leader.start()
     assert asleep.wait(LATE_S)
@@ -428,7 +428,7 @@ def test_a_wait_without_end_says_whom_it_waits_for(
     channel = open_channel(served.address)
     call = ClientCall("m", b"")
     with caplog.at_level(logging.WARNING, "zmqdist.transport"):
-        channel.call(call)
+        channel.submit(call)
         until(lambda: len([r for r in caplog.records if f"wait for a server at {served.address}" in r.message]) >= 2)
     channel.close()
 

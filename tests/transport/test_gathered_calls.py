@@ -22,7 +22,7 @@ __all__ = ["open_channel"]  # a fixture
 @pytest.fixture
 def no_naps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing leaves only because the reader thread sends it."""
-    monkeypatch.setattr(channels, "NAP_S", 60.0)
+    monkeypatch.setattr(channels, "GATHER_S", 60.0)
 
 
 def messages_to(served: Served) -> list[list[bytes]]:
@@ -52,7 +52,7 @@ def one_in_flight(channel: Channel, held: Held) -> Any:
 
 def sees_the_end(channel: Channel, call: Any) -> bool:
     """Look at the connection; whether its end has ended this call."""
-    lock, look = channel._lock, channel._look  # reach: every use from outside would also send what has gathered
+    lock, look = channel._lock, channel._check_connection  # reach: a use from outside would send what has gathered
     with lock:
         look(time.monotonic())
     return bool(call.ended)
@@ -65,7 +65,7 @@ def test_a_call_that_nobody_asks_about_leaves_although_another_is_in_flight(serv
     for number in range(2, 5):  # again and again: the reader goes off duty in between
         start(channel, b"%d" % number)
         until(lambda number=number: len(held.calls) == number)
-        until(lambda: not channel._napping)  # reach: when its reader is off duty nothing outside shows
+        until(lambda: not channel._gathering)  # reach: when its reader is off duty nothing outside shows
     assert channel.snapshot().stalls == 0
 
 
@@ -204,7 +204,7 @@ def test_the_reader_takes_no_naps_while_there_is_no_server(serve: Serve, open_ch
     held.served.loop.stop()
     until(lambda: sees_the_end(channel, first))
     start(channel)  # it finds no server, and wakes the reader
-    until(lambda: not channel._napping)  # reach: when its reader is off duty nothing outside shows
+    until(lambda: not channel._gathering)  # reach: when its reader is off duty nothing outside shows
     assert not gathered.ended
     serve(address=channel.address)
     channel.wait(gathered)
@@ -219,9 +219,9 @@ def test_a_gathered_call_that_is_cancelled_or_late_never_leaves(serve: Serve, op
     one_in_flight(channel, held)
     cancelled, late = start(channel, b"cancelled"), start(channel, b"late", within_s=0.01)
     assert channel.cancel(cancelled)
-    lock, line = channel._lock, channel._line  # reach: every use from outside would also send what has gathered
+    lock, connection = channel._lock, channel._connection  # reach: a use from outside would send what has gathered
     with lock:
-        line.expire(time.monotonic() + 1)
+        connection.expire(time.monotonic() + 1)
     assert (cancelled.code, late.code) == (errors.CANCELLED, errors.DEADLINE_EXCEEDED)
     start(channel, b"framed", frames=[b"frame"])
     until(lambda: len(arrived) == 2)

@@ -8,7 +8,7 @@ import pytest
 
 from zmqdist import errors
 from zmqdist.transport import memory_limits
-from zmqdist.transport.memory_limits import available_bytes, check_room, exhausted, oom_kills, usable_bytes
+from zmqdist.transport.memory_limits import available_bytes, check_room, memory_exhausted, oom_kills, usable_bytes
 
 MIB = 2**20
 MEMINFO = "MemTotal:       1000000 kB\nMemFree:          10 kB\nMemAvailable:     2048 kB\n"
@@ -97,14 +97,14 @@ def test_the_error_names_what_was_asked_for_what_is_there_and_the_remedies(monke
     check_room(100 * MIB, "a copy")
     with pytest.raises(errors.ResourceExhaustedError) as caught:
         check_room(200 * MIB, "a copy")
-    told = caught.value.message
-    assert told.startswith("no memory for a copy: 200 MiB (100 MiB are available to this process).")
-    assert all(word in told for word in ("queue_bytes_max", "ulimit -v", "ZMQDIST_ARENA", "control group"))
+    text = caught.value.message
+    assert text.startswith("no memory for a copy: 200 MiB (100 MiB are available to this process).")
+    assert all(word in text for word in ("queue_bytes_max", "ulimit -v", "ZMQDIST_ARENA", "control group"))
 
 
 def test_what_is_small_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory_limits, "available_bytes", lambda: 0)
-    check_room(memory_limits.LOOKED_BYTES_MIN - 1, "a copy")
+    check_room(memory_limits.CHECKED_BYTES_MIN - 1, "a copy")
     monkeypatch.setattr(memory_limits, "available_bytes", lambda: None)
     check_room(2**60, "a copy")
-    assert "available" not in exhausted(MIB, "a copy").message
+    assert "available" not in memory_exhausted(MIB, "a copy").message

@@ -21,8 +21,8 @@ from zmqdist.transport.monitor import (
     SUCCEEDED,
     AttemptFailed,
     ConnectionWatch,
-    Doubt,
     Down,
+    ProbeNeeded,
     Rejected,
     Up,
 )
@@ -47,7 +47,7 @@ def attempt(watch: ConnectionWatch, *events: tuple[int, int]) -> list[object]:
         ([(CONNECTED, 9), (SUCCEEDED, 9)], [Up]),
         ([(CONNECTED, 9), (SUCCEEDED, 9), (DISCONNECTED, 9)], [Up, Down]),
         ([(CONNECTED, 9), (FAILED_AUTH, 400), (DISCONNECTED, 9)], [Rejected, AttemptFailed]),
-        ([(CONNECTED, 9), (FAILED_PROTOCOL, MISMATCH)], [Doubt]),
+        ([(CONNECTED, 9), (FAILED_PROTOCOL, MISMATCH)], [ProbeNeeded]),
         ([(CONNECTED, 9), (FAILED_NO_DETAIL, errno.EPIPE)], [AttemptFailed]),
         ([(CONNECTED, 9), (FAILED_PROTOCOL, CRYPTOGRAPHIC)], [AttemptFailed]),
         ([(CONNECTED, 9), (FAILED_NO_DETAIL, errno.EAGAIN)], [AttemptFailed]),
@@ -63,7 +63,9 @@ def test_what_one_attempt_means(events: list[tuple[int, int]], verdicts: list[ty
 def test_the_third_handshake_in_a_row_that_was_closed_makes_it_look_at_the_greeting() -> None:
     one = watch(CURVE)
     closed = [(CONNECTED, 9), (FAILED_NO_DETAIL, errno.EPIPE)]
-    assert [type(attempt(one, *closed)[0]) for _ in range(CLOSES_MAX)] == [AttemptFailed] * (CLOSES_MAX - 1) + [Doubt]
+    assert [type(attempt(one, *closed)[0]) for _ in range(CLOSES_MAX)] == [AttemptFailed] * (CLOSES_MAX - 1) + [
+        ProbeNeeded
+    ]
 
 
 @pytest.mark.parametrize(
@@ -95,7 +97,7 @@ def doubted(mechanism: str, closes: int, mismatch: bool) -> ConnectionWatch:
 
 
 @pytest.mark.parametrize(
-    ("ours", "closes", "mismatch", "greeting", "error", "told"),
+    ("ours", "closes", "mismatch", "greeting", "error", "problem"),
     [
         (CURVE, 3, False, "CURVE", UnauthenticatedError, "does not have the key that this side expects"),
         (PLAIN, 3, False, "PLAIN", UnavailableError, "closed 3 handshakes in a row: its log may say why"),
@@ -109,12 +111,12 @@ def doubted(mechanism: str, closes: int, mismatch: bool) -> ConnectionWatch:
     ],
 )
 def test_the_greeting_has_the_last_word(
-    ours: str, closes: int, mismatch: bool, greeting: str | None, error: type[Exception], told: str
+    ours: str, closes: int, mismatch: bool, greeting: str | None, error: type[Exception], problem: str
 ) -> None:
     refused = doubted(ours, closes, mismatch).judge(greeting)
     assert refused is not None
     assert type(refused.error) is error
-    assert re.search(re.escape(told), str(refused.error))
+    assert re.search(re.escape(problem), str(refused.error))
     assert ADDRESS in str(refused.error)
 
 
@@ -128,7 +130,7 @@ def test_a_greeting_that_proves_nothing_lets_it_go_on(closes: int, mismatch: boo
 
 
 @pytest.mark.parametrize(
-    ("mechanism", "status", "told"),
+    ("mechanism", "status", "problem"),
     [
         (
             PLAIN,
@@ -143,8 +145,8 @@ def test_a_greeting_that_proves_nothing_lets_it_go_on(closes: int, mismatch: boo
         (PLAIN, 500, "its authentication failed with status 500"),
     ],
 )
-def test_a_refused_secret_is_named_with_its_source(mechanism: str, status: int, told: str) -> None:
+def test_a_refused_secret_is_named_with_its_source(mechanism: str, status: int, problem: str) -> None:
     (refused,) = attempt(watch(mechanism), (CONNECTED, 9), (FAILED_AUTH, status))
     assert isinstance(refused, Rejected)
     assert isinstance(refused.error, UnauthenticatedError)
-    assert str(refused.error) == f"the server at {ADDRESS} refused this side as worker (token /somewhere): {told}"
+    assert str(refused.error) == f"the server at {ADDRESS} refused this side as worker (token /somewhere): {problem}"

@@ -156,13 +156,13 @@ def test_the_role_comes_from_the_handshake(serve: Serve, dial: Dial, role: str) 
 def test_a_role_that_may_not_send_a_kind_is_answered_and_admin_may_send_everything(serve: Serve, dial: Dial) -> None:
     served = serve()
     served.router.on(Beat, lambda peer, message, frames: served.router.send(peer, Goodbye("ok")), frozenset({"worker"}))
-    for role, told in {"client": Refused, "worker": Goodbye, "admin": Goodbye}.items():
+    for role, expected in {"client": Refused, "worker": Goodbye, "admin": Goodbye}.items():
         dialled = dial(served.address, client_security(served.address, role))
         dialled.expect("up")
         dialled.send(Beat())
         answer = dialled.expect("message")[1]
-        assert type(answer) is told
-        if told is Refused:
+        assert type(answer) is expected
+        if expected is Refused:
             assert answer == Refused(PERMISSION_DENIED, "role client may not send Beat (allowed: admin, worker)")
 
 
@@ -255,8 +255,8 @@ def test_a_message_of_too_many_frames_or_bytes_is_not_kept_and_its_memory_goes_b
     serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch, frames: list[bytes]
 ) -> None:
     given_back = threading.Event()
-    monkeypatch.setattr(router_module, "GIVE_BACK_S", 0.0)
-    monkeypatch.setattr(router_module, "give_back", given_back.set)
+    monkeypatch.setattr(router_module, "TRIM_DELAY_S", 0.0)
+    monkeypatch.setattr(router_module, "trim_heap", given_back.set)
     served = serve()
     raw = connect(served)
     raw.send(HELLO)
@@ -445,12 +445,12 @@ def test_a_peer_that_died_while_its_hello_was_unread_does_not_stay(
     send, read_monitor = router._send_raw, router._read_monitor  # reach: the order of two sockets' events is ZeroMQ's
     held = Held(served.loop, read_monitor)  # the worst order: the monitor's word comes before the hello
     answers: list[Peer] = []
-    asked: list[Peer] = []
+    pinged: list[Peer] = []
 
     def answer(peer: Peer, header: bytes, frames: Any = ()) -> bool:
         if not is_hello(header):
-            asked.append(peer)
-            return len(asked) <= pings or send(peer, header, frames)
+            pinged.append(peer)
+            return len(pinged) <= pings or send(peer, header, frames)
         answers.append(peer)
         return answered or send(peer, header, frames)
 
@@ -491,7 +491,7 @@ def test_two_peers_of_one_descriptor_are_both_found_out_in_whatever_order_their_
 
 def test_a_server_that_stops_lets_new_peers_wait_for_the_next_one(serve: Serve, connect: Connect) -> None:
     served = serve()
-    served.router.leaving = True
+    served.router.stopping = True
     raw = connect(served)
     raw.send(HELLO)
     until(lambda: served.router.received == 1)
@@ -596,7 +596,7 @@ def test_a_port_in_use_is_said_so(serve: Serve) -> None:
 
 
 @pytest.mark.parametrize(
-    ("address", "error", "told"),
+    ("address", "error", "expected"),
     [
         ("127.0.0.1", InvalidArgumentError, "wanted host:port"),
         ("127.0.0.1:http", InvalidArgumentError, "wanted host:port"),
@@ -610,9 +610,9 @@ def test_a_port_in_use_is_said_so(serve: Serve) -> None:
     ],
 )
 def test_an_address_that_cannot_be_served_is_refused(
-    serve: Serve, address: str, error: type[Exception], told: str
+    serve: Serve, address: str, error: type[Exception], expected: str
 ) -> None:
-    with pytest.raises(error, match=told):
+    with pytest.raises(error, match=expected):
         serve(address=address)
 
 

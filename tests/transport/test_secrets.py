@@ -116,7 +116,7 @@ def spoil_kind(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "told"),
+    ("spoil", "problem"),
     [
         (spoil_mode, r"token is open to other users \(mode 0640\): make it private with `chmod 600`"),
         (spoil_folder, r"the folder of the token, .* is open to other users \(mode 0755\): .*`chmod 700`"),
@@ -129,11 +129,11 @@ def spoil_kind(path: Path) -> None:
     ],
 )
 def test_a_token_that_others_could_know_or_have_made_is_refused(
-    own: Path, spoil: Callable[[Path], None], told: str
+    own: Path, spoil: Callable[[Path], None], problem: str
 ) -> None:
     secret, _ = token.user_token()
     spoil(own)
-    with pytest.raises(FailedPreconditionError, match=told) as raised:
+    with pytest.raises(FailedPreconditionError, match=problem) as raised:
         token.user_token()
     assert secret.decode() not in str(raised.value)
 
@@ -202,6 +202,22 @@ def open_to_others(path: Path) -> None:
     path.chmod(0o644)
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
+def test_a_key_file_of_root_may_be_readable_by_the_group_that_root_gave_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Kubernetes mounts a Secret with fsGroup, and systemd a credential with an access list: root's, mode 0440."""
+    keys.keygen(tmp_path / "keys")
+    (tmp_path / "keys" / "worker.key").chmod(0o440)
+    with pytest.raises(FailedPreconditionError, match="mode 0440"):
+        keys.load_role(tmp_path / "keys", "worker")
+    monkeypatch.setattr(os, "geteuid", lambda: 10001)
+    assert keys.load_role(tmp_path / "keys", "worker").public
+    (tmp_path / "keys" / "worker.key").chmod(0o460)
+    with pytest.raises(FailedPreconditionError, match="mode 0460"):
+        keys.load_role(tmp_path / "keys", "worker")
+
+
 def load_all(folder: Path) -> None:
     keys.load_server(folder)
     keys.load_server_public(folder)
@@ -210,7 +226,7 @@ def load_all(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "spoil", "told"),
+    ("name", "spoil", "problem"),
     [
         ("server.key", Path.unlink, r"there is no key file .*server\.key: make a cluster's keys with `zmqdist keygen"),
         ("server.key", open_to_others, r"server\.key is open to other users \(mode 0644\)"),
@@ -226,11 +242,11 @@ def load_all(folder: Path) -> None:
     ],
 )
 def test_a_key_file_that_cannot_be_used_is_named(
-    folder: Path, name: str, spoil: Callable[[Path], object], told: str
+    folder: Path, name: str, spoil: Callable[[Path], object], problem: str
 ) -> None:
     secret = keys.load_server(folder).secret.decode()
     spoil(folder / name)
-    with pytest.raises(FailedPreconditionError, match=told) as raised:
+    with pytest.raises(FailedPreconditionError, match=problem) as raised:
         load_all(folder)
     assert secret not in str(raised.value)
     assert secret not in repr(keys.KeyPair(b"public", secret.encode()))

@@ -18,7 +18,7 @@ import pytest
 from tests.transport.wired import Dialled, Served, until
 from zmqdist.errors import FailedPreconditionError, InvalidArgumentError, OpError, UnauthenticatedError
 from zmqdist.transport import keys, token
-from zmqdist.transport.security import CURVE, NONE, PLAIN, client_security, listeners, server_security
+from zmqdist.transport.security import CURVE, NONE, PLAIN, client_security, listening_users, server_security
 
 Serve = Callable[..., Served]
 Dial = Callable[..., Dialled]
@@ -129,7 +129,7 @@ def test_a_server_that_does_not_speak_zeromq_is_said_so(dial: Dial, child: Child
     assert shouting.stdout is not None
     address = f"127.0.0.1:{int(shouting.stdout.readline())}"
     error = dial(address).expect("refused", SHOWN_WITHIN_S)[1]
-    assert str(error) == f"what listens on {address} is not a zmqdist server: is the port right?"
+    assert str(error) == f"the process that listens on {address} is not a zmqdist server: is the port right?"
 
 
 def test_a_server_that_is_stopped_is_waited_for(dial: Dial, child: Child) -> None:
@@ -142,7 +142,7 @@ def test_a_server_that_is_stopped_is_waited_for(dial: Dial, child: Child) -> Non
     )
     assert frozen.stdout is not None
     dialled = dial(f"127.0.0.1:{int(frozen.stdout.readline())}")
-    until(lambda: dialled.dealer.trouble == "it is there, but has not finished the handshake")
+    until(lambda: dialled.dealer.trouble == "the server accepted the connection, but has not finished the handshake")
     with pytest.raises(queue.Empty):
         dialled.expect("refused", 0.3)
 
@@ -165,7 +165,7 @@ def test_it_waits_for_a_server_that_is_not_there_yet(serve: Serve, dial: Dial) -
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
     dialled = dial(address)
-    until(lambda: dialled.dealer.trouble == "nobody listens there")
+    until(lambda: dialled.dealer.trouble == "no process listens there")
     serve(address=address)
     dialled.expect("up")
 
@@ -191,7 +191,7 @@ def test_the_token_is_not_shown_to_a_listener_of_another_user(dial: Dial, child:
     address = f"127.0.0.1:{int(stranger.stdout.readline())}"
     error = dial(address).expect("refused")[1]
     assert isinstance(error, UnauthenticatedError)
-    assert f"{address} is listened on by user 65534, not by this user (0)" in str(error)
+    assert f"user 65534 listens on {address}, not this user (0)" in str(error)
     stranger.kill()
     assert stranger.stdout.read() == "", "it was not even connected to"
 
@@ -213,13 +213,13 @@ def test_a_stranger_that_takes_over_the_freed_port_learns_nothing(
     stranger.stdout.readline()
     threading.Timer(late_s, hold.set).start()
     dialled.expect("down")
-    assert "listened on by user 65534" in str(dialled.expect("refused")[1])
+    assert "user 65534 listens on" in str(dialled.expect("refused")[1])
     stranger.kill()
     assert stranger.stdout.read() == ""
 
 
 @pytest.mark.parametrize(
-    ("bound", "asked", "found"),
+    ("bound", "queried", "found"),
     [
         ("127.0.0.1", "127.0.0.1", True),
         ("0.0.0.0", "127.0.0.1", True),
@@ -229,24 +229,26 @@ def test_a_stranger_that_takes_over_the_freed_port_learns_nothing(
         ("127.0.0.1", "::1", False),
     ],
 )
-def test_who_listens_is_found_by_address_and_port(bound: str, asked: str, found: bool) -> None:
+def test_who_listens_is_found_by_address_and_port(bound: str, queried: str, found: bool) -> None:
     family = socket.AF_INET6 if ":" in bound else socket.AF_INET
     if family == socket.AF_INET6 and not Path("/proc/net/if_inet6").exists():
         pytest.skip("no IPv6 here")
     with socket.socket(family) as server:
         server.bind((bound, 0))
         port = server.getsockname()[1]
-        assert listeners(asked, port) == set(), "bound is not listening"
+        assert listening_users(queried, port) == set(), "bound is not listening"
         server.listen()
-        assert listeners(asked, port) == ({os.geteuid()} if found else set())
+        assert listening_users(queried, port) == ({os.geteuid()} if found else set())
 
 
 def test_where_it_cannot_be_told_who_listens_keys_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     def unreadable(*args: Any) -> None:
         raise PermissionError("hidden")
 
-    monkeypatch.setattr("zmqdist.transport.security._collect", unreadable)
-    with pytest.raises(FailedPreconditionError, match=r"cannot tell who listens on 127\.0\.0\.1:1 .*zmqdist keygen"):
+    monkeypatch.setattr("zmqdist.transport.security._collect_listening", unreadable)
+    with pytest.raises(
+        FailedPreconditionError, match=r"cannot find out which user listens on 127\.0\.0\.1:1 .*zmqdist keygen"
+    ):
         client_security("127.0.0.1:1", "client").may_connect("127.0.0.1:1")
 
 
@@ -295,7 +297,7 @@ def test_the_mechanism_follows_from_what_is_given(
 
 
 def test_curve_without_keys_is_refused() -> None:
-    with pytest.raises(FailedPreconditionError, match="CURVE was asked for, but no keys are given"):
+    with pytest.raises(FailedPreconditionError, match="CURVE is requested, but no keys are given"):
         server_security("127.0.0.1", curve=True)
 
 

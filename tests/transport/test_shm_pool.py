@@ -16,12 +16,11 @@ import pytest
 
 import zmqdist as zd
 from zmqdist.errors import InvalidArgumentError, UnavailableError, WireError
-from zmqdist.limits import ARENA_CELLS
-from zmqdist.transport import shm_mapping
-from zmqdist.transport import shm_pool as arena_module
+from zmqdist.limits import SHM_CELLS
+from zmqdist.transport import shm_mapping, shm_pool
 from zmqdist.transport.memory_limits import usable_bytes
-from zmqdist.transport.shm_peer import PeerArena, open_peer
-from zmqdist.transport.shm_pool import FROZEN, FROZEN_PUBLISHED, OURS, PUBLISHED, Arena, this_arena
+from zmqdist.transport.shm_peer import PeerPool, open_peer
+from zmqdist.transport.shm_pool import EXCLUSIVE, FROZEN, FROZEN_PUBLISHED, PUBLISHED, ShmPool, this_pool
 from zmqdist.wire.arrays import is_frozen
 
 MIB = 2**20
@@ -29,22 +28,22 @@ PATIENCE_S = 20
 
 
 @pytest.fixture
-def owner() -> Iterator[Arena]:
-    yield Arena(256 * MIB)
+def owner() -> Iterator[ShmPool]:
+    yield ShmPool(256 * MIB)
     gc.collect(0)
 
 
 @pytest.fixture
-def receiver(owner: Arena) -> PeerArena:
-    return PeerArena(owner.offer)
+def receiver(owner: ShmPool) -> PeerPool:
+    return PeerPool(owner.offer)
 
 
 def ramp(nbytes: int) -> np.ndarray[Any, Any]:
     return np.arange(nbytes // 8, dtype=np.int64).view(np.uint8)
 
 
-def lend(owner: Arena, data: np.ndarray[Any, Any]) -> arena_module.Handle:
-    block = owner.snapshot(data)
+def lend(owner: ShmPool, data: np.ndarray[Any, Any]) -> shm_pool.Handle:
+    block = owner.copy_in(data)
     assert block is not None
     handle = block.lend()
     assert handle is not None
@@ -55,21 +54,21 @@ def lend(owner: Arena, data: np.ndarray[Any, Any]) -> arena_module.Handle:
 
 
 @pytest.mark.parametrize("nbytes", [8, 65_544, 3 * MIB, 33 * MIB])
-def test_a_lent_copy_arrives_whole_and_writable(owner: Arena, receiver: PeerArena, nbytes: int) -> None:
+def test_a_lent_copy_arrives_whole_and_writable(owner: ShmPool, receiver: PeerPool, nbytes: int) -> None:
     data = ramp(nbytes)
     got = receiver.attach(lend(owner, data))
     assert np.array_equal(got, data)
     assert got.flags.writeable
 
 
-def test_the_sender_may_change_its_array_at_once(owner: Arena, receiver: PeerArena) -> None:
+def test_the_sender_may_change_its_array_at_once(owner: ShmPool, receiver: PeerPool) -> None:
     data = ramp(MIB)
     handle = lend(owner, data)
     data[:] = 0
     assert np.array_equal(receiver.attach(handle), ramp(MIB))
 
 
-def test_a_block_is_used_again_when_the_receivers_array_is_collected(owner: Arena, receiver: PeerArena) -> None:
+def test_a_block_is_used_again_when_the_receivers_array_is_collected(owner: ShmPool, receiver: PeerPool) -> None:
     data = ramp(40 * MIB)
     for _ in range(3):
         lend(owner, data)  # and never received
@@ -79,7 +78,7 @@ def test_a_block_is_used_again_when_the_receivers_array_is_collected(owner: Aren
     owner.sweep()
 
 
-def test_a_view_of_a_received_array_keeps_its_memory(owner: Arena, receiver: PeerArena) -> None:
+def test_a_view_of_a_received_array_keeps_its_memory(owner: ShmPool, receiver: PeerPool) -> None:
     got = receiver.attach(lend(owner, ramp(MIB)))
     part = got.view(np.int64)[10:20]
     del got
@@ -87,10 +86,10 @@ def test_a_view_of_a_received_array_keeps_its_memory(owner: Arena, receiver: Pee
     assert part.tolist() == list(range(10, 20))
     del other, part
     owner.sweep()
-    assert owner.lent == 0
+    assert owner.lease_count == 0
 
 
-def test_a_handle_is_of_use_once(owner: Arena, receiver: PeerArena) -> None:
+def test_a_handle_is_of_use_once(owner: ShmPool, receiver: PeerPool) -> None:
     handle = lend(owner, ramp(MIB))
     first = receiver.attach(handle)
     with pytest.raises(UnavailableError):
@@ -98,7 +97,7 @@ def test_a_handle_is_of_use_once(owner: Arena, receiver: PeerArena) -> None:
     assert np.array_equal(first, ramp(MIB))
 
 
-def test_a_late_handle_never_finds_memory_that_was_used_again(owner: Arena, receiver: PeerArena) -> None:
+def test_a_late_handle_never_finds_memory_that_was_used_again(owner: ShmPool, receiver: PeerPool) -> None:
     late = lend(owner, ramp(MIB))
     owner.take_back(late)
     again = lend(owner, np.zeros(MIB, np.uint8))
@@ -108,7 +107,7 @@ def test_a_late_handle_never_finds_memory_that_was_used_again(owner: Arena, rece
     assert not receiver.attach(again).any()
 
 
-def test_what_was_taken_back_after_it_was_received_stays_with_the_receiver(owner: Arena, receiver: PeerArena) -> None:
+def test_what_was_taken_back_after_it_was_received_stays_with_the_receiver(owner: ShmPool, receiver: PeerPool) -> None:
     handle = lend(owner, ramp(MIB))
     got = receiver.attach(handle)
     owner.take_back(handle)
@@ -121,46 +120,46 @@ def test_what_was_taken_back_after_it_was_received_stays_with_the_receiver(owner
 def test_a_peer_that_keeps_everything_fills_the_pool_and_no_more(
     caplog: Any,
 ) -> None:
-    owner = Arena(64 * MIB)
-    receiver = PeerArena(owner.offer)
+    owner = ShmPool(64 * MIB)
+    receiver = PeerPool(owner.offer)
     data, kept = np.ones(4 * MIB, np.uint8), []
-    while (block := owner.snapshot(data)) is not None:
+    while (block := owner.copy_in(data)) is not None:
         handle = block.lend()
         assert handle is not None
         kept.append(receiver.attach(handle))
         del block
-    assert owner.snapshot(data) is None
+    assert owner.copy_in(data) is None
     assert len(kept) == 16
     assert owner.nbytes <= owner.bytes_max
     assert len([record for record in caplog.records if "no room in shared memory" in record.message]) == 1
     kept.clear()
-    assert owner.snapshot(data) is not None
+    assert owner.copy_in(data) is not None
 
 
 def test_free_segments_of_another_size_make_room() -> None:
-    owner = Arena(64 * MIB)
-    big = owner.snapshot(np.ones(50 * MIB, np.uint8))
+    owner = ShmPool(64 * MIB)
+    big = owner.copy_in(np.ones(50 * MIB, np.uint8))
     assert big is not None
     del big
-    assert owner.snapshot(np.ones(MIB, np.uint8)) is not None
-    assert owner.snapshot(np.ones(25 * MIB, np.uint8)) is not None
+    assert owner.copy_in(np.ones(MIB, np.uint8)) is not None
+    assert owner.copy_in(np.ones(25 * MIB, np.uint8)) is not None
     assert owner.nbytes <= owner.bytes_max
 
 
-def test_leases_are_bounded(owner: Arena) -> None:
-    block = owner.snapshot(ramp(MIB))
+def test_leases_are_bounded(owner: ShmPool) -> None:
+    block = owner.copy_in(ramp(MIB))
     assert block is not None
-    handles = [block.lend() for _ in range(ARENA_CELLS - 1)]
+    handles = [block.lend() for _ in range(SHM_CELLS - 1)]
     assert None not in handles
     assert block.lend() is None
     for handle in handles:
         assert handle is not None
         owner.take_back(handle)
-    assert owner.lent == 0
+    assert owner.lease_count == 0
 
 
-def test_a_published_block_is_private_to_each_receiver(owner: Arena, receiver: PeerArena) -> None:
-    block = owner.snapshot(ramp(MIB))
+def test_a_published_block_is_private_to_each_receiver(owner: ShmPool, receiver: PeerPool) -> None:
+    block = owner.copy_in(ramp(MIB))
     assert block is not None
     handle = block.publish()
     assert handle is not None
@@ -171,8 +170,8 @@ def test_a_published_block_is_private_to_each_receiver(owner: Arena, receiver: P
     owner.take_back(handle)
 
 
-def test_a_published_block_is_used_again_after_its_last_reader(owner: Arena, receiver: PeerArena) -> None:
-    block = owner.snapshot(ramp(MIB))
+def test_a_published_block_is_used_again_after_its_last_reader(owner: ShmPool, receiver: PeerPool) -> None:
+    block = owner.copy_in(ramp(MIB))
     assert block is not None
     handle = block.publish()
     assert handle is not None
@@ -188,17 +187,17 @@ def test_a_published_block_is_used_again_after_its_last_reader(owner: Arena, rec
     assert np.array_equal(second, ramp(MIB))
     del second
     owner.sweep()
-    assert owner.lent == 1
+    assert owner.lease_count == 1
     assert lend(owner, np.zeros(MIB, np.uint8))[:5] == place
 
 
 # -- handles that lie ----------------------------------------------------------------------------------------------------
 
 
-def changed(handle: arena_module.Handle, **changes: int) -> Any:
+def changed(handle: shm_pool.Handle, **changes: int) -> Any:
     names = ("fd", "inode", "nbytes", "offset", "length", "cell", "serial", "mode")
-    told = dict(zip(names, handle, strict=True)) | changes
-    return tuple(told[name] for name in names)
+    altered = dict(zip(names, handle, strict=True)) | changes
+    return tuple(altered[name] for name in names)
 
 
 LIES = [
@@ -209,7 +208,7 @@ LIES = [
     {"length": 0},
     {"nbytes": 2**40, "length": 2**39},
     {"cell": 0},
-    {"cell": ARENA_CELLS},
+    {"cell": SHM_CELLS},
     {"cell": -3},
     {"serial": 0},
     {"serial": 999},
@@ -217,11 +216,11 @@ LIES = [
     {"fd": 10**6},
     {"fd": -1},
     {"mode": 9},
-    {"mode": arena_module.FROZEN},
+    {"mode": shm_pool.FROZEN},
 ]
 
 
-def test_a_handle_that_lies_is_refused(owner: Arena, receiver: PeerArena) -> None:
+def test_a_handle_that_lies_is_refused(owner: ShmPool, receiver: PeerPool) -> None:
     for lie in LIES:
         handle = lend(owner, ramp(MIB))
         try:
@@ -232,43 +231,43 @@ def test_a_handle_that_lies_is_refused(owner: Arena, receiver: PeerArena) -> Non
             raise AssertionError(f"{lie} was believed")
 
 
-def test_a_file_that_is_no_memfd_is_never_mapped(owner: Arena, receiver: PeerArena, tmp_path: Any) -> None:
+def test_a_file_that_is_no_memfd_is_never_mapped(owner: ShmPool, receiver: PeerPool, tmp_path: Any) -> None:
     handle = lend(owner, ramp(MIB))
     with open(tmp_path / "file", "w+b") as file:
         file.truncate(40 * MIB)
-        told = changed(handle, fd=file.fileno(), inode=os.fstat(file.fileno()).st_ino)
-        with pytest.raises(WireError, match="no memfd"):
-            receiver.attach(told)
+        altered = changed(handle, fd=file.fileno(), inode=os.fstat(file.fileno()).st_ino)
+        with pytest.raises(WireError, match="not a memfd"):
+            receiver.attach(altered)
     owner.sweep()
 
 
-@pytest.mark.parametrize("mode", [OURS, PUBLISHED, FROZEN, FROZEN_PUBLISHED])
-def test_a_fifo_is_refused_and_not_waited_for(owner: Arena, receiver: PeerArena, tmp_path: Any, mode: int) -> None:
+@pytest.mark.parametrize("mode", [EXCLUSIVE, PUBLISHED, FROZEN, FROZEN_PUBLISHED])
+def test_a_fifo_is_refused_and_not_waited_for(owner: ShmPool, receiver: PeerPool, tmp_path: Any, mode: int) -> None:
     handle = lend(owner, ramp(MIB))
     os.mkfifo(tmp_path / "fifo")
     fd = os.open(
         tmp_path / "fifo", os.O_RDONLY | os.O_NONBLOCK
     )  # it has no writer: who opens it for reading waits for one
     try:
-        with pytest.raises(WireError, match="no regular file"):
+        with pytest.raises(WireError, match="not a regular file"):
             receiver.attach(changed(handle, fd=fd, inode=os.fstat(fd).st_ino, mode=mode))
     finally:
         os.close(fd)
     owner.sweep()
 
 
-def test_a_memfd_whose_size_is_open_is_never_mapped(owner: Arena, receiver: PeerArena) -> None:
+def test_a_memfd_whose_size_is_open_is_never_mapped(owner: ShmPool, receiver: PeerPool) -> None:
     handle = lend(owner, ramp(MIB))
     fd = os.memfd_create("zmqdist-arena")
     os.ftruncate(fd, 40 * MIB)
-    told = changed(handle, fd=fd, inode=os.fstat(fd).st_ino)
-    with pytest.raises(WireError, match="open size"):
-        receiver.attach(told)
+    altered = changed(handle, fd=fd, inode=os.fstat(fd).st_ino)
+    with pytest.raises(WireError, match="its size is not sealed"):
+        receiver.attach(altered)
     os.close(fd)
     owner.sweep()
 
 
-def test_an_offer_that_cannot_be_opened_is_no_arena() -> None:
+def test_an_offer_that_cannot_be_opened_is_no_pool() -> None:
     assert open_peer((2**22 - 1, 5, 77)) is None
     assert open_peer((os.getpid(), 0, 1)) is None
 
@@ -335,17 +334,17 @@ def test_freezing_a_frozen_array_gives_the_same_one() -> None:
     assert zd.freeze(frozen) is frozen
 
 
-def test_a_part_of_a_frozen_array_is_found_without_a_copy(owner: Arena) -> None:
+def test_a_part_of_a_frozen_array_is_found_without_a_copy(owner: ShmPool) -> None:
     frozen = zd.freeze(np.arange(MIB, dtype=np.float64))
-    found = owner.find(memoryview(frozen[1000:2000]))
+    found = owner.find_frozen(memoryview(frozen[1000:2000]))
     assert found is not None
     assert found.nbytes == 8000
-    assert owner.find(memoryview(np.ones(MIB))) is None
+    assert owner.find_frozen(memoryview(np.ones(MIB))) is None
 
 
-def test_a_frozen_array_is_shared_read_only_and_lives_on_without_its_maker(owner: Arena, receiver: PeerArena) -> None:
+def test_a_frozen_array_is_shared_read_only_and_lives_on_without_its_maker(owner: ShmPool, receiver: PeerPool) -> None:
     frozen = zd.freeze(np.arange(MIB, dtype=np.int64))
-    block = owner.find(memoryview(frozen.view(np.uint8)))
+    block = owner.find_frozen(memoryview(frozen.view(np.uint8)))
     assert block is not None
     handle = block.lend()
     assert handle is not None
@@ -356,12 +355,12 @@ def test_a_frozen_array_is_shared_read_only_and_lives_on_without_its_maker(owner
     assert np.array_equal(got.view(np.int64), np.arange(MIB))
 
 
-def test_a_frozen_array_is_found_where_a_collected_one_stood(owner: Arena) -> None:
+def test_a_frozen_array_is_found_where_a_collected_one_stood(owner: ShmPool) -> None:
     for count in (1, 7, 34):
         smaller = [zd.freeze(np.ones(count * MIB, np.uint8)) for _ in range(3)]
         del smaller
         frozen = zd.freeze(np.ones(34 * MIB, np.uint8))
-        assert all(owner.find(memoryview(frozen[start * MIB :])) is not None for start in range(34))
+        assert all(owner.find_frozen(memoryview(frozen[start * MIB :])) is not None for start in range(34))
         del frozen
 
 
@@ -398,7 +397,7 @@ def keep(connection: Any) -> None:
 
 
 @pytest.fixture
-def keeper(owner: Arena) -> Iterator[tuple[Any, Any]]:
+def keeper(owner: ShmPool) -> Iterator[tuple[Any, Any]]:
     context = get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=keep, args=(theirs,), daemon=True)
@@ -414,9 +413,9 @@ def keeper(owner: Arena) -> Iterator[tuple[Any, Any]]:
 
 @pytest.mark.processes("shared memory")
 @pytest.mark.killed("shared memory")
-def test_a_killed_receiver_gives_everything_back(owner: Arena, keeper: tuple[Any, Any]) -> None:
+def test_a_killed_receiver_gives_everything_back(owner: ShmPool, keeper: tuple[Any, Any]) -> None:
     process, connection = keeper
-    published = owner.snapshot(ramp(MIB))
+    published = owner.copy_in(ramp(MIB))
     assert published is not None
     handles = [lend(owner, ramp(MIB)) for _ in range(3)]
     handles.append(published.publish())  # type: ignore[arg-type]
@@ -426,11 +425,11 @@ def test_a_killed_receiver_gives_everything_back(owner: Arena, keeper: tuple[Any
         assert connection.recv() == int(np.arange(MIB // 8).sum())
     owner.take_back(handles[-1])
     owner.sweep()
-    assert owner.lent == 4
+    assert owner.lease_count == 4
     os.kill(process.pid, signal.SIGKILL)
     process.join()
     owner.sweep()
-    assert owner.lent == 0
+    assert owner.lease_count == 0
 
 
 @pytest.mark.timeout(60)
@@ -454,7 +453,7 @@ def test_an_owner_that_was_killed_leaves_the_receivers_array_whole(tmp_path: Any
 
 
 def offer_one(connection: Any) -> None:
-    pool = this_arena()
+    pool = this_pool()
     assert pool is not None
     connection.send((pool.offer, lend(pool, ramp(MIB)), lend(pool, ramp(40 * MIB))))
     connection.recv()
@@ -463,13 +462,13 @@ def offer_one(connection: Any) -> None:
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("way", ["lent", "published", "empty"])
 def test_a_forked_child_and_its_parent_never_see_each_others_writes(
-    owner: Arena, receiver: PeerArena, way: str
+    owner: ShmPool, receiver: PeerPool, way: str
 ) -> None:
     if way == "empty":
         array = zd.empty(MIB, np.uint8)
         array[:] = 1
     else:
-        block = owner.snapshot(np.ones(MIB, np.uint8))
+        block = owner.copy_in(np.ones(MIB, np.uint8))
         assert block is not None
         array = receiver.attach(block.lend() if way == "lent" else block.publish())  # type: ignore[arg-type]
         del block
@@ -493,7 +492,7 @@ def test_a_forked_child_and_its_parent_never_see_each_others_writes(
         os.close(fd)
 
 
-def test_what_a_fork_has_shared_is_not_used_again(owner: Arena, receiver: PeerArena) -> None:
+def test_what_a_fork_has_shared_is_not_used_again(owner: ShmPool, receiver: PeerPool) -> None:
     handle = lend(owner, ramp(MIB))
     got = receiver.attach(handle)
     pid = os.fork()
@@ -508,13 +507,13 @@ def test_what_a_fork_has_shared_is_not_used_again(owner: Arena, receiver: PeerAr
 
 
 def test_a_forked_child_has_an_arena_of_its_own() -> None:
-    pool = this_arena()
+    pool = this_pool()
     assert pool is not None
     read, write = os.pipe()
     pid = os.fork()
     if pid == 0:
         try:
-            other = this_arena()
+            other = this_pool()
             os.write(write, b"y" if other is not None and other is not pool and other.nonce != pool.nonce else b"n")
         finally:
             os._exit(0)
@@ -525,7 +524,7 @@ def test_a_forked_child_has_an_arena_of_its_own() -> None:
 
 
 @pytest.mark.timeout(60)
-def test_threads_that_give_back_and_take_at_once_never_lose_what_they_have(owner: Arena, receiver: PeerArena) -> None:
+def test_threads_that_give_back_and_take_at_once_never_lose_what_they_have(owner: ShmPool, receiver: PeerPool) -> None:
     """A receiver writes its cell before it unlocks it: in between the next lease of that cell must not begin."""
     changed: list[int] = []
     interval = sys.getswitchinterval()
@@ -534,7 +533,7 @@ def test_threads_that_give_back_and_take_at_once_never_lose_what_they_have(owner
         held: list[tuple[int, Any]] = []
         for number in range(200):
             value = (7 * number + first) % 251
-            block = owner.snapshot(np.full(70_000, value, np.uint8))
+            block = owner.copy_in(np.full(70_000, value, np.uint8))
             handle = None if block is None else block.lend()
             del block
             if handle is None:
@@ -559,11 +558,11 @@ def test_threads_that_give_back_and_take_at_once_never_lose_what_they_have(owner
     assert not changed
 
 
-def test_an_old_handle_does_not_get_in_the_way_of_the_cells_next_receiver(owner: Arena, receiver: PeerArena) -> None:
+def test_an_old_handle_does_not_get_in_the_way_of_the_cells_next_receiver(owner: ShmPool, receiver: PeerPool) -> None:
     late = lend(owner, ramp(MIB))
     owner.take_back(late)
     handle = lend(owner, ramp(MIB))
-    other = PeerArena(owner.offer)
+    other = PeerPool(owner.offer)
     table = other._table_fd  # reach: the lock of a receiver that has not looked at the number first
     assert shm_mapping.try_lock(table, handle[5])
     unlocker = threading.Timer(0.0, lambda: shm_mapping.unlock(table, handle[5]))
@@ -572,7 +571,7 @@ def test_an_old_handle_does_not_get_in_the_way_of_the_cells_next_receiver(owner:
     unlocker.join()
 
 
-def test_all_that_is_adopted_of_a_segment_has_one_descriptor(owner: Arena, receiver: PeerArena) -> None:
+def test_all_that_is_adopted_of_a_segment_has_one_descriptor(owner: ShmPool, receiver: PeerPool) -> None:
     adopted = [receiver.adopt(lend(owner, ramp(MIB))) for _ in range(10)]
     assert len({id(segment) for segment, _ in adopted}) == 1
     adopted.clear()
@@ -586,7 +585,7 @@ def test_small_arrays_have_no_segment_of_their_own() -> None:
 
 
 def test_a_child_can_freeze_although_a_thread_of_its_parent_was_freezing() -> None:
-    lock = arena_module._frozen.lock  # reach: a fork while a thread freezes cannot be timed from outside
+    lock = shm_pool._frozen_segments.lock  # reach: a fork while a thread freezes cannot be timed from outside
     lock.acquire()
     try:
         pid = os.fork()
@@ -611,57 +610,57 @@ def test_arrays_of_other_kinds_are_refused_because_they_would_lose_something(arr
 
 
 @pytest.fixture
-def without_arena(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arena_module, "_arena", None)
-    monkeypatch.setattr(arena_module, "_tried", False)
+def without_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shm_pool, "_pool", None)
+    monkeypatch.setattr(shm_pool, "_tried", False)
 
 
-def test_it_can_be_switched_off(without_arena: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(arena_module.VARIABLE, "off")
-    assert this_arena() is None
+def test_it_can_be_switched_off(without_shared_memory: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(shm_pool.POOL_VARIABLE, "off")
+    assert this_pool() is None
     frozen = zd.freeze(zd.empty(MIB))
     assert is_frozen(frozen)
 
 
 def test_memfds_that_are_refused_cost_one_line(
-    without_arena: None, monkeypatch: pytest.MonkeyPatch, caplog: Any
+    without_shared_memory: None, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
     def refused(*_: Any) -> int:
         raise PermissionError(1, "Operation not permitted")
 
     monkeypatch.setattr(os, "memfd_create", refused)
-    assert this_arena() is None
-    assert this_arena() is None
+    assert this_pool() is None
+    assert this_pool() is None
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert "large arrays travel by sockets" in caplog.text
 
 
 def test_a_system_without_memory_left_costs_one_line(
-    owner: Arena, monkeypatch: pytest.MonkeyPatch, caplog: Any
+    owner: ShmPool, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
     def refused(nbytes: int) -> int:
         raise OSError(12, "Cannot allocate memory")
 
     monkeypatch.setattr(shm_mapping, "make_memfd", refused)
-    assert owner.snapshot(ramp(MIB)) is None
-    assert owner.snapshot(ramp(MIB)) is None
+    assert owner.copy_in(ramp(MIB)) is None
+    assert owner.copy_in(ramp(MIB)) is None
     assert caplog.text.count("Cannot allocate memory") == 1
 
 
-def test_the_bound_can_be_set(without_arena: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(arena_module.VARIABLE, "64")
-    pool = this_arena()
+def test_the_bound_can_be_set(without_shared_memory: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(shm_pool.POOL_VARIABLE, "64")
+    pool = this_pool()
     assert pool is not None
     assert pool.bytes_max == 64 * MIB
 
 
 @pytest.mark.parametrize("junk", ["junk", "64 MiB", "-1", "\N{SUPERSCRIPT TWO}", "Off"])
 def test_a_bound_that_is_none_is_told_once_and_the_default_is_used(
-    junk: str, without_arena: None, monkeypatch: pytest.MonkeyPatch, caplog: Any
+    junk: str, without_shared_memory: None, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
-    monkeypatch.setenv(arena_module.VARIABLE, junk)
+    monkeypatch.setenv(shm_pool.POOL_VARIABLE, junk)
     for _ in range(2):
-        pool = this_arena()
+        pool = this_pool()
         assert pool is not None
         assert pool.bytes_max == usable_bytes() // 4
     (record,) = caplog.records

@@ -348,7 +348,7 @@ def test_status_tells_of_each_variable_and_what_it_cost(client: PsClient, make: 
     ref = make([1, 2])
     one(client, ref, c.apply(ref, Adam(), [1, 1]))
     value_of(client, ref)
-    told = client.about().get_value()
+    told = client.status().get_value()
     assert (told["task"], told["sessions"]) == ("ps:0", 1)
     (figures,) = told["variables"]
     assert figures["name"] == "w"

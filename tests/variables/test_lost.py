@@ -70,7 +70,7 @@ def test_a_step_of_a_worker_whose_connection_went_counts_once(client: PsClient, 
     other = client_of(wire.address)
     assert version(other, ref) == 1
     gone = other.update([(ref, c.apply(ref, SGD(1.0), [1]))], step=0, workers_per_step=2)
-    until(lambda: client.about().get_value()["variables"][0]["bytes"] == 8)
+    until(lambda: client.status().get_value()["variables"][0]["bytes"] == 8)
     waiting = threading.Thread(target=gone.get_value)
     waiting.start()
     before = wire.taken
@@ -90,7 +90,7 @@ def test_what_nobody_waits_for_any_more_is_settled(client: PsClient, make: Make,
 
     def the_ps_keeps_only_the_last_answer() -> bool:
         client.update([(ref, c.add(ref, [1]))]).get_value()
-        return bool(client.about().get_value()["answers"] == 1)
+        return bool(client.status().get_value()["answers"] == 1)
 
     until(the_ps_keeps_only_the_last_answer)
 

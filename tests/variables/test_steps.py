@@ -14,10 +14,10 @@ from zmqdist.indexed_slices import IndexedSlices
 from zmqdist.limits import PS_STEPS_OPEN_MAX
 from zmqdist.optimizers import SGD
 from zmqdist.variables import client as c
-from zmqdist.variables.client import PsClient, Ref, Started
+from zmqdist.variables.client import PsCall, PsClient, Ref
 
 
-def push(client: PsClient, refs: Ref | list[Ref], gradient: Any, step: int, k: int = 2, **how: Any) -> Started:
+def push(client: PsClient, refs: Ref | list[Ref], gradient: Any, step: int, k: int = 2, **how: Any) -> PsCall:
     told = [(ref, c.apply(ref, SGD(1.0), gradient)) for ref in (refs if isinstance(refs, list) else [refs])]
     return client.update(told, step=step, workers_per_step=k, **how)
 

@@ -14,12 +14,12 @@ from hypothesis import given, settings
 
 from tests.wire.wire_values import LAYOUTS, arrays, dtypes, same
 from zmqdist.wire import arrays as wire
-from zmqdist.wire.arrays import BadArray, bytes_of, is_fortran, read_dtype, rebuild, tell_dtype
+from zmqdist.wire.arrays import BadArray, bytes_of, dtype_from_json, dtype_to_json, is_fortran, rebuild
 
 
 def travel(array: np.ndarray) -> np.ndarray:
     data = bytearray(bytes_of(array))
-    return rebuild(read_dtype(tell_dtype(array.dtype)), list(array.shape), is_fortran(array), data)
+    return rebuild(dtype_from_json(dtype_to_json(array.dtype)), list(array.shape), is_fortran(array), data)
 
 
 few = settings(max_examples=50, deadline=None)
@@ -28,7 +28,7 @@ few = settings(max_examples=50, deadline=None)
 @few
 @given(dtypes)
 def test_a_dtype_comes_back_with_all_its_offsets(dtype: np.dtype) -> None:
-    back = read_dtype(tell_dtype(dtype))
+    back = dtype_from_json(dtype_to_json(dtype))
     assert repr(back) == repr(dtype)
     assert back == dtype
 
@@ -69,7 +69,7 @@ def test_an_array_of_more_than_4_gib_is_viewed_whole(tmp_path: Path) -> None:
 @pytest.mark.parametrize("dtype", [object, np.dtype([("a", "i4"), ("b", object)])])
 def test_objects_are_refused(dtype: Any) -> None:
     with pytest.raises(BadArray, match="Python objects"):
-        tell_dtype(np.dtype(dtype))
+        dtype_to_json(np.dtype(dtype))
 
 
 SIDES = [0, 1, 2**31 - 1, 2**31, 2**32, 2**40 + 1, 2**62, 2**63 - 1, 2**63, 2**64 - 1, -1, -(2**63)]
@@ -102,14 +102,14 @@ def test_items_without_bytes_do_not_make_an_endless_array(dtype: Any) -> None:
 
 
 def _deep(levels: int) -> Any:
-    told: Any = "<f4"
+    described: Any = "<f4"
     for _ in range(levels):
-        told = ["array", told, [1]]
-    return told
+        described = ["array", described, [1]]
+    return described
 
 
 @pytest.mark.parametrize(
-    "told",
+    "described",
     [
         None, 4, b"<f4", "", "O", "|O", "f4,f4", "(2,2)f8", "<f3", "<U99999999999", "<f4 ", "float_", "object", "<M8[parsec]",
         "<f16", "<f16/1", "<c32/1", "bfloat17", "int8_pickle", "float0", "builtins", [], ["fields"], ["array", "<f4"],
@@ -121,21 +121,21 @@ def _deep(levels: int) -> Any:
         ["fields", [[1, "<f4", 0, None]], 4, False], ["fields", [], 2**50, False], ["fields", [["a"]], 4, False],
         ["fields", [["a", "<f4", 0, None]], 4, 1], _deep(65), _deep(10_000),
     ],
-    ids=lambda told: None if isinstance(told, (str, bytes)) else type(told).__name__,
+    ids=lambda described: None if isinstance(described, (str, bytes)) else type(described).__name__,
 )  # fmt: skip
-def test_a_dtype_that_nobody_told_is_refused(told: Any) -> None:
+def test_a_dtype_that_nobody_told_is_refused(described: Any) -> None:
     with pytest.raises(BadArray):
-        read_dtype(told)
+        dtype_from_json(described)
 
 
 def test_a_long_double_of_another_machine_is_refused_by_its_bits() -> None:
-    told = tell_dtype(np.dtype(np.longdouble))
-    assert isinstance(told, str)
-    if "/" not in told:
+    described = dtype_to_json(np.dtype(np.longdouble))
+    assert isinstance(described, str)
+    if "/" not in described:
         pytest.skip("long double is double here")
-    assert read_dtype(told) == np.longdouble
+    assert dtype_from_json(described) == np.longdouble
     with pytest.raises(BadArray, match="long double"):
-        read_dtype(told.partition("/")[0] + "/112")
+        dtype_from_json(described.partition("/")[0] + "/112")
 
 
 @pytest.mark.parametrize("name", ["bfloat16", "float8_e4m3fn", "int4"])
@@ -143,14 +143,14 @@ def test_dtypes_of_ml_dtypes_travel_where_it_is_installed(name: str) -> None:
     ml_dtypes = pytest.importorskip("ml_dtypes")
     array = np.array([[1, 2], [3, 4]], getattr(ml_dtypes, name))
     assert same(array, travel(array))
-    assert tell_dtype(array.dtype) == name
+    assert dtype_to_json(array.dtype) == name
 
 
 def test_a_dtype_of_ml_dtypes_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ml_dtypes", None)
-    wire._read_name.cache_clear()  # reach: the cache outlives tests that read such names
+    wire._named_dtype.cache_clear()  # reach: the cache outlives tests that read such names
     with pytest.raises(BadArray, match="install ml_dtypes"):
-        read_dtype("bfloat16")
+        dtype_from_json("bfloat16")
 
 
 def test_ml_dtypes_is_not_imported_unless_named() -> None:

@@ -121,18 +121,18 @@ def chained(bits: int, run: int) -> list[int]:
 def test_keys_that_are_looked_for_in_the_places_of_others_are_refused() -> None:
     keys = chained(14, 9000)
     assert len({hash(key) for key in keys}) == len(keys) > 9500
-    with pytest.raises(WireError, match="are looked for in the same places"):
+    with pytest.raises(WireError, match="keys of a dict probe the same places"):
         safe.decode(tagged(keys), [], "peer")
 
 
 def test_such_keys_are_found_at_each_size_that_the_dict_has_while_it_grows() -> None:
     keys = [*chained(14, 9000), *range(2**40, 2**40 + 3000)]
-    with pytest.raises(WireError, match="are looked for in the same places"):
+    with pytest.raises(WireError, match="keys of a dict probe the same places"):
         safe.decode(tagged(keys), [], "peer")
 
 
 def looked(hashes: Iterable[int], bits: int) -> int:
-    """As `dicts.looks`, one key after the other, as CPython does."""
+    """As `dicts.probe_count`, one key after the other, as CPython does."""
     taken, made = set(), 0
     for each in hashes:
         rest = each % 2**64
@@ -151,10 +151,10 @@ def test_looks_are_those_of_one_key_after_the_other(seed: int) -> None:
     drawn = random.Random(seed)
     step = 1 << drawn.choice([0, 0, 3, 6, 10, 20])
     hashes = [drawn.randrange(-(2**20), 2**20) * step if seed % 2 else number * step for number in range(170)]
-    assert dicts.looks(np.array(hashes, np.int64), 8) == looked(hashes, 8)
+    assert dicts.probe_count(np.array(hashes, np.int64), 8) == looked(hashes, 8)
     chain = chained(9, 300)
     drawn.shuffle(chain)
-    assert dicts.looks(np.array(chain), 9) == looked(chain, 9)
+    assert dicts.probe_count(np.array(chain), 9) == looked(chain, 9)
 
 
 drawn = random.Random(5)

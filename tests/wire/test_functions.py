@@ -21,8 +21,8 @@ from zmqdist.wire.trusted import unpack, unpack_parts
 
 def lookup(cache: FunctionCache, fn: Callable[..., Any]) -> tuple[Any, bool]:
     """The pickle of a function, and whether it captures nothing that can change."""
-    constant = cache.constant(fn)
-    return (cache.changing(fn), False) if constant is None else (constant, True)
+    constant = cache.pack_constant(fn)
+    return (cache.pack_changing(fn), False) if constant is None else (constant, True)
 
 
 STABLE = {
@@ -124,9 +124,9 @@ def test_a_function_is_pickled_again_when_something_captured_was_rebound(source:
 def test_a_function_that_captures_something_mutable_is_no_constant_and_is_counted_when_it_is_pickled() -> None:
     array = np.zeros(2**14)
     cache, work = FunctionCache(), lambda: array
-    assert cache.constant(work) is None
+    assert cache.pack_constant(work) is None
     assert cache.pickles == 0
-    blob, part = cache.changing(work)
+    blob, part = cache.pack_changing(work)
     assert (cache.pickles, len(part)) == (1, array.nbytes)
     assert unpack_parts([blob, bytearray(part)])().sum() == 0
 

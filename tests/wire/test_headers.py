@@ -79,7 +79,7 @@ def test_any_fields_give_a_message_or_a_wire_error(tag: int, fields: list[Any]) 
 
 
 @pytest.mark.parametrize(
-    ("header", "told"),
+    ("header", "problem"),
     [
         (b"", "not a message"),
         (b"\x90", "not a message"),
@@ -94,8 +94,8 @@ def test_any_fields_give_a_message_or_a_wire_error(tag: int, fields: list[Any]) 
     ],
     ids=lambda value: "",
 )
-def test_what_is_no_message_is_blamed_on_the_peer(header: bytes, told: str) -> None:
-    with pytest.raises(WireError, match=f"peer the peer: .*{told}"):
+def test_what_is_no_message_is_blamed_on_the_peer(header: bytes, problem: str) -> None:
+    with pytest.raises(WireError, match=f"peer the peer: .*{problem}"):
         headers.decode(header, "the peer")
 
 

@@ -66,7 +66,7 @@ def test_another_major_version_is_named_without_reading_the_rest(rest: bytes) ->
 
 
 @pytest.mark.parametrize(
-    ("header", "told"),
+    ("header", "problem"),
     [
         (b"", "not a zmqdist hello"),
         (MAGIC, "not a zmqdist hello"),
@@ -81,8 +81,8 @@ def test_another_major_version_is_named_without_reading_the_rest(rest: bytes) ->
     ],
     ids=lambda value: "",
 )
-def test_what_is_no_hello_is_blamed_on_the_peer(header: bytes, told: str) -> None:
-    with pytest.raises(WireError, match=f"peer the peer: .*{told}"):
+def test_what_is_no_hello_is_blamed_on_the_peer(header: bytes, problem: str) -> None:
+    with pytest.raises(WireError, match=f"peer the peer: .*{problem}"):
         decode_hello(header, "the peer")
 
 

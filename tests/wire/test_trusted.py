@@ -41,7 +41,7 @@ from zmqdist.wire.trusted import (
     pack_call,
     pack_error,
     pack_function,
-    pack_function_apart,
+    pack_function_parts,
     unpack,
     unpack_error,
     unpack_parts,
@@ -239,7 +239,7 @@ LOCK = threading.Lock()
 
 
 @pytest.mark.parametrize(
-    ("value", "told"),
+    ("value", "problem"),
     [
         (LOCK, r"value, a _thread\.lock, cannot be pickled: TypeError: cannot pickle"),
         ([1, {"a": (LOCK,)}], r"value\[1\]\['a'\]\[0\], a _thread\.lock"),
@@ -252,8 +252,8 @@ LOCK = threading.Lock()
     ],
     ids=lambda value: None,
 )
-def test_what_cannot_be_pickled_is_named_with_its_place(value: Any, told: str) -> None:
-    with pytest.raises(InvalidArgumentError, match=told) as caught:
+def test_what_cannot_be_pickled_is_named_with_its_place(value: Any, problem: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=problem) as caught:
         pack(value)
     assert isinstance(caught.value.__cause__, Exception)
 
@@ -300,7 +300,7 @@ def test_functions_of_the_main_script_work_in_a_process_that_lacks_them() -> Non
 def test_large_arrays_that_a_function_captures_lie_beside_its_pickle_without_a_copy() -> None:
     plain, read_only, frozen = np.ones(2**14), np.ones(2**14), freeze(np.ones(2**14))
     read_only.flags.writeable = False
-    pickled, *parts = pack_function_apart(lambda: (plain, read_only, frozen))
+    pickled, *parts = pack_function_parts(lambda: (plain, read_only, frozen))
     assert len(pickled) < 2000
     places = {np.frombuffer(part, np.uint8).__array_interface__["data"][0] for part in parts}
     assert places == {array.__array_interface__["data"][0] for array in (plain, read_only, frozen)}
@@ -313,11 +313,11 @@ def test_large_arrays_that_a_function_captures_lie_beside_its_pickle_without_a_c
 
 def test_a_function_that_captures_nothing_large_is_one_blob() -> None:
     small = np.ones(3)
-    blob = pack_function_apart(lambda: small)
+    blob = pack_function_parts(lambda: small)
     assert isinstance(blob, bytes)
     assert unpack(blob)().sum() == 3
     with pytest.raises(InvalidArgumentError, match="captures 'LOCK'"):
-        pack_function_apart(in_main("import threading\nLOCK = threading.Lock()\ndef f(): return LOCK")["f"])
+        pack_function_parts(in_main("import threading\nLOCK = threading.Lock()\ndef f(): return LOCK")["f"])
 
 
 def test_a_captured_array_is_a_snapshot_and_writable_there() -> None:
@@ -351,7 +351,8 @@ def test_a_module_that_is_not_there_is_explained(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(sys, "path", [folder for folder in sys.path if folder != str(tmp_path)])
     for blob in blobs:
         with pytest.raises(
-            FailedPreconditionError, match=r"module 'only_here' is not importable in .* go by name; .*PYTHONPATH"
+            FailedPreconditionError,
+            match=r"module 'only_here' is not importable in .* are pickled by name; .*PYTHONPATH",
         ):
             unpack(blob)
 

@@ -44,7 +44,10 @@ def join_address(host: str, port: int) -> str:
 
 
 def advertised_address(advertised: str, port: int | str) -> str:
-    """Return the address that others are told: `advertised`, with this port if it has none. An IPv6 host may lack its brackets."""
+    """Return the address at which other processes reach a server: `advertised`, with this port if it has none.
+
+    An IPv6 host may lack its brackets.
+    """
     host, colon, last = advertised.rpartition(":")
     has_port = colon and last.isdecimal() and (":" not in host or host.endswith("]"))
     if has_port:

@@ -8,6 +8,7 @@ the meaning of keys together.
 from __future__ import annotations
 
 import difflib
+import re
 import shlex
 from collections.abc import Iterator
 from typing import Any, Protocol, TypeAlias, TypeVar, get_args, get_origin
@@ -24,6 +25,8 @@ Path: TypeAlias = tuple[Any, ...]
 """The keys and list indices that lead from the top of the file to a value."""
 _S = TypeVar("_S", bound=Section)
 _SHOWN_MAX = 40
+_KUBERNETES_NAME = re.compile(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?")
+"""Names of Services begin with a letter; 40 characters leave room for the names of pods, which have 63."""
 
 
 class Mistake(Exception):
@@ -162,7 +165,15 @@ class Config(Protocol):
     @property
     def launcher(self) -> str: ...
     @property
+    def name(self) -> str: ...
+    @property
     def ssh(self) -> Any: ...
+    @property
+    def kubernetes(self) -> Any: ...
+    @property
+    def ray(self) -> Any: ...
+    @property
+    def runtime(self) -> Any: ...
 
 
 # -- rules between keys ----------------------------------------------------------------------------------------------
@@ -202,6 +213,10 @@ def problems(config: Config) -> Iterator[Mistake]:
         yield from _on_hosts(config)
     if config.launcher == "ssh":
         yield from _ssh(config)
+    if config.launcher == "kubernetes":
+        yield from _kubernetes(config)
+    if config.launcher == "ray":
+        yield from _ray(config)
 
 
 def _count_and_tasks(path: Path, job: Job) -> Iterator[Mistake]:
@@ -249,7 +264,7 @@ def _on_hosts(config: Config) -> Iterator[Mistake]:
     """Yield what a launcher that places roles on hosts cannot do."""
     for name in ("worker", "ps"):
         job = config.jobs.task_jobs().get(name)
-        if job is not None and job.tasks is not None:
+        if job is not None and job.tasks is not None and config.runtime is None:  # the launcher has filled them in
             yield Mistake(
                 ("jobs", name, "tasks"),
                 f"launcher: {config.launcher} finds the addresses itself",
@@ -297,6 +312,44 @@ def _advertised(config: Config) -> Iterator[Mistake]:
             yield Mistake(path, f"bad address {displayed(job.advertise)}: no process can connect to it")
         elif name != "dispatcher" and len(job.indices()) > 1 and job.advertise == advertised_address(job.advertise, 1):
             yield Mistake(path, f"names one port for {len(job.indices())} tasks", "write the host alone")
+
+
+def _kubernetes(config: Config) -> Iterator[Mistake]:
+    """Yield what manifests need, and what has no meaning in a pod."""
+    section, jobs = config.kubernetes, config.jobs
+    if not section.image:
+        yield Mistake(("kubernetes", "image"), "required key is missing", "an image with zmqdist and the program in it")
+    if not _KUBERNETES_NAME.fullmatch(config.name):
+        yield Mistake(
+            ("name",),
+            f"{displayed(config.name)} cannot begin the names of objects in Kubernetes",
+            "at most 40 small letters, digits and '-', a letter first",
+        )
+    if jobs.dispatcher is not None:
+        host, _ = split_address(jobs.dispatcher.address)
+        if not is_loopback(host) and not is_wildcard(host):
+            path = ("jobs", "dispatcher", "address")
+            yield Mistake(path, f"names the host {displayed(host)}, which Kubernetes chooses", "leave the address out")
+    if jobs.worker is not None and jobs.worker.slots == "auto" and section.resources.worker.cpu is None:
+        yield Mistake(
+            ("jobs", "worker", "slots"),
+            "is auto, and nothing says how many cores a worker's pod has",
+            "write kubernetes.resources.worker.cpu, or a number of slots",
+        )
+
+
+def _ray(config: Config) -> Iterator[Mistake]:
+    worker = config.jobs.worker
+    if "://" in config.ray.address:
+        yield Mistake(
+            ("ray", "address"),
+            "names Ray's client, and the dispatcher has to run where the workers reach it",
+            "run launch on a node of the Ray cluster, with auto",
+        )
+    if worker is not None and worker.slots == "auto" and config.runtime is None:
+        yield Mistake(
+            ("jobs", "worker", "slots"), "is auto, and Ray places a worker by its number", "write for example 4"
+        )
 
 
 def _command(config: Config) -> Iterator[Mistake]:

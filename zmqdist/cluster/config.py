@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any
 
 import msgspec
@@ -58,14 +58,14 @@ class ClusterConfig(Section, frozen=True):
     ports: Annotated[
         str | None,
         documented(
-            "The ports that processes of the cluster bind where the file says none, for a firewall; null: any.",
+            "The range from which processes of the cluster take free ports, for a firewall; null: any.",
             "a range such as 5000-5100, or null",
         ),
     ] = None
     code: Annotated[
         list[str] | None,
         documented(
-            "Paths that hosts get which do not share this file system; null: the folder of the program's script; []: none.",
+            "Paths to send to hosts that do not share this file system; null: the folder of the program's script; []: none.",
             "a list of paths, or null",
         ),
     ] = None
@@ -80,17 +80,20 @@ class ClusterConfig(Section, frozen=True):
     runtime: RuntimeConfig | None = None
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str], launcher: str | None = None) -> ClusterConfig:
-        """Read and check a cluster file that a user wrote.
+    def load(
+        cls, path: str | os.PathLike[str], launcher: str | None = None, *, runtime_allowed: bool = False
+    ) -> ClusterConfig:
+        """Read and check a cluster file.
 
         Args:
           launcher: in place of the file's own `launcher`.
+          runtime_allowed: whether the file may be one that a launcher wrote for its roles, with the section `runtime`.
 
         Raises:
           ConfigError: the file cannot be read, is not YAML, or has a mistake; the text describes the first one. Hosts that do not exist,
             ports in use and a missing program are not checked: they show when the cluster starts.
         """
-        return _load(os.fspath(path), runtime_allowed=False, launcher=launcher)
+        return _load(os.fspath(path), runtime_allowed=runtime_allowed, launcher=launcher)
 
     @classmethod
     def from_environment(cls) -> ClusterConfig | None:
@@ -161,6 +164,25 @@ class ClusterConfig(Section, frozen=True):
         return json.dumps({"cluster": self.task_spec.as_dict(), "task": task, "rpc_layer": "zmq"})
 
 
+class _Dumper(yaml.SafeDumper):  # type: ignore[misc,unused-ignore]
+    """Writes texts of several lines as blocks, and no aliases, so that people can read the result."""
+
+    def ignore_aliases(self, data: object) -> bool:
+        return True
+
+
+_Dumper.add_representer(
+    str,
+    lambda dumper, text: dumper.represent_scalar(_TAG + "str", text, style="|" if "\n" in text else None),
+)
+
+
+def yaml_documents(documents: Iterable[Mapping[str, Any]]) -> str:
+    """Return a YAML stream with one document for each mapping, the keys in their order; equal documents give equal texts."""
+    text: str = yaml.dump_all(documents, Dumper=_Dumper, explicit_start=True, sort_keys=False, width=1_000_000)
+    return text
+
+
 def schema() -> dict[str, Any]:
     """Return a JSON Schema of the cluster file, for editors. It agrees with `load` on keys, types and ranges.
 
@@ -170,7 +192,9 @@ def schema() -> dict[str, Any]:
     defs = made["$defs"]
     top = defs["ClusterConfig"]["properties"]
     del defs["RuntimeConfig"], top["runtime"]
-    top["security"]["anyOf"] = [{"$ref": top["security"].pop("$ref")}, {"type": "null"}]
+    for each in (key for section in defs.values() for key in section["properties"].values()):
+        if "$ref" in each:  # a section; null stands for its defaults
+            each["anyOf"] = [{"$ref": each.pop("$ref")}, {"type": "null"}]
     defs["JobsConfig"]["minProperties"] = 1
     for name, job in defs["JobsConfig"]["properties"].items():
         del job["default"]

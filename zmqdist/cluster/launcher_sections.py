@@ -29,7 +29,10 @@ class SshConfig(Section, frozen=True):
 
     hosts: Annotated[
         list[str | SshHost],
-        documented("The hosts, in the order in which they are filled.", "a list of hosts, or of {host, slots}"),
+        documented(
+            "The hosts; the next worker or ps goes to the first that has the fewest.",
+            "a list of hosts, or of {host, slots}",
+        ),
     ] = []
     python: Annotated[
         str | None,
@@ -49,14 +52,87 @@ class SlurmConfig(Section, frozen=True):
     extra: Annotated[list[str], documented("Further options of sbatch.", "a list of words")] = []
 
 
+Cores = Annotated[float, Meta(ge=0.001, le=4096)]
+MemorySize = Annotated[str, Meta(pattern=r"^[1-9][0-9]{0,8}(Ki|Mi|Gi|Ti)$(?!\n)")]
+ImageName = Annotated[str, Meta(pattern=r"^\S+$(?!\n)", max_length=1024)]
+GpuCount = Annotated[int, Meta(ge=0, le=1024)]
+
+
+class PodResources(Section, frozen=True):
+    """What one pod of a job gets."""
+
+    cpu: Annotated[
+        Cores | None, documented("Its cores, for example 0.5; null: not said.", "a number of cores, or null")
+    ] = None
+    memory: Annotated[
+        MemorySize | None,
+        documented(
+            "Its memory; a pod that takes more is ended. null: not said.", "a size such as 512Mi or 4Gi, or null"
+        ),
+    ] = None
+    gpus: Annotated[GpuCount, documented("Its GPUs (nvidia.com/gpu).", "a whole number, 0 or more")] = 0
+
+
+class ResourcesConfig(Section, frozen=True):
+    """What the pods of each job get."""
+
+    dispatcher: Annotated[PodResources, documented("The dispatcher's pod.", "a mapping")] = PodResources()
+    worker: Annotated[PodResources, documented("Each worker's pod.", "a mapping")] = PodResources()
+    ps: Annotated[PodResources, documented("The pod of each parameter server.", "a mapping")] = PodResources()
+    program: Annotated[PodResources, documented("The program's pod.", "a mapping")] = PodResources()
+    evaluator: Annotated[PodResources, documented("The evaluator's pod.", "a mapping")] = PodResources()
+
+
 class KubernetesConfig(Section, frozen=True):
     """What the manifests of `zmqdist launch --render` say beyond the jobs."""
 
-    image: Annotated[str | None, documented("The image of all pods.", "the name of an image, or null")] = None
-    namespace: Annotated[str, documented("The namespace of all objects.", "a name")] = "default"
+    image: Annotated[
+        ImageName | None,
+        documented("The image of all pods, with zmqdist and the program in it; required.", "the name of an image"),
+    ] = None
+    image_pull_policy: Annotated[
+        Literal["Always", "IfNotPresent", "Never"] | None,
+        documented("When a node pulls the image; null: as Kubernetes does.", "Always, IfNotPresent, Never or null"),
+    ] = None
+    namespace: Annotated[
+        Annotated[str, Meta(pattern=r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$(?!\n)", max_length=63)],
+        documented("The namespace of all objects.", "a name of at most 63 small letters, digits or '-'"),
+    ] = "default"
+    resources: Annotated[ResourcesConfig, documented("What the pods of each job get.", "a mapping")] = ResourcesConfig()
+    service_account: Annotated[
+        str | None,
+        documented(
+            "The service account of all pods; null: the default one, without a token in the pods.", "a name, or null"
+        ),
+    ] = None
+    user_id: Annotated[
+        Annotated[int, Meta(ge=1, le=2**31 - 1)],
+        documented("The user (and group) that all pods run as; never root.", "a whole number above 0"),
+    ] = 10001
+    storage: Annotated[
+        MemorySize, documented("The size of the volume for the dispatcher's work_dir.", "a size such as 512Mi or 4Gi")
+    ] = "1Gi"
+
+
+RayAmount = Annotated[float, Meta(ge=0, le=1_000_000)]
+
+
+class RayRole(Section, frozen=True):
+    """What the actor of a role asks Ray for."""
+
+    cpus: Annotated[
+        RayAmount | None,
+        documented("Its CPUs; null: the slots of a worker, 1 of a ps.", "a number, 0 or more, or null"),
+    ] = None
+    gpus: Annotated[RayAmount, documented("Its GPUs.", "a number, 0 or more")] = 0
+    resources: Annotated[
+        dict[str, RayAmount], documented("Resources of your own.", "a mapping of names to numbers, 0 or more")
+    ] = {}
 
 
 class RayConfig(Section, frozen=True):
     """A Ray cluster that runs already and places the workers and ps."""
 
-    address: Annotated[str, documented("Where Ray is, as ray.init takes it.", "an address, or auto")] = "auto"
+    address: Annotated[str, documented("Where Ray is, as ray.init takes it.", "host:port, or auto")] = "auto"
+    worker: Annotated[RayRole, documented("What each worker asks for.", "a mapping")] = RayRole()
+    ps: Annotated[RayRole, documented("What each parameter server asks for.", "a mapping")] = RayRole()

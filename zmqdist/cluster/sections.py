@@ -56,7 +56,7 @@ class DispatcherJob(Section, frozen=True):
     advertise: Annotated[
         HostName | None,
         documented(
-            "Where the others are told that it is, for example behind NAT; null: the address that it binds.",
+            "The address at which other processes reach it, for example behind NAT; null: the address that it binds.",
             "host or host:port, or null",
         ),
     ] = None
@@ -196,13 +196,13 @@ class ServingJob(Job, frozen=True):
     advertise: Annotated[
         HostName | None,
         documented(
-            "Where the others are told that a task is, for example behind NAT; null: the address that it binds.",
+            "The address at which other processes reach a task, for example behind NAT; null: the address that it binds.",
             "host or host:port, or null",
         ),
     ] = None
 
-    def told_at(self, index: int) -> str | None:
-        """Return where the others are told that a task is, with "%port%" for a port that it takes; None: where it binds."""
+    def advertised_at(self, index: int) -> str | None:
+        """Return the address at which other processes reach a task; "%port%" stands for a port that it takes. None: where it binds."""
         address = self.addresses().get(index)
         if address is not None:
             return address if self.host is not None else None

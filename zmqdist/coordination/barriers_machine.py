@@ -32,7 +32,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import NamedTuple
 
-from zmqdist.coordination.answers import Answer, Effect, Fail, Task, Ticket, listed, named
+from zmqdist.coordination.replies import Effect, Fail, ReplyValue, Task, Ticket, task_name, task_names
 from zmqdist.errors import (
     CANCELLED,
     DEADLINE_EXCEEDED,
@@ -60,7 +60,7 @@ class _Round:
     tasks: frozenset[Task]
     first: Task  # the first caller, for error texts
     due: float
-    came: dict[Task, Ticket] = field(default_factory=dict)
+    arrived: dict[Task, Ticket] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -121,7 +121,7 @@ class Barriers:
             return barrier.round.counter
         return 0 if barrier.counter is None else barrier.counter + 1
 
-    def owes(self, name: str, task: Task) -> bool:
+    def missed_failure(self, name: str, task: Task) -> bool:
         """Return whether a round has failed without this task, which has not been notified yet."""
         barrier = self._barriers.get(name)
         return barrier is not None and task in barrier.late
@@ -140,7 +140,7 @@ class Barriers:
         barrier = self._barriers.get(name)
         return frozenset() if barrier is None or barrier.round is None else barrier.round.tasks
 
-    def came(
+    def arrived(
         self,
         ticket: Ticket,
         name: str,
@@ -171,13 +171,13 @@ class Barriers:
         if late is not None and (counter is None or counter <= late.counter):
             del barrier.late[task]
             if counter is not None:  # P2: the task gets the outcome of the round that failed without it
-                return [Answer(ticket, late)]
+                return [ReplyValue(ticket, late)]
         if current is None:
             last = barrier.counter
             if last is not None and counter is not None and counter != last + 1:
                 if not self._is_behind(barrier, counter, task):
                     barrier.late.pop(task, None)  # this error notifies the task of the last round as well
-                    return [Answer(ticket, self._past(barrier, counter, task))]
+                    return [ReplyValue(ticket, self._past(barrier, counter, task))]
                 # P5: the task is behind, so the next round fails for all; after that all are in step.
                 problem = problem or (self._code_out_of_step, self._out_of_step(barrier, counter, task))
             del self._barriers[name]  # P6: insert it again as the most recently used
@@ -191,7 +191,7 @@ class Barriers:
         effects = self._join(barrier, current, ticket, task, due)
         if problem is not None:
             return effects + self._end(barrier, *problem)
-        if len(current.came) == len(current.tasks):  # P1
+        if len(current.arrived) == len(current.tasks):  # P1
             return effects + self._end(barrier, OK, "")
         return effects
 
@@ -204,7 +204,10 @@ class Barriers:
             return [
                 Fail(ticket, FAILED_PRECONDITION, f"round {counter} of barrier {name!r} {state}: nothing to cancel")
             ]
-        return [*self._end(barrier, CANCELLED, f"{barrier.title} was cancelled by {named(task)}"), Answer(ticket)]
+        return [
+            *self._end(barrier, CANCELLED, f"{barrier.title} was cancelled by {task_name(task)}"),
+            ReplyValue(ticket),
+        ]
 
     def failed(self, name: str, code: int, message: str) -> list[Effect]:
         """The round that is on, if any, ends with this error."""
@@ -235,8 +238,8 @@ class Barriers:
         barrier, task = self._by_ticket.pop(ticket, (None, None))
         if barrier is None or barrier.round is None or task is None:
             return
-        del barrier.round.came[task]
-        if not barrier.round.came:  # a round that all callers have left has not begun
+        del barrier.round.arrived[task]
+        if not barrier.round.arrived:  # a round that all callers have left has not begun
             barrier.round = None
             if barrier.counter is None and not barrier.late:
                 del self._barriers[barrier.name]
@@ -259,14 +262,14 @@ class Barriers:
     def tickets(self, name: str) -> list[Ticket]:
         """Return the callers that wait at a barrier."""
         barrier = self._barriers.get(name)
-        return [] if barrier is None or barrier.round is None else list(barrier.round.came.values())
+        return [] if barrier is None or barrier.round is None else list(barrier.round.arrived.values())
 
     def missing(self, name: str) -> list[Task]:
         """Return the tasks for which the round that is on waits."""
         barrier = self._barriers.get(name)
         if barrier is None or barrier.round is None:
             return []
-        return sorted(barrier.round.tasks - barrier.round.came.keys())
+        return sorted(barrier.round.tasks - barrier.round.arrived.keys())
 
     @property
     def open(self) -> list[str]:
@@ -282,12 +285,12 @@ class Barriers:
 
     def _join(self, barrier: _Barrier, current: _Round, ticket: Ticket, task: Task, due: float) -> list[Effect]:
         effects: list[Effect] = []
-        earlier = current.came.get(task)
+        earlier = current.arrived.get(task)
         if earlier is not None:  # P2: the second call of a task replaces its first
             del self._by_ticket[earlier]
-            text = f"{named(task)} called {barrier.title} again while this call waited"
-            effects.append(Answer(earlier, RoundOutcome(CANCELLED, text, (current.counter or 0) - 1)))
-        current.came[task] = ticket
+            text = f"{task_name(task)} called {barrier.title} again while this call waited"
+            effects.append(ReplyValue(earlier, RoundOutcome(CANCELLED, text, (current.counter or 0) - 1)))
+        current.arrived[task] = ticket
         self._by_ticket[ticket] = barrier, task
         if self._earliest_deadline or current.due == inf:  # P4
             current.due = min(current.due, due)
@@ -300,17 +303,17 @@ class Barriers:
         """Return why this caller does not fit the round that is on, which then fails for all."""
         if counter is not None and counter != current.counter:
             text = (
-                f"{named(task)} came to round {counter} of {barrier.title}, the others to round {current.counter}: "
+                f"{task_name(task)} came to round {counter} of {barrier.title}, the others to round {current.counter}: "
                 "was it started again?"
             )
             return self._code_out_of_step, text
         if task not in current.tasks:
-            text = f"{named(task)} called {barrier.title}, which is for {listed(sorted(current.tasks))}"
+            text = f"{task_name(task)} called {barrier.title}, which is for {task_names(sorted(current.tasks))}"
             return INVALID_ARGUMENT, text
         if tasks != current.tasks:
             text = (
-                f"{named(current.first)} called {barrier.title} for {listed(sorted(current.tasks))}, "
-                f"{named(task)} for {listed(sorted(tasks))}"
+                f"{task_name(current.first)} called {barrier.title} for {task_names(sorted(current.tasks))}, "
+                f"{task_name(task)} for {task_names(sorted(tasks))}"
             )
             return INVALID_ARGUMENT, text
         return None
@@ -329,9 +332,7 @@ class Barriers:
 
     def _out_of_step(self, barrier: _Barrier, counter: int, task: Task) -> str:
         last = barrier.counter
-        return (
-            f"{named(task)} came to round {counter} of {barrier.title}, the last one was {last}: was it started again?"
-        )
+        return f"{task_name(task)} came to round {counter} of {barrier.title}, the last one was {last}: was it started again?"
 
     def _past(self, barrier: _Barrier, counter: int, task: Task) -> RoundOutcome:
         """Return the outcome for a caller of the round that has ended, or of one that cannot begin yet."""
@@ -340,7 +341,7 @@ class Barriers:
             text = self._out_of_step(barrier, counter, task)
             return RoundOutcome(self._code_out_of_step, text, barrier.counter)
         if task not in barrier.tasks:
-            text = f"{named(task)} called {barrier.title}, which was for {listed(sorted(barrier.tasks))}"
+            text = f"{task_name(task)} called {barrier.title}, which was for {task_names(sorted(barrier.tasks))}"
             return RoundOutcome(INVALID_ARGUMENT, text, counter)
         return RoundOutcome(barrier.code, barrier.message, counter)
 
@@ -354,19 +355,19 @@ class Barriers:
         barrier.restarted.clear()
         outcome = RoundOutcome(code, message, barrier.counter)
         for task in current.tasks:
-            if code == OK or task in current.came:
+            if code == OK or task in current.arrived:
                 barrier.late.pop(task, None)
             else:
                 barrier.late[task] = outcome
-        for ticket in current.came.values():
+        for ticket in current.arrived.values():
             del self._by_ticket[ticket]
-        return [Answer(ticket, outcome) for ticket in current.came.values()]
+        return [ReplyValue(ticket, outcome) for ticket in current.arrived.values()]
 
     def _overdue(self, barrier: _Barrier, current: _Round) -> str:
-        missing = listed(sorted(current.tasks - current.came.keys()))
+        missing = task_names(sorted(current.tasks - current.arrived.keys()))
         return (
-            f"{barrier.title} timed out: {len(current.came)}/{len(current.tasks)} tasks came, "
-            f"the first was {named(current.first)}; missing: {missing}"
+            f"{barrier.title} timed out: {len(current.arrived)}/{len(current.tasks)} tasks came, "
+            f"the first was {task_name(current.first)}; missing: {missing}"
         )
 
     # -- the table --------------------------------------------------------------------------------------------------------

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple, TypeAlias
 
 from zmqdist.background import in_background
 from zmqdist.cluster.devices import Device
-from zmqdist.coordination.answers import Task, named
 from zmqdist.coordination.link import KeeperLink, LoggedWait, OnError
 from zmqdist.coordination.machine import UP
+from zmqdist.coordination.replies import Task, task_name
 from zmqdist.coordination.snapshot import CoordinationSnapshot
 from zmqdist.errors import FailedPreconditionError, InvalidArgumentError, OpError, from_code
 from zmqdist.limits import LEADER_WAIT_S
@@ -74,7 +74,7 @@ class CoordinationClient:
         """
         security = (credentials or Credentials()).client(address.removeprefix("zmq://"), "worker")
         identity = None if task is None else (*task_of(task), incarnation or new_incarnation())
-        name = "" if identity is None else named(identity[:2])
+        name = "" if identity is None else task_name(identity[:2])
         self._link = KeeperLink(lambda: ZmqClient(address, name, security=security), identity, keeper)
         self.kv = KeyValues(self._link)
 
@@ -140,14 +140,14 @@ class CoordinationClient:
         A collective call: each of these tasks that is alive must make it with the same set. All get the same result, once the last of them
         has called.
         """
-        return [named(task) for task in self._request("alive", self._identity(), _tasks_of(tasks))]
+        return [task_name(task) for task in self._request("alive", self._identity(), _tasks_of(tasks))]
 
     # -- states of tasks -------------------------------------------------------------------------------------------------------
 
     def task_states(self, jobs: Iterable[str] | None = None) -> dict[str, TaskState]:
         """Return the state of every task, or of the tasks of some jobs, by name and in the order of the cluster."""
         rows = self._request("states", None if jobs is None else list(jobs))
-        return {named((job, index)): TaskState(*rest) for job, index, *rest in rows}
+        return {task_name((job, index)): TaskState(*rest) for job, index, *rest in rows}
 
     def check_alive(self, task: TaskName) -> bool:
         """Return whether a task is registered and neither lost nor in error.
@@ -156,7 +156,7 @@ class CoordinationClient:
           InvalidArgumentError: the cluster has no such task.
         """
         states = self.task_states()
-        name = named(task_of(task))
+        name = task_name(task_of(task))
         if name not in states:
             raise InvalidArgumentError(f"{name} is not in the cluster, which has {', '.join(states) or 'none'}")
         return states[name].state == UP

@@ -20,7 +20,7 @@ from bisect import bisect_left, insort
 from math import inf
 from typing import Any
 
-from zmqdist.coordination.answers import Answer, Effect, Fail, Ticket
+from zmqdist.coordination.replies import Effect, Fail, ReplyValue, Ticket
 from zmqdist.errors import (
     ALREADY_EXISTS,
     CANCELLED,
@@ -75,13 +75,13 @@ class Keys:
         problem = self._full(path, nbytes)
         if problem:  # P4
             return [Fail(ticket, RESOURCE_EXHAUSTED, problem)]
-        return [*self._put(path, value, nbytes), Answer(ticket)]
+        return [*self._put(path, value, nbytes), ReplyValue(ticket)]
 
     def get(self, ticket: Ticket, key: str, due: float = inf) -> list[Effect]:
         """Reply with the value of a key; if it has none, with the next value that it gets."""
         path = normal(key)
         if path in self._values:
-            return [Answer(ticket, self._values[path][0])]
+            return [ReplyValue(ticket, self._values[path][0])]
         if not path:
             return [Fail(ticket, INVALID_ARGUMENT, f"{key!r} is no key")]
         self._waiting.setdefault(path, {})[ticket] = due
@@ -94,11 +94,11 @@ class Keys:
         path = normal(key)
         if path not in self._values:
             return [Fail(ticket, NOT_FOUND, f"there is no key {path!r}")]
-        return [Answer(ticket, self._values[path][0])]
+        return [ReplyValue(ticket, self._values[path][0])]
 
     def below(self, ticket: Ticket, prefix: str) -> list[Effect]:
         """Reply with all values below a directory, by whole key; "" stands for the root."""
-        return [Answer(ticket, {path: self._values[path][0] for path in self._below(normal(prefix))})]
+        return [ReplyValue(ticket, {path: self._values[path][0] for path in self._below(normal(prefix))})]
 
     def delete(self, ticket: Ticket, key: str) -> list[Effect]:
         """Remove a key and all keys below it; the reply is how many were removed."""
@@ -114,7 +114,7 @@ class Keys:
             del self._sorted[bisect_left(self._sorted, path)]
         for name in removed:
             self.nbytes -= self._values.pop(name)[1]
-        return [Answer(ticket, len(removed))]
+        return [ReplyValue(ticket, len(removed))]
 
     def increment(self, ticket: Ticket, key: str, by: int, nbytes: int) -> list[Effect]:
         """Add to a whole number, which starts at 0; the reply is the sum."""
@@ -125,7 +125,7 @@ class Keys:
             return [Fail(ticket, FAILED_PRECONDITION, text)]
         total = before + by
         effects = self.put(ticket, key, total, nbytes, overwrite=True)
-        return [Answer(ticket, total) if effect == Answer(ticket) else effect for effect in effects]
+        return [ReplyValue(ticket, total) if effect == ReplyValue(ticket) else effect for effect in effects]
 
     def dropped(self, ticket: Ticket) -> None:
         """The caller does not wait any more."""
@@ -185,4 +185,4 @@ class Keys:
         waiting = self._waiting.pop(path, {})
         for ticket in waiting:
             del self._by_ticket[ticket]
-        return [Answer(ticket, value) for ticket in waiting]
+        return [ReplyValue(ticket, value) for ticket in waiting]

@@ -24,7 +24,7 @@ from math import inf
 from queue import SimpleQueue
 from typing import Any, Final, TypeAlias
 
-from zmqdist.coordination.answers import named
+from zmqdist.coordination.replies import task_name
 from zmqdist.coordination.service import PREFIX
 from zmqdist.coordination.snapshot import CoordinationSnapshot
 from zmqdist.errors import (
@@ -93,7 +93,7 @@ class KeeperLink:
           keeper: the keeper's name, for errors; "" where only the address is known.
         """
         self.identity = identity
-        self.name = "this client" if identity is None else named(identity[:2])
+        self.name = "this client" if identity is None else task_name(identity[:2])
         self._registration_client, self._request_client = connect(), connect()
         self.keeper = f"{keeper or 'the server'} at {self._registration_client.address}, which keeps barriers and keys,"
         self.errors: list[tuple[str, OpError]] = []
@@ -337,7 +337,7 @@ class KeeperLink:
                 while self._state == UP:
                     for number, task, code, message in self._call_keeper("poll", self.identity, after):
                         after = number
-                        self._record_error(named(task), from_code(code, message))
+                        self._record_error(task_name(task), from_code(code, message))
                     self._log_waits()
             except (UnavailableError, CancelledError) as error:
                 self._last_error = error
@@ -400,5 +400,5 @@ class KeeperLink:
         for wait in [wait for wait in list(self._waits) if now - wait.logged_at >= WAIT_LOG_S]:
             wait.logged_at = now
             tasks = self._call_keeper("missing", wait.missing) if wait.missing else []
-            missing = f", for {', '.join(map(named, tasks))}" if tasks else ""
+            missing = f", for {', '.join(map(task_name, tasks))}" if tasks else ""
             log.warning("%s has waited %.0f s %s%s", self.name, now - wait.began, wait.description, missing)

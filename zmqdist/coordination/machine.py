@@ -30,8 +30,8 @@ from math import inf
 from typing import Final, NamedTuple
 
 from zmqdist import limits
-from zmqdist.coordination.answers import Answer, Effect, Fail, Task, Ticket, listed, named
 from zmqdist.coordination.barriers_machine import Barriers, RoundOutcome
+from zmqdist.coordination.replies import Effect, Fail, ReplyValue, Task, Ticket, task_name, task_names
 from zmqdist.errors import (
     ABORTED,
     CANCELLED,
@@ -179,35 +179,35 @@ class Coordination:
         if record is None:
             return [Fail(ticket, INVALID_ARGUMENT, self._not_in_cluster(task))]
         if incarnation in record.retired:  # P1
-            return [Fail(ticket, ABORTED, f"{named(task)} was restarted since: this incarnation of it is over")]
+            return [Fail(ticket, ABORTED, f"{task_name(task)} was restarted since: this incarnation of it is over")]
         same = incarnation == record.incarnation
         if record.state == UP and same:  # it registers again after a reconnect
             self._refresh(record, now)
-            return [Answer(ticket, TaskWelcome(self._errors_count))]
+            return [ReplyValue(ticket, TaskWelcome(self._errors_count))]
         effects: list[Effect] = []
         if record.state == UP and task[0] in self._config.recoverable_jobs:
-            effects = self._fail(record, UNAVAILABLE, f"{named(task)} is lost: it was restarted", now)
+            effects = self._fail(record, UNAVAILABLE, f"{task_name(task)} is lost: it was restarted", now)
         elif record.state == UP:
-            text = f"{named(task)} registered again as another incarnation, without a reset: it was restarted, or runs twice"
+            text = f"{task_name(task)} registered again as another incarnation, without a reset: it was restarted, or runs twice"
             return [*self._fail(record, ABORTED, text, now), Fail(ticket, ABORTED, text)]
         if record.state == ERROR and not self._may_return(record):  # P1: an incarnation in error needs a reset first
-            return [Fail(ticket, ABORTED, f"{named(task)} is in error, and must be reset first: {record.message}")]
+            return [Fail(ticket, ABORTED, f"{task_name(task)} is in error, and must be reset first: {record.message}")]
         return effects + self._join(record, ticket, incarnation, now)
 
     def beaten(self, ticket: Ticket, task: Task, incarnation: int, now: float) -> list[Effect]:
         """A sign of life. The reply is the task's own error, if it has one."""
         record = self._records.get(task)
         if record is None or record.state == MISSING or (record.state == LEFT and now > record.heard_until):
-            text = f"{named(task)} is not registered" if record is not None else self._not_in_cluster(task)
+            text = f"{task_name(task)} is not registered" if record is not None else self._not_in_cluster(task)
             return [Fail(ticket, INVALID_ARGUMENT, text)]
         if record.state == ERROR:
             return [Fail(ticket, record.code, record.message)]
         if incarnation != record.incarnation:
-            text = f"{named(task)} sent a sign of life as another incarnation than the registered one"
+            text = f"{task_name(task)} sent a sign of life as another incarnation than the registered one"
             known = incarnation in record.retired or record.state != UP
             return [*([] if known else self._fail(record, ABORTED, text, now)), Fail(ticket, ABORTED, text)]
         self._refresh(record, now)
-        return [Answer(ticket)]
+        return [ReplyValue(ticket)]
 
     def polled(
         self, ticket: Ticket, task: Task, incarnation: int, after: int, until: float, now: float
@@ -225,10 +225,10 @@ class Coordination:
         effects: list[Effect] = []
         earlier = self._polls.pop(task, None)
         if earlier is not None:
-            effects.append(Fail(earlier.ticket, CANCELLED, f"{named(task)} repeated this request"))
+            effects.append(Fail(earlier.ticket, CANCELLED, f"{task_name(task)} repeated this request"))
         errors = [error for error in self._errors if error.number > after]
         if errors:
-            return [*effects, Answer(ticket, errors)]
+            return [*effects, ReplyValue(ticket, errors)]
         self._polls[task] = _Poll(ticket, after, until)
         self._check_at = min(self._check_at, until)
         return effects
@@ -244,9 +244,9 @@ class Coordination:
     def is_away(self, task: Task, incarnation: int) -> bool:
         """Return whether this incarnation is disconnected and within its grace."""
         record = self._records.get(task)
-        return self.holds(task, incarnation) and record is not None and record.away_until < inf
+        return self.is_registered(task, incarnation) and record is not None and record.away_until < inf
 
-    def holds(self, task: Task, incarnation: int) -> bool:
+    def is_registered(self, task: Task, incarnation: int) -> bool:
         """Return whether this incarnation of the task is registered, and not in error."""
         record = self._records.get(task)
         return record is not None and record.incarnation == incarnation and record.state in (UP, JOINING)
@@ -256,7 +256,7 @@ class Coordination:
         record = self._records.get(task)
         if record is None or record.state != UP or record.incarnation != incarnation:
             return []
-        return self._fail(record, UNAVAILABLE, f"{named(task)} is lost: {why}", now)
+        return self._fail(record, UNAVAILABLE, f"{task_name(task)} is lost: {why}", now)
 
     def reported(
         self, ticket: Ticket, task: Task, incarnation: int, code: int, message: str, now: float
@@ -264,17 +264,17 @@ class Coordination:
         """A task reports that it has failed."""
         problem = self._problem(task, incarnation, now)
         if problem is None and self._records[task].state != UP:
-            problem = FAILED_PRECONDITION, f"{named(task)} has disconnected"
+            problem = FAILED_PRECONDITION, f"{task_name(task)} has disconnected"
         if problem is not None:
             return [Fail(ticket, *problem)]
-        text = f"{named(task)} reported an error: {message}"
-        return [*self._fail(self._records[task], code, text, now), Answer(ticket)]
+        text = f"{task_name(task)} reported an error: {message}"
+        return [*self._fail(self._records[task], code, text, now), ReplyValue(ticket)]
 
     def reset(self, ticket: Ticket, task: Task, now: float) -> list[Effect]:
         """Forget the error of a task; it may register again, with any incarnation."""
         if task not in self._records:
             return [Fail(ticket, INVALID_ARGUMENT, self._not_in_cluster(task))]
-        return [*self._leave(self._records[task], "was reset", now), Answer(ticket)]
+        return [*self._leave(self._records[task], "was reset", now), ReplyValue(ticket)]
 
     def left(self, ticket: Ticket, task: Task, incarnation: int, together: bool, now: float) -> list[Effect]:
         """A task shuts down; if `together`, it waits for the other tasks, where the cluster is configured for that."""
@@ -283,14 +283,14 @@ class Coordination:
             return [Fail(ticket, *problem)]
         record = self._records[task]
         if record.state != UP or not together or not self._config.shutdown_timeout_s:
-            return [*self._leave(record, "has shut down", now), Answer(ticket)]
+            return [*self._leave(record, "has shut down", now), ReplyValue(ticket)]
         wanted = self._barriers.tasks_of(SHUTDOWN) or frozenset(
             record.task for record in self._records.values() if record.state not in (ERROR, LEFT)
         )
         counter = self._barriers.next_counter(SHUTDOWN)
         due = now + self._config.shutdown_timeout_s
         place = _Leaving(ticket, task)
-        return self._to_callers(self._barriers.came(place, SHUTDOWN, counter, task, wanted, due), now)
+        return self._to_callers(self._barriers.arrived(place, SHUTDOWN, counter, task, wanted, due), now)
 
     # -- barriers, and requests about other tasks ---------------------------------------------------------------------------
 
@@ -317,7 +317,7 @@ class Coordination:
             text = f"barrier {name!r}: say for which tasks, this cluster has no list of them"
             return [Fail(ticket, INVALID_ARGUMENT, text)]
         wanted = frozenset(self._records if tasks is None else tasks)
-        effects = self._barriers.came(
+        effects = self._barriers.arrived(
             ticket, name, counter, task, wanted, due, self._problem_of_barrier(name, task, wanted)
         )
         return self._to_callers(effects, now)
@@ -342,7 +342,7 @@ class Coordination:
         problem = self._problem_of_barrier(ALL_TASKS, task, all_tasks)
         counter = self._barriers.next_counter(ALL_TASKS)
         place = _Waiting(ticket)
-        return self._to_callers(self._barriers.came(place, ALL_TASKS, counter, task, all_tasks, due, problem), now)
+        return self._to_callers(self._barriers.arrived(place, ALL_TASKS, counter, task, all_tasks, due, problem), now)
 
     def alive_requested(
         self, ticket: Ticket, task: Task, incarnation: int, tasks: Iterable[Task] | None, now: float
@@ -356,12 +356,12 @@ class Coordination:
         if unknown:
             return [Fail(ticket, INVALID_ARGUMENT, self._not_in_cluster(min(unknown)))]
         if task not in wanted:
-            text = f"{named(task)} is none of {listed(sorted(wanted))}, whose states it requests"
+            text = f"{task_name(task)} is none of {task_names(sorted(wanted))}, whose states it requests"
             return [Fail(ticket, INVALID_ARGUMENT, text)]
         waiting = self._alive.setdefault(wanted, {})
         effects: list[Effect] = []
         if task in waiting:
-            effects.append(Fail(waiting[task], CANCELLED, f"{named(task)} repeated this request"))
+            effects.append(Fail(waiting[task], CANCELLED, f"{task_name(task)} repeated this request"))
         waiting[task] = ticket
         return effects + self._reply_alive()
 
@@ -440,11 +440,11 @@ class Coordination:
         if record is None:
             return INVALID_ARGUMENT, self._not_in_cluster(task)
         if record.state in (MISSING, JOINING):
-            return FAILED_PRECONDITION, f"{named(task)} has not been registered"
+            return FAILED_PRECONDITION, f"{task_name(task)} has not been registered"
         if incarnation != record.incarnation:
-            return ABORTED, f"{named(task)} calls as another incarnation than the registered one"
+            return ABORTED, f"{task_name(task)} calls as another incarnation than the registered one"
         if record.state == LEFT and now > record.heard_until:
-            return FAILED_PRECONDITION, f"{named(task)} has disconnected"
+            return FAILED_PRECONDITION, f"{task_name(task)} has disconnected"
         if record.state == ERROR:
             return FAILED_PRECONDITION, record.message
         return None
@@ -458,13 +458,13 @@ class Coordination:
             if record.state == ERROR:
                 return INTERNAL, f"barrier {name!r} failed: {record.message}"
             if record.state == LEFT:
-                return INTERNAL, f"barrier {name!r} failed: {named(record.task)} has left"
+                return INTERNAL, f"barrier {name!r} failed: {task_name(record.task)} has left"
         return None
 
     def _join(self, record: _Record, ticket: Ticket, incarnation: int, now: float) -> list[Effect]:
         effects: list[Effect] = []
         if record.state == JOINING:
-            effects.append(Fail(record.joining, ABORTED, f"{named(record.task)} registered again meanwhile"))
+            effects.append(Fail(record.joining, ABORTED, f"{task_name(record.task)} registered again meanwhile"))
         if record.incarnation and record.incarnation != incarnation:
             record.retired = [*record.retired, record.incarnation][-RETIRED_KEPT:]
             self._barriers.restarted(record.task)
@@ -472,13 +472,13 @@ class Coordination:
         self._refresh(record, now)
         if self._complete:
             record.state = UP
-            return [*effects, Answer(ticket, TaskWelcome(self._errors_count))]
+            return [*effects, ReplyValue(ticket, TaskWelcome(self._errors_count))]
         record.state, record.joining = JOINING, ticket
         self._register_by = min(self._register_by, now + self._config.register_timeout_s)
         if all(other.state == JOINING for other in self._records.values()):
             self._complete, self._register_by = True, inf
             for other in self._records.values():
-                effects.append(Answer(other.joining, TaskWelcome(self._errors_count)))
+                effects.append(ReplyValue(other.joining, TaskWelcome(self._errors_count)))
                 other.state, other.joining = UP, None
                 self._refresh(other, now)
         return effects
@@ -486,7 +486,7 @@ class Coordination:
     def _give_up_joining(self) -> list[Effect]:
         self._register_by = inf
         joining = [record for record in self._records.values() if record.state == JOINING]
-        missing = listed(record.task for record in self._records.values() if record.state != JOINING)
+        missing = task_names(record.task for record in self._records.values() if record.state != JOINING)
         text = f"{len(joining)}/{len(self._records)} tasks registered in time; missing: {missing}"
         effects: list[Effect] = [Fail(record.joining, DEADLINE_EXCEEDED, text) for record in joining]
         for record in joining:
@@ -511,14 +511,14 @@ class Coordination:
                 continue
             if record.away_until <= now:
                 why = "its connection ended and it did not come back"
-                effects += self._fail(record, UNAVAILABLE, f"{named(record.task)} is lost: {why}", now)
+                effects += self._fail(record, UNAVAILABLE, f"{task_name(record.task)} is lost: {why}", now)
             elif record.heard_at + timeout_s <= now:
                 why = f"nothing was heard of it for {timeout_s:g} s"
-                effects += self._fail(record, UNAVAILABLE, f"{named(record.task)} is lost: {why}", now)
+                effects += self._fail(record, UNAVAILABLE, f"{task_name(record.task)} is lost: {why}", now)
         for task, poll in list(self._polls.items()):
             if poll.until <= now:
                 del self._polls[task]
-                effects.append(Answer(poll.ticket, []))
+                effects.append(ReplyValue(poll.ticket, []))
         times = [min(r.heard_at + timeout_s, r.away_until) for r in self._records.values() if r.state == UP]
         self._check_at = min([*times, *(poll.until for poll in self._polls.values())], default=inf)
         return effects
@@ -536,7 +536,7 @@ class Coordination:
         for task in [record.task] if recovers else list(self._polls):
             poll = self._polls.pop(task, None)
             if poll is not None:
-                effects.append(Answer(poll.ticket, [error]))
+                effects.append(ReplyValue(poll.ticket, [error]))
         return effects
 
     def _leave(self, record: _Record, how: str, now: float) -> list[Effect]:
@@ -544,11 +544,11 @@ class Coordination:
             return []
         effects: list[Effect] = []
         if record.state == JOINING:
-            effects.append(Fail(record.joining, CANCELLED, f"{named(record.task)} {how}"))
+            effects.append(Fail(record.joining, CANCELLED, f"{task_name(record.task)} {how}"))
             record.joining = None
         record.state, record.heard_until = LEFT, now + self._config.heartbeat_timeout_s
         record.away_until = inf
-        effects += self._to_callers(self._barriers.task_failed(record.task, f"{named(record.task)} {how}"), now)
+        effects += self._to_callers(self._barriers.task_failed(record.task, f"{task_name(record.task)} {how}"), now)
         return effects + self._reply_alive()
 
     def _to_callers(self, effects: list[Effect], now: float) -> list[Effect]:
@@ -556,14 +556,16 @@ class Coordination:
         outgoing: list[Effect] = []
         leaving: list[tuple[_Leaving, RoundOutcome]] = []
         for effect in effects:
-            if not isinstance(effect, Answer) or not isinstance(effect.ticket, _Leaving | _Waiting):
+            if not isinstance(effect, ReplyValue) or not isinstance(effect.ticket, _Leaving | _Waiting):
                 outgoing.append(effect)
                 continue
             outcome: RoundOutcome = effect.value
             if isinstance(effect.ticket, _Leaving):
                 leaving.append((effect.ticket, outcome))
             elif outcome.code == OK:
-                outgoing.append(Answer(effect.ticket.ticket, [d for r in self._records.values() for d in r.devices]))
+                outgoing.append(
+                    ReplyValue(effect.ticket.ticket, [d for r in self._records.values() for d in r.devices])
+                )
             else:
                 outgoing.append(Fail(effect.ticket.ticket, outcome.code, outcome.message))
         return outgoing + self._end_shutdown(leaving, now)
@@ -575,11 +577,11 @@ class Coordination:
             if outcome.code != CANCELLED:  # CANCELLED: the task has repeated the call, and its second ticket waits
                 effects += self._leave(self._records[place.task], "has shut down", now)
             done = outcome.code == OK
-            effects.append(Answer(place.ticket) if done else Fail(place.ticket, outcome.code, outcome.message))
+            effects.append(ReplyValue(place.ticket) if done else Fail(place.ticket, outcome.code, outcome.message))
         failed = next((outcome for _, outcome in leaving if outcome.code not in (OK, CANCELLED)), None)
         if failed is not None:
             for record in [record for record in self._records.values() if record.state == UP]:
-                text = f"{named(record.task)} did not shut down with the others: {failed.message}"
+                text = f"{task_name(record.task)} did not shut down with the others: {failed.message}"
                 effects += self._fail(record, INTERNAL, text, now)
         return effects
 
@@ -587,12 +589,12 @@ class Coordination:
         effects: list[Effect] = []
         for tasks, waiting in list(self._alive.items()):
             for task in [task for task in waiting if self._records[task].state != UP]:
-                effects.append(Fail(waiting.pop(task), FAILED_PRECONDITION, f"{named(task)} is not alive itself"))
+                effects.append(Fail(waiting.pop(task), FAILED_PRECONDITION, f"{task_name(task)} is not alive itself"))
             alive = [task for task in sorted(tasks) if self._records[task].state == UP]
             if not waiting or len(waiting) == len(alive):
                 del self._alive[tasks]
-                effects += [Answer(ticket, alive) for ticket in waiting.values()]
+                effects += [ReplyValue(ticket, alive) for ticket in waiting.values()]
         return effects
 
     def _not_in_cluster(self, task: Task) -> str:
-        return f"{named(task)} is not in the cluster, which has {listed(self._records)}"
+        return f"{task_name(task)} is not in the cluster, which has {task_names(self._records)}"

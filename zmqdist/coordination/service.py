@@ -31,14 +31,14 @@ from typing import Any, Final
 
 import numpy as np
 
-from zmqdist.coordination.answers import Answer, Effect, Task, named
 from zmqdist.coordination.barriers_machine import RoundOutcome
 from zmqdist.coordination.keys_machine import Keys
 from zmqdist.coordination.machine import Coordination, CoordinationConfig, TaskError, TaskWelcome
+from zmqdist.coordination.replies import Effect, ReplyValue, Task, task_name
 from zmqdist.coordination.snapshot import KeeperSnapshot, TaskRow
 from zmqdist.errors import OK, UNAUTHENTICATED, InvalidArgumentError, UnavailableError, from_code
 from zmqdist.limits import KEY_CHARS_MAX
-from zmqdist.rpc.pending_call import Asked
+from zmqdist.rpc.pending_call import PendingCall
 from zmqdist.rpc.service import RpcService
 from zmqdist.transport.loop import Loop
 from zmqdist.transport.processes import is_alive
@@ -108,10 +108,10 @@ class CoordinationService:
     def _snapshot(self) -> KeeperSnapshot:
         tasks, keys = self._tasks, self._keys
         rows = {
-            named(task): TaskRow(state, incarnation, tasks.is_away(task, incarnation), tasks.heard_at(task))
+            task_name(task): TaskRow(state, incarnation, tasks.is_away(task, incarnation), tasks.heard_at(task))
             for task, state, incarnation, *_ in tasks.states()
         }
-        barriers = {name: tuple(map(named, missing)) for name, missing in tasks.open_barriers.items()}
+        barriers = {name: tuple(map(task_name, missing)) for name, missing in tasks.open_barriers.items()}
         return KeeperSnapshot(rows, barriers, len(keys), keys.waiting, tasks.waiting + keys.waiting)
 
     def _methods(self) -> dict[str, Callable[..., None]]:
@@ -138,7 +138,7 @@ class CoordinationService:
 
     # -- tasks ------------------------------------------------------------------------------------------------------------
 
-    def _register(self, call: Asked, identity: Any, pid: int) -> None:
+    def _register(self, call: PendingCall, identity: Any, pid: int) -> None:
         task, incarnation = _identity(identity)
         if type(pid) is not int or not 0 <= pid < 2**32:
             raise _invalid("a pid", pid)
@@ -146,7 +146,7 @@ class CoordinationService:
         self._perform(self._tasks.registered(call, task, incarnation, self._now()))
         self._bind_connection(call.peer, task, incarnation, pid)
 
-    def _poll(self, call: Asked, identity: Any, after: int) -> None:
+    def _poll(self, call: PendingCall, identity: Any, after: int) -> None:
         task, incarnation = _identity(identity)
         _number(after, "the number of an error")
         self._drop_with_caller(call)
@@ -154,35 +154,37 @@ class CoordinationService:
         self._perform(self._tasks.polled(call, task, incarnation, after, now + self._beat_s, now))
         self._bind_connection(call.peer, task, incarnation)
 
-    def _beat(self, call: Asked, identity: Any) -> None:
+    def _beat(self, call: PendingCall, identity: Any) -> None:
         task, incarnation = _identity(identity)
         self._perform(self._tasks.beaten(call, task, incarnation, self._now()))
 
-    def _reset(self, call: Asked, job: str, index: int) -> None:
+    def _reset(self, call: PendingCall, job: str, index: int) -> None:
         self._perform(self._tasks.reset(call, _task((job, index)), self._now()))
 
-    def _leave(self, call: Asked, identity: Any, together: bool) -> None:
+    def _leave(self, call: PendingCall, identity: Any, together: bool) -> None:
         self._drop_with_caller(call)
         self._perform(self._tasks.left(call, *_identity(identity), together is True, self._now()))
 
-    def _report_error(self, call: Asked, identity: Any, code: int, message: str) -> None:
+    def _report_error(self, call: PendingCall, identity: Any, code: int, message: str) -> None:
         if type(code) is not int or not OK < code <= UNAUTHENTICATED:
             raise _invalid("the code of an error", code)
         if type(message) is not str:
             raise _invalid("the text of an error", message)
         self._perform(self._tasks.reported(call, *_identity(identity), code, message[:MESSAGE_CHARS_MAX], self._now()))
 
-    def _states(self, call: Asked, jobs: Any) -> None:
+    def _states(self, call: PendingCall, jobs: Any) -> None:
         wanted = None if jobs is None else [_name(job, "a job") for job in _items(jobs, "a list of jobs")]
-        call.answer([(*state.task, *state[1:]) for state in self._tasks.states(wanted)])
+        call.reply([(*state.task, *state[1:]) for state in self._tasks.states(wanted)])
 
-    def _alive(self, call: Asked, identity: Any, tasks: Any) -> None:
+    def _alive(self, call: PendingCall, identity: Any, tasks: Any) -> None:
         self._drop_with_caller(call)
         self._perform(self._tasks.alive_requested(call, *_identity(identity), _tasks(tasks), self._now()))
 
     # -- barriers ---------------------------------------------------------------------------------------------------------
 
-    def _barrier(self, call: Asked, identity: Any, name: str, counter: int, timeout: float | None, tasks: Any) -> None:
+    def _barrier(
+        self, call: PendingCall, identity: Any, name: str, counter: int, timeout: float | None, tasks: Any
+    ) -> None:
         task, incarnation = _identity(identity)
         _barrier_name(name)
         _number(counter, "the number of a round")
@@ -192,15 +194,15 @@ class CoordinationService:
         self._drop_with_caller(call)
         self._perform(self._tasks.barrier(call, task, incarnation, name, counter, wanted, due, now))
 
-    def _cancel_barrier(self, call: Asked, identity: Any, name: str, counter: int) -> None:
+    def _cancel_barrier(self, call: PendingCall, identity: Any, name: str, counter: int) -> None:
         task, _ = _identity(identity)
         _number(counter, "the number of a round")
         self._perform(self._tasks.barrier_cancelled(call, _barrier_name(name), counter, task, self._now()))
 
-    def _missing(self, call: Asked, name: str) -> None:
-        call.answer(self._tasks.missing(_name(name, "the name of a barrier")))
+    def _missing(self, call: PendingCall, name: str) -> None:
+        call.reply(self._tasks.missing(_name(name, "the name of a barrier")))
 
-    def _wait_for_all(self, call: Asked, identity: Any, devices: Any, timeout: float | None) -> None:
+    def _wait_for_all(self, call: PendingCall, identity: Any, devices: Any, timeout: float | None) -> None:
         names = [_name(device, "a device") for device in _items(devices, "a list of devices")]
         if len(names) > DEVICES_MAX:
             raise _invalid(f"at most {DEVICES_MAX} devices", f"{len(names)} of them")
@@ -211,15 +213,15 @@ class CoordinationService:
 
     # -- keys -------------------------------------------------------------------------------------------------------------
 
-    def _kv_set(self, call: Asked, key: str, value: Any, overwrite: bool) -> None:
+    def _kv_set(self, call: PendingCall, key: str, value: Any, overwrite: bool) -> None:
         self._perform(self._keys.put(call, _name(key, "a key"), value, _size(value), overwrite is True))
 
-    def _kv_get(self, call: Asked, key: str, timeout: float | None) -> None:
+    def _kv_get(self, call: PendingCall, key: str, timeout: float | None) -> None:
         due = self._now() + _seconds(timeout)
         self._drop_with_caller(call)
         self._perform(self._keys.get(call, _name(key, "a key"), due))
 
-    def _kv_increment(self, call: Asked, key: str, by: int) -> None:
+    def _kv_increment(self, call: PendingCall, key: str, by: int) -> None:
         if type(by) is not int or not -_INT64 <= by < _INT64:
             raise _invalid("a whole number of 64 bits", by)
         self._perform(self._keys.increment(call, _name(key, "a key"), by, _size(by)))
@@ -231,20 +233,20 @@ class CoordinationService:
             raise UnavailableError("the service of barriers and keys has stopped here")
         return self._loop.now()
 
-    def _drop_with_caller(self, call: Asked) -> None:
+    def _drop_with_caller(self, call: PendingCall) -> None:
         """Have the machines drop this call when its caller cancels it or disconnects before the reply."""
         call.on_dropped(partial(self._dropped, call))
 
-    def _dropped(self, call: Asked) -> None:
+    def _dropped(self, call: PendingCall) -> None:
         self._keys.dropped(call)
         self._perform(self._tasks.dropped(call))
 
     def _perform(self, effects: list[Effect]) -> None:
         for effect in effects:
             call = effect.ticket
-            assert isinstance(call, Asked)
-            if isinstance(effect, Answer):
-                call.answer(self._as_plain(effect.value))
+            assert isinstance(call, PendingCall)
+            if isinstance(effect, ReplyValue):
+                call.reply(self._as_plain(effect.value))
             else:
                 call.fail(from_code(effect.code, effect.message))
         due = min(self._tasks.deadline, self._keys.deadline)
@@ -274,7 +276,7 @@ class CoordinationService:
 
     def _bind_connection(self, peer: Peer, task: Task, incarnation: int, pid: int = 0) -> None:
         """Let this connection stand for that incarnation from now on, if it is the registered one."""
-        if not self._tasks.holds(task, incarnation):
+        if not self._tasks.is_registered(task, incarnation):
             return
         previous = self._connections.get(task)
         if previous is not None and previous[1] == incarnation:

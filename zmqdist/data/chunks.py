@@ -37,7 +37,7 @@ from zmqdist.data import storage
 from zmqdist.data.structure import DatasetSpec, invalid, stack_leaves
 from zmqdist.errors import DataLossError, UnimplementedError
 from zmqdist.specs import TensorSpec
-from zmqdist.wire.arrays import BadArray, read_dtype, tell_dtype
+from zmqdist.wire.arrays import BadArray, dtype_from_json, dtype_to_json
 from zmqdist.wire.namedtuples import generic_namedtuple
 
 ROWS_MAX = 1024
@@ -89,7 +89,7 @@ def spec_to_json(spec: Any) -> Any:
     def leaf(one: Any) -> Any:
         if isinstance(one, DatasetSpec):
             raise UnimplementedError("elements that hold datasets cannot be written: apply batch() or flat_map() first")
-        return {"shape": None if one.shape is None else list(one.shape), "dtype": tell_dtype(np.dtype(one.dtype))}
+        return {"shape": None if one.shape is None else list(one.shape), "dtype": dtype_to_json(np.dtype(one.dtype))}
 
     return structure_to_json(spec, leaf)
 
@@ -98,7 +98,7 @@ def spec_from_json(text: Any) -> Any:
     """Return the spec that `spec_to_json` was given. Raises DataLossError for anything else."""
 
     def leaf(one: Any) -> TensorSpec:
-        return TensorSpec(None if one["shape"] is None else tuple(one["shape"]), read_dtype(one["dtype"]))
+        return TensorSpec(None if one["shape"] is None else tuple(one["shape"]), dtype_from_json(one["dtype"]))
 
     try:
         return structure_from_json(text, leaf)
@@ -198,7 +198,7 @@ class _Sink:
 
 def _dtype_to_json(dtype: np.dtype[Any]) -> Any:
     try:
-        return tell_dtype(dtype)
+        return dtype_to_json(dtype)
     except BadArray as error:
         raise invalid(f"an element cannot be written: {error}") from None
 
@@ -245,11 +245,11 @@ class ElementsFile:
                 self._compressed.close()
             storage.sync(self._file)
         except BaseException:
-            self.give_up()
+            self.abort()
             raise
         self._file.close()
 
-    def give_up(self) -> None:
+    def abort(self) -> None:
         """Close the file without completing it. Harmless if it is closed."""
         for file in (self._compressed, self._file):
             with contextlib.suppress(OSError, ValueError):
@@ -294,7 +294,7 @@ def _read_array(file: IO[bytes], dtype: Any, shape: Sequence[int]) -> Any:
         raise ValueError("an array is missing")
     length = file.read(2 if start[6] == 1 else 4)
     file.read(int.from_bytes(length, "little"))
-    array = np.empty(tuple(shape), read_dtype(dtype))
+    array = np.empty(tuple(shape), dtype_from_json(dtype))
     flat: Any = array.reshape(-1).view(np.uint8) if array.nbytes else b""
     left = memoryview(flat)
     while left:

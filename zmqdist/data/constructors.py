@@ -15,7 +15,7 @@ from zmqdist.data.structure import without_attrs
 from zmqdist.data.tree import Tree
 from zmqdist.random import operation_seed
 
-D = TypeVar("D", bound="Creation")
+D = TypeVar("D", bound="DatasetConstructors")
 
 
 def user_function(value: Any, method: str) -> PickledFunction:
@@ -42,7 +42,7 @@ def _is_iterable_of_torch(source: Any) -> bool:
     return torch is not None and isinstance(source, torch.IterableDataset)
 
 
-class Creation(Tree):
+class DatasetConstructors(Tree):
     """The part of `Dataset` that makes datasets of arrays, generators and sources."""
 
     __slots__ = ()

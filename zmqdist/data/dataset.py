@@ -22,7 +22,7 @@ import numpy as np
 from zmqdist import nest
 from zmqdist.data import interfaces
 from zmqdist.data.constants import AUTOTUNE
-from zmqdist.data.constructors import Creation, user_function
+from zmqdist.data.constructors import DatasetConstructors, user_function
 from zmqdist.data.interfaces import dataset_class
 from zmqdist.data.ops import (
     background,
@@ -66,7 +66,7 @@ def _checked_inputs(datasets: Any) -> tuple[Dataset, ...]:
 
 
 @dataset_class
-class Dataset(Creation, DatasetResults):
+class Dataset(DatasetConstructors, DatasetResults):
     """A pipeline of elements, computed while it is iterated: `for element in dataset`.
 
     A dataset is immutable and can be iterated any number of times; each iterator starts from the beginning.

@@ -23,7 +23,7 @@ FORMAT_VERSION = 1
 OPERATORS: dict[str, Any] = {}
 """The class of each operator, by its name."""
 
-ELSEWHERE = {"distribute": "zmqdist.data.service.source", "parquet": "zmqdist.data.ops.parquet"}
+OPERATOR_MODULES = {"distribute": "zmqdist.data.service.source", "parquet": "zmqdist.data.ops.parquet"}
 """Operators without a method of `Dataset`, with the module that registers each: imported when a description names one."""
 
 C = TypeVar("C", bound=type)
@@ -40,7 +40,7 @@ class Memory:
         self._numbers = itertools.count()
         self.values: dict[str, Any] = {}
 
-    def number(self) -> int:
+    def next_iterator_number(self) -> int:
         """Return the number of the iterator that is being opened."""
         return next(self._numbers)
 
@@ -88,8 +88,8 @@ def operator(name: str, node: type) -> Callable[[C], C]:
 
 def operator_of(name: str) -> Any:
     """Return the class of the operator with this name, or None."""
-    if name in ELSEWHERE and name not in OPERATORS:
-        importlib.import_module(ELSEWHERE[name])
+    if name in OPERATOR_MODULES and name not in OPERATORS:
+        importlib.import_module(OPERATOR_MODULES[name])
     return OPERATORS.get(name)
 
 

@@ -84,21 +84,21 @@ class OperatorStats(NamedTuple):
     seconds: float
 
 
-class Openings:
+class CloseInterrupts:
     """Calls of one iterator that block (on a server, say) and that closing the iterator has to interrupt, in any thread.
 
     Attributes:
-      waits: whether closing the iterator may block: on a thread, a process or a server.
+      close_blocks: whether closing the iterator may block: on a thread, a process or a server.
     """
 
     def __init__(self) -> None:
-        self.waits = False
+        self.close_blocks = False
         self._lock = threading.RLock()  # a finalizer that closes the iterator may run under it
         self._interrupts: list[Callable[[], object]] = []
         self._closed = False
 
     @contextlib.contextmanager
-    def one(self, interrupt: Callable[[], object]) -> Iterator[None]:
+    def interruptible(self, interrupt: Callable[[], object]) -> Iterator[None]:
         """Have `interrupt` called if the iterator is closed within this context; at once if it is closed already."""
         with self._lock:
             self._interrupts.append(interrupt)
@@ -129,7 +129,7 @@ class Context:
       probing: the iterator only looks at the first element: it draws no seeds, writes no caches, starts no threads.
       timers: a timer for each dataset, by its id; None unless `options.stats` is set.
       resumable: whether `splits` honours `taken`, so that a source can save its position.
-      openings: the blocking calls of the whole iterator, including those in datasets that user functions return.
+      interrupts: the blocking calls of the whole iterator, including those in datasets that user functions return.
     """
 
     def __init__(
@@ -149,7 +149,7 @@ class Context:
         self.probing = probing
         self.resumable = resumable
         self.timers: dict[int, OperatorTimer] | None = {} if options.stats and not probing else None
-        self.openings = Openings()
+        self.interrupts = CloseInterrupts()
         self._splits = splits
         self._sources = 0
         self._repetitions: dict[int, int] = {}
@@ -193,7 +193,7 @@ class Context:
     def inner(self) -> Context:
         """Return a context in which sources are whole, for datasets that a function returns."""
         context = Context(self.options, self.probing)
-        context.openings = self.openings
+        context.interrupts = self.interrupts
         context.timers = None  # their time counts for the operator whose function made them
         return context
 
@@ -360,7 +360,7 @@ class _IteratorCore:
     def close(self) -> None:
         """End the iteration, at the end of the data or before."""
         self.closed = True
-        self.node.context.openings.close()
+        self.node.context.interrupts.close()
         self.node.abandon()
         try:
             self._close_generator()
@@ -479,7 +479,7 @@ class DatasetIterator(chain[Any]):
         core = self.__dict__.get("_core")
         if core is None or core.closed:
             return
-        if core.node.context.openings.waits:
+        if core.node.context.interrupts.close_blocks:
             # `close` would block the thread in which the garbage collector happens to run.
             in_background("zmqdist-iterator-close", core.close)
         else:

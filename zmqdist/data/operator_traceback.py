@@ -7,7 +7,7 @@ from types import TracebackType
 from zmqdist.data.iterators import OperatorNode
 
 
-def culprit(error: BaseException) -> str:
+def failing_operator(error: BaseException) -> str:
     """Return the operator that was running when the error was raised, as `explain` prints it; "" if there was none."""
     found: OperatorNode | None = None
     trace: TracebackType | None = error.__traceback__

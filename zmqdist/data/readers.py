@@ -17,7 +17,7 @@ from zmqdist.data.ops.background import checked_parallel
 from zmqdist.data.structure import checked_int, invalid, is_dataset
 
 
-def _names(filenames: Any) -> Dataset:
+def _file_names(filenames: Any) -> Dataset:
     if is_dataset(filenames):
         return filenames  # type: ignore[no-any-return]
     many = [filenames] if isinstance(filenames, (str, bytes, os.PathLike)) else list(filenames)
@@ -43,7 +43,7 @@ def TextLineDataset(
       compression_type: None, "GZIP" or "ZLIB".
     """
     common = _common_args(compression_type, num_parallel_reads)
-    return Dataset(readers.TextLines(**common), (_names(filenames),))
+    return Dataset(readers.TextLines(**common), (_file_names(filenames),))
 
 
 def FixedLengthRecordDataset(
@@ -66,7 +66,7 @@ def FixedLengthRecordDataset(
     common = _common_args(compression_type, num_parallel_reads)
     counts = {"record_bytes": record_bytes, "header_bytes": header_bytes or 0, "footer_bytes": footer_bytes or 0}
     sizes: dict[str, Any] = {argument: checked_int(size, argument) for argument, size in counts.items()}
-    return Dataset(readers.FixedLengthRecords(**common, **sizes), (_names(filenames),))
+    return Dataset(readers.FixedLengthRecords(**common, **sizes), (_file_names(filenames),))
 
 
 def TFRecordDataset(
@@ -82,7 +82,7 @@ def TFRecordDataset(
     """
     readers.crc32c()  # raises ImportError here rather than at a worker
     common = _common_args(compression_type, num_parallel_reads)
-    return Dataset(readers.TFRecords(**common), (_names(filenames),))
+    return Dataset(readers.TFRecords(**common), (_file_names(filenames),))
 
 
 def ParquetDataset(

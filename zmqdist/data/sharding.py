@@ -14,7 +14,7 @@ Theory
     A function of flat_map or interleave may return a reader. To find out, it is called for one element of its input. So the worker does
     the rewrite; a dispatcher runs no user functions.
 
-Not here: the assignment of shards to workers (data/service/dispatcher/machine/worker_slots.py).
+Not here: the assignment of shards to workers (data/service/dispatcher/machine/worker_list.py).
 """
 
 from __future__ import annotations

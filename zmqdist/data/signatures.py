@@ -96,7 +96,7 @@ def _exact_leaf(spec: TensorSpec) -> Callable[[Any], bool]:
     return of_leaf
 
 
-class Fitting:
+class CheckedFunction:
     """A picklable function whose results are checked against a spec, and converted to it if necessary."""
 
     def __init__(self, function: Callable[..., Any], spec: Any, operator: str) -> None:
@@ -104,7 +104,7 @@ class Fitting:
         self._function, self._fits = function, exact_fit(spec)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Fitting, self._args
+        return CheckedFunction, self._args
 
     def __call__(self, *args: Any) -> Any:
         value = self._function(*args)

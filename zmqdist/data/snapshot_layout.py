@@ -75,15 +75,15 @@ def splits_path(path: str, stream: int, source: int, repetition: int) -> str:
     return storage.join(stream_path(path, stream), "splits", f"source_{source}", f"repetition_{repetition}")
 
 
-def committed(path: str) -> list[CommittedChunk]:
+def committed_chunks(path: str) -> list[CommittedChunk]:
     """Return the chunks committed so far in reading order: the first chunk of each stream, then the second ones, and so on."""
-    found = (CommittedChunk.of(name) for name in storage.names(chunks_path(path)))
+    found = (CommittedChunk.of(name) for name in storage.list_names(chunks_path(path)))
     return sorted(chunk for chunk in found if chunk is not None)
 
 
-def write_json(path: str, value: Any, by: str | None = None) -> None:
-    """Write a file of JSON in one step; `by` as for `storage.write`."""
-    storage.write(path, json.dumps(value).encode(), by)
+def write_json(path: str, value: Any, staging_folder: str | None = None) -> None:
+    """Write a file of JSON in one step; `staging_folder` as for `storage.write`."""
+    storage.write(path, json.dumps(value).encode(), staging_folder)
 
 
 def read_error(path: str) -> OpError | None:
@@ -97,6 +97,6 @@ def read_error(path: str) -> OpError | None:
         return UnknownError(f"writing failed, and the reason in {snapshot_error_path(path)} cannot be read")
 
 
-def write_error(path: str, error: OpError, by: str | None = None) -> None:
+def write_error(path: str, error: OpError, staging_folder: str | None = None) -> None:
     """Write the ERROR file of a snapshot or a stream."""
-    write_json(snapshot_error_path(path), {"code": error.error_code, "message": str(error)}, by)
+    write_json(snapshot_error_path(path), {"code": error.error_code, "message": str(error)}, staging_folder)

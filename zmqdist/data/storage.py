@@ -29,9 +29,9 @@ TMP = ".tmp"
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
-def join(path: str, *names: str) -> str:
+def join(path: str, *list_names: str) -> str:
     """Return the path of something below `path`."""
-    return "/".join([path.rstrip("/") or "/", *names]) if "://" in path else os.path.join(path, *names)
+    return "/".join([path.rstrip("/") or "/", *list_names]) if "://" in path else os.path.join(path, *list_names)
 
 
 def absolute(path: str | os.PathLike[str]) -> str:
@@ -73,14 +73,14 @@ def read(path: str) -> bytes:
         return file.read()
 
 
-def write(path: str, data: bytes, by: str | None = None) -> None:
+def write(path: str, data: bytes, staging_folder: str | None = None) -> None:
     """Create or replace a file in one step: write under a temporary name, sync, rename.
 
     Args:
-      by: the folder for the temporary name; None: the file's own folder. If another process removes that folder, the write fails.
+      staging_folder: holds the temporary name; None: the file's own folder. If another process removes that folder, the write fails.
     """
     folder, name = path.rsplit("/", 1)
-    unfinished = join(by or folder, f"{name}.{uuid.uuid4().hex[:8]}{TMP}")
+    unfinished = join(staging_folder or folder, f"{name}.{uuid.uuid4().hex[:8]}{TMP}")
     try:
         with open_write(unfinished) as file:
             file.write(data)
@@ -110,7 +110,7 @@ def _sync_folder(path: str) -> None:
         os.close(number)
 
 
-def names(folder: str, unfinished: bool = False) -> list[str]:
+def list_names(folder: str, unfinished: bool = False) -> list[str]:
     """Return the sorted names in a folder, or [] if it does not exist. Leaves out `.tmp` names, except with `unfinished`."""
     try:
         if "://" in folder:

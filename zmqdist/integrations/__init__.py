@@ -1,1 +1,1 @@
-"""Bridges to libraries that users have beside this one; each module needs its library, which is an extra."""
+"""Adapters for other libraries. Each module needs its library, which is an extra of zmqdist."""

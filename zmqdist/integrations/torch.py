@@ -1,4 +1,4 @@
-"""Datasets for a PyTorch DataLoader. Needs the extra `torch`."""
+"""zmqdist's datasets as datasets of PyTorch, for a DataLoader. Needs the extra `torch`."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from zmqdist.data import Dataset
 
 
 class IterableDataset(torch_data.IterableDataset):  # type: ignore[misc, type-arg, unused-ignore]
-    """A `zmqdist.data.Dataset` as PyTorch wants it.
+    """A `zmqdist.data.Dataset` as an IterableDataset of PyTorch.
 
         loader = DataLoader(IterableDataset(dataset), batch_size=None, num_workers=2)
 
-    The processes of a DataLoader share an epoch: a dataset that is distributed they read as one job, so that each element goes to one
-    of them; of any other each takes every n-th element. Arrays become tensors by the DataLoader's own rules;
-    read-only ones are copied before, because a tensor can be written.
+    The processes of a DataLoader share the elements of an epoch. They read a distributed dataset as one job, so that each element goes to
+    one of them; of any other dataset, each of n processes computes all elements and takes every n-th. The DataLoader converts arrays to
+    tensors by its own rules. Read-only arrays are copied before that, because a tensor can be written to.
 
     Args:
-      dataset: best batched before, with `batch_size=None` in the DataLoader: then nothing is copied once more.
+      dataset: batch it before, and pass `batch_size=None` to the DataLoader: then batches are not copied again.
     """
 
     def __init__(self, dataset: Dataset) -> None:
@@ -41,7 +41,7 @@ class IterableDataset(torch_data.IterableDataset):  # type: ignore[misc, type-ar
         if info is None:
             return iter(self.dataset)
         if any(each.op.name == "distribute" for each in self.dataset.walk()):
-            # The same for all processes of one epoch, and another in the next.
+            # A number that all processes of one epoch share, and that differs from epoch to epoch.
             epoch = info.seed - info.id
             return iter(self.dataset.rewrite(lambda each: _for_epoch(each, epoch)))
         return iter(self.dataset.shard(info.num_workers, info.id))

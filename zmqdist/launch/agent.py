@@ -18,6 +18,7 @@ import contextlib
 import json
 import os
 import platform
+import queue
 import select
 import signal
 import socket
@@ -33,6 +34,7 @@ from zmqdist._version import __version__
 from zmqdist.errors import OpError
 from zmqdist.launch.agent_code import ReceivedCode
 from zmqdist.launch.agent_protocol import (
+    AgentClosing,
     AgentEvent,
     AgentHello,
     AgentOrder,
@@ -61,6 +63,10 @@ from zmqdist.scheduling.dispatcher.config import WorkerConfig
 
 MEMORY_FOLDER: Final = "/dev/shm"
 READ_BYTES: Final = 65536
+LINES_UNSENT_MAX: Final = 1000
+"""Lines of output that wait for a launcher that does not read."""
+LAST_EVENTS_S: Final = 2.0
+"""Seconds for the last events to be written at the end: the pipe is full if the launcher does not read."""
 
 _ENDING_SIGNALS: Final = (signal.SIGTERM, signal.SIGHUP)
 
@@ -101,7 +107,10 @@ class HostAgent:
         self._events = events
         self._folder = folder
         self._silence_limit_s = silence_limit_s
-        self._writing = threading.Lock()
+        self._unsent: queue.SimpleQueue[AgentEvent | None] = queue.SimpleQueue()
+        self._room = threading.Semaphore(LINES_UNSENT_MAX)
+        """For lines that are not written yet: while the launcher does not read, roles wait in their writes, and this agent does not."""
+        self._writer = threading.Thread(target=self._write, name="zmqdist-events", daemon=True)
         self._reserved: list[Reserved] = []
         self._tickets: dict[Child, int] = {}
         self._by_ticket: dict[int, Child] = {}
@@ -110,12 +119,18 @@ class HostAgent:
         self._children = Children(self._exited)
         self._code = ReceivedCode()
         self._closing: threading.Thread | None = None
-        self._closed_read, self._closed_write = os.pipe2(os.O_CLOEXEC)
+        self._over_read, self._over_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        """Readable once a signal ends the agent, or all roles were closed as ordered."""
 
     def serve(self) -> None:
         """Obey until it has to end; then no role runs any more."""
+        self._writer.start()
+        # The interpreter writes into the pipe as soon as a signal comes; an exception from a handler could come inside any lock.
+        for number in _ENDING_SIGNALS:
+            signal.signal(number, lambda *_: None)
+        signal.set_wakeup_fd(self._over_write, warn_on_full_buffer=False)
         try:
-            self._say(_hello(str(self._folder.path)))
+            self._unsent.put(_hello(str(self._folder.path)))
             for order in self._received():
                 self.obey(order)
         finally:
@@ -127,6 +142,8 @@ class HostAgent:
             for port in self._reserved:
                 port.close()
             self._code.close()
+            self._unsent.put(None)
+            self._writer.join(LAST_EVENTS_S)
 
     def obey(self, order: AgentOrder) -> None:
         """Carry out one order. What goes wrong is an event."""
@@ -142,13 +159,14 @@ class HostAgent:
                 try:
                     self._reserved.append(Reserved(order.host, order.port))
                 except OpError as error:
-                    self._say(OrderRefused(order.ticket, error.message))
+                    self._unsent.put(OrderRefused(order.ticket, error.message))
                 else:
-                    self._say(PortReserved(order.ticket, self._reserved[-1].address))
+                    self._unsent.put(PortReserved(order.ticket, self._reserved[-1].address))
             case OfferCode() | SendCode():
                 if (event := self._code.answer(order)) is not None:
-                    self._say(event)
+                    self._unsent.put(event)
             case CloseAgent():
+                self._unsent.put(AgentClosing())
                 if self._closing is None:
                     self._closing = threading.Thread(target=self._close, args=(order.grace_s,), name="zmqdist-close")
                     self._closing.start()
@@ -158,7 +176,7 @@ class HostAgent:
     def _start(self, order: StartRole) -> None:
         try:
             for name, text in order.files.items():
-                _write_private(self._folder.path / name, text)
+                _write_private(self._folder.path, name, text)
             environment = {**os.environ, **order.environment}
             if self._code.imports:
                 before = environment.get("PYTHONPATH")
@@ -170,37 +188,43 @@ class HostAgent:
                     order.name,
                     lambda lifeline: ["zmqdist.launch.roles", str(lifeline), order.kind, order.fields],
                     environment,
-                    lambda line: self._say(RoleLine(order.ticket, line)),
+                    lambda line: self._line(order.ticket, line),
                 )
                 self._tickets[child] = order.ticket
                 self._by_ticket[order.ticket] = child
         except OSError as error:
-            self._say(OrderRefused(order.ticket, f"{order.name} cannot be started: {error}"))
+            self._unsent.put(OrderRefused(order.ticket, f"{order.name} cannot be started: {error}"))
         else:
-            self._say(RoleStarted(order.ticket, child.pid))
+            self._unsent.put(RoleStarted(order.ticket, child.pid))
 
     def _exited(self, child: Child) -> None:
         with self._naming:
             ticket = self._tickets.pop(child)
             del self._by_ticket[ticket]
         assert child.exit_code is not None
-        self._say(RoleEnded(ticket, child.pid, child.exit_code, child.tail))
+        self._unsent.put(RoleEnded(ticket, child.pid, child.exit_code, child.tail))
 
     def _close(self, grace_s: float) -> None:
         self._children.close(grace_s)
-        os.write(self._closed_write, b"c")
+        os.write(self._over_write, b"c")
 
-    def _say(self, event: AgentEvent) -> None:
-        with self._writing, contextlib.suppress(OSError):  # the launcher has gone: the end of the orders says so
-            self._events.write(encode(event))
-            self._events.flush()
+    def _line(self, ticket: int, line: str) -> None:
+        self._room.acquire()
+        self._unsent.put(RoleLine(ticket, line))
+
+    def _write(self) -> None:
+        while (event := self._unsent.get()) is not None:
+            with contextlib.suppress(OSError):  # the launcher has gone: the end of the orders says so
+                self._events.write(encode(event))
+            if isinstance(event, RoleLine):
+                self._room.release()
 
     def _received(self) -> Iterator[AgentOrder]:
         """Yield orders until they end, for one of the reasons of A1 or because all roles were closed as ordered."""
         rest = b""
         while True:
-            ready, _, _ = select.select([self._orders, self._closed_read], [], [], self._silence_limit_s)
-            if not ready or self._closed_read in ready:
+            ready, _, _ = select.select([self._orders, self._over_read], [], [], self._silence_limit_s)
+            if not ready or self._over_read in ready:
                 return
             data = os.read(self._orders, READ_BYTES)
             if not data:
@@ -209,8 +233,23 @@ class HostAgent:
             yield from map(decode_order, lines)
 
 
+def _route() -> tuple[str, str]:
+    """Return the addresses of launcher and host at the two ends of the stream; "" where they are not known.
+
+    Slurm's variable goes first, because its jobs inherit the SSH_CONNECTION of the shell that submitted them.
+    """
+    launcher = os.environ.get("SLURM_LAUNCH_NODE_IPADDR")
+    if launcher is None:
+        reached_from, _, reached_at, _ = os.environ.get("SSH_CONNECTION", "   ").split(" ")
+        return reached_from, reached_at
+    family = socket.AF_INET6 if ":" in launcher else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect((launcher, 9))  # sends nothing: the kernel chooses the interface that leads there
+        return launcher, str(probe.getsockname()[0])
+
+
 def _hello(folder: str) -> AgentHello:
-    reached_from, _, reached_at, _ = os.environ.get("SSH_CONNECTION", "   ").split(" ")
+    reached_from, reached_at = _route()
     return AgentHello(
         python=platform.python_version(),
         version=__version__,
@@ -225,8 +264,10 @@ def _hello(folder: str) -> AgentHello:
     )
 
 
-def _write_private(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+def _write_private(folder: Path, name: str, text: str) -> None:
+    path = folder / name
+    for parent in reversed(path.relative_to(folder).parents):
+        (folder / parent).mkdir(exist_ok=True, mode=0o700)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     with open(descriptor, "w") as file:
         file.write(text)
@@ -239,19 +280,9 @@ def _folder() -> RunFolder:
     return RunFolder(Path(tempfile.gettempdir()))
 
 
-class _Terminated(BaseException):
-    """A signal asked the agent to end."""
-
-
-def _terminate(number: int, _: object) -> None:
-    for each in _ENDING_SIGNALS:
-        signal.signal(each, signal.SIG_IGN)  # the clean-up must not be interrupted
-    raise _Terminated
-
-
 def main() -> int:
     """Run the agent of this host until it has to end. `sys.argv` has the silence limit in seconds."""
-    orders, events = os.dup(0), os.fdopen(os.dup(1), "wb")
+    orders, events = os.dup(0), os.fdopen(os.dup(1), "wb", buffering=0)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
@@ -263,15 +294,14 @@ def main() -> int:
         reason = f"neither {MEMORY_FOLDER} nor a temporary folder can be written ({error})"
         unfit = AgentUnfit(platform.python_version(), sys.executable, reason, "make one writable, or set TMPDIR there")
         events.write(encode(unfit))
-        events.flush()
         return 1
     try:
-        for number in _ENDING_SIGNALS:
-            signal.signal(number, _terminate)
         zygote_client.prepare("zmqdist.launch.roles", "-1", "WorkerConfig")
         HostAgent(orders, events, folder, float(sys.argv[1])).serve()
-    except _Terminated:
-        pass
+    except Exception as error:  # a bug, in one line: standard error is shown to the user of another host
+        print(f"the agent failed: {error!r}", file=sys.stderr)
+        return 1
     finally:
         folder.close()
+        events.close()
     return 0

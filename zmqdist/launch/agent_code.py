@@ -20,14 +20,14 @@ from zmqdist.launch.folders import RunFolder
 from zmqdist.limits import CODE_BYTES_MAX
 
 TAR_BYTES_MAX = 2 * CODE_BYTES_MAX
-"""With the headers of many small files."""
+"""Bytes of an unpacked archive, which has a header for each of many small files."""
 
 
 class ReceivedCode:
     """The code of one run on this host.
 
     Attributes:
-      imports: the folders for the module path of roles; empty before there is code.
+      imports: the folders for the module path of roles; empty until there is code.
     """
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class ReceivedCode:
         self._folder: RunFolder | None = None
 
     def answer(self, order: OfferCode | SendCode) -> AgentEvent | None:
-        """Carry out an order; return the event that answers it, None while more of the code is to come."""
+        """Carry out an order; return the event that answers it; None until the last part of the code has come."""
         try:
             return self._offered(order) if isinstance(order, OfferCode) else self._received(order)
         except (OpError, OSError, ValueError, zlib.error, binascii.Error) as error:
@@ -45,7 +45,7 @@ class ReceivedCode:
             return OrderRefused(order.ticket, f"the code of the program cannot be unpacked there: {reason}")
 
     def close(self) -> None:
-        """Remove what was received. Idempotent."""
+        """Remove the received code. Idempotent."""
         if self._folder is not None:
             os.chdir("/")
             self._folder.close()

@@ -21,6 +21,7 @@ import msgspec
 from zmqdist import errors, limits
 from zmqdist.background import logged
 from zmqdist.launch.agent_protocol import (
+    AgentClosing,
     AgentEvent,
     AgentHello,
     AgentOrder,
@@ -53,7 +54,7 @@ NOT_STARTED: Final = 1
 """The exit code of a role that its host could not start."""
 ANSWER_S: Final = 20.0
 CODE_BYTES_PER_S_MIN: Final = 20_000
-"""A line that carries less is taken for one that carries nothing."""
+"""Bytes per second below which a stream counts as cut off."""
 
 
 class RemoteRole:
@@ -105,13 +106,13 @@ class AgentLink:
         self._on_note = on_note
         self._greeting: AgentHello | AgentUnfit | None = None
         self._greeted = threading.Event()
+        self._answered_close = threading.Event()
         self._ended = threading.Event()
         self._tickets = itertools.count(1)
         self._lock = threading.Lock()
         self._roles: dict[int, RemoteRole] = {}
         self._requests: dict[int, queue.SimpleQueue[AgentEvent | None]] = {}
         self._orders: queue.SimpleQueue[AgentOrder | None] = queue.SimpleQueue()
-        self._closing = False
         self._reader = threading.Thread(target=logged, args=(self._read,), name=f"zmqdist-from-{host}", daemon=True)
         self._writer = threading.Thread(target=logged, args=(self._write,), name=f"zmqdist-to-{host}", daemon=True)
         self._reader.start()
@@ -130,19 +131,15 @@ class AgentLink:
 
     # -- roles ---------------------------------------------------------------------------------------------------
 
-    def start(self, role: RemoteRole, order: Callable[[int], StartRole]) -> bool:
-        """Start a role; its end is reported to the owner. Return False, and report nothing, if the stream has ended.
-
-        Args:
-          order: returns the order, given the ticket of this start.
-        """
+    def start(self, role: RemoteRole, order: StartRole) -> bool:
+        """Start a role, with a new ticket; its end is reported to the owner. Return False, and report nothing, if the stream has ended."""
         with self._lock:
             if self._ended.is_set():
                 return False
             ticket = next(self._tickets)
             role.send_signal = lambda number: self._orders.put(SignalRole(ticket, number))
             self._roles[ticket] = role
-            self._orders.put(order(ticket))
+            self._orders.put(msgspec.structs.replace(order, ticket=ticket))
         return True
 
     def reserve(self, host: str, port: int = 0, ports: str = "") -> str:
@@ -152,10 +149,10 @@ class AgentLink:
         return event.address
 
     def send_code(self, bundle: CodeBundle, on_sending: Callable[[], object]) -> None:
-        """Have the roles there run with this code: with what the host has in the same place, else it is sent.
+        """Have the roles there run with this code. It is sent unless the host has the same files in the same place.
 
         Args:
-          on_sending: called before it is sent.
+          on_sending: called before the code is sent.
 
         Raises:
           UnavailableError: the stream has ended, or the agent does not answer.
@@ -177,7 +174,7 @@ class AgentLink:
         )
 
     def _request(self, orders: Callable[[int], Sequence[AgentOrder]], timeout_s: float) -> AgentEvent:
-        """Give orders that have one answer, and return it. Raises UnavailableError, or UnknownError: they were refused."""
+        """Send orders that have one answer, and return it. Raises UnavailableError, or UnknownError: the agent refused them."""
         answer: queue.SimpleQueue[AgentEvent | None] = queue.SimpleQueue()
         with self._lock:
             if self._ended.is_set():
@@ -198,16 +195,18 @@ class AgentLink:
 
     def request_close(self, grace_s: float) -> None:
         """Have the agent stop its roles and end. Does not wait."""
-        self._closing = True
         self._orders.put(CloseAgent(grace_s))
 
     def close(self) -> None:
         """End the stream: the agent kills what still runs. Returns when all roles were reported. Idempotent."""
-        self._closing = True
         self._stream.close()
         self._orders.put(None)
         self._reader.join()
         self._writer.join()
+
+    def has_answered_close(self, timeout_s: float) -> bool:
+        """Wait. Return whether the agent stops its roles, or has ended."""
+        return self._answered_close.wait(timeout_s)
 
     def wait_until_ended(self, timeout_s: float) -> bool:
         """Wait. Return whether the stream has ended and all its roles were reported."""
@@ -248,6 +247,9 @@ class AgentLink:
             self._greeting = event
             self._greeted.set()
             return
+        if isinstance(event, AgentClosing):
+            self._answered_close.set()
+            return
         if (answer := self._requests.pop(event.ticket, None)) is not None:
             answer.put(event)
             return
@@ -285,6 +287,7 @@ class AgentLink:
             tickets = list(self._roles)
             answers = list(self._requests.values())
         self._greeted.set()
+        self._answered_close.set()
         self._orders.put(None)
         for answer in answers:
             answer.put(None)

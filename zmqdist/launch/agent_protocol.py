@@ -63,7 +63,7 @@ class ReservePort(AgentMessage, frozen=True):
 
 
 class OfferCode(AgentMessage, frozen=True):
-    """Say which code roles need; answered by CodeReady if this host has it in the same place, else by CodeWanted, or OrderRefused.
+    """Name the code that roles need; answered by CodeReady if this host has it in the same place, else by CodeWanted, or OrderRefused.
 
     Attributes:
       digest, root, paths, imports: of the CodeBundle (code_bundle.py).
@@ -77,7 +77,7 @@ class OfferCode(AgentMessage, frozen=True):
 
 
 class SendCode(AgentMessage, frozen=True):
-    """A part of the archive that was offered last: compressed by zlib, in base64. CodeReady or OrderRefused answers the last part."""
+    """A part of the archive of the last offer: compressed by zlib, in base64. CodeReady or OrderRefused answers the last part."""
 
     ticket: int
     data: str
@@ -89,7 +89,7 @@ class LauncherBeat(AgentMessage, frozen=True):
 
 
 class CloseAgent(AgentMessage, frozen=True):
-    """Stop all roles (SIGTERM, up to `grace_s` to drain, then SIGKILL), and end."""
+    """Stop all roles (SIGTERM, up to `grace_s` to drain, then SIGKILL), and end; answered at once by AgentClosing."""
 
     grace_s: float
 
@@ -169,13 +169,13 @@ class PortReserved(AgentMessage, frozen=True):
 
 
 class CodeWanted(AgentMessage, frozen=True):
-    """The code that was offered is not there."""
+    """This host does not have the offered code in the same place."""
 
     ticket: int
 
 
 class CodeReady(AgentMessage, frozen=True):
-    """The code is there, in this folder, which is the working directory of all roles that start from now on."""
+    """The code is in this folder, which is the working directory of all roles that start from now on."""
 
     ticket: int
     folder: str
@@ -188,9 +188,22 @@ class OrderRefused(AgentMessage, frozen=True):
     reason: str
 
 
+class AgentClosing(AgentMessage, frozen=True):
+    """The roles are being stopped. A host that does not say so soon is cut off, and need not be waited for."""
+
+
 AgentOrder: TypeAlias = StartRole | SignalRole | ReservePort | OfferCode | SendCode | LauncherBeat | CloseAgent
 AgentEvent: TypeAlias = (
-    AgentHello | AgentUnfit | RoleStarted | RoleLine | RoleEnded | PortReserved | CodeWanted | CodeReady | OrderRefused
+    AgentHello
+    | AgentUnfit
+    | AgentClosing
+    | RoleStarted
+    | RoleLine
+    | RoleEnded
+    | PortReserved
+    | CodeWanted
+    | CodeReady
+    | OrderRefused
 )
 
 _encoder: Final = msgspec.json.Encoder()

@@ -25,7 +25,7 @@ from zmqdist.child_command import child_command
 from zmqdist.limits import LOG_TAIL_BYTES, LOG_TAIL_LINES
 from zmqdist.process import zygote_client
 from zmqdist.process.zygote import Order
-from zmqdist.process.zygote_client import Forked
+from zmqdist.process.zygote_client import ForkedProcess
 
 if TYPE_CHECKING:
     from zmqdist.launch.roles import TaskConfig
@@ -52,7 +52,7 @@ class Child:
       ended: set when its exit code is known.
     """
 
-    def __init__(self, name: str, process: subprocess.Popen[bytes] | Forked, lifeline: int) -> None:
+    def __init__(self, name: str, process: subprocess.Popen[bytes] | ForkedProcess, lifeline: int) -> None:
         self.name = name
         self.process = process
         self.ended = threading.Event()
@@ -83,7 +83,7 @@ class Child:
 
     def open_pidfd(self) -> int:
         """Return a descriptor that becomes readable when the process ends; the caller closes it."""
-        return os.dup(self.process.pidfd) if isinstance(self.process, Forked) else os.pidfd_open(self.pid)
+        return os.dup(self.process.pidfd) if isinstance(self.process, ForkedProcess) else os.pidfd_open(self.pid)
 
     def read_lines(self, on_line: LineHandler) -> None:
         """Start a thread that passes its output on, line by line."""
@@ -99,7 +99,7 @@ class Child:
                 with contextlib.suppress(ProcessLookupError):
                     if group:
                         os.killpg(self.pid, number)
-                    elif isinstance(self.process, Forked):  # its pid may be reused once the zygote has ended
+                    elif isinstance(self.process, ForkedProcess):  # its pid may be reused once the zygote has ended
                         signal.pidfd_send_signal(self.process.pidfd, number)
                     else:
                         os.kill(self.pid, number)
@@ -280,7 +280,7 @@ class Children:
 
 def _fork(
     name: str, module: str, arguments: list[str], environment: Mapping[str, str], piped: bool, inherited_fds: list[int]
-) -> Forked | None:
+) -> ForkedProcess | None:
     """Fork a child from the zygote; return None if that is not possible.
 
     Args:

@@ -4,7 +4,7 @@ A bundle has the files of some paths below one folder, the root. The roles of a 
 folder of the program's script on their module path, as the roles of a local launcher do. The archive is the same, byte for byte, for the
 same names and contents, so its digest tells whether a host has the same files already.
 
-What is left out: names that begin with a dot (`.git`, `.venv`, `.env`), `__pycache__`, virtual environments, links to folders, and files
+Left out are names that begin with a dot (`.git`, `.venv`, `.env`), `__pycache__`, virtual environments, links to folders, and files
 above CODE_FILE_BYTES_MAX, which are data rather than code.
 """
 
@@ -30,14 +30,14 @@ MIB: Final = 2**20
 
 @dataclass(frozen=True)
 class CodeBundle:
-    """Files, packed.
+    """The files of a program as an archive.
 
     Attributes:
       root: the folder that the names of the files are relative to.
-      paths: what was packed, relative to the root.
+      paths: the packed files and folders, relative to the root.
       imports: the folders of the module path, relative to the root.
       archive: a tar file.
-      files: how many.
+      files: how many files the archive has.
       too_large: files that were left out because of their size, relative to the root.
     """
 
@@ -66,11 +66,11 @@ def bundle_of(paths: Sequence[str], script: str | None) -> CodeBundle:
     """Pack files and folders, given relative to the working directory.
 
     Args:
-      script: of the program, whose folder is on the module path; None: the root is.
+      script: the program's script, whose folder is on the module path; None: the root is on it.
 
     Raises:
-      NotFoundError: a path is not there.
-      ResourceExhaustedError: too much for code.
+      NotFoundError: a path does not exist.
+      ResourceExhaustedError: the files are too many or too large for code.
     """
     absolute = [Path(os.path.abspath(path)) for path in paths]
     for written, path in zip(paths, absolute, strict=True):
@@ -87,7 +87,7 @@ def bundle_of(paths: Sequence[str], script: str | None) -> CodeBundle:
 
 
 def pack(root: Path, paths: Sequence[str], imports: Sequence[str] = (".",)) -> CodeBundle:
-    """Pack files and folders below `root`. Raises ResourceExhaustedError, or OSError: a file cannot be read."""
+    """Pack files and folders below `root`. Raises ResourceExhaustedError; OSError: a file cannot be read."""
     found: dict[str, Path] = {}
     too_large: list[str] = []
     total = 0

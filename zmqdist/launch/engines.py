@@ -15,14 +15,24 @@ def agent_hosts(config: ClusterConfig) -> list[AgentHost] | None:
     """Return the hosts whose agents start the roles; None: the roles are children of the launcher. Starts nothing.
 
     Raises:
-      NotFoundError: a program that the launcher needs is missing.
+      NotFoundError: a program or package that the launcher needs is missing.
+      FailedPreconditionError: the launcher is slurm, and this process is in no allocation.
       UnimplementedError: there is no such launcher yet.
     """
-    silence_limit_s = limits.ORPHAN_LIMIT_S if config.jobs.worker is None else config.jobs.worker.orphan_limit_s
+    orphan_limit_s = limits.ORPHAN_LIMIT_S if config.jobs.worker is None else config.jobs.worker.orphan_limit_s
+    silence_limit_s = max(orphan_limit_s, limits.AGENT_SILENCE_S_MIN)
     if config.launcher == "local":
         return None
     if config.launcher == "ssh":
         from zmqdist.launch.ssh import ssh_hosts
 
         return ssh_hosts(config.ssh, silence_limit_s)
-    raise errors.UnimplementedError(f"launcher: {config.launcher} does not run yet; local and ssh do")
+    if config.launcher == "slurm":
+        from zmqdist.launch.slurm import slurm_hosts
+
+        return slurm_hosts(silence_limit_s)
+    if config.launcher == "ray":
+        from zmqdist.launch.ray import ray_hosts
+
+        return ray_hosts(config, silence_limit_s)
+    raise errors.UnimplementedError(f"launcher: {config.launcher} does not run yet; local, ssh, slurm and ray do")

@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 Say = Callable[[str], object]
 
 LOOPBACK: Final = "127.0.0.1"
-CLOSE_MARGIN_S: Final = 5.0
-"""Seconds beyond the grace that an agent has to report the ends of its roles; then its stream is ended."""
+ANSWER_S: Final = 5.0
+"""Seconds that an agent has to answer a request to close, and, beyond the grace, to report the ends of its roles."""
 POLL_S: Final = 0.1
 
 
@@ -82,7 +82,11 @@ class AgentPool:
         try:
             for host in hosts:
                 note = self._noted(host.name)
-                self.links[host.name] = AgentLink(host.name, host.open(note), note)
+                try:
+                    stream = host.open(note)
+                except OSError as error:
+                    raise errors.UnavailableError(f"{host.name}: its agent cannot be started: {error}") from None
+                self.links[host.name] = AgentLink(host.name, stream, note)
             self._wait(cancelled)
         except BaseException:
             self.close()
@@ -130,7 +134,7 @@ class AgentPool:
         return self.links[host].reserve(interface or self.hello(host).reached_at or LOOPBACK, port, ports)
 
     def send_code(self, bundle: CodeBundle) -> None:
-        """Have all roles run with this code, on all hosts at the same time. Raises as `AgentLink.send_code`, for the first host."""
+        """Have all roles run with this code. All hosts get it at the same time. Raises as `AgentLink.send_code`, for the first host."""
 
         def send(link: AgentLink) -> None:
             link.send_code(bundle, lambda: self._say(f"[{link.host}] gets {bundle.describe()}"))
@@ -218,25 +222,27 @@ class Hosts:
         name = f"{config.job}:{config.index}"
         lost_port = self._pool.has_lost_port(name)
         host = None if lost_port else self._pool.place(name)
+        order = None if host is None else self._order(host, config, environment)
         role = RemoteRole(name, host or "", on_line)
         with self._lock:
             self._running.add(role)
         if lost_port:
             self._fail(role, REFUSED, "its port is on a host that is lost")
-        elif host is None:
+        elif host is None or order is None:
             self._fail(role, NOT_STARTED, "no host has a free slot for it")
-        elif not self._pool.links[host].start(role, lambda ticket: self._order(ticket, host, config, environment)):
+        elif not self._pool.links[host].start(role, order):
             self._fail(role, NOT_STARTED, self._pool.links[host].why_ended)
         return role
 
     def close(self, grace_s: float) -> None:
         """As `Launcher.close`; what a host that is cut off reports no more counts as killed."""
         self._closing = True
-        until = time.monotonic() + grace_s + CLOSE_MARGIN_S
+        begun = time.monotonic()
         for link in self._pool.links.values():
             link.request_close(grace_s)
         for link in self._pool.links.values():
-            link.wait_until_ended(max(0.0, until - time.monotonic()))
+            if link.has_answered_close(begun + ANSWER_S - time.monotonic()):
+                link.wait_until_ended(max(0.0, begun + grace_s + ANSWER_S - time.monotonic()))
         self._pool.close()
 
     # -- in the threads of the links --------------------------------------------------------------------------------
@@ -253,15 +259,13 @@ class Hosts:
 
     # -----------------------------------------------------------------------------------------------------------------
 
-    def _order(
-        self, ticket: int, host: str, config: WorkerConfig | TaskConfig, environment: Mapping[str, str]
-    ) -> StartRole:
+    def _order(self, host: str, config: WorkerConfig | TaskConfig, environment: Mapping[str, str]) -> StartRole:
+        """Return the order for a role, without its ticket. Raises OSError: a file that travels with it cannot be read."""
         name, kind = f"{config.job}:{config.index}", type(config).__name__
-        files: dict[str, str] = {}
-        environment = dict(environment)
+        variables, files = dict(environment), dict[str, str]()
         if self.files is not None:
-            config, environment, files = self.files.pack(config, environment, self._pool.hello(host))
-        return StartRole(ticket, name, kind, json.dumps(dataclasses.asdict(config)), environment, files)
+            config, variables, files = self.files.pack(config, environment, self._pool.hello(host))
+        return StartRole(0, name, kind, json.dumps(dataclasses.asdict(config)), variables, files)
 
     def _fail(self, role: RemoteRole, exit_code: int, reason: str) -> None:
         """End a role that never came up; in a thread of its own, because `on_exit` may want a lock of the caller."""

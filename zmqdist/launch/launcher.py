@@ -138,13 +138,14 @@ class Launch:
         """Refuse a file that cannot be started here, as far as this can be seen without binding a port or creating a file.
 
         Raises:
-          NotFoundError: a program is missing.
+          NotFoundError: a program is missing, also one that the launcher of the file needs.
           InvalidArgumentError: keys of the file contradict each other.
           FailedPreconditionError: the key folder of the file lacks a key, or has an unusable one.
         """
         for key, command in (("program", self._command), ("jobs.evaluator.program", self._evaluator_command())):
             if command and shutil.which(command[0]) is None:
                 raise errors.NotFoundError(f"{key}: {command[0]!r} is not found, or may not be executed")
+        agent_hosts(self._config)
         self._dispatcher_config(Credentials())
         folder = self._config.security.keys
         if folder is not None:
@@ -225,7 +226,7 @@ class Launch:
         return tasks
 
     def _thread_variables(self) -> dict[str, str]:
-        """Return the variables that bound the threads of BLAS in workers and ps here. Both have the same ones, and so one zygote."""
+        """Return the variables that bound the threads of BLAS in workers and ps here. Both have the same, so that they share a zygote."""
         slots = len(self._workers.indices()) * self._workers.slots_here()
         return thread_variables(self._workers.threads_per_slot, slots, {**os.environ, **self._workers.env})
 
@@ -241,7 +242,7 @@ class Launch:
     def _environment_of(self, job: str, index: int) -> dict[str, str]:
         """Return the variables of a task beyond those of its host; `env` of the file overrides everything else."""
         tf_config = {TF_CONFIG_ENV: self._config.tf_config(job, index)}
-        threads = self._thread_variables() if self._pool is None else {}  # the agent of a host sees what is set there
+        threads = self._thread_variables() if self._pool is None else {}  # an agent adds its own host's
         variables = {**self._variables, **self._importable(), **tf_config, **threads}
         return {**variables, **self._config.jobs.task_jobs()[job].env}
 
@@ -252,7 +253,7 @@ class Launch:
             host, port = split(addresses[index]) if index in addresses else (None, 0)
             config = WorkerConfig(
                 self._dispatcher.address if self._pool is None else self._dispatcher.target,
-                worker_address=section.told_at(index),
+                worker_address=section.advertised_at(index),
                 port=port,
                 host=section.host or host,
                 index=index,
@@ -315,16 +316,14 @@ class Launch:
     def _importable(self) -> dict[str, str]:
         """Put the folder of the program's script on the workers' PYTHONPATH, so that functions can import modules beside the script."""
         script = self._script()
-        if script is None or (
-            self._pool is not None and self._config.code != []
-        ):  # its agent knows where the code is there
+        if script is None or (self._pool is not None and self._config.code != []):  # an agent sets it to its own folder
             return {}
         before = os.environ.get("PYTHONPATH") if self._pool is None else None
         folder = str(Path(script).absolute().parent)
         return {"PYTHONPATH": folder if not before else os.pathsep.join((folder, before))}
 
     def _code(self) -> CodeBundle | None:
-        """Return the code for hosts that do not share this file system; None if the file says that they do, or if there is no script."""
+        """Return the code for hosts that do not share this file system; None if `code` is [], or there is no script."""
         script, paths = self._script(), self._config.code
         if paths is None:
             paths = [] if script is None else [os.path.dirname(script) or "."]
@@ -418,13 +417,13 @@ class _Signals:
 
 
 def _advertised(section: ServingJob, bound: str) -> str:
-    """Return where the others are told that a task is which binds this address."""
+    """Return the address at which other processes reach a task that binds `bound`."""
     return bound if section.advertise is None else advertised_address(section.advertise, split(bound)[1])
 
 
 @contextlib.contextmanager
 def _ports(ports: str | None) -> Iterator[None]:
-    """Within this context, servers of this process take their ports from this range, as those of its children do."""
+    """Within this context, servers of this process and of its children take free ports from this range."""
     before = os.environ.get(PORTS_ENV)
     if ports is not None:
         os.environ[PORTS_ENV] = ports

@@ -35,9 +35,8 @@ class Reserved:
                     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                     bound.bind((host, port))
                 else:
-                    bind_free(
-                        bound, host
-                    )  # without the option: with it, two launchers would reserve one port of a range
+                    # Without the option, because with it two launchers would reserve the same port of a range.
+                    bind_free(bound, host)
                     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             except OSError as error:
                 raise UnknownError(f"could not bind {join(host, port)}: {error.strerror}") from None

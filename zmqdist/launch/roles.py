@@ -59,7 +59,7 @@ class TaskConfig:
 
     Attributes:
       cluster: for each job its addresses by index, or a list of them.
-      bind_host: the address or interface to bind, where it is another one than in the cluster.
+      bind_host: the address or interface to bind; None: the host in the cluster.
     """
 
     cluster: dict[str, dict[int, str]]
@@ -98,15 +98,14 @@ def run_worker(
     config: WorkerConfig, *, grace_s: float = GRACE_S, lifeline: int = -1, announce: Announce = print
 ) -> int:
     """Work until asked to stop, and return the exit code. An expected failure is one line on standard error."""
-    are_limited = not config.processes or _limit_threads(
-        config
-    )  # before the imports, because NumPy reads the variables
+    # Before the imports, because NumPy reads the variables as it is loaded.
+    are_limited = not config.processes or _limit_threads(config)
     from zmqdist.process.zygote_process import fork_slots_zygote
     from zmqdist.scheduling.worker.children import import_modules
     from zmqdist.scheduling.worker.runtime import WorkerServer, end_log
 
     zygote = None
-    # Where the NumPy of this process has read other variables, slots are forked from a zygote that is started by command.
+    # If the NumPy of this process has read other variables, slots are forked from a zygote that is started by command.
     if config.processes and are_limited and threading.active_count() == 1:
         environment = Credentials(config.token_file, config.keys_dir, config.insecure).environment()
         import_modules()
@@ -129,7 +128,7 @@ def run_worker(
 
 
 def _limit_threads(config: WorkerConfig) -> bool:
-    """Set the variables for the threads of slots, which this process passes on. Return False if NumPy has been loaded without them."""
+    """Set the variables for the threads of slots, which children inherit. Return False if NumPy was loaded without them."""
     variables = config.thread_variables(os.environ)
     if "numpy" in sys.modules:
         return variables.items() <= os.environ.items()

@@ -69,7 +69,8 @@ def explain(host: str, python: str, exit_code: int, notes: str) -> str:
     for pattern, cause, remedy in _CAUSES:
         found = re.search(pattern, notes, re.IGNORECASE)
         if found:
-            return f"{cause}: {remedy}".format(host=host, python=python, found=" ".join(found[0].split()))
+            words = {"host": host, "python": python, "found": " ".join(found[0].split())}
+            return f"{cause}: {remedy.format(**words)}"
     if exit_code == 127:
         return _PYTHON_MISSING.format(python=python)
     last = notes.splitlines()[-1].strip() if notes.strip() else "it said nothing"
@@ -99,7 +100,7 @@ _CAUSES: Final = (
         "run `ssh-copy-id {host}`, or load the right key with `ssh-add` ({found})",
     ),
     (
-        r"(connect to host .*|Connection to .*|server )\b(Connection refused)",
+        r"Connection refused",
         "no sshd answers there",
         "start sshd, or name its port: options: [-p, PORT]",
     ),
@@ -110,11 +111,11 @@ _CAUSES: Final = (
     ),
     (
         r"Timeout, server .* not responding",
-        f"its connection was silent for {ALIVE_S * ALIVE_COUNT} s",
+        "its connection was silent for too long",
         "its roles end by themselves; see whether the host and the network are up",
     ),
     (
-        r"(Connection|connection) (to .* )?(closed|reset)( by .*)?",
+        r"Connection (to .* )?(closed|reset)( by .*)?",
         "its connection has ended",
         "see whether the host is up ({found})",
     ),

@@ -1,9 +1,9 @@
-"""Children that are bound to the zygote of a worker (zygote.py), from the worker's side: slots of functions, and tasks of the data service.
+"""Children that are bound to a worker's zygote (zygote.py), from the worker's side: slots of functions, and tasks of the data service.
 
-One zygote, one control socket, one owner of it: this. Each child has descriptors of its own besides a pipe for standard error, whose
-lines are passed on and whose last ones are kept for the error that names the child's death.
+One object owns the zygote and its control socket. Each child has its own descriptors, and a pipe for standard error: its lines are
+passed on, and the last ones are kept for the error that reports the child's death.
 
-Everything here runs in the loop's thread. Not here: what children are told and tell (slots.py, data/service/worker/task_process.py).
+Everything here runs in the loop's thread. Not here: the messages to and from children (slots.py, data/service/worker/task_process.py).
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from zmqdist.limits import LEASE_S, LOG_TAIL_BYTES, LOG_TAIL_LINES
-from zmqdist.process.zygote import BEAT, BORN, KILL, SPAWN, WORD, Order
+from zmqdist.process.zygote import BEAT, BORN, CONTROL_RECORD, KILL, SPAWN, Order
 from zmqdist.process.zygote_process import ZygoteProcess
 from zmqdist.transport.loop import Loop
 
 log = logging.getLogger("zmqdist.scheduling")
 
 SPAWNS_AT_ONCE = 32
-"""Children that the zygote is asked for before it has answered: the kernel bounds how many descriptors may be on their way."""
+"""Bound on children that are ordered before the zygote reports their birth, because the kernel bounds descriptors on the way."""
 
 Exited = Callable[[int], None]
-"""Gets the exit code, negative for a signal; SILENT where the zygote ended it because this process did not run."""
+"""Gets the exit code, negative for a signal; SILENT if the zygote ended the child because this process did not run."""
 
 
 SpawnChild: TypeAlias = "Callable[[Sequence[int], Exited], BoundChild]"
-"""Forks a child that runs a certain module; the descriptors are for it, and closed here."""
+"""Forks a child that runs a certain module. The descriptors go to the child and are closed here."""
 
 
 class BoundChild:
-    """One child.
+    """One child process, or its order while it is not forked yet.
 
     Attributes:
-      pid: 0 until it is there.
-      ticket: 0 until the zygote is asked for it.
-      killed: it is to end, whether it is there already or not.
+      pid: 0 until it was forked.
+      ticket: its number at the zygote; 0 until it was ordered.
+      killed: it must end, even if it was not forked yet.
     """
 
     def __init__(self, owner: BoundChildren, module: str, descriptors: Sequence[int], exited: Exited) -> None:
@@ -55,29 +55,32 @@ class BoundChild:
         os.set_blocking(their_errors, True)
         self._theirs = [their_errors, *descriptors]
         self._lines: deque[bytes] = deque(maxlen=LOG_TAIL_LINES)
-        self._line = b""
+        self._last_line = b""
         self.killed = self._closed = False
         self._loop.add_fd(self._errors, self._read_errors)
 
     def kill(self) -> None:
-        """With SIGKILL, and all that it has started; `exited` is called as ever."""
+        """Kill the child, and all that it has started, with SIGKILL. `exited` is called as after any end."""
         self.killed = True
         if self.ticket:
-            self._owner.tell(KILL, self.ticket)
+            self._owner.send_record(KILL, self.ticket)
 
     def tail(self) -> str:
-        """The last lines that it wrote to standard error."""
+        """Return the last lines that the child wrote to standard error."""
         self._read_errors()
-        lines = [*self._lines, self._line] if self._line else list(self._lines)
+        lines = [*self._lines, self._last_line] if self._last_line else list(self._lines)
         return b"\n".join(lines)[-LOG_TAIL_BYTES:].decode(errors="replace").strip()
 
-    def ask(self, ticket: int) -> list[int]:
-        """The zygote is asked for it: return the descriptors that go there, and are closed here then, so that its end is seen."""
+    def take_order(self, ticket: int) -> list[int]:
+        """Return the descriptors of the order for the zygote. The caller closes them, so that the end of the child's standard error is
+        noticed.
+        """
         self.ticket = ticket
         theirs, self._theirs = self._theirs, []
         return [Order("", self._module, [], None, [2], ticket).to_memfd(), *theirs]
 
     def close(self) -> None:
+        """Close the descriptors that this process has of the child. Idempotent."""
         if not self._closed:
             self._closed = True
             self._loop.remove_fd(self._errors)
@@ -94,129 +97,129 @@ class BoundChild:
                 self._loop.remove_fd(self._errors)
                 return
             os.write(2, data)
-            *lines, self._line = (self._line + data).split(b"\n")
+            *lines, self._last_line = (self._last_line + data).split(b"\n")
             self._lines.extend(line for line in lines if line)
-            self._line = self._line[-LOG_TAIL_BYTES:]
+            self._last_line = self._last_line[-LOG_TAIL_BYTES:]
 
 
 class BoundChildren:
-    """See the module's docstring.
+    """The children of one zygote; see the module's docstring.
 
     Attributes:
-      on_lost: called with the exit code when somebody has killed the zygote; all children have been told of before.
+      on_lost: functions, called with the zygote's exit code if the zygote was killed. `exited` of each child was called before.
     """
 
     def __init__(self, loop: Loop, zygote: ZygoteProcess) -> None:
-        """Owns the zygote from now on: it is ended by `close`."""
+        """Take over a zygote; `close` ends it."""
         self.on_lost: list[Callable[[int | None], None]] = []
         self.loop = loop
         self._zygote = zygote
         self._control = zygote.control
         self._control.setblocking(False)
         self._tickets = itertools.count(1)
-        self._unasked: deque[BoundChild] = deque()
+        self._unordered: deque[BoundChild] = deque()
         self._children: dict[int, BoundChild] = {}
-        """Those that the zygote was asked for and that have not ended, by ticket."""
-        self._unborn = 0
-        self._untold: deque[tuple[bytes, list[int]]] = deque()
-        """What the control socket had no room for: messages, with descriptors that are closed when they are sent."""
+        """Ordered children that have not ended, by ticket."""
+        self._being_forked = 0
+        self._unsent: deque[tuple[bytes, list[int]]] = deque()
+        """Messages for which the control socket had no room, with descriptors to close when they are sent."""
         self._watch_s = LEASE_S / 2
-        self._closed = self._lost = self._clogged = False
+        self._closed = self._lost = self._blocked = False
         loop.call_soon(self._open)
 
     def _open(self) -> None:
-        self.loop.add_fd(self._control.fileno(), self._hear, self._send_untold)
-        self._beat()
+        self.loop.add_fd(self._control.fileno(), self._read_control, self._send_queued)
+        self._send_beat()
 
     def spawn(self, module: str, descriptors: Sequence[int], exited: Exited) -> BoundChild:
-        """Fork a child that runs `main` of a module with these descriptors.
+        """Fork a child that runs `main` of a module with these descriptors. Returns before the child exists.
 
         Args:
-          descriptors: for it, and closed here when it has them.
-          exited: called once when it has ended; not after `close`.
+          descriptors: for the child; they are closed here when it has them.
+          exited: called once when the child has ended; not after `close`.
         """
         child = BoundChild(self, module, descriptors, exited)
-        self._unasked.append(child)
-        self._ask()
+        self._unordered.append(child)
+        self._order_next()
         return child
 
     def watch(self, watch_s: float) -> None:
-        """From now on children are ended when this process does not run for so long."""
+        """From now on, have the zygote end the children if this process does not run for `watch_s` seconds."""
         self._watch_s = watch_s
-        self._beat()
+        self._send_beat()
 
-    def tell(self, verb: bytes, ticket: int, number: int = 0) -> None:
-        """Send the zygote a word; without effect when it has ended."""
-        self._send(WORD.pack(verb, ticket, number), [])
+    def send_record(self, verb: bytes, ticket: int, number: int = 0) -> None:
+        """Send the zygote a control record. Does nothing if the zygote has ended."""
+        self._send(CONTROL_RECORD.pack(verb, ticket, number), [])
 
     def close(self) -> None:
-        """End all children and the zygote."""
+        """End all children and the zygote. Idempotent."""
         if self._closed:
             return
         self._closed = True
-        self.loop.set_timer((self, "beat"), None, self._beat)
+        self.loop.set_timer((self, "beat"), None, self._send_beat)
         self.loop.remove_fd(self._control.fileno())
-        for child in (*self._unasked, *self._children.values()):
+        for child in (*self._unordered, *self._children.values()):
             child.close()
-        self._unasked.clear()
-        self._forget_untold()
+        self._unordered.clear()
+        self._drop_unsent()
         self._zygote.close()
 
-    def _ask(self) -> None:
-        """Ask the zygote for the next children."""
-        while self._unasked and self._unborn < SPAWNS_AT_ONCE and not self._lost:
-            child = self._unasked.popleft()
+    def _order_next(self) -> None:
+        """Order the next children from the zygote, up to SPAWNS_AT_ONCE."""
+        while self._unordered and self._being_forked < SPAWNS_AT_ONCE and not self._lost:
+            child = self._unordered.popleft()
             ticket = next(self._tickets)
             self._children[ticket] = child
-            self._unborn += 1
-            self._send(SPAWN, child.ask(ticket))
+            self._being_forked += 1
+            self._send(SPAWN, child.take_order(ticket))
             if child.killed:
                 child.kill()
 
     def _send(self, message: bytes, descriptors: list[int]) -> None:
-        self._untold.append((message, descriptors))
-        if not self._clogged:
-            self._send_untold()
+        self._unsent.append((message, descriptors))
+        if not self._blocked:
+            self._send_queued()
 
-    def _send_untold(self) -> None:
-        while self._untold and not self._closed and not self._lost:
-            message, descriptors = self._untold[0]
+    def _send_queued(self) -> None:
+        while self._unsent and not self._closed and not self._lost:
+            message, descriptors = self._unsent[0]
             try:
                 socket.send_fds(self._control, [message], descriptors)
             except BlockingIOError:
                 break
-            except OSError:  # its end comes through _hear
-                self._forget_untold()
+            except OSError:  # the zygote has ended: _read_control notices that
+                self._drop_unsent()
                 break
-            self._untold.popleft()
+            self._unsent.popleft()
             for descriptor in descriptors:
                 os.close(descriptor)
-        if bool(self._untold) != self._clogged and not self._closed and not self._lost:
-            self._clogged = not self._clogged
-            self.loop.watch_writable(self._control.fileno(), self._clogged)
+        if bool(self._unsent) != self._blocked and not self._closed and not self._lost:
+            self._blocked = not self._blocked
+            self.loop.watch_writable(self._control.fileno(), self._blocked)
 
-    def _forget_untold(self) -> None:
-        for _, descriptors in self._untold:
+    def _drop_unsent(self) -> None:
+        for _, descriptors in self._unsent:
             for descriptor in descriptors:
                 os.close(descriptor)
-        self._untold.clear()
+        self._unsent.clear()
 
-    def _hear(self) -> None:
+    def _read_control(self) -> None:
         while not self._closed:
             try:
-                data = self._control.recv(WORD.size)
+                data = self._control.recv(CONTROL_RECORD.size)
             except BlockingIOError:
                 return
-            except OSError:
+            except OSError:  # the zygote ended with unread messages: the same as its end
                 data = b""
             if not data:
                 self._zygote_died()
                 return
-            verb, ticket, number = WORD.unpack(data)
+            verb, ticket, number = CONTROL_RECORD.unpack(data)
             if verb == BORN:
                 self._children[ticket].pid = number
-                self._unborn -= 1
-                self._ask()
+                self._being_forked -= 1
+                self._order_next()
             else:
                 self._exited(ticket, number)
 
@@ -226,18 +229,18 @@ class BoundChildren:
         child.close()
 
     def _zygote_died(self) -> None:
-        """Somebody killed it, and all children with it."""
+        """Report the end of all children: the zygote was killed, and they ended with it."""
         self._lost = True
-        self._forget_untold()
+        self._drop_unsent()
         code = self._zygote.wait(1.0)
         self.loop.remove_fd(self._control.fileno())
-        log.error("the process that slots are forked from ended with %s; this worker cannot go on", code)
+        log.error("the process from which slots are forked ended with %s; this worker cannot go on", code)
         for ticket in list(self._children):
             self._exited(ticket, -int(signal.SIGKILL))
-        for told in self.on_lost:
-            told(code)
+        for callback in self.on_lost:
+            callback(code)
 
-    def _beat(self) -> None:
-        """Tell the zygote that this process runs."""
-        self.tell(BEAT, 0, round(self._watch_s * 1000))
-        self.loop.set_timer((self, "beat"), self.loop.now() + self._watch_s / 4, self._beat)
+    def _send_beat(self) -> None:
+        """Send the zygote a sign that this process runs, and again after a quarter of the watch."""
+        self.send_record(BEAT, 0, round(self._watch_s * 1000))
+        self.loop.set_timer((self, "beat"), self.loop.now() + self._watch_s / 4, self._send_beat)

@@ -1,18 +1,18 @@
-"""Messages between a process and its children: the one framing, over a socket pair.
+"""Messages between a process and its children, over a socket pair, with one framing for all.
 
-A frame is `[bytes of the message: u32][number of parts: u32][bytes of a part: u64]*[message][part]*`. A codec makes bytes of messages and
-messages of bytes; parts are buffers, and go as they are.
+A frame is `[bytes of the message: u32][number of parts: u32][bytes of a part: u64]*[message][part]*`. A codec translates messages to bytes
+and back; parts are buffers, and travel as they are.
 
 The reader's promises
-    A part is read straight into memory of its own, which belongs to the receiver.
-    Where there is no memory for the parts of a message their bytes are skipped; the receiver gets the message with an error in their place.
-    A child or parent that ends in the middle of a frame has ended: what was not whole is dropped, and no error is raised for it.
+    A part is read directly into memory of its own, which belongs to the receiver.
+    Without memory for the parts of a message, their bytes are skipped, and the receiver gets the message with an error in their place.
+    If the other process ends in the middle of a frame, the incomplete frame is dropped without an error.
 
-Both ends have the same frames. They are two classes because of who waits: `BlockingPipe` is for a thread that has nothing to do until the
-next message comes, in a child or in a parent with one thread for each child; `LoopPipe` is for a parent whose loop has thousands of
-children, and never waits.
+Both ends use the same frames. They are two classes because they wait differently: `BlockingPipe` is for a thread that has nothing else
+to do until the next message, in a child or in a parent with one thread for each child; `LoopPipe` is for a parent whose loop has
+thousands of children, and never waits.
 
-Only a process and its own children speak this: there is no version and no distrust.
+Only a process and its own children use this, so it has no version, and trusts what it reads.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar
 
 from zmqdist.errors import ResourceExhaustedError
-from zmqdist.transport.memory_limits import exhausted
+from zmqdist.transport.memory_limits import memory_exhausted
 
 if TYPE_CHECKING:  # it comes with ZeroMQ, which a child may not need
     from zmqdist.transport.loop import Loop
@@ -39,13 +39,13 @@ if TYPE_CHECKING:  # it comes with ZeroMQ, which a child may not need
 M = TypeVar("M")
 
 Parts: TypeAlias = "list[bytearray] | ResourceExhaustedError"
-"""The parts of a message, which belong to the receiver; the error where there was no memory for them."""
+"""The parts of a message, which belong to the receiver; or the error if there was no memory for them."""
 
 RECEIVE_BYTES: Final = 256 * 1024
-"""Taken at a time, into memory that is used again: fresh memory of this size would be mapped and unmapped for each message."""
+"""Bytes received at a time, into memory that is used again: fresh memory of this size would be mapped and unmapped for each message."""
 
 READS_PER_TURN: Final = 16
-"""So often a pipe is read before the other descriptors of the loop have their turn."""
+"""How often a pipe is read before other descriptors of the loop have their turn."""
 
 _LENGTHS: Final = struct.Struct("<II")
 
@@ -55,7 +55,7 @@ class PipeCodec(Generic[M]):
     """How the messages of a pipe become bytes.
 
     Attributes:
-      parts: what the parts are, for the error where there is no memory for them.
+      parts: what the parts are, for the error if there is no memory for them.
     """
 
     encode: Callable[[M], bytes]
@@ -64,11 +64,11 @@ class PipeCodec(Generic[M]):
 
 
 BYTES: Final[PipeCodec[bytes]] = PipeCodec(bytes, bytes)
-"""For messages that are bytes already."""
+"""The codec for messages that are bytes already."""
 
 
 def frame(message: bytes, parts: Sequence[Any] = ()) -> bytes:
-    """Return a frame up to its parts, which are sent after it."""
+    """Return a frame without its parts, which the caller sends after it."""
     lengths = _LENGTHS.pack(len(message), len(parts))
     if not parts:
         return lengths + message
@@ -76,32 +76,32 @@ def frame(message: bytes, parts: Sequence[Any] = ()) -> bytes:
 
 
 class FrameReader(Generic[M]):
-    """Bytes to messages, without a socket: the caller reads into `room()`, and says with `received` how much that was."""
+    """Turns bytes into messages, without a socket: the caller reads into `room()`, and reports with `received` how many bytes came."""
 
     def __init__(self, codec: PipeCodec[M]) -> None:
         self._codec = codec
-        # Mapped, not allocated: only the pages that a message has needed are there, so that thousands of pipes cost little.
+        # Mapped, not allocated, because only touched pages of a mapping use memory: so thousands of pipes cost little.
         self._room = memoryview(mmap.mmap(-1, RECEIVE_BYTES))
         self._buffer = bytearray()
-        """The beginning of a frame that is not whole."""
+        """The beginning of an incomplete frame."""
         self._unfilled: deque[memoryview] = deque()
-        """What is still to be read of the parts of a message."""
+        """The unread rest of the parts of a message."""
         self._filling: list[tuple[M, Parts]] = []
-        """The message whose parts these are."""
+        """The message to which these parts belong, if any."""
         self._skip = 0
-        """Bytes of parts for which there was no memory, that are still to come."""
+        """Bytes that are still to come of parts for which there was no memory."""
 
     @property
     def in_parts(self) -> bool:
-        """Whether more of the parts of a message is to come."""
+        """Whether more bytes of a message's parts are to come."""
         return bool(self._unfilled)
 
     def room(self) -> memoryview:
-        """Return where the next bytes belong; never empty."""
+        """Return the memory for the next bytes; never empty."""
         return self._unfilled[0] if self._unfilled else self._room
 
     def received(self, count: int) -> Iterator[tuple[M, Parts]]:
-        """Yield the messages that are whole with `count` more bytes in `room()`."""
+        """Yield the messages that are complete with `count` more bytes in `room()`."""
         if self._unfilled:
             rest = self._unfilled.popleft()[count:]
             if rest:
@@ -137,12 +137,12 @@ class FrameReader(Generic[M]):
             yield message, parts
 
     def _begin_parts(self, sizes: Sequence[int]) -> Parts:
-        """Make the parts, and take over what has come of them with the message."""
+        """Allocate the parts, and copy into them what came together with the message."""
         try:
             parts = [bytearray(size) for size in sizes]
         except MemoryError:
             self._skip = sum(sizes)
-            return exhausted(self._skip, self._codec.parts)
+            return memory_exhausted(self._skip, self._codec.parts)
         for part in parts:
             early = min(len(part), len(self._buffer))
             part[:early] = self._buffer[:early]
@@ -153,10 +153,10 @@ class FrameReader(Generic[M]):
 
 
 class BlockingPipe(Generic[M]):
-    """An end that waits. Any thread may send; one at a time receives.
+    """An end that waits. Any thread may send; one thread at a time receives.
 
     Args:
-      fd: of a stream socket; it belongs to the pipe from now on, and is not inherited.
+      fd: of a stream socket. The pipe owns it from now on, and children do not inherit it.
     """
 
     def __init__(self, fd: int, codec: PipeCodec[M]) -> None:
@@ -169,12 +169,12 @@ class BlockingPipe(Generic[M]):
 
     @classmethod
     def pair(cls, codec: PipeCodec[M]) -> tuple[BlockingPipe[M], int]:
-        """Return an end, and the descriptor of the other one."""
+        """Return one end, and the descriptor of the other."""
         ours, theirs = socket.socketpair()
         return cls(ours.detach(), codec), theirs.detach()
 
     def send(self, message: M, parts: Sequence[Any] = ()) -> None:
-        """Send all of it; `parts` are contiguous buffers. Raises OSError when the other end is closed."""
+        """Send a message completely. `parts` are contiguous buffers. Raises OSError if the other end is closed."""
         head = frame(self._codec.encode(message), parts)
         with self._sending:
             self._socket.sendall(head)
@@ -182,7 +182,7 @@ class BlockingPipe(Generic[M]):
                 self._socket.sendall(part)
 
     def receive(self) -> tuple[M, Parts]:
-        """Wait for the next message. Raises EOFError when the other end is closed."""
+        """Wait for the next message. Raises EOFError if the other end is closed."""
         while not self._whole:
             try:
                 count = self._socket.recv_into(self._frames.room())
@@ -194,7 +194,7 @@ class BlockingPipe(Generic[M]):
         return self._whole.popleft()
 
     def poll(self, timeout_s: float) -> bool:
-        """Wait so long at most; return whether there is something to receive, or the other end is closed."""
+        """Wait `timeout_s` at most; return whether there is something to receive, or the other end is closed."""
         if self._whole:
             return True
         poll = select.poll()
@@ -202,18 +202,18 @@ class BlockingPipe(Generic[M]):
         return bool(poll.poll(math.ceil(timeout_s * 1000)))
 
     def close(self) -> None:
-        """Idempotent. No thread may be receiving: that would not wake it."""
+        """Close this end. Idempotent. No thread may be receiving, because this does not wake it."""
         self._socket.close()
 
 
 class LoopPipe(Generic[M]):
-    """The parent's end, all in the loop's thread.
+    """The parent's end, used in the loop's thread only.
 
     Args:
-      on_message: gets each message with its parts. It does not hear that the child has ended: whoever has forked the child sees that.
+      on_message: gets each message with its parts. It is not called when the child ends: the code that has forked the child notices that.
 
     Attributes:
-      theirs: the descriptor for the child, which whoever forks it closes here.
+      theirs: the descriptor for the child. The code that forks the child closes it in this process.
     """
 
     def __init__(self, loop: Loop, codec: PipeCodec[M], on_message: Callable[[M, Parts], object]) -> None:
@@ -225,21 +225,21 @@ class LoopPipe(Generic[M]):
         self._on_message = on_message
         self._frames = FrameReader(codec)
         self._out: deque[memoryview] = deque()
-        self._clogged = self._ending = self._closed = False
-        self._over = False
-        """The child has ended, or this end is closed: nothing is read or written any more."""
+        self._blocked = self._ending = self._closed = False
+        self._finished = False
+        """The child has ended, or this end is closed: no byte is read or written any more."""
         loop.add_fd(self._socket.fileno(), self._read, self._write)
 
     def send(self, message: M) -> None:
-        """Queue a message; it leaves at once where the socket takes it. Without effect where the child has ended."""
-        if self._over or self._ending:
+        """Queue a message; it leaves at once if the socket takes it. Does nothing if the child has ended."""
+        if self._finished or self._ending:
             return
         self._out.append(memoryview(frame(self._codec.encode(message))))
-        if not self._clogged:
+        if not self._blocked:
             self._write()
 
     def end(self) -> bool:
-        """Tell the child, after what is queued, that this was all. False where this end is closed."""
+        """Close the sending direction after the queued messages, so that the child reads an end. Return False if this end is closed."""
         if self._closed:
             return False
         self._ending = True
@@ -247,14 +247,14 @@ class LoopPipe(Generic[M]):
         return True
 
     def drain(self) -> None:
-        """Hear all that the child has said; also when it has ended."""
+        """Read all messages that the child has sent, also after its end."""
         while self._read_some():
             pass
 
     def close(self) -> None:
-        """Idempotent. What is queued is dropped."""
+        """Close this end and drop the queue. Idempotent."""
         if not self._closed:
-            self._closed = self._over = True
+            self._closed = self._finished = True
             self._loop.remove_fd(self._socket.fileno())
             self._socket.close()
 
@@ -265,7 +265,7 @@ class LoopPipe(Generic[M]):
                 sent = self._socket.send(out[0])
             except BlockingIOError:
                 break
-            except OSError:  # the child has ended: that comes through _read
+            except OSError:  # the child has ended: _read notices that
                 out.clear()
                 break
             if sent == len(out[0]):
@@ -273,22 +273,22 @@ class LoopPipe(Generic[M]):
             else:
                 out[0] = out[0][sent:]
         if self._ending and not out:
-            with contextlib.suppress(OSError):  # the same
+            with contextlib.suppress(OSError):  # the child has ended
                 self._socket.shutdown(socket.SHUT_WR)
-        clogged = bool(out)
-        if clogged != self._clogged and not self._over:  # most messages leave at once, and the loop need not know
-            self._clogged = clogged
-            self._loop.watch_writable(self._socket.fileno(), clogged)
+        blocked = bool(out)
+        if blocked != self._blocked and not self._finished:  # most messages leave at once, without a call to the loop
+            self._blocked = blocked
+            self._loop.watch_writable(self._socket.fileno(), blocked)
 
     def _read(self) -> None:
         for _ in range(READS_PER_TURN):
             count = self._read_some()
             if not count or (count < RECEIVE_BYTES and not self._frames.in_parts):
-                return  # that was all
+                return  # the socket is empty
 
     def _read_some(self) -> int:
-        """Return how many bytes were read; 0 where there are none, or none will come."""
-        if self._over:
+        """Return how many bytes were read; 0 if there are none now, or none will come."""
+        if self._finished:
             return 0
         try:
             count = self._socket.recv_into(self._frames.room())
@@ -297,7 +297,7 @@ class LoopPipe(Generic[M]):
         except OSError:
             count = 0
         if not count:
-            self._over = True
+            self._finished = True
             self._out.clear()
             self._loop.remove_fd(self._socket.fileno())
             return 0

@@ -1,28 +1,29 @@
-"""The zygote: one process with the imports done, from which the child processes of a starting process are forked in milliseconds.
+"""The zygote: a process with the imports done, from which another process forks its children in milliseconds.
 
-Importing Python, NumPy and zmqdist takes each process half a second of CPU; a fork of a process that has done so takes a few milliseconds.
-The zygote has one thread and no ZeroMQ context, so that a fork is safe. A launcher has one for its workers and servers (zygote_client.py
-is its side), and a worker has one for its slots and its tasks of the data service (bound_children.py).
+Importing Python, NumPy and zmqdist costs each process half a second of CPU; forking a process that has imported them takes a few
+milliseconds. The zygote has one thread and no ZeroMQ context, so that a fork is safe. A launcher has a zygote for its workers and
+servers (zygote_client.py is its side), a worker has one for its slots and its tasks of the data service (bound_children.py). Below, the
+launcher or worker is the starting process.
 
 The zygote's promises
-    A child gets the environment, working directory, standard streams and descriptors of its order, is the leader of a session of its own,
-    and draws its own random numbers. Nothing of the zygote's descriptors stays open in it.
-    A child that has ended keeps its process id until its exit code has been told; one with a status socket until that is closed, too.
-    The zygote ends when the starting process ends or closes the control socket, however that comes, and not by SIGINT or SIGTERM.
-    A child is bound or it is not.
-        One that is not outlives the zygote: it has a lifeline, a pipe of the starting process. What cannot be done as ordered is refused:
-        its status socket is closed without a word, and the starting process uses a command.
-        A bound child ends with the zygote, however that ends. It is ended when the starting process has been silent for longer than
-        its watch allows: one that was stopped (SIGSTOP) has no child that goes on with work that others have taken over. When it has
-        ended, so has what it started in its group.
+    A child gets the environment, working directory, standard streams and descriptors of its order, leads a session of its own, and
+    draws its own random numbers. It has none of the zygote's descriptors open.
+    An ended child keeps its process id until its exit code was reported; a child with a status socket, also until that is closed.
+    The zygote ends when the starting process ends or closes the control socket, for any reason, and not by SIGINT or SIGTERM.
+    A child is bound or unbound.
+        An unbound child outlives the zygote; its lifeline is a pipe of the starting process. An order that cannot be carried out is
+        refused: the zygote closes its status socket without a record, and the starting process runs a command instead.
+        A bound child ends with the zygote, however that ends. The zygote also ends it when the starting process has been silent for
+        longer than its watch: the work of a stopped process (SIGSTOP) has been handed to others, so its children must not go on. When
+        a bound child has ended, so has all that it started in its group.
 
-On the control socket (SOCK_SEQPACKET) come
+Messages to the control socket (SOCK_SEQPACKET)
     JSON [module, arguments]: import what this module needs with these arguments;
-    SPAWN with descriptors: a memfd with the order (JSON), the status socket and the working directory where the child is not
-    bound, and those of the order;
-    KILL ticket, for a bound child; BEAT, the starting process runs, and its next beat comes within so many milliseconds.
-Of each child the zygote tells BORN pid and ENDED exit-code with its ticket: of a bound one on the control socket, of another one on
-its status socket, and there with its pidfd.
+    SPAWN with descriptors: a memfd with the order (JSON), the status socket and the working directory if the child is unbound, and
+    the descriptors of the order;
+    KILL ticket, for a bound child; BEAT: the starting process runs, and its next beat comes within that many milliseconds.
+The zygote reports BORN pid and ENDED exit-code of each child with its ticket: of a bound child on the control socket, of an unbound one
+on its status socket, and there with its pidfd.
 """
 
 from __future__ import annotations
@@ -50,21 +51,21 @@ from types import ModuleType
 from zmqdist.child_command import add_working_directory
 from zmqdist.process import reaper
 
-WORD = struct.Struct("<4sqq")
-"""A verb, the ticket of the child that it is about, and a number."""
+CONTROL_RECORD = struct.Struct("<4sqq")
+"""A verb, the ticket of the child that it concerns, and a number."""
 
 SPAWN, KILL, BEAT, BORN, ENDED = b"spwn", b"kill", b"beat", b"born", b"end "
 MESSAGE_BYTES_MAX = 4096
 DESCRIPTORS_MAX = 64
 
 SILENT = 256
-"""In place of an exit code, and none that a process can have: the child was ended because the starting process did not run."""
+"""An exit code that no process can have: the zygote ended the child because the starting process did not run."""
 
 NAME = "zmqdist-zygote"
-"""What `ps -o comm` shows for the zygote of a launcher; its children have other names."""
+"""The name in `ps -o comm` of a launcher's zygote; its children have other names."""
 
 SLOTS_NAME = "zmqdist-slots"
-"""The same for that of a worker; its children share it."""
+"""The name in `ps -o comm` of a worker's zygote and of its children."""
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
@@ -76,12 +77,12 @@ class Order:
     """A child to be forked.
 
     Attributes:
-      name: what `ps -o comm` shows; empty: as the zygote.
-      module: of this package. Its `main` is called with those descriptors for which there is no number and with `sys.argv[1:]` =
-        arguments, and gives the exit code.
-      environment: all of it. None: that of the zygote, and its directory and module path, too.
-      numbers: the numbers that the first of its descriptors have in the child.
-      ticket: of a bound child; 0: it is not bound.
+      name: its name in `ps -o comm`; empty for the zygote's.
+      module: a module of this package. Its `main` gets the descriptors that have no number, with `sys.argv[1:]` = `arguments`, and returns
+        the exit code.
+      environment: the complete environment. None for that of the zygote, and then also for its directory and module path.
+      numbers: the numbers that the first descriptors get in the child.
+      ticket: of a bound child; 0 for an unbound one.
     """
 
     name: str
@@ -92,7 +93,7 @@ class Order:
     ticket: int = 0
 
     def to_memfd(self) -> int:
-        """Write it for the zygote; the caller closes the descriptor."""
+        """Write the order into a memfd for the zygote; return its descriptor, which the caller closes."""
         payload = os.memfd_create("zmqdist-order", os.MFD_CLOEXEC)
         with open(payload, "wb", closefd=False) as file:
             file.write(json.dumps(asdict(self)).encode())
@@ -100,7 +101,7 @@ class Order:
 
 
 def name_process(name: str) -> None:
-    """Set what `ps -o comm` shows for the calling thread: the first 15 bytes of `name`."""
+    """Set the name of the calling thread in `ps -o comm`: the first 15 bytes of `name`."""
     ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)
 
 
@@ -109,22 +110,23 @@ class _Child:
     """A child that runs, or one with a status socket that has ended.
 
     Attributes:
-      ticket: 0: it is not bound.
-      told: where its words go: the control socket, or its own.
+      ticket: 0 for an unbound child.
+      report_to: the socket for its records: the control socket, or its status socket.
+      silenced: the zygote has ended it because the starting process was silent.
     """
 
     pid: int
     ticket: int
-    told: socket.socket
+    report_to: socket.socket
     silenced: bool = False
 
-    def tell(self, verb: bytes, number: int, descriptors: Sequence[int] = ()) -> None:
-        with contextlib.suppress(OSError):  # the starting process has given up, or is gone
-            socket.send_fds(self.told, [WORD.pack(verb, self.ticket, number)], descriptors)
+    def report(self, verb: bytes, number: int, descriptors: Sequence[int] = ()) -> None:
+        with contextlib.suppress(OSError):  # the starting process has closed the socket, or has ended
+            socket.send_fds(self.report_to, [CONTROL_RECORD.pack(verb, self.ticket, number)], descriptors)
 
 
 class Zygote:
-    """The loop of the zygote process.
+    """The main loop of the zygote process.
 
     Args:
       starter: a pidfd of the starting process.
@@ -136,27 +138,27 @@ class Zygote:
         for descriptor in (control.fileno(), starter):
             os.set_inheritable(descriptor, False)
         self._children: dict[int, _Child] = {}
-        """By their pidfd."""
+        """All running children by pidfd."""
         self._bound: dict[int, _Child] = {}
-        """Those of them that are bound, by ticket."""
+        """The bound ones among them, by ticket."""
         self._ended: dict[int, _Child] = {}
-        """By their status socket: those that have ended and whose exit code is not read yet."""
+        """Ended children whose exit code was not read yet, by status socket."""
         self._watch_s: float | None = None
         self._silent_at = 0.0
         self._python_path = _folders(os.environ.get("PYTHONPATH", ""), os.getcwd())
         self._own_path = [folder for folder in sys.path if folder not in self._python_path]
-        # Whoever stops a whole group of processes means the starting process, and that one its children.
+        # A signal to a whole group of processes is meant for the starting process, which ends its children itself.
         self._handlers = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
         self._poll = select.poll()
         self._poll.register(control, select.POLLIN)
         self._poll.register(starter, select.POLLIN)
 
     def serve(self) -> Callable[[], int] | None:
-        """Fork children until the starting process is gone. Return None then, and in each child what it has to run."""
+        """Fork children until the starting process has ended. Return None then, and in each child the function that it must run."""
         while True:
-            ready = self._poll.poll(self._patience_ms())
+            ready = self._poll.poll(self._silence_left_ms())
             if not ready:
-                self._silence()
+                self._end_children_for_silence()
             for fd, _ in ready:
                 if fd in self._children:
                     self._report(fd)
@@ -168,16 +170,16 @@ class Zygote:
                         for child in self._bound.values():
                             reaper.end_group(child.pid)
                         return None
-                    if (run := self._obey(data, descriptors)) is not None:
+                    if (run := self._handle(data, descriptors)) is not None:
                         return run
 
-    def _patience_ms(self) -> int | None:
-        """So long the starting process may be silent still."""
+    def _silence_left_ms(self) -> int | None:
+        """Return for how long the starting process may still be silent; None for any time."""
         if self._watch_s is None or not self._bound:
             return None
         return max(0, math.ceil((self._silent_at - time.monotonic()) * 1000))
 
-    def _silence(self) -> None:
+    def _end_children_for_silence(self) -> None:
         self._beat(self._watch_s or 0.0)
         for child in self._bound.values():
             child.silenced = True
@@ -194,15 +196,15 @@ class Zygote:
             return b"", []
         return data, descriptors
 
-    def _obey(self, data: bytes, descriptors: list[int]) -> Callable[[], int] | None:
-        """Return what it is to run, in a child."""
+    def _handle(self, data: bytes, descriptors: list[int]) -> Callable[[], int] | None:
+        """Carry out a message of the control socket. In a new child, return the function that it must run."""
         if data == SPAWN:
             return self._spawn(*descriptors)
         if data.startswith(b"["):
-            with contextlib.suppress(Exception):  # whoever needs it is told when it is ordered
+            with contextlib.suppress(Exception):  # an order that needs the module is refused later
                 _imported(*json.loads(data))
             return None
-        verb, ticket, number = WORD.unpack(data)
+        verb, ticket, number = CONTROL_RECORD.unpack(data)
         if verb == BEAT:
             self._beat(number / 1000)
         elif ticket in self._bound:
@@ -216,14 +218,14 @@ class Zygote:
             with open(payload, "rb") as file:
                 file.seek(0)
                 order = Order(**json.load(file))
-            given = list(descriptors)
-            status = None if order.ticket else given.pop(0)
-            directory = None if order.environment is None else given.pop(0)
+            descriptors_in = list(descriptors)
+            status = None if order.ticket else descriptors_in.pop(0)
+            directory = None if order.environment is None else descriptors_in.pop(0)
             try:
                 module = _imported(order.module, order.arguments)
                 path = None if directory is None else self._path(order, os.readlink(f"/proc/self/fd/{directory}"))
                 pid = self._fork(bool(order.ticket))
-            except Exception:  # the command says what is wrong
+            except Exception:  # refused: the command that the starting process runs instead reports the error
                 if status is None:
                     raise
                 return None
@@ -235,12 +237,14 @@ class Zygote:
             stack.pop_all()
             if status is not None:
                 os.close(status)
-            self._become(order, directory, path, given)
-            main = partial(module.main, *given[len(order.numbers) :])
+            self._set_up_child(order, directory, path, descriptors_in)
+            main = partial(module.main, *descriptors_in[len(order.numbers) :])
             return partial(_run_bound, main) if order.ticket else main
 
     def _fork(self, bound: bool) -> int:
-        """As `os.fork`; returns when the child leads a session, and is bound. Before, a signal to its group would reach nobody."""
+        """As `os.fork`, but return only when the child leads a session and is bound: a signal to its group before that would reach no
+        process.
+        """
         leads, led = os.pipe()
         zygote = os.getpid()
         try:
@@ -249,7 +253,7 @@ class Zygote:
                 os.setsid()
                 if bound:
                     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-                    if os.getppid() != zygote:  # it was killed before
+                    if os.getppid() != zygote:  # the zygote was killed before the line above, so no signal will come
                         os._exit(1)
                 for number, handler in self._handlers.items():
                     signal.signal(number, handler or signal.SIG_DFL)
@@ -261,7 +265,9 @@ class Zygote:
         return pid
 
     def _path(self, order: Order, directory: str) -> list[str]:
-        """The module path of a child. Raises ImportError where it has something else by a name that is imported already."""
+        """Return the module path of a child. Raises ImportError if one of its folders has another module by a name that is imported
+        already.
+        """
         folders = _folders((order.environment or {}).get("PYTHONPATH", ""), directory)
         imported = {name.partition(".")[0] for name in sys.modules} | {"sitecustomize", "usercustomize"}
         for folder in folders:
@@ -277,10 +283,10 @@ class Zygote:
         self._poll.register(pidfd, select.POLLIN)
         if child.ticket:
             self._bound[child.ticket] = child
-        child.tell(BORN, child.pid, () if child.ticket else [pidfd])
+        child.report(BORN, child.pid, () if child.ticket else [pidfd])
 
     def _report(self, pidfd: int) -> None:
-        """Tell the exit code of a child that has ended."""
+        """Report the exit code of a child that has ended."""
         child = self._children.pop(pidfd)
         self._poll.unregister(pidfd)
         os.close(pidfd)
@@ -288,32 +294,34 @@ class Zygote:
         if child.ticket:
             del self._bound[child.ticket]
             reaper.end_group(child.pid)
-            child.tell(ENDED, SILENT if child.silenced else code)
+            child.report(ENDED, SILENT if child.silenced else code)
             reaper.reap(child.pid)
         else:
-            self._ended[child.told.fileno()] = child
-            child.tell(ENDED, code)
-            self._poll.register(child.told, 0)  # its end: it is reported without being asked for
+            self._ended[child.report_to.fileno()] = child
+            child.report(ENDED, code)
+            self._poll.register(child.report_to, 0)  # poll reports the closing of the other end without any flag
 
     def _reap(self, fd: int) -> None:
-        """The starting process knows the exit code of a child, or does not want it."""
+        """Reap a child, because the starting process has read its exit code, or does not want it."""
         child = self._ended.pop(fd)
         self._poll.unregister(fd)
-        child.told.close()
+        child.report_to.close()
         reaper.reap(child.pid)
 
-    def _become(self, order: Order, directory: int | None, path: list[str] | None, given: Sequence[int]) -> None:
-        """In the child: what a new process with this order would have."""
+    def _set_up_child(
+        self, order: Order, directory: int | None, path: list[str] | None, descriptors_in: Sequence[int]
+    ) -> None:
+        """Give this process, a new child, what a new process with this order would have."""
         self._control.close()
         os.close(self._starter)
         for pidfd in self._children:
             os.close(pidfd)
         for child in (*self._children.values(), *self._ended.values()):
-            child.told.close()
+            child.report_to.close()
         if directory is not None:
             os.fchdir(directory)
             os.close(directory)
-        _place(given, order.numbers)
+        _place(descriptors_in, order.numbers)
         if order.environment is not None:
             os.environ.clear()
             os.environ.update(order.environment)
@@ -323,7 +331,9 @@ class Zygote:
 
 
 def _place(descriptors: Sequence[int], numbers: Sequence[int]) -> None:
-    """Give the first descriptors the numbers that they shall have; no number may be taken by one that is still to be moved."""
+    """Move the first descriptors to their numbers. First all move above these, because a number may be that of a descriptor to move
+    later.
+    """
     import fcntl
 
     above = max([*descriptors, *numbers, _STREAMS]) + 1
@@ -336,27 +346,27 @@ def _place(descriptors: Sequence[int], numbers: Sequence[int]) -> None:
 
 
 def _settle_in(order: Order) -> None:
-    """What the start of Python does, as far as it depends on what is different in the child."""
+    """Redo the part of Python's start that depends on what is different in the child."""
     if order.name:
         name_process(order.name)
     time.tzset()
     if (tempfile := sys.modules.get("tempfile")) is not None:
-        vars(tempfile)["tempdir"] = None  # TMPDIR may be another
+        vars(tempfile)["tempdir"] = None  # the child may have another TMPDIR
     if (generators := sys.modules.get("numpy.random")) is not None:
-        generators.seed()  # else all children would draw the same numbers; `random` sees to that itself
+        generators.seed()  # else all children would draw the same numbers; `random` reseeds itself after a fork
     sys.argv = [order.module, *order.arguments]
     bound = bool(order.ticket)
     for stream in (sys.stdout, sys.stderr) if bound else (sys.stdout,):
         if hasattr(stream, "reconfigure"):
-            # Lines of a bound child in one piece, with PYTHONUNBUFFERED too: all of them write to the same pipe.
+            # A bound child writes whole lines, also with PYTHONUNBUFFERED, because all bound children write to the same pipe.
             stream.reconfigure(line_buffering=bound or os.isatty(1), write_through=False if bound else None)
     if bound:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the starting process's to decide about
-        faulthandler.enable(all_threads=False)  # a segfault in user code leaves a traceback for the error that names it
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the starting process decides what Ctrl-C ends
+        faulthandler.enable(all_threads=False)  # a segfault in the program's code leaves a traceback for the error text
 
 
 def _run_bound(main: Callable[[], int]) -> int:
-    """Without the end of a Python process, which threads of the user's could hold up. Does not return."""
+    """Run a bound child and end it at once: the program's threads could hold up the normal end of a Python process. Does not return."""
     code = 1
     try:
         code = main()
@@ -367,7 +377,7 @@ def _run_bound(main: Callable[[], int]) -> int:
 
 
 def _imported(module: str, arguments: list[str]) -> ModuleType:
-    """Import a module, and what it needs with these arguments: that it says by its function `prepare`, if it has one."""
+    """Import a module, and what it needs with these arguments; the module's function `prepare` says that, if it has one."""
     found = importlib.import_module(module)
     if (prepare := getattr(found, "prepare", None)) is not None:
         prepare(*arguments)
@@ -375,12 +385,12 @@ def _imported(module: str, arguments: list[str]) -> ModuleType:
 
 
 def _folders(python_path: str, directory: str) -> list[str]:
-    """The folders of a PYTHONPATH, as seen from a directory."""
+    """Return the folders of a PYTHONPATH, relative ones as seen from `directory`."""
     return [os.path.join(directory, folder) for folder in python_path.split(os.pathsep)] if python_path else []
 
 
 def main() -> int:
-    """Be a zygote: CONTROL STARTER, two descriptors, NAME, and the modules that bound children run."""
+    """Run a zygote. Its arguments: CONTROL and STARTER, two descriptors; NAME; the modules that bound children run."""
     control, starter, name, *modules = sys.argv[1:]
     name_process(name)
     for module in modules:
@@ -388,8 +398,8 @@ def main() -> int:
     if modules:
         add_working_directory()
     else:
-        os.chdir("/")  # the zygote keeps no folder busy
+        os.chdir("/")  # so that the zygote keeps no folder busy
     gc.collect()
-    gc.freeze()  # the collector must not write into pages that the children share
+    gc.freeze()  # so that the collector does not write into pages that the children share
     run = Zygote(socket.socket(fileno=int(control)), int(starter)).serve()
     return 0 if run is None else run()

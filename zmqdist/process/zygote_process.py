@@ -1,7 +1,7 @@
-"""The zygote (zygote.py) from the side of the process that has started it: how it begins, its control socket, its end.
+"""The zygote (zygote.py) from the side of the process that starts it: its start, its control socket, its end.
 
-There are two ways to begin. By command, from any process, whatever its threads do: that costs half a second of CPU. Forked off this
-process, while it has one thread and no ZeroMQ context: that saves the zygote the imports that this process has done.
+A zygote starts in one of two ways. By command: any process may do that, whatever its threads do, and it costs half a second of CPU. By a
+fork of this process, while it has one thread and no ZeroMQ context: the zygote then has the imports that this process has done.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from zmqdist.process.reaper import wait_and_reap
 from zmqdist.process.zygote import NAME, SLOTS_NAME, Zygote, name_process
 
 CLOSE_S = 5.0
-"""So long a zygote may take to end; then it is killed."""
+"""Seconds that a zygote may take to end; then it is killed."""
 
 
 class ZygoteProcess:
-    """One zygote.
+    """One zygote process.
 
     Args:
-      control: our end of its control socket; it belongs to this object from now on.
+      control: this process's end of the control socket; this object owns it from now on.
     """
 
     def __init__(self, pid: int, control: socket.socket) -> None:
@@ -36,55 +36,58 @@ class ZygoteProcess:
         self._ended: int | None = None
 
     def wait(self, timeout_s: float) -> int | None:
-        """Its exit code, when it has ended within the time."""
+        """Return the zygote's exit code; None if it has not ended within `timeout_s`."""
         if self._ended is None:
             self._ended = wait_and_reap(self.pid, timeout_s)
         return self._ended
 
     def close(self) -> None:
-        """End it, and with it the children that are bound to it; the others go on. Idempotent."""
+        """End the zygote, and with it the children that are bound to it; the others go on. Idempotent."""
         self.control.close()
         try:
             ended = self.wait(CLOSE_S) is not None
-        except KeyboardInterrupt:  # one more Ctrl-C, while this program ends: not so patiently, then
+        except KeyboardInterrupt:  # one more Ctrl-C while this program ends: kill the zygote at once
             ended = False
         if not ended:
             os.kill(self.pid, signal.SIGKILL)
             self.wait(CLOSE_S)
 
     def forget(self) -> None:
-        """In a process that was forked from the starting one: the zygote is not ours."""
+        """Drop the zygote in a process that was forked from the starting one, which owns it."""
         self.control.close()
         self._ended = 0
 
 
 def start_zygote(environment: Mapping[str, str]) -> ZygoteProcess:
-    """Start one by command, for children that are not bound to it. What is wrong with it, a child that is started by command says."""
+    """Start a zygote by command, for unbound children.
+
+    Its output is discarded: if it does not work, children are started by command, and they report the error.
+    """
     return _start(NAME, (), environment, subprocess.DEVNULL)
 
 
 def start_slots_zygote(modules: Sequence[str], environment: Mapping[str, str]) -> ZygoteProcess:
-    """Start one by command, for bound children: they have its environment, and its output, which is ours.
+    """Start a zygote by command, for bound children. They get its environment, and this process's output.
 
     Args:
-      modules: what children run; imported before the first one.
+      modules: what the children run; imported before the first child.
     """
     return _start(SLOTS_NAME, modules, environment, None)
 
 
 def fork_slots_zygote(environment: Mapping[str, str]) -> ZygoteProcess:
-    """Fork one off this process, for bound children, with all that this process has imported.
+    """Fork a zygote off this process, for bound children, with all that this process has imported.
 
-    Only while this process has one thread and no ZeroMQ context.
+    Call it only while this process has one thread and no ZeroMQ context.
 
     Args:
-      environment: of the children, on top of that of this process.
+      environment: added to this process's environment, for the children.
     """
     assert threading.active_count() == 1, "a fork would copy the locks of threads that are not in the child"
     control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     starter = os.pidfd_open(os.getpid())
     gc.collect()
-    gc.freeze()  # the collector must not write into pages that the processes share
+    gc.freeze()  # so that the collector does not write into pages that the processes share
     pid = os.fork()
     if pid:
         theirs.close()
@@ -111,7 +114,7 @@ def _start(
     starter = os.pidfd_open(os.getpid())
     try:
         with theirs:
-            # In a session of its own: Ctrl-C at a terminal is for the starting process, which ends its children in good order.
+            # In a session of its own, because Ctrl-C at a terminal is for the starting process, which ends its children in good order.
             process = subprocess.Popen(
                 child_command("zmqdist.process.zygote", str(theirs.fileno()), str(starter), name, *modules),
                 pass_fds=[theirs.fileno(), starter],
@@ -126,5 +129,5 @@ def _start(
         raise
     finally:
         os.close(starter)
-    process.returncode = 0  # it is waited for here, not by Popen, which would warn
+    process.returncode = 0  # ZygoteProcess waits for it; without a code Popen would warn
     return ZygoteProcess(process.pid, control)

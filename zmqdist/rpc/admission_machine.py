@@ -53,7 +53,7 @@ class _Backlog:
         self.ready: OrderedDict[Hashable, Any] = OrderedDict()
 
 
-class Turns:
+class FairAdmission:
     """See the module's docstring. A call is identified by its client and a key; `item` is an object of the owner's that is given
     back. A client is known from its first call until it disconnects.
 
@@ -75,7 +75,7 @@ class Turns:
         self._client_bytes_max = client_bytes_max
         self._client_unasked_max = client_unasked_max
         self._clients: dict[Hashable, _Backlog] = {}
-        self._turns: OrderedDict[Hashable, _Backlog] = OrderedDict()
+        self._in_turn: OrderedDict[Hashable, _Backlog] = OrderedDict()
 
     def __len__(self) -> int:
         """Return the number of calls that have not begun, wherever their arguments are."""
@@ -133,21 +133,21 @@ class Turns:
         if backlog is None:
             backlog = self._clients[client] = _Backlog()
         if not backlog.ready:
-            self._turns[client] = backlog
+            self._in_turn[client] = backlog
         backlog.ready[key] = item
         self.count += 1
 
     def next(self) -> Any | None:
         """Return the item of the call that begins now; None if no call is ready (P2)."""
-        if not self._turns:
+        if not self._in_turn:
             return None
-        client, backlog = self._turns.popitem(last=False)
+        client, backlog = self._in_turn.popitem(last=False)
         key, item = backlog.ready.popitem(last=False)
         self.count -= 1
         if backlog.ready:
-            self._turns[client] = backlog
+            self._in_turn[client] = backlog
         if backlog.held:
-            self._let_go(backlog, key)
+            self._uncount(backlog, key)
         return item
 
     # -- how they end otherwise -----------------------------------------------------------------------------------------------
@@ -167,15 +167,15 @@ class Turns:
             del backlog.ready[key]
             self.count -= 1
             if not backlog.ready:
-                del self._turns[client]
-        self._let_go(backlog, key)
+                del self._in_turn[client]
+        self._uncount(backlog, key)
         return was_ready or was_outside
 
-    def gone(self, client: Hashable) -> None:
+    def client_lost(self, client: Hashable) -> None:
         """Forget all calls of a client whose connection has ended."""
         backlog = self._clients.pop(client, None)
         if backlog is not None:
-            self._turns.pop(client, None)
+            self._in_turn.pop(client, None)
             self.outside.pop(client, None)
             self.count -= len(backlog.ready)
             self.unasked -= backlog.unasked
@@ -202,7 +202,7 @@ class Turns:
         backlog = self._clients.get(client)
         return [] if backlog is None else list(backlog.ready.values())
 
-    def _let_go(self, backlog: _Backlog, key: Hashable) -> None:
+    def _uncount(self, backlog: _Backlog, key: Hashable) -> None:
         nbytes = backlog.held.pop(key, 0)
         if nbytes > 0:
             backlog.unasked -= nbytes

@@ -26,7 +26,7 @@ from zmqdist import nest
 from zmqdist.errors import DeadlineExceededError, InvalidArgumentError, OpError, UnknownError
 from zmqdist.rpc.batching_machine import Batches
 from zmqdist.rpc.methods import Method
-from zmqdist.rpc.pending_call import Asked
+from zmqdist.rpc.pending_call import PendingCall
 from zmqdist.rpc.service_protocol import AnsweringService
 from zmqdist.task_context import enter, leave
 
@@ -36,7 +36,7 @@ class _WaitingCall:
 
     __slots__ = ("arguments", "call", "rows")
 
-    def __init__(self, call: Asked, arguments: Any, rows: int) -> None:
+    def __init__(self, call: PendingCall, arguments: Any, rows: int) -> None:
         self.call = call
         self.arguments = arguments
         self.rows = rows
@@ -66,7 +66,7 @@ class Batched:
         self._running = False
         self._one_at_a_time = threading.Lock()
 
-    def called(self, call: Asked, *args: Any, **named: Any) -> None:
+    def called(self, call: PendingCall, *args: Any, **named: Any) -> None:
         """Queue a call. Raises InvalidArgumentError if its arguments cannot be joined with those of other calls."""
         arguments = (args, named)
         rows: set[int] = set()
@@ -122,7 +122,7 @@ class Batched:
                 result = self._method.result(self._fn(*args, **named))
             parts = self._parts(result, [waiting.rows for waiting in batch])
             for waiting, part in zip(batch, parts, strict=True):
-                waiting.call.answer(part)
+                waiting.call.reply(part)
         except BaseException as error:
             for waiting in batch:
                 waiting.call.fail(error)

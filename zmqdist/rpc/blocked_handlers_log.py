@@ -12,7 +12,7 @@ from typing import Any
 
 from zmqdist.rpc.admission_machine import STALL_S, StallDetector
 from zmqdist.rpc.batching import Batched
-from zmqdist.rpc.handler_pool import Pool
+from zmqdist.rpc.handler_pool import HandlerPool
 
 log = logging.getLogger("zmqdist.rpc")
 
@@ -24,7 +24,7 @@ class BlockedHandlersLog:
       deadline: when to call `look` again; None: not before the pool is full again.
     """
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: HandlerPool) -> None:
         self.deadline: float | None = None
         self._pool = pool
         self._detector = StallDetector()

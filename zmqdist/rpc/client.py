@@ -26,7 +26,7 @@ from zmqdist.rpc.service import METHODS
 from zmqdist.rpc.snapshots import snapshot
 from zmqdist.rpc.streams import Stream
 from zmqdist.rpc.stubs import check_name, due_after, stubs
-from zmqdist.transport.address import plain
+from zmqdist.transport.address import strip_scheme
 from zmqdist.transport.calls_machine import ClientCall
 from zmqdist.transport.channel import Channel
 from zmqdist.transport.figures import ClientSnapshot
@@ -133,7 +133,7 @@ class ZmqClient(RpcClient):
         `security` overrides `keys_dir` and `token_file`; it is for roles other than "client".
         """
         due_after(timeout_in_ms, 0)
-        self.address = plain(address)
+        self.address = strip_scheme(address)
         self.name = name
         self._timeout_in_ms = timeout_in_ms
         if security is None:
@@ -177,11 +177,11 @@ class ZmqClient(RpcClient):
         output = None if out is None else OutputArray(out)
         read = output.read if output else as_leaves if output_specs is None else as_specified(output_specs)
         body, parts = payload.pack([] if args is None else payload.leaves(args))
-        sources = snapshot(parts, lends=self._channel.lends, still=False) if parts else ()
+        sources = snapshot(parts, lends=self._channel.shares_memory, still=False) if parts else ()
         call = ClientCall(method_name, body, sources, due_after(timeout_in_ms, self._timeout_in_ms))
         if output is not None:
-            call.room = output.room
-        self._channel.call(call)
+            call.allocate = output.room
+        self._channel.submit(call)
         return StatusOrResult(self._channel, call, read)
 
     def stream(self, method_name: str, *args: Any, timeout_in_ms: int = 0) -> Stream:
@@ -214,7 +214,7 @@ class ZmqClient(RpcClient):
     def _methods(self, due: float) -> dict[str, MethodInfo]:
         body, _ = payload.pack([])
         call = ClientCall(METHODS, body, (), due)
-        self._channel.ask(call)
+        self._channel.call_and_wait(call)
         return decode_methods(outcome(call, self.address, as_returned), self.address)
 
     def refresh(self) -> None:

@@ -32,7 +32,7 @@ from zmqdist.limits import (
 )
 from zmqdist.rpc.handler_errors import code_and_message
 from zmqdist.rpc.methods import Method
-from zmqdist.rpc.pending_call import Asked
+from zmqdist.rpc.pending_call import PendingCall
 from zmqdist.rpc.service_protocol import AnsweringService
 from zmqdist.rpc.snapshots import pack_result
 from zmqdist.rpc.streams import CLOSE, NEXT, OPEN
@@ -74,7 +74,7 @@ class Generators:
         self._running.discard(stream)
         self._forget_if_over(stream)
 
-    def _open(self, call: Asked, number: Any, name: Any, arguments: Any) -> None:
+    def _open(self, call: PendingCall, number: Any, name: Any, arguments: Any) -> None:
         if type(number) is not int or type(name) is not str:
             raise InvalidArgumentError("a stream has a number, and its method a name")
         method = self._service.allowed(call.peer, name)
@@ -93,19 +93,19 @@ class Generators:
         self._by_peer.setdefault(call.peer, {})[number] = stream
         self._running.add(stream)
 
-    def _next(self, call: Asked, number: Any) -> None:
+    def _next(self, call: PendingCall, number: Any) -> None:
         stream = self._find(call.peer, number)
         if stream is None:
             raise UnavailableError("this stream is not known here: its connection went, or it was closed")
         stream.request_items(call)
         self._forget_if_over(stream)
 
-    def _close(self, call: Asked, number: Any) -> None:
+    def _close(self, call: PendingCall, number: Any) -> None:
         stream = self._find(call.peer, number)
         if stream is not None:
             stream.close(errors.CANCELLED, "the stream was closed by its caller")
             self._forget_if_over(stream)
-        call.answer(None)
+        call.reply(None)
 
     def _find(self, peer: Peer, number: Any) -> _Stream | None:
         stream = self._by_peer.get(peer, {}).get(number) if type(number) is int else None
@@ -129,7 +129,9 @@ class _Stream:
       over: the stream was closed, or its last items have been sent.
     """
 
-    def __init__(self, owner: Generators, service: AnsweringService, number: int, method: Method, call: Asked) -> None:
+    def __init__(
+        self, owner: Generators, service: AnsweringService, number: int, method: Method, call: PendingCall
+    ) -> None:
         self.peer = call.peer
         self.number = number
         self.over = False
@@ -138,7 +140,7 @@ class _Stream:
         self._method = method
         self._due = call.due
         self._condition = threading.Condition()
-        self._pending: Asked | None = call
+        self._pending: PendingCall | None = call
         self._bodies: list[bytes] = []
         self._sources: list[Any] = []
         self._bytes = 0
@@ -152,7 +154,7 @@ class _Stream:
 
     # -- in the loop ------------------------------------------------------------------------------------------------------
 
-    def request_items(self, call: Asked) -> None:
+    def request_items(self, call: PendingCall) -> None:
         """Reply to `call` as soon as there are items. Raises InvalidArgumentError if the previous call has no reply yet."""
         with self._condition:
             if self._pending is not None and self._pending.wanted():
@@ -199,8 +201,8 @@ class _Stream:
                 except StopIteration:
                     return errors.OK, ""
                 box[0] = self._method.result(box[0])
-                lanes = self.peer.lanes
-                body, sources = pack_result(box, lends=lanes is not None and lanes.lends)
+                bulk = self.peer.bulk
+                body, sources = pack_result(box, lends=bulk is not None and bulk.shares_memory)
                 del box
                 self._put(body, sources)
         finally:
@@ -241,7 +243,7 @@ class _Stream:
         end = None if self._bodies else self._end
         self.over = end is not None
         parts = [len(item_sources) for item_sources in sources] if any(sources) else []
-        call.answer_packed(
+        call.reply_packed(
             encode_items(Items(bodies, parts, end)), [part for item_sources in sources for part in item_sources]
         )
         self._condition.notify()

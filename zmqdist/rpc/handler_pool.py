@@ -15,7 +15,7 @@ from queue import SimpleQueue
 from typing import Any, Final, TypeAlias
 
 from zmqdist.limits import CLIENT_PULLED_BYTES_MAX, CLIENT_UNASKED_BYTES_MAX
-from zmqdist.rpc.admission_machine import Turns
+from zmqdist.rpc.admission_machine import FairAdmission
 from zmqdist.transport.memory_limits import usable_bytes
 
 log = logging.getLogger("zmqdist.rpc")
@@ -26,7 +26,7 @@ SHARE: Final = 8
 Work: TypeAlias = tuple[Callable[..., None], tuple[Any, ...]]
 
 
-class Pool:
+class HandlerPool:
     """A bounded pool of threads.
 
     One thread calls `submit` and `ready`, and not after `stop`; any thread may call the other methods.
@@ -48,7 +48,9 @@ class Pool:
         self._lock = threading.RLock()  # entering the Condition itself takes several times as long
         self._quiet = threading.Condition(self._lock)
         share = usable_bytes() // SHARE
-        self._turns = Turns(share, share, min(share, CLIENT_PULLED_BYTES_MAX), min(share, CLIENT_UNASKED_BYTES_MAX))
+        self._admission = FairAdmission(
+            share, share, min(share, CLIENT_PULLED_BYTES_MAX), min(share, CLIENT_UNASKED_BYTES_MAX)
+        )
         self._running: list[Work | None] = []
         self._busy = 0
         self._idle = 0
@@ -71,10 +73,10 @@ class Pool:
           Why it is refused (admission_machine.py, P5); empty if it was accepted.
         """
         with self._lock:
-            if nbytes and (refused := self._turns.arrived(owner, key, nbytes)):
+            if nbytes and (refused := self._admission.arrived(owner, key, nbytes)):
                 return refused
-            self._turns.ready(owner, key, work)
-            unfinished = self._turns.count + self._busy
+            self._admission.ready(owner, key, work)
+            unfinished = self._admission.count + self._busy
             self.full = unfinished > self._threads_max
             if self._idle:
                 self._idle -= 1
@@ -89,39 +91,39 @@ class Pool:
         return ""
 
     def arrived(self, owner: Hashable, key: Hashable, nbytes: int) -> str:
-        """As `Turns.arrived`."""
+        """As `FairAdmission.arrived`."""
         with self._lock:
-            return self._turns.arrived(owner, key, nbytes)
+            return self._admission.arrived(owner, key, nbytes)
 
     def announced(self, owner: Hashable, key: Hashable, nbytes: int, item: Any) -> None:
-        """As `Turns.announced`."""
+        """As `FairAdmission.announced`."""
         with self._lock:
-            self._turns.announced(owner, key, nbytes, item)
+            self._admission.announced(owner, key, nbytes, item)
 
     def let_in(self) -> Any | None:
-        """As `Turns.let_in`."""
+        """As `FairAdmission.let_in`."""
         with self._lock:
-            return self._turns.let_in() if self._turns.outside else None
+            return self._admission.let_in() if self._admission.outside else None
 
     # -- removing work ----------------------------------------------------------------------------------------------------------
 
     def dropped(self, owner: Hashable, key: Hashable) -> bool:
-        """As `Turns.dropped`."""
+        """As `FairAdmission.dropped`."""
         with self._lock:
-            waited = self._turns.dropped(owner, key)
+            waited = self._admission.dropped(owner, key)
             self._notify_if_idle()
             return waited
 
-    def gone(self, owner: Hashable) -> None:
+    def owner_lost(self, owner: Hashable) -> None:
         """Drop all waiting work of this owner."""
         with self._lock:
-            self._turns.gone(owner)
+            self._admission.client_lost(owner)
             self._notify_if_idle()
 
     def cut_off(self, ready: bool) -> list[tuple[Any, Any, Any]]:
-        """As `Turns.cut_off`."""
+        """As `FairAdmission.cut_off`."""
         with self._lock:
-            calls = self._turns.cut_off(ready)
+            calls = self._admission.cut_off(ready)
             self._notify_if_idle()
             return calls
 
@@ -135,17 +137,17 @@ class Pool:
     def waiting(self, owner: Hashable) -> list[Work]:
         """Return the work of one owner that waits for a thread."""
         with self._lock:
-            return self._turns.waiting(owner)
+            return self._admission.waiting(owner)
 
     def counts(self) -> tuple[int, int, int, int]:
         """Return four counts: waiting work, busy threads, threads, and the bound on threads."""
         with self._lock:
-            return self._turns.count, self._busy, len(self._running), self._threads_max
+            return self._admission.count, self._busy, len(self._running), self._threads_max
 
     def held(self) -> int:
         """Return the bytes held by calls that have not begun."""
         with self._lock:
-            return self._turns.unasked + self._turns.pulled
+            return self._admission.unasked + self._admission.pulled
 
     def progress(self) -> tuple[bool, int, list[Work]]:
         """Return whether there is more work than threads may run, how much work has ended since the start, and what runs."""
@@ -156,7 +158,7 @@ class Pool:
     @property
     def unfinished(self) -> int:
         """Pieces of work that were added and have not ended."""
-        return self._turns.count + self._busy
+        return self._admission.count + self._busy
 
     def wait_idle(self, timeout_s: float) -> bool:
         """Wait until all added work has ended; return False if it has not after `timeout_s` seconds."""
@@ -164,19 +166,19 @@ class Pool:
             return self._quiet.wait_for(lambda: self.unfinished == 0, timeout_s)
 
     def _notify_if_idle(self) -> None:
-        if not self._turns.count and not self._busy:
+        if not self._admission.count and not self._busy:
             self._quiet.notify_all()
 
     # -- in a thread of the pool ----------------------------------------------------------------------------------------------
 
     def _serve(self, number: int) -> None:
-        running, turns = self._running, self._turns
+        running, admission = self._running, self._admission
         while True:
             with self._lock:
                 if running[number] is not None:
                     self._ended += 1
                     self._busy -= 1
-                work = running[number] = turns.next() if turns.count else None
+                work = running[number] = admission.next() if admission.count else None
                 if work is not None:
                     self._busy += 1
                 else:
@@ -187,7 +189,7 @@ class Pool:
                     return
                 continue
             try:
-                if turns.outside and self._on_room is not None:
+                if admission.outside and self._on_room is not None:
                     self._on_room()
                 work[0](*work[1])
             except BaseException:  # a thread that died here would be missing for all further work

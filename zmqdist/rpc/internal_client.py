@@ -18,7 +18,7 @@ from zmqdist.rpc import payload
 from zmqdist.rpc.client import ZmqClient, channel_of
 from zmqdist.rpc.future import StatusOrResult, as_returned
 from zmqdist.rpc.output_array import OutputArray
-from zmqdist.rpc.server_info import ABOUT
+from zmqdist.rpc.server_info import SERVER_INFO
 from zmqdist.rpc.snapshots import snapshot
 from zmqdist.transport.calls_machine import ClientCall
 from zmqdist.transport.port_probe import connect_failure
@@ -69,7 +69,7 @@ def packed(
     body, parts = payload.pack(args)
     if not parts:
         return body, ()
-    return body, snapshot(parts, lends=channel_of(client).lends, still=still) if block is None else [block]
+    return body, snapshot(parts, lends=channel_of(client).shares_memory, still=still) if block is None else [block]
 
 
 def start_packed(
@@ -89,9 +89,9 @@ def start_packed(
     read = as_returned
     if out is not None:
         output = OutputArray(out)
-        call.room, read = output.room, output.read
+        call.allocate, read = output.room, output.read
     channel = channel_of(client)
-    channel.call(call)
+    channel.submit(call)
     return StatusOrResult(channel, call, read)
 
 
@@ -110,7 +110,7 @@ def reach(client: ZmqClient, due: float) -> None:
       OpError: the error with which the call ended.
     """
     _check_port(client.address, due)
-    started, ended = start(client, ABOUT, due=due), threading.Event()
+    started, ended = start(client, SERVER_INFO, due=due), threading.Event()
     started.add_done_callback(lambda _: ended.set())
     try:
         while not ended.wait(PROBE_AGAIN_S):

@@ -19,7 +19,7 @@ Then = Callable[[Any, OpError | None], None]
 """Receives the value, or the error."""
 
 
-class LoopCalls:
+class LoopClient:
     """Calls to the server at the other end of a DealerConnection. The owner of the connection reports its events and messages."""
 
     def __init__(self, dealer: DealerConnection) -> None:
@@ -42,7 +42,7 @@ class LoopCalls:
         for then in waiting.values():
             then(None, UnavailableError(f"the connection to {self._dealer.address} ended"))
 
-    def ask(self, method: str, args: tuple[Any, ...], then: Then) -> None:
+    def call(self, method: str, args: tuple[Any, ...], then: Then) -> None:
         """Call a method of the server, without a deadline; `then` gets the outcome."""
         body, parts = payload.pack(args)
         assert not parts, "arguments that do not fit into a header need a ZmqClient"
@@ -52,7 +52,7 @@ class LoopCalls:
             del self._waiting[number]
             then(None, UnavailableError(f"not connected to {self._dealer.address}"))
 
-    def heard(self, message: Message) -> bool:
+    def handle_message(self, message: Message) -> bool:
         """Handle a message if it is a reply; return whether it was."""
         if isinstance(message, Reply):
             self._ended(message)

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from zmqdist.errors import InvalidArgumentError
 from zmqdist.rpc import payload
 from zmqdist.transport.calls_machine import ClientCall
-from zmqdist.transport.transfers import fresh
+from zmqdist.transport.transfers import allocate_fresh
 from zmqdist.wire.arrays import is_fortran
-from zmqdist.wire.safe import array_alone
+from zmqdist.wire.safe import single_array_layout
 
 
 class OutputArray:
@@ -41,13 +41,13 @@ class OutputArray:
         """Return the memory for a reply with this body and parts of these sizes. Raises InvalidArgumentError if the reply does not
         fit.
         """
-        header = array_alone(body, "server")
+        header = single_array_layout(body, "server")
         if header is None:
             raise InvalidArgumentError("the reply is not one array, as `out` needs")
         dtype, shape, fortran = header
         self._check(dtype, shape)
         if sizes != [self._out.nbytes] or fortran != is_fortran(self._out):
-            return fresh(sizes)
+            return allocate_fresh(sizes)
         self._bytes = self._flat
         return [self._bytes]
 

@@ -20,7 +20,7 @@ from zmqdist.transport.router import Peer
 from zmqdist.transport.transfers import Source
 
 
-class Asked:
+class PendingCall:
     """A call that its method replies to later, from any thread. Only the first reply counts; until there is one, the caller waits.
 
     Attributes:
@@ -39,7 +39,7 @@ class Asked:
 
     def wanted(self) -> bool:
         """Return whether the caller still waits."""
-        return self._served.wanted(time.monotonic())
+        return self._served.is_wanted(time.monotonic())
 
     def begun(self) -> None:
         """Note that a batched call runs now, so that its arguments no longer count as waiting. Runs in the loop."""
@@ -55,16 +55,16 @@ class Asked:
 
         served.on_dropped = dropped
 
-    def answer(self, value: Any) -> None:
+    def reply(self, value: Any) -> None:
         """Reply with a value. Arrays in it are copied or frozen as they are now."""
         try:
-            body, sources = pack_result([value], lends=self.peer.lanes is not None and self.peer.lanes.lends)
+            body, sources = pack_result([value], lends=self.peer.bulk is not None and self.peer.bulk.shares_memory)
         except BaseException as error:
             self.fail(error)
         else:
-            self.answer_packed(body, sources)
+            self.reply_packed(body, sources)
 
-    def answer_packed(self, body: bytes, sources: Sequence[Source]) -> None:
+    def reply_packed(self, body: bytes, sources: Sequence[Source]) -> None:
         """Reply with a value that is packed already."""
         self._service.reply_later(self._served, self.peer, Reply(self._served.id, errors.OK, "", body), sources)
 

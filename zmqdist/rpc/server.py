@@ -11,7 +11,7 @@ from zmqdist.errors import FailedPreconditionError
 from zmqdist.limits import GRACE_S, HANDLER_THREADS_MAX
 from zmqdist.rpc.client import check_layer, new_incarnation
 from zmqdist.rpc.service import RpcService, log
-from zmqdist.transport.address import plain, split
+from zmqdist.transport.address import split, strip_scheme
 from zmqdist.transport.figures import ServerSnapshot
 from zmqdist.transport.loop import Loop
 from zmqdist.transport.router import Router
@@ -84,7 +84,7 @@ class ZmqServer(RpcServer):
             raise TypeError(f"threads_max is a number of threads, an int, not {type(threads_max).__name__}")
         if threads_max < 1:
             raise ValueError(f"threads_max is a number of threads, 1 or more, not {threads_max}")
-        self._address = plain(address)
+        self._address = strip_scheme(address)
         self._host, _ = split(self._address)
         self._keys_dir = None if keys_dir is None else os.fspath(keys_dir)
         self._token_file = None if token_file is None else os.fspath(token_file)

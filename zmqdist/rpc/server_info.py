@@ -12,7 +12,7 @@ from zmqdist._version import __version__
 from zmqdist.errors import InvalidArgumentError, WireError
 from zmqdist.wire.hello import PROTOCOL
 
-ABOUT: Final = "zmqdist.about"
+SERVER_INFO: Final = "zmqdist.about"
 ECHO: Final = "zmqdist.echo"
 """The names of the reserved methods."""
 
@@ -21,7 +21,7 @@ ECHO_BYTES_MAX: Final = 65_536
 
 
 @dataclass(frozen=True)
-class About:
+class ServerInfo:
     """The report of a server about itself.
 
     Attributes:
@@ -41,23 +41,23 @@ class About:
     time_s: float
 
 
-def about_us(kind: str, incarnation: int) -> list[Any]:
+def describe_server(kind: str, incarnation: int) -> list[Any]:
     """Return this process's report as it travels: flat, because `Client.call` returns leaves. New items go to the end."""
     return [kind, __version__, *PROTOCOL, *sys.version_info[:2], os.getpid(), incarnation, time.time()]
 
 
-def echo(sent: Any) -> bytes:
-    """Return the bytes that were sent. Raises InvalidArgumentError: no bytes, or too many."""
-    if not isinstance(sent, bytes) or len(sent) > ECHO_BYTES_MAX:
+def echo(payload: Any) -> bytes:
+    """Return the bytes that a client has sent. Raises InvalidArgumentError: `payload` is no bytes, or too long."""
+    if not isinstance(payload, bytes) or len(payload) > ECHO_BYTES_MAX:
         raise InvalidArgumentError(f"{ECHO} takes at most {ECHO_BYTES_MAX} bytes")
-    return sent
+    return payload
 
 
-def heard(reply: Any, peer: str) -> About:
+def decode_server_info(reply: Any, peer: str) -> ServerInfo:
     """Decode the report of a server. Raises WireError if `reply` is not one."""
     try:
         kind, version, major, minor, python_major, python_minor, pid, incarnation, time_s = reply[:9]
-        return About(
+        return ServerInfo(
             str(kind),
             str(version),
             (int(major), int(minor)),

@@ -31,22 +31,22 @@ from typing import Any, Final
 from zmqdist import errors
 from zmqdist.errors import FailedPreconditionError, InvalidArgumentError, OpError, PermissionDeniedError, WireError
 from zmqdist.limits import BATCH_BYTES_MAX, BATCH_ITEMS_MAX, HANDLER_THREADS_MAX
-from zmqdist.messages import Call, Calls, CancelCall, Goodbye, LetIn, Replies, Reply
+from zmqdist.messages import Call, Calls, CancelCall, Goodbye, Replies, Reply, SendParts
 from zmqdist.rpc.batching import Batched, check_options
 from zmqdist.rpc.blocked_handlers_log import BlockedHandlersLog
 from zmqdist.rpc.generators import Generators
 from zmqdist.rpc.handler_errors import failed, no_room, stopping
-from zmqdist.rpc.handler_pool import Pool
+from zmqdist.rpc.handler_pool import HandlerPool
 from zmqdist.rpc.methods import Method, method_for
-from zmqdist.rpc.pending_call import Asked
-from zmqdist.rpc.server_info import ABOUT, ECHO, about_us, echo
+from zmqdist.rpc.pending_call import PendingCall
+from zmqdist.rpc.server_info import ECHO, SERVER_INFO, describe_server, echo
 from zmqdist.rpc.snapshots import pack_result
 from zmqdist.task_context import enter, leave
-from zmqdist.transport.calls_machine import ServedCall, ServerCalls, counted
+from zmqdist.transport.calls_machine import ServedCall, ServerCalls, counted_bytes
 from zmqdist.transport.figures import ServerSnapshot
 from zmqdist.transport.loop import Loop
 from zmqdist.transport.router import Peer, Router
-from zmqdist.transport.transfers import Source, fresh, nbytes_told
+from zmqdist.transport.transfers import Source, allocate_fresh, announced_bytes
 
 log = logging.getLogger("zmqdist.rpc")
 
@@ -77,7 +77,7 @@ class RpcService:
         """Names this server in log lines."""
         self._methods: dict[str, Method] = {}
         self._name = name
-        self._pool = Pool(f"zmqdist-{name}-handler", threads_max, lambda: self.soon(self._let_in))
+        self._pool = HandlerPool(f"zmqdist-{name}-handler", threads_max, lambda: self.soon(self._let_in))
         self._blocked_log = BlockedHandlersLog(self._pool)
         self._swept_at: dict[Peer, float] = {}
         self._replies: dict[Peer, list[Reply]] = {}
@@ -85,7 +85,7 @@ class RpcService:
         self._attached = False
         self._stopping = False
         self._add(Method(METHODS, self._list, [], inline=True))
-        self._add(Method(ABOUT, lambda: about_us(name, self._incarnation), [], inline=True))
+        self._add(Method(SERVER_INFO, lambda: describe_server(name, self._incarnation), [], inline=True))
         self._add(Method(ECHO, echo, None, inline=True))
         self._generators = Generators(self)
         self._batched: list[Batched] = []
@@ -176,7 +176,7 @@ class RpcService:
         lost.
         """
         self._send_replies()
-        self._router.leaving = True
+        self._router.stopping = True
         for peer in self._router.peers:
             self._router.send(peer, Goodbye(reason))
 
@@ -240,7 +240,7 @@ class RpcService:
 
     def _snapshot(self) -> ServerSnapshot:
         router, peers = self._router, self._router.peers
-        lanes = [peer.lanes for peer in peers if peer.lanes is not None]
+        channels = [peer.bulk for peer in peers if peer.bulk is not None]
         queued, running, threads, threads_max = self._pool.counts()
         return ServerSnapshot(
             clients=len(peers),
@@ -252,13 +252,13 @@ class RpcService:
             calls_batched=sum(map(len, self._batched)),
             bytes_waiting=self._pool.held(),
             streams=len(self._generators),
-            transfers=sum(len(each.tracked) for each in lanes),
+            transfers=sum(len(each.tracked) for each in channels),
             bytes_unsent=self._unsent_bytes(),
-            bytes_unacknowledged=sum(each.unacknowledged for each in lanes),
+            bytes_unacknowledged=sum(each.unacknowledged for each in channels),
             messages_received=router.received,
             messages_dropped=dict(router.dropped),
             calls_repeated=self._calls.repeated,
-            transfer_faults=sum(each.faults for each in lanes),
+            transfer_faults=sum(each.faults for each in channels),
             handshakes_refused=router.refused_handshakes,
             faults=self._loop.faults,
         )
@@ -268,14 +268,14 @@ class RpcService:
         if result is not None:
             reply, sources = result
             if sources:
-                self._router.lanes(peer).send(reply, sources)
+                self._router.bulk_channel(peer).send(reply, sources)
             else:
                 self._router.send(peer, reply)
 
     def _called_many(self, peer: Peer, calls: Calls, frames: list[memoryview]) -> None:
         if frames:
             raise WireError(peer.name, "several calls in one message with payload frames")
-        self._router.worked(len(calls.items))
+        self._router.count_work(len(calls.items))
         for call in calls.items:
             result = self._take(peer, call, frames)
             if result is not None:
@@ -286,7 +286,7 @@ class RpcService:
         method = self._methods.get(call.method)
         # One test on the fast path; which of the reasons holds is decided below.
         if method is None or method.roles is not None or self._stopping or call.incarnation != self._incarnation:
-            reply = self._calls.stale(call)
+            reply = self._calls.stale_reply(call)
             if reply is not None:
                 return reply, ()
             try:
@@ -295,7 +295,7 @@ class RpcService:
                 return failed(call.id, error), ()
         if method.inline and not call.parts:
             return _run_method(method, call.id, call.body, frames, peer)
-        served = self._calls.called(peer, call, time.monotonic())
+        served = self._calls.call_arrived(peer, call, time.monotonic())
         if isinstance(served, Reply):
             return served, ()
         self._begin(served, peer, method, call, frames)
@@ -303,7 +303,7 @@ class RpcService:
 
     def _gather(self, peer: Peer, reply: Reply, sources: Sequence[Source]) -> None:
         if sources:
-            self._router.lanes(peer).send(reply, sources)
+            self._router.bulk_channel(peer).send(reply, sources)
             return
         replies = self._replies.get(peer)
         if replies is None:
@@ -323,17 +323,19 @@ class RpcService:
         """Run the method once all its arguments are here and it is the client's turn."""
         if not call.parts:
             if method.pooled:
-                self._submit(served, peer, method, call.body, frames, counted(call.body, frames))
+                self._submit(served, peer, method, call.body, frames, counted_bytes(call.body, frames))
                 return
-            nbytes = counted(call.body, frames) if method.batch else 0
+            nbytes = counted_bytes(call.body, frames) if method.batch else 0
             if not nbytes or self._count(served, peer, call, nbytes):
                 self._run(served, peer, method, call.body, frames)
         elif not (method.pooled or method.batch):
             self._receive(served, peer, method, call)
-        elif call.held:  # the client keeps the parts until LetIn
-            self._pool.announced(peer, served, len(call.body) + nbytes_told(call.parts), (served, peer, method, call))
+        elif call.held:  # the client keeps the parts until SendParts
+            self._pool.announced(
+                peer, served, len(call.body) + announced_bytes(call.parts), (served, peer, method, call)
+            )
             self._let_in()
-        elif self._count(served, peer, call, len(call.body) + nbytes_told(call.parts)):
+        elif self._count(served, peer, call, len(call.body) + announced_bytes(call.parts)):
             self._receive(served, peer, method, call)
 
     def _count(self, served: ServedCall, peer: Peer, call: Call, nbytes: int) -> bool:
@@ -343,7 +345,7 @@ class RpcService:
         if refused and self._drop_unwanted(peer):
             refused = self._pool.arrived(peer, served, nbytes)
         if refused:
-            self._router.lanes(peer).decline(call.parts)
+            self._router.bulk_channel(peer).decline(call.parts)
             self._finished(served, peer, no_room(served.id, refused), ())
         return not refused
 
@@ -368,7 +370,7 @@ class RpcService:
         if now < self._swept_at.get(peer, -inf) + SWEEP_S:
             return False
         self._swept_at[peer] = now
-        unwanted = [args[0] for _, args in self._pool.waiting(peer) if not args[0].wanted(now)]
+        unwanted = [args[0] for _, args in self._pool.waiting(peer) if not args[0].is_wanted(now)]
         for served in unwanted:
             self._pool.dropped(peer, served)
             self._calls.finished(served)
@@ -378,10 +380,10 @@ class RpcService:
         """Ask clients for the arguments that they hold back, as far as there is room."""
         while not self._stopping and (item := self._pool.let_in()) is not None:
             served, peer, method, call = item
-            if served.wanted(time.monotonic()):
+            if served.is_wanted(time.monotonic()):
                 self._receive(served, peer, method, call)
             else:
-                self._router.lanes(peer).decline(call.parts)
+                self._router.bulk_channel(peer).decline(call.parts)
                 self._pool.dropped(peer, served)
                 self._finished(served, peer, None, ())
 
@@ -389,7 +391,7 @@ class RpcService:
         """Receive the large parts of a call; they may be here already, in shared memory for instance."""
         arrived = partial(self._arrived, served, peer, method, call.body)
         try:
-            frames = self._router.lanes(peer).receive(call.id, call.parts, fresh, arrived)
+            frames = self._router.bulk_channel(peer).receive(call.id, call.parts, allocate_fresh, arrived)
         except (OpError, MemoryError) as error:
             self._pool.dropped(peer, served)
             self._finished(served, peer, failed(call.id, error), ())
@@ -397,7 +399,7 @@ class RpcService:
         if frames is not None:
             self._run(served, peer, method, call.body, frames)
         elif call.held:
-            self._router.send(peer, LetIn(call.id))
+            self._router.send(peer, SendParts(call.id))
 
     def _arrived(
         self, served: ServedCall, peer: Peer, method: Method, body: bytes, frames: list[Any] | None, problem: str
@@ -414,14 +416,14 @@ class RpcService:
         elif method.later:
             try:
                 args, named = method.arguments(body, frames, peer.name)
-                method.fn(Asked(self, served, peer), *args, **named)
+                method.fn(PendingCall(self, served, peer), *args, **named)
             except BaseException as error:
                 self.begun(served)
                 self._finished(served, peer, failed(served.id, error), ())
         elif method.streaming:
             problem = InvalidArgumentError(f"{method.name} is a stream: client.stream, or client.{method.name}")
             self._finished(served, peer, failed(served.id, problem), ())
-        elif served.wanted(time.monotonic()):
+        elif served.is_wanted(time.monotonic()):
             self._finished(served, peer, *_run_method(method, served.id, body, frames, peer))
         else:
             self._finished(served, peer, None, ())
@@ -462,9 +464,9 @@ class RpcService:
         for peer, key, item in self._pool.cut_off(ready):
             if isinstance(key, ServedCall):
                 if not ready and item is not None:
-                    self._router.lanes(peer).decline(item[3].parts)
-                elif peer.lanes is not None:
-                    peer.lanes.over(key.id)
+                    self._router.bulk_channel(peer).decline(item[3].parts)
+                elif peer.bulk is not None:
+                    peer.bulk.call_ended(key.id)
                 self._finished(key, peer, failed(key.id, stopping()), ())
             elif key.refuse is not None:
                 key.refuse(stopping())
@@ -474,7 +476,7 @@ class RpcService:
         self._loop.set_timer(self._blocked_log, deadline, self._check_blocked)
 
     def _peer_gone(self, peer: Peer) -> None:
-        self._pool.gone(peer)
+        self._pool.owner_lost(peer)
         self._swept_at.pop(peer, None)
         for served in self._calls.peer_gone(peer):
             if served.on_dropped is not None:
@@ -486,10 +488,10 @@ class RpcService:
         served = self._calls.cancelled(peer, id)
         if served is not None and served.on_dropped is not None:
             served.on_dropped()
-        if peer.lanes is not None:
-            if peer.lanes.receiving(id):
-                self._calls.withdrawn(peer, id)
-            peer.lanes.over(id)
+        if peer.bulk is not None:
+            if peer.bulk.receiving(id):
+                self._calls.arguments_lost(peer, id)
+            peer.bulk.call_ended(id)
         if served is not None and served.on_dropped is None:
             if self._pool.dropped(peer, served):
                 self._calls.finished(served)
@@ -506,7 +508,7 @@ class RpcService:
         return not len(self._calls) and not self._unsent_bytes()
 
     def _unsent_bytes(self) -> int:
-        return sum(peer.lanes.left for peer in self._router.peers if peer.lanes is not None)
+        return sum(peer.bulk.undelivered for peer in self._router.peers if peer.bulk is not None)
 
     def allowed(self, peer: Peer, name: str) -> Method:
         """Return the method of this name if a peer may call it. Raises InvalidArgumentError, PermissionDeniedError,
@@ -538,7 +540,7 @@ class RpcService:
     def _serve(self, served: ServedCall, peer: Peer, method: Method, body: bytes, frames: list[Any]) -> None:
         reply: Reply | None = None
         sources: Sequence[Source] = ()
-        if served.wanted(time.monotonic()):
+        if served.is_wanted(time.monotonic()):
             enter(partial(_unwanted, served))
             reply, sources = _run_method(method, served.id, body, frames, peer)
             leave()
@@ -549,7 +551,7 @@ class RpcService:
 
 
 def _unwanted(served: ServedCall) -> bool:
-    return not served.wanted(time.monotonic())
+    return not served.is_wanted(time.monotonic())
 
 
 def _run_method(method: Method, id: int, body: bytes, frames: list[Any], peer: Peer) -> tuple[Reply, Sequence[Source]]:
@@ -558,7 +560,7 @@ def _run_method(method: Method, id: int, body: bytes, frames: list[Any], peer: P
     """
     try:
         box = [method.run(body, frames, peer.name)]
-        body, sources = pack_result(box, lends=peer.lanes is not None and peer.lanes.lends)
+        body, sources = pack_result(box, lends=peer.bulk is not None and peer.bulk.shares_memory)
         return Reply(id, errors.OK, "", body), sources
     except BaseException as error:
         return failed(id, error), ()

@@ -24,8 +24,8 @@ import numpy as np
 from zmqdist.errors import InvalidArgumentError
 from zmqdist.limits import CHUNK_BYTES
 from zmqdist.rpc import payload
-from zmqdist.transport.receive_buffers import Received, memory_for
-from zmqdist.transport.shm_pool import this_arena
+from zmqdist.transport.receive_buffers import ReceivedMemory, memory_for
+from zmqdist.transport.shm_pool import this_pool
 from zmqdist.transport.transfers import Source, is_large
 
 _GENERATOR: Final = (
@@ -48,15 +48,15 @@ def snapshot(parts: Sequence[Any], *, lends: bool, still: bool) -> Sequence[Sour
 
 
 def _one(part: Any, lends: bool, still: bool) -> Source:
-    arena = this_arena()
-    if arena is None:
+    pool = this_pool()
+    if pool is None:
         return part if still else _copied(part)
-    frozen = arena.find(part)
+    frozen = pool.find_frozen(part)
     if frozen is not None:
         return frozen
     if still and not lends:
         return part  # type: ignore[no-any-return]
-    block = arena.snapshot(part)
+    block = pool.copy_in(part)
     if block is not None:
         return block
     return part if still else _copied(part)
@@ -135,7 +135,7 @@ def _is_ours(holder: Any, key: Any) -> bool:
         return False
     if holder[key].base.base is None:
         return bool(holder[key].base.flags.owndata)
-    return type(holder[key].base.base) is Received and sys.getrefcount(holder[key].base.base) == _ONE
+    return type(holder[key].base.base) is ReceivedMemory and sys.getrefcount(holder[key].base.base) == _ONE
 
 
 _ONE = 2

@@ -56,9 +56,9 @@ class Stream:
         self._failure: OpError | None = None
         self._call: ClientCall | None = None
         body, parts = payload.pack((self._number, method, arguments))
-        call = ClientCall(OPEN, body, snapshot(parts, lends=channel.lends, still=False) if parts else (), due)
+        call = ClientCall(OPEN, body, snapshot(parts, lends=channel.shares_memory, still=False) if parts else (), due)
         call.bounded = False
-        channel.call(call)
+        channel.submit(call)
         self._call = call
 
     def __iter__(self) -> Stream:
@@ -144,7 +144,7 @@ class Stream:
         self._ready.extend(zip(items.bodies, parts, strict=False))
         if items.end is None:
             self._call = call = _control_call(NEXT, self._number, self._due)
-            self._channel.call(call)
+            self._channel.submit(call)
         elif items.end[0]:
             self._failure = from_code(*items.end)
 
@@ -152,7 +152,7 @@ class Stream:
 def _close(channel: Channel, call: ClientCall, number: int) -> None:
     close_call = _control_call(CLOSE, number, inf)
     try:
-        channel.call(close_call)
+        channel.submit(close_call)
         if close_call.code != errors.FAILED_PRECONDITION:  # else the channel is closed and has ended `call` already
             channel.cancel(call)
     except FailedPreconditionError:  # in a forked child: the stream is the parent's

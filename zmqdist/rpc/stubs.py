@@ -18,7 +18,7 @@ from zmqdist.rpc.output_array import OutputArray
 from zmqdist.rpc.signatures import Parameters, is_flat
 from zmqdist.rpc.snapshots import snapshot
 from zmqdist.rpc.streams import Stream
-from zmqdist.transport.calls_machine import FAR_S, ClientCall
+from zmqdist.transport.calls_machine import NEVER_S, ClientCall
 from zmqdist.transport.channel import Channel
 
 
@@ -39,7 +39,7 @@ def due_after(timeout_in_ms: float, default_in_ms: float) -> float:
             due = (
                 monotonic() + float(timeout_in_ms) / 1000
             )  # `float`, because a sum with a float32 is too coarse for a clock
-            return due if due < FAR_S else inf
+            return due if due < NEVER_S else inf
     except (TypeError, ValueError):  # ValueError comes from an array
         text = f"timeout_in_ms is a number of milliseconds, 0 for none, not {type(timeout_in_ms).__name__}"
         raise TypeError(text) from None
@@ -102,23 +102,23 @@ def _calls(channel: Channel, info: MethodInfo, default_in_ms: float) -> tuple[Ca
         if named or (count is not None and len(args) != count):
             check(args, named)
         body, parts = payload.pack(packed_arguments(args, named) if named else args)
-        return ClientCall(name, body, snapshot(parts, lends=channel.lends, still=still) if parts else (), due)
+        return ClientCall(name, body, snapshot(parts, lends=channel.shares_memory, still=still) if parts else (), due)
 
     def start(*args: Any, timeout_in_ms: int = 0, out: Any = None, **named: Any) -> StatusOrResult:
         read = as_returned if out is None else (output := OutputArray(out)).read
         call = prepare(args, named, timeout_in_ms, False)
         if out is not None:
-            call.room = output.room
-        channel.call(call)
+            call.allocate = output.room
+        channel.submit(call)
         return StatusOrResult(channel, call, read)
 
     def wait(*args: Any, timeout_in_ms: int = 0, out: Any = None, **named: Any) -> Any:
         read = as_returned if out is None else (output := OutputArray(out)).read
         call = prepare(args, named, timeout_in_ms, True)
         if out is not None:
-            call.room = output.room
+            call.allocate = output.room
         try:
-            channel.ask(call)
+            channel.call_and_wait(call)
         except BaseException:  # Ctrl-C, or a user's signal handler: from here on the caller may change the arrays
             channel.cancel(call)
             raise

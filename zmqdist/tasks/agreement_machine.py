@@ -33,8 +33,8 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any, TypeAlias
 
-from zmqdist.coordination.answers import Effect, Fail, Task, named
 from zmqdist.coordination.barriers_machine import Barriers
+from zmqdist.coordination.replies import Effect, Fail, Task, task_name
 from zmqdist.errors import ABORTED, INVALID_ARGUMENT, OK, UNAVAILABLE, InvalidArgumentError
 
 
@@ -126,10 +126,10 @@ class Agreements:
         if announcement.failure and announcement.counter and self._barriers.is_over(group, announcement.counter, task):
             # A6: its round is over, and the next one must not end with it.
             return [Disagreed([announcement], *announcement.failure, announcement.counter)]
-        owed = self._barriers.owes(group, task)
+        owed = self._barriers.missed_failure(group, task)
         # A6: a failure reported for a round that has already failed without this member must not end the next one.
         counter = 0 if owed and (announcement.counter == 0 or announcement.failure) else announcement.counter or None
-        effects = self._barriers.came(
+        effects = self._barriers.arrived(
             announcement,
             group,
             counter,
@@ -141,16 +141,16 @@ class Agreements:
         )
         return self._verdicts(effects)
 
-    def withdrew(self, group: str, token: Any) -> list[Verdict]:
+    def announcement_withdrawn(self, group: str, token: Any) -> list[Verdict]:
         """The caller that announced with this token does not wait any more: it was cancelled, or its process has ended."""
         for announcement in self._barriers.tickets(group):
             if isinstance(announcement, Announcement) and announcement.token is token:
-                name = named(self._members[group][announcement.rank])
+                name = task_name(self._members[group][announcement.rank])
                 message = f"{name} does not wait any more: it was cancelled there, or has ended"
                 return self._verdicts(self._barriers.failed(group, UNAVAILABLE, message))
         return []
 
-    def gone(self, task: Task, message: str) -> list[Verdict]:
+    def member_gone(self, task: Task, message: str) -> list[Verdict]:
         """A member has ended: the round that it belongs to fails. Its next incarnation has missed no round."""
         effects = self._barriers.task_failed(task, message, UNAVAILABLE)
         self._barriers.restarted(task)
@@ -183,8 +183,8 @@ class Agreements:
     def _check(self, group: str, members: Sequence[Task]) -> None:
         known = self._members.setdefault(group, tuple(members))
         if known != tuple(members):
-            text = f"group {group} has the members {', '.join(map(named, known))}"
-            raise InvalidArgumentError(f"{text}, not {', '.join(map(named, members))}")
+            text = f"group {group} has the members {', '.join(map(task_name, known))}"
+            raise InvalidArgumentError(f"{text}, not {', '.join(map(task_name, members))}")
 
     def _verdicts(self, effects: list[Effect]) -> list[Verdict]:
         """Combine the outcomes of the callers of each round into one verdict."""
@@ -211,7 +211,7 @@ class Agreements:
         if len({announcement.signature for announcement in members}) > 1:
             by_signature: dict[str, list[str]] = {}
             for announcement in members:
-                by_signature.setdefault(announcement.signature, []).append(named(tasks[announcement.rank]))
+                by_signature.setdefault(announcement.signature, []).append(task_name(tasks[announcement.rank]))
             parts = "; ".join(f"{', '.join(names)}: {signature}" for signature, names in by_signature.items())
             message = f"the members of the group are not about to do the same: {parts}"
             return Disagreed(members, INVALID_ARGUMENT, message, counter)

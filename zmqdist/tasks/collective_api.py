@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from zmqdist import nest
 from zmqdist.collectives import ReduceOp
-from zmqdist.coordination.answers import Task, named
+from zmqdist.coordination.replies import Task, task_name
 from zmqdist.errors import CancelledError, InvalidArgumentError, OpError
 from zmqdist.indexed_slices import IndexedSlices
 from zmqdist.limits import COLLECTIVE_INLINE_BYTES_MAX, COLLECTIVE_TIMEOUT_S
@@ -51,7 +51,7 @@ class Group:
         self._members = members
         self._collectives = collectives
         self.name = members.name
-        self.tasks = [*map(named, members.tasks)]
+        self.tasks = [*map(task_name, members.tasks)]
         self.rank = members.rank
 
     @property
@@ -115,7 +115,7 @@ class Operations:
             raise InvalidArgumentError(f"a group is a list of tasks, not the text {tasks!r}")
         else:
             members = [self._node.task(task) for task in tasks]
-        name = name or ",".join(map(named, members))
+        name = name or ",".join(map(task_name, members))
         with self._lock:
             group = self._groups.get(name)
             if group is None:
@@ -276,7 +276,7 @@ class _Operation:
         try:
             yield
         except Exception as error:
-            text = f"{named(self._members.tasks[self.rank])} could not take part: {type(error).__name__}: {error}"
+            text = f"{task_name(self._members.tasks[self.rank])} could not take part: {type(error).__name__}: {error}"
             failure = error if isinstance(error, OpError) else InvalidArgumentError(text)
             self._collectives.agree(self._members, "nothing", NOTHING, inf, failure)
             raise

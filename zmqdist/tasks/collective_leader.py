@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from zmqdist.coordination.answers import named
+from zmqdist.coordination.replies import task_name
 from zmqdist.errors import (
     FailedPreconditionError,
     InvalidArgumentError,
@@ -24,7 +24,7 @@ from zmqdist.errors import (
     UnavailableError,
     from_code,
 )
-from zmqdist.rpc.pending_call import Asked
+from zmqdist.rpc.pending_call import PendingCall
 from zmqdist.tasks import collectives_machine as core
 from zmqdist.tasks.agreement_machine import Agreed, Agreements, Announcement, Verdict
 from zmqdist.tasks.liveness import Watches
@@ -71,10 +71,10 @@ class Leader:
         node.service.register_later("collective.announce", self._announce_call, roles=TASKS)
         node.service.register("collective.abort", self.abort, inline=True, roles=TASKS)
         node.service.register("collective.reset", self.reset, inline=True, roles=TASKS)
-        watches.listen(lambda task, incarnation: None, partial(self._apply, self._agreements.gone))
+        watches.listen(lambda task, incarnation: None, partial(self._apply, self._agreements.member_gone))
 
-    def _announce_call(self, call: Asked, group: str, tasks: list[Any], *announcement: Any) -> None:
-        call.on_dropped(partial(self.withdrew, group, call))
+    def _announce_call(self, call: PendingCall, group: str, tasks: list[Any], *announcement: Any) -> None:
+        call.on_dropped(partial(self.announcement_withdrawn, group, call))
         self.announce(group, tasks, *announcement, token=call, peer=call.peer)
 
     def announce(
@@ -97,7 +97,7 @@ class Leader:
         Args:
           counter: the round that the member means, or None: see agreement_machine.py.
           signature: the text of everything that must be equal at all members; also for error texts.
-          token: has `answer` and `fail`, as Asked.
+          token: has `reply` and `fail`, as PendingCall.
           peer: the connection of the announcement; None for this task's own.
         """
         if self._node.closed:
@@ -114,7 +114,7 @@ class Leader:
             verdicts = self._agreements.announced(group, members, announcement)
             for task in members:
                 if message := self._watches.gone_message(task):
-                    verdicts += self._agreements.gone(task, message)
+                    verdicts += self._agreements.member_gone(task, message)
                     break
             earlier = self._agreements.deadline < self._timer_at
         self._send_verdicts(verdicts)
@@ -138,7 +138,7 @@ class Leader:
         with self._lock:
             waiting = self._agreements.waiting()
         return tuple(
-            GroupRow(group, tuple(map(named, arrived)), tuple(map(named, missing)))
+            GroupRow(group, tuple(map(task_name, arrived)), tuple(map(task_name, missing)))
             for group, (arrived, missing) in waiting.items()
         )
 
@@ -169,13 +169,13 @@ class Leader:
 
     def _stop_error(self, token: Any) -> OpError:
         """Return the error for a member while this task stops: its own caller was stopped, another member has lost its leader."""
-        if not isinstance(token, Asked):
+        if not isinstance(token, PendingCall):
             return self._node.stopped
         return UnavailableError(f"{self._node.stopped.message}, which led this group")
 
-    def withdrew(self, group: str, token: Any) -> None:
+    def announcement_withdrawn(self, group: str, token: Any) -> None:
         """The caller with this token does not wait any more."""
-        self._apply(self._agreements.withdrew, group, token)
+        self._apply(self._agreements.announcement_withdrawn, group, token)
 
     def _send_verdicts(self, verdicts: list[Verdict]) -> None:
         for verdict in verdicts:
@@ -191,13 +191,13 @@ class Leader:
                     continue
                 # The leader's own reply comes last: its caller may change the value, which the others' replies share.
                 for announcement, reply in reversed(list(zip(verdict.members, replies, strict=True))):
-                    announcement.token.answer((verdict.counter, *reply))
+                    announcement.token.reply((verdict.counter, *reply))
             else:
                 for announcement in verdict.members:
                     if verdict.counter is None:
                         announcement.token.fail(from_code(verdict.code, verdict.message))
                     else:
-                        announcement.token.answer((verdict.counter, FAILED, verdict.code, verdict.message))
+                        announcement.token.reply((verdict.counter, FAILED, verdict.code, verdict.message))
 
 
 def replies_to(contributions: Sequence[Contribution], exchange: str) -> list[tuple[Any, ...]]:

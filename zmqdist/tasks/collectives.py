@@ -26,7 +26,7 @@ from typing import Any, TypeAlias
 
 from numpy.typing import NDArray
 
-from zmqdist.coordination.answers import Task, named
+from zmqdist.coordination.replies import Task, task_name
 from zmqdist.errors import (
     CANCELLED,
     UNKNOWN,
@@ -47,7 +47,7 @@ from zmqdist.tasks.mail import LockedMailbox
 from zmqdist.tasks.mailbox_machine import Key, Mailbox
 from zmqdist.tasks.node import TASKS, Node
 from zmqdist.tasks.snapshot import GroupRow
-from zmqdist.transport.shm_peer import lendable
+from zmqdist.transport.shm_peer import lendable_block
 
 Array: TypeAlias = NDArray[Any]
 
@@ -74,10 +74,10 @@ class GroupMembers:
         self.name = name
         self.tasks = tuple(tasks)
         if not tasks or len(set(tasks)) < len(tasks):
-            raise InvalidArgumentError(f"a group needs different tasks, not {[*map(named, tasks)]}")
+            raise InvalidArgumentError(f"a group needs different tasks, not {[*map(task_name, tasks)]}")
         if me not in self.tasks:
-            members = ", ".join(map(named, tasks))
-            raise InvalidArgumentError(f"{named(me)} is not a member of the group {members}")
+            members = ", ".join(map(task_name, tasks))
+            raise InvalidArgumentError(f"{task_name(me)} is not a member of the group {members}")
         self.rank = self.tasks.index(me)
         self.counter: int | None = 0
         self.unnumbered: _LocalReply | StatusOrResult | None = None
@@ -97,7 +97,7 @@ class _LocalReply:
         self._value: Any = None
         self._error: BaseException | None = None
 
-    def answer(self, value: Any) -> None:
+    def reply(self, value: Any) -> None:
         self._value = value
         self._done.set()
 
@@ -207,10 +207,10 @@ class Collectives:
                 self._watches.heard_from(task, incarnation)  # this task's own watch may not have noticed a restart yet
             return kind, ended + 1, value, details
         except UnavailableError as error:
-            raise UnavailableError(f"{signature} with leader {named(leader)}: {error.message}") from None
+            raise UnavailableError(f"{signature} with leader {task_name(leader)}: {error.message}") from None
         except BaseException:  # also Ctrl-C: the leader notifies the other members
             if isinstance(reply, _LocalReply):
-                self._leader.withdrew(group.name, reply)
+                self._leader.announcement_withdrawn(group.name, reply)
             else:
                 reply.cancel()
             raise
@@ -290,7 +290,7 @@ class Collectives:
                 self._boxes.get(group.name, {}).pop(name, None)
 
     def _report_failure(self, group: GroupMembers, name: str, error: BaseException) -> None:
-        message = f"{named(self._node.me)}: {str(error) or type(error).__name__}"
+        message = f"{task_name(self._node.me)}: {str(error) or type(error).__name__}"
         code = error.error_code if isinstance(error, OpError) else UNKNOWN
         code = CANCELLED if isinstance(error, KeyboardInterrupt) else code
         for task in group.tasks:
@@ -332,7 +332,7 @@ class Collectives:
     def _send(
         self, group: GroupMembers, name: str, to: int, index: int, piece: Array, timeout_s: float
     ) -> StatusOrResult:
-        block = lendable(piece) if piece.nbytes > CHUNK_BYTES else None
+        block = lendable_block(piece) if piece.nbytes > CHUNK_BYTES else None
         args = (group.name, name, group.rank, index, piece)
         due = monotonic() + timeout_s
         return self._call(name, group.tasks[to], "collective.piece", *args, due=due, still=True, block=block)
@@ -356,7 +356,7 @@ class Collectives:
             gone_message = self._watches.gone_message(task)
             if not gone_message and isinstance(error, CancelledError):
                 raise
-            raise UnavailableError(gone_message or (f"{named(task)}: " if box else "") + error.message) from None
+            raise UnavailableError(gone_message or (f"{task_name(task)}: " if box else "") + error.message) from None
         finally:
             self._calls.pop(call, None)
 
@@ -374,7 +374,7 @@ class Collectives:
         except DeadlineExceededError:
             if monotonic() < due:  # the error of another member, which it has reported here
                 raise
-            text = f"no piece came from {named(task)} within {timeout_s} s, during the execution: all members had announced"
+            text = f"no piece came from {task_name(task)} within {timeout_s} s, during the execution: all members had announced"
             raise DeadlineExceededError(text) from None
         return piece
 
@@ -409,7 +409,7 @@ class Collectives:
         for group, name in running:
             if task in group.tasks:
                 box = self._box(group.name, name)
-                box.apply(box.box.gone, str(group.tasks.index(task)), message)
+                box.apply(box.box.sender_gone, str(group.tasks.index(task)), message)
         self._end_calls(lambda exchange, to: to == task)
 
     def _stopped(self) -> None:

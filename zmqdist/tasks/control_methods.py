@@ -13,10 +13,10 @@ import weakref
 from typing import Any
 
 from zmqdist.background import logged
-from zmqdist.coordination.answers import named
+from zmqdist.coordination.replies import task_name
 from zmqdist.errors import FailedPreconditionError, UnavailableError
 from zmqdist.limits import GRACE_S
-from zmqdist.rpc.pending_call import Asked
+from zmqdist.rpc.pending_call import PendingCall
 from zmqdist.tasks.node import TASKS, Node, grace_s
 
 
@@ -32,7 +32,12 @@ class ControlMethods:
 
     def _identity(self) -> dict[str, Any]:
         node = self._node
-        return {"task": named(node.me), "address": node.address, "pid": os.getpid(), "incarnation": node.incarnation}
+        return {
+            "task": task_name(node.me),
+            "address": node.address,
+            "pid": os.getpid(),
+            "incarnation": node.incarnation,
+        }
 
     def _stop(self, grace: float) -> None:
         """Stop the server in a thread of its own, so that the reply leaves first."""
@@ -41,24 +46,26 @@ class ControlMethods:
             name = "zmqdist-server-stop"
             threading.Thread(target=logged, args=(server.stop, limit_s), name=name, daemon=True).start()
 
-    def _shutdown(self, call: Asked, grace: float) -> None:
+    def _shutdown(self, call: PendingCall, grace: float) -> None:
         """Stop all tasks that are up; the reply has their names."""
         name = "zmqdist-server-shutdown"
         threading.Thread(target=self._shut_down, args=(call, grace_s(grace)), name=name, daemon=True).start()
 
-    def _shut_down(self, call: Asked, limit_s: float) -> None:
+    def _shut_down(self, call: PendingCall, limit_s: float) -> None:
         node = self._node
         try:
             due = time.monotonic() + GRACE_S
             stopping = [(task, node.start(task, "server.stop", limit_s, due=due)) for task in node.up(node.other_tasks)]
-            problems = [f"{named(task)}: {result.get_error()[1]}" for task, result in stopping if result.get_error()[0]]
+            problems = [
+                f"{task_name(task)}: {result.get_error()[1]}" for task, result in stopping if result.get_error()[0]
+            ]
             # Our own stop ended the calls; the other tasks may have received them all the same.
             if problems and node.closed:
-                text = f"{named(node.me)} was stopped by another caller meanwhile; not all other tasks have replied"
+                text = f"{task_name(node.me)} was stopped by another caller meanwhile; not all other tasks have replied"
                 raise UnavailableError(text)
             if problems:
-                raise UnavailableError(f"{named(node.me)} stops, but the call did not reach {'; '.join(problems)}")
-            call.answer([named(task) for task, _ in stopping] + [named(node.me)])
+                raise UnavailableError(f"{task_name(node.me)} stops, but the call did not reach {'; '.join(problems)}")
+            call.reply([task_name(task) for task, _ in stopping] + [task_name(node.me)])
         except BaseException as error:
             call.fail(error)
         with contextlib.suppress(FailedPreconditionError):  # the loop has ended meanwhile

@@ -15,9 +15,9 @@ from dataclasses import fields
 from typing import Any, Final
 
 from zmqdist.cluster.rules import coordination_leader
-from zmqdist.coordination.answers import named
 from zmqdist.coordination.client import CoordinationClient
 from zmqdist.coordination.machine import CoordinationConfig
+from zmqdist.coordination.replies import task_name
 from zmqdist.coordination.service import CoordinationService
 from zmqdist.coordination.snapshot import KeeperSnapshot
 from zmqdist.errors import FailedPreconditionError, InvalidArgumentError
@@ -62,10 +62,10 @@ class TaskCoordination:
         """
         with self._lock:
             if self._closed:
-                raise FailedPreconditionError(f"the server of {named(self._node.me)} was stopped")
+                raise FailedPreconditionError(f"the server of {task_name(self._node.me)} was stopped")
             if self._client is None:
                 if not self._node.loop.running:
-                    raise FailedPreconditionError(f"the server of {named(self._node.me)} was not started yet")
+                    raise FailedPreconditionError(f"the server of {task_name(self._node.me)} was not started yet")
                 self._client = self._connect()
             return self._client
 
@@ -73,7 +73,7 @@ class TaskCoordination:
         node = self._node
         me = node.me if node.me in self._members else None
         address = node.address if self.leads else node.spec.task_address(*self._leader)
-        keeper = f"the leader {named(self._leader)}"
+        keeper = f"the leader {task_name(self._leader)}"
         if address.endswith(":0"):
             text = f"{keeper} has port 0 in this cluster, so other tasks cannot know its address: give it a port"
             raise FailedPreconditionError(text)
@@ -98,7 +98,7 @@ class TaskCoordination:
     def _close(self, _until: float) -> None:
         client = self._client
         if self._service is not None and self._node.loop.running:
-            self._service.stop(f"the leader {named(self._leader)}, which keeps barriers and keys, stops")
+            self._service.stop(f"the leader {task_name(self._leader)}, which keeps barriers and keys, stops")
         if client is not None:
             client.close(notify=not self.leads)
 

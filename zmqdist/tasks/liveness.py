@@ -13,10 +13,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from zmqdist.coordination.answers import Task, named
+from zmqdist.coordination.replies import Task, task_name
 from zmqdist.errors import UNAVAILABLE, OpError
 from zmqdist.rpc import StatusOrResult
-from zmqdist.rpc.pending_call import Asked
+from zmqdist.rpc.pending_call import PendingCall
 from zmqdist.tasks.node import TASKS, Node
 from zmqdist.tasks.snapshot import WatchRow
 from zmqdist.transport.router import Peer
@@ -69,7 +69,7 @@ class Watches:
         for task in sorted(self._watched.copy()):
             incarnation, message = self._incarnations.get(task, 0), self.gone_message(task)
             state = "gone" if message else "up" if incarnation else "unseen"
-            rows[named(task)] = WatchRow(named(task), state, incarnation, message)
+            rows[task_name(task)] = WatchRow(task_name(task), state, incarnation, message)
         return rows
 
     def gone_message(self, task: Task) -> str:
@@ -111,7 +111,7 @@ class Watches:
             if (
                 peer.role == "worker"
                 and peer.hello is not None
-                and peer.hello.name == named(task)
+                and peer.hello.name == task_name(task)
                 and task not in self._incarnations
             ):
                 if self._node.is_connected(task):
@@ -133,10 +133,10 @@ class Watches:
         if code and task not in self._incarnations and not self._node.closed:
             self._task_gone(task, code, message)
 
-    def _watch_call(self, call: Asked, incarnation: int) -> None:
+    def _watch_call(self, call: PendingCall, incarnation: int) -> None:
         """Another task watches this one. If it knows the current incarnation, the call stays without a reply until this process ends."""
         if incarnation != self._node.incarnation:
-            call.answer(self._node.incarnation)
+            call.reply(self._node.incarnation)
 
     def _start_watch(self, task: Task, incarnation: int) -> None:
         # A watch of a known incarnation must not wait for a server: it would wait for the next incarnation and miss this one's end.
@@ -169,7 +169,7 @@ class Watches:
         incarnation = self._incarnations.get(task, 0)
         subject = f"its incarnation {incarnation:016x}" if incarnation else "it"
         reason = f"{subject} has ended, or cannot be reached any more" if code == UNAVAILABLE else message
-        gone_message = f"{named(task)} at {self._node.spec.task_address(*task)} has gone: {reason}"
+        gone_message = f"{task_name(task)} at {self._node.spec.task_address(*task)} has gone: {reason}"
         with self._lock:
             self._gone_messages[task] = gone_message
         log.info("%s", gone_message)

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from zmqdist.coordination.answers import Task, named
+from zmqdist.coordination.replies import Task, task_name
 from zmqdist.errors import (
     CANCELLED,
     OK,
@@ -111,7 +111,7 @@ class Mail:
     def __init__(self, node: Node, watches: Watches) -> None:
         self._node = node
         self._watches = watches
-        self._me = named(node.me)
+        self._me = task_name(node.me)
         self._in = LockedMailbox(Mailbox(MAIL_ITEMS_MAX, MAIL_BYTES_MAX))
         self._out: dict[Task, tuple[Outbox, threading.Lock]] = {}
         self._lock = threading.Lock()
@@ -137,7 +137,7 @@ class Mail:
     def send(self, value: Any, dst: str | Task, tag: str, timeout: float | None = None) -> StatusOrResult:
         task, address = self._node.task(dst), _checked(tag)
         check_timeout(timeout)
-        key = Key(self._me, self._node.incarnation, named(task), address)
+        key = Key(self._me, self._node.incarnation, task_name(task), address)
         if task == self._node.me:
             return self._to_self(key, value)
         client = self._node.client(task)
@@ -201,7 +201,7 @@ class Mail:
 
     def recv(self, src: str | Task, tag: str, timeout: float | None = None, out: NDArray[Any] | None = None) -> Any:
         task = self._node.task(src)
-        key = Key(named(task), 0, self._me, _checked(tag))
+        key = Key(task_name(task), 0, self._me, _checked(tag))
         check_out(out)
         check_timeout(timeout)
         due = inf if timeout is None else monotonic() + float(timeout)
@@ -238,10 +238,10 @@ class Mail:
     # -- other tasks, and the stop of this one ------------------------------------------------------------------------------
 
     def _sender_seen(self, task: Task, incarnation: int) -> None:
-        self._in.apply(self._in.box.heard, named(task), incarnation)
+        self._in.apply(self._in.box.incarnation_seen, task_name(task), incarnation)
 
     def _sender_gone(self, task: Task, message: str) -> None:
-        self._in.apply(self._in.box.gone, named(task), message)
+        self._in.apply(self._in.box.sender_gone, task_name(task), message)
 
     def _stopped(self) -> None:
         self._in.apply(self._in.box.aborted, CANCELLED, self._node.stopped.message)

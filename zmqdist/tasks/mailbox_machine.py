@@ -61,19 +61,19 @@ class Key:
 
     Attributes:
       source, target: tasks.
-      life: incarnation of the source; in a wait, 0 for the current one.
+      incarnation: incarnation of the source; in a wait, 0 for the current one.
       tag: any text without a semicolon.
       frame: "frame:iteration" of a loop in TensorFlow; always 0:0 here.
     """
 
     source: str
-    life: int
+    incarnation: int
     target: str
     tag: str
     frame: tuple[int, int] = (0, 0)
 
     def __str__(self) -> str:
-        return f"{self.source};{self.life:016x};{self.target};{self.tag};{self.frame[0]}:{self.frame[1]}"
+        return f"{self.source};{self.incarnation:016x};{self.target};{self.tag};{self.frame[0]}:{self.frame[1]}"
 
     @staticmethod
     def parse(text: str) -> Key:
@@ -94,17 +94,17 @@ class Wait:
 
     Attributes:
       key: of the channel.
-      life: the sender's incarnation to which this wait is bound; 0 while none is known.
+      incarnation: the sender's incarnation to which this wait is bound; 0 while none is known.
       due: when it ends at the latest, in seconds on the shell's clock.
       ended: whether it has; then `letter` is set, or `code` (not 0) and `message`.
       wake: the shell's own.
     """
 
-    __slots__ = ("code", "due", "ended", "key", "letter", "life", "message", "nbytes", "wake")
+    __slots__ = ("code", "due", "ended", "incarnation", "key", "letter", "message", "nbytes", "wake")
 
     def __init__(self, key: Key, due: float) -> None:
         self.key = key
-        self.life = key.life
+        self.incarnation = key.incarnation
         self.due = due
         self.ended = False
         self.code = 0
@@ -126,15 +126,15 @@ class _Source:
     Invariant: no number in `seen` is below `low`.
 
     Attributes:
-      life: its current incarnation, 0 for none.
+      incarnation: its current incarnation, 0 for none.
       low, seen: letters that had their turn: all numbers below `low`, and those in `seen`.
       held: letters that wait for another one, by the number of that one.
     """
 
-    __slots__ = ("held", "life", "low", "past", "seen")
+    __slots__ = ("held", "incarnation", "low", "past", "seen")
 
     def __init__(self) -> None:
-        self.life = 0
+        self.incarnation = 0
         self.past: deque[int] = deque(maxlen=PAST_INCARNATIONS_MAX)
         self.begin()
 
@@ -187,9 +187,9 @@ class Mailbox:
         if self._status is not None:
             return [], from_code(*self._status)
         source = self._source(key.source)
-        if key.life in source.past:  # P2
+        if key.incarnation in source.past:  # P2
             return [], UnavailableError(f"{key.source} was restarted after it had sent this")
-        ended = self.heard(key.source, key.life)
+        ended = self.incarnation_seen(key.source, key.incarnation)
         ended += self._given_up(source, low)
         if number and source.has(number):  # a duplicate, or a letter that its sender has given up
             return ended, None
@@ -215,8 +215,8 @@ class Mailbox:
     def skipped(self, source: str, incarnation: int, number: int) -> list[Wait]:
         """A letter will never arrive, nor will any before it: deliver the letters that are held behind it."""
         known = self._source(source)
-        ended = [] if incarnation in known.past else self.heard(source, incarnation)
-        if known.life != incarnation or known.has(number):
+        ended = [] if incarnation in known.past else self.incarnation_seen(source, incarnation)
+        if known.incarnation != incarnation or known.has(number):
             return ended
         # The mailbox may hold this letter, because the reply that said so was lost: its turn comes before those behind it.
         behind = {held[0]: after for after, held in known.held.items()}
@@ -227,7 +227,7 @@ class Mailbox:
     def returned(self, wait: Wait) -> list[Wait]:
         """The receiver of this letter could not take it: it becomes the first of its channel again."""
         place = _place(wait.key)
-        if self._status is not None or self._source(wait.key.source).life != wait.life:
+        if self._status is not None or self._source(wait.key.source).incarnation != wait.incarnation:
             return []
         if self._waits.get(place):
             return [self._give(place, wait.letter, wait.nbytes)]
@@ -243,13 +243,13 @@ class Mailbox:
         if self._status is not None:
             return wait.end(*self._status)
         source = self._source(key.source)
-        if wait.life and not source.life:
-            source.life = wait.life
-        if wait.life and wait.life != source.life:
+        if wait.incarnation and not source.incarnation:
+            source.incarnation = wait.incarnation
+        if wait.incarnation and wait.incarnation != source.incarnation:
             return wait.end(
                 UNAVAILABLE, f"{key.source} was restarted: the messages of its earlier incarnation are lost"
             )
-        wait.life = source.life
+        wait.incarnation = source.incarnation
         place = _place(key)
         letters = self._letters.get(place)
         if letters:
@@ -288,15 +288,15 @@ class Mailbox:
 
     # -- senders ----------------------------------------------------------------------------------------------------------
 
-    def heard(self, name: str, incarnation: int) -> list[Wait]:
+    def incarnation_seen(self, name: str, incarnation: int) -> list[Wait]:
         """The shell has heard of this incarnation of a sender: it becomes the current one, unless it is an earlier one."""
         source = self._source(name)
-        if source.life == incarnation or incarnation in source.past:
+        if source.incarnation == incarnation or incarnation in source.past:
             return []
-        previous, source.life = source.life, incarnation
+        previous, source.incarnation = source.incarnation, incarnation
         if not previous:
             for wait in self._waits_for(name):
-                wait.life = incarnation
+                wait.incarnation = incarnation
             return []
         source.past.append(previous)
         for _, _, _, nbytes in source.held.values():
@@ -307,7 +307,7 @@ class Mailbox:
                 self._count(-1, -nbytes)
         return self._ended(name, UNAVAILABLE, f"{name} has ended, and was restarted")
 
-    def gone(self, name: str, message: str) -> list[Wait]:
+    def sender_gone(self, name: str, message: str) -> list[Wait]:
         """A sender has ended and sends no more. Its letters stay until its next incarnation is heard of."""
         return self._ended(name, UNAVAILABLE, message)
 
@@ -427,6 +427,8 @@ class Outbox:
         """By tag: how many letters are in flight, and the number of the last one."""
         self._behind: dict[int, tuple[int, bool, int]] = {}
         """Letters with a reply (number, failed, held), by the number of the one before them, which is in flight."""
+        self._held_at: dict[int, int] = {}
+        """Letters whose predecessor is being skipped: the incarnation of the receiver that holds each."""
 
     @property
     def unconfirmed(self) -> int:
@@ -456,11 +458,16 @@ class Outbox:
         if (failed or held) and after in self._in_flight:
             self._behind[after] = number, failed, held
             return None
-        return (number, after) if held else self._end(number, failed, 0)
+        return self._skip_before(number, after, held) if held else self._end(number, failed, 0)
 
     def skipped(self, number: int) -> tuple[int, int] | None:
         """The receiver has skipped the letter that `ended` named with this number. Returns as `ended`."""
-        return self._end(number, False, 0)
+        return self._end(number, False, self._held_at.pop(number, 0))
+
+    def _skip_before(self, number: int, before: int, held: int) -> tuple[int, int]:
+        """Have the letter before a held one skipped. The held one has its turn at the incarnation `held`, and at no other."""
+        self._held_at[number] = held
+        return number, before
 
     def _end(self, number: int, failed: bool, held: int) -> tuple[int, int] | None:
         """A letter had its turn, and so have the letters that waited for it only."""
@@ -480,4 +487,4 @@ class Outbox:
             number, failed, held = self._behind.pop(before)
             # Another incarnation of the receiver holds this letter: it does not know that the one before it has ended.
             if held and incarnation and held != incarnation:
-                return number, before
+                return self._skip_before(number, before, held)

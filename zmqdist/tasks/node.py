@@ -11,8 +11,8 @@ from typing import Any
 
 from zmqdist.cluster.devices import Device
 from zmqdist.cluster.spec import ClusterSpec
-from zmqdist.coordination.answers import Task, named
 from zmqdist.coordination.client import number
+from zmqdist.coordination.replies import Task, task_name
 from zmqdist.errors import (
     AbortedError,
     CancelledError,
@@ -142,14 +142,14 @@ class Node:
         self.me = me
         self.incarnation = new_incarnation()
         self.credentials = credentials
-        self.service = RpcService(f"server-{named(me)}")
+        self.service = RpcService(f"server-{task_name(me)}")
         self.on_stop: list[Callable[[], object]] = []
         self.on_close: list[Callable[[float], object]] = []
         self.own_wait = _OwnWait(self)
         self._clients: dict[Task, ZmqClient] = {}
         self._lock = threading.Lock()
         self._closed = False
-        _check_descriptors(named(me))
+        _check_descriptors(task_name(me))
         place = address_to_bind(address, None if bind_host is None else bindable(bind_host))
         host, _ = split(place)
         try:
@@ -157,18 +157,16 @@ class Node:
         except FailedPreconditionError as error:
             if host != EVERYWHERE or bind_host is not None:
                 raise
-            text = (
-                f"{address} of {named(me)} is no address of this machine, so it would listen on all interfaces, but: "
-            )
+            text = f"{address} of {task_name(me)} is no address of this machine, so it would listen on all interfaces, but: "
             raise FailedPreconditionError(text + error.message) from None
-        self.loop = Loop(f"zmqdist-server-{named(me)}")
+        self.loop = Loop(f"zmqdist-server-{task_name(me)}")
         try:
-            hello = our_hello("server", self.incarnation, f"{named(me)} pid {os.getpid()}")
+            hello = our_hello("server", self.incarnation, f"{task_name(me)} pid {os.getpid()}")
             self.router = Router(self.loop, security, hello)
             _, port = split(self.router.bind(place) if listener is None else self.router.bind_fd(listener))
         except UnknownError as error:
             self.loop.stop()
-            raise UnknownError(f"could not start the server of {named(me)}: {error.message}") from None
+            raise UnknownError(f"could not start the server of {task_name(me)}: {error.message}") from None
         except BaseException:
             self.loop.stop()
             raise
@@ -182,7 +180,7 @@ class Node:
     @property
     def stopped(self) -> CancelledError:
         """The error that ends the waits of this task when it stops."""
-        return CancelledError(f"the server of {named(self.me)} was stopped")
+        return CancelledError(f"the server of {task_name(self.me)} was stopped")
 
     def serve(self) -> None:
         """Start the loop, and reply to calls from now on."""
@@ -199,7 +197,7 @@ class Node:
         task = task_named(name, self.me)
         if task is not None and task[0] in self.spec.jobs and task[1] in self.spec.task_indices(task[0]):
             return task
-        known = ", ".join(map(named, self.tasks))
+        known = ", ".join(map(task_name, self.tasks))
         raise InvalidArgumentError(f"no task {name!r} in this cluster; it has {known}")
 
     @property
@@ -214,12 +212,12 @@ class Node:
         """
         with self._lock:
             if self._closed:
-                raise FailedPreconditionError(f"the server of {named(self.me)} was stopped")
+                raise FailedPreconditionError(f"the server of {task_name(self.me)} was stopped")
             client = self._clients.get(task)
             if client is None:
                 address = self.address if task == self.me else self.spec.task_address(*task)
                 security = self.credentials.client(address, "worker")
-                client = self._clients[task] = ZmqClient(address, named(self.me), security=security)
+                client = self._clients[task] = ZmqClient(address, task_name(self.me), security=security)
             return client
 
     def is_connected(self, task: Task) -> bool:
@@ -264,7 +262,7 @@ class Node:
             for end_waits in self.on_stop:
                 end_waits()
             if self.loop.running:
-                self.loop.run(self.service.say_goodbye, f"the server of {named(self.me)} stops")
+                self.loop.run(self.service.say_goodbye, f"the server of {task_name(self.me)} stops")
             for fn in self.on_close:
                 fn(until)
             self.service.stop(max(0.0, until - time.monotonic()))

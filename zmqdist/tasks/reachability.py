@@ -6,9 +6,9 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
-from zmqdist.coordination.answers import Task, named
+from zmqdist.coordination.replies import Task, task_name
 from zmqdist.errors import DEADLINE_EXCEEDED, InvalidArgumentError, OpError, UnavailableError
-from zmqdist.rpc.server_info import ABOUT
+from zmqdist.rpc.server_info import SERVER_INFO
 from zmqdist.tasks.node import TASKS, Node
 from zmqdist.transport import port_probe
 
@@ -44,24 +44,24 @@ class ReachabilityProbe:
             return [
                 text
                 for task, trouble in zip(tasks, troubles, strict=True)
-                for text in (named(task), self._node.spec.task_address(*task), trouble)
+                for text in (task_name(task), self._node.spec.task_address(*task), trouble)
             ]
 
     def _trouble(self, task: Task, timeout_s: float) -> str:
         address = self._node.spec.task_address(*task)
         try:
-            code, message = self._node.start(task, ABOUT, due=time.monotonic() + timeout_s).get_error()
+            code, message = self._node.start(task, SERVER_INFO, due=time.monotonic() + timeout_s).get_error()
             if code and self._node.closed:  # the stop ended the call, which says nothing about the other task
                 raise self._node.stopped
             if code != DEADLINE_EXCEEDED:
                 return message
-            seen = port_probe.look(address, timeout_s)
+            seen = port_probe.probe(address, timeout_s)
         except OpError as error:
             if self._node.closed:
                 raise UnavailableError(
-                    f"{named(self._node.me)} is stopping, so it cannot test its connections"
+                    f"{task_name(self._node.me)} is stopping, so it cannot test its connections"
                 ) from None
             return error.message
         if seen.failure is None:
             return f"it takes connections, and does not reply within {timeout_s:g} s"
-        return port_probe.explain(address, seen, timeout_s)[0]
+        return port_probe.explain_failure(address, seen, timeout_s)[0]

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from zmqdist.limits import CHUNK_BYTES, COLLECTIVE_PIECE_BYTES
 from zmqdist.tasks import collectives_machine as core
 from zmqdist.tasks.collectives_machine import Schedule
-from zmqdist.transport.shm_pool import this_arena
+from zmqdist.transport.shm_pool import this_pool
 
 Array: TypeAlias = NDArray[Any]
 
@@ -29,8 +29,8 @@ def _cuts(parts: Sequence[Array]) -> Iterator[slice]:
 
 def _room(like: Array) -> Array:
     """Return an empty array of this length and dtype, in shared memory if there is room: then it can be lent without a copy."""
-    arena = this_arena() if like.nbytes > CHUNK_BYTES else None
-    block = None if arena is None else arena.place(like.nbytes)
+    pool = this_pool() if like.nbytes > CHUNK_BYTES else None
+    block = None if pool is None else pool.allocate(like.nbytes)
     return np.empty_like(like) if block is None else block.array().view(like.dtype)
 
 

@@ -19,8 +19,8 @@ from zmqdist.background import in_background
 from zmqdist.cluster.defs import ClusterDef, ServerDef
 from zmqdist.cluster.spec import ClusterSpec
 from zmqdist.collectives import CommunicationOptions
-from zmqdist.coordination.answers import Task, named
 from zmqdist.coordination.client import CoordinationClient, KeyValues, TaskName, TaskState
+from zmqdist.coordination.replies import Task, task_name
 from zmqdist.errors import FailedPreconditionError
 from zmqdist.limits import GRACE_S, TASK_PROBE_S
 from zmqdist.rpc import StatusOrResult
@@ -97,7 +97,7 @@ class Server:
         credentials = Credentials(
             None if token_file is None else os.fspath(token_file),
             None if keys_dir is None else os.fspath(keys_dir),
-            insecure or Credentials.of_environment().insecure,
+            insecure or Credentials.from_environment().insecure,
         )
         self._spec = ClusterSpec(self._definition.cluster)
         self._life_lock = threading.Lock()
@@ -139,7 +139,7 @@ class Server:
     @property
     def task(self) -> str:
         """The name of this task, such as "worker:1"."""
-        return named(self._node.me)
+        return task_name(self._node.me)
 
     @property
     def server_def(self) -> ServerDef:
@@ -200,7 +200,7 @@ class Server:
             groups=operations.led(),
             collective_calls=operations.unanswered,
             watched=self._watches.rows(),
-            connections=tuple(map(named, connections)),
+            connections=tuple(map(task_name, connections)),
             calls=calls,
             keeper=self._coordination.snapshot(),
             sessions=sessions,

@@ -24,8 +24,8 @@ from typing import Any, Final, NoReturn
 
 from zmqdist.cluster.defs import ClusterDeviceFilters
 from zmqdist.cluster.devices import device_of
-from zmqdist.coordination.answers import Task, named
 from zmqdist.coordination.client import number
+from zmqdist.coordination.replies import Task, task_name
 from zmqdist.errors import (
     CANCELLED,
     FAILED_PRECONDITION,
@@ -109,7 +109,7 @@ class _Cluster:
         found = task_named(task, self.me)
         if found is None or not self.sees(found):
             known = ", ".join(device_of(*each) for each in self.addresses if self.sees(each))
-            text = f"no task {task!r} in the cluster of {named(self.me)}, or it is filtered out; available devices: {known}"
+            text = f"no task {task!r} in the cluster of {task_name(self.me)}, or it is filtered out; available devices: {known}"
             raise InvalidArgumentError(text)
         return found
 
@@ -176,8 +176,8 @@ class Session:
           AbortedError: the target was reset, or the task was restarted.
         """
         with self._pickling:
-            constant = self._functions.constant(fn)
-            function = sendable(self._functions.changing(fn) if constant is None else constant)
+            constant = self._functions.pack_constant(fn)
+            function = sendable(self._functions.pack_changing(fn) if constant is None else constant)
         parts = sendable(trusted.pack_call(args, {}))
         operation, is_constant = trusted.describe(fn), constant is not None
         reply = self._call_task(operation, task, timeout_in_ms, "session.run", function, is_constant, *parts)
@@ -224,7 +224,7 @@ class Session:
         for task, address in cluster.addresses.items():
             here = task in replies and replies[task].is_ok()
             incarnation = replies[task].get_value()["incarnation"] if here else 0
-            found.append(TaskInfo(named(task), address, device_of(*task), "up" if here else "missing", incarnation))
+            found.append(TaskInfo(task_name(task), address, device_of(*task), "up" if here else "missing", incarnation))
         return found
 
     def stop_task(self, task: Any = None, grace: float | None = None, *, timeout_in_ms: float = 0) -> None:
@@ -332,7 +332,7 @@ class Session:
             connection = self._other_connections.get(task)
             if connection is None:
                 address = self._cluster.addresses[task]
-                connection = self._other_connections[task] = _Connection(named(task), address, self._credentials)
+                connection = self._other_connections[task] = _Connection(task_name(task), address, self._credentials)
             return connection
 
     def _get_cluster(self, due: float, operation: str) -> _Cluster:
@@ -341,7 +341,7 @@ class Session:
             me, jobs, filters, config = self._open(self._master, due, operation, True)
             job, index = me
             addresses = {(name, number): address for name, tasks in jobs.items() for number, address in tasks.items()}
-            self._master.name = named((job, index))
+            self._master.name = task_name((job, index))
             self._cluster = _Cluster((job, index), addresses, ClusterDeviceFilters({job: {index: filters}}), config)
         return self._cluster
 
@@ -419,7 +419,7 @@ def _place(target: Any, keys_dir: Any, token_file: Any) -> tuple[str, Credential
         return address, credentials
     paths = (None if path is None else os.fspath(path) for path in (token_file, keys_dir))
     token, keys = paths
-    return address, Credentials(token, keys, Credentials.of_environment().insecure)
+    return address, Credentials(token, keys, Credentials.from_environment().insecure)
 
 
 def _checked(config: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -30,7 +30,7 @@ import numpy as np
 from zmqdist import task_context
 from zmqdist.cluster.defs import ServerDef
 from zmqdist.cluster.devices import device_of
-from zmqdist.coordination.answers import named
+from zmqdist.coordination.replies import task_name
 from zmqdist.errors import AbortedError, FailedPreconditionError, ResourceExhaustedError, UnavailableError
 from zmqdist.limits import (
     FUNCTIONS_KEPT_MAX,
@@ -40,8 +40,8 @@ from zmqdist.limits import (
     SESSION_THREADS_MAX,
     SESSIONS_MAX,
 )
-from zmqdist.rpc.handler_pool import Pool
-from zmqdist.rpc.pending_call import Asked
+from zmqdist.rpc.handler_pool import HandlerPool
+from zmqdist.rpc.pending_call import PendingCall
 from zmqdist.tasks.definition import merged
 from zmqdist.tasks.named_variables import Variables
 from zmqdist.tasks.node import TASKS, Node
@@ -52,18 +52,18 @@ from zmqdist.wire import trusted
 VALUE, RAISED = 0, 1
 """The first item of the reply to "session.run"; the parts of a packed value, or a packed error, follow."""
 
-_here = threading.local()
+_of_thread = threading.local()
 
 
 def current_server() -> Any:
     """Return the server that runs the calling function for a session; None elsewhere."""
-    sessions: Sessions | None = getattr(_here, "sessions", None)
+    sessions: Sessions | None = getattr(_of_thread, "sessions", None)
     return None if sessions is None else sessions.server()
 
 
 def current_variables(of: Sessions) -> Variables:
     """Return the variables of a server that the calling function sees; those that all sessions share where the server did not run it."""
-    return _here.variables if getattr(_here, "sessions", None) is of else of.shared
+    return _of_thread.variables if getattr(_of_thread, "sessions", None) is of else of.shared
 
 
 class _Session:
@@ -80,7 +80,7 @@ class _Session:
         self.is_master = is_master
         self.ended = ""
         self.peer: Peer | None = None
-        self.running: set[Asked] = set()
+        self.running: set[PendingCall] = set()
 
 
 class Sessions:
@@ -94,7 +94,7 @@ class Sessions:
         self.server = server
         self._node = node
         self._definition = definition
-        self._name = named(node.me)
+        self._name = task_name(node.me)
         self.shared = Variables(self._name, node.me[0])
         self._sessions: dict[int, _Session] = {}
         self._used_by: dict[Peer, set[int]] = {}
@@ -102,7 +102,7 @@ class Sessions:
         """Sessions that a reset has ended before they used this task, each with the text of its error; the last SESSIONS_MAX of them."""
         self._functions: OrderedDict[bytes, Callable[..., Any]] = OrderedDict()
         self._functions_lock = threading.Lock()
-        self._pool = Pool(f"zmqdist-session-{self._name}", SESSION_THREADS_MAX)
+        self._pool = HandlerPool(f"zmqdist-session-{self._name}", SESSION_THREADS_MAX)
         self._stopping = False
         self._over = False
         service = node.service
@@ -142,7 +142,7 @@ class Sessions:
 
     # -- sessions, in the loop ---------------------------------------------------------------------------------------------
 
-    def _open(self, call: Asked, session: int, is_master: bool, config: dict[str, Any]) -> None:
+    def _open(self, call: PendingCall, session: int, is_master: bool, config: dict[str, Any]) -> None:
         config = merged(self._definition.default_session_config, config)
         if session not in self._sessions:
             if session in self._ended:  # a reset ended the session before it used this task
@@ -153,7 +153,7 @@ class Sessions:
             variables = Variables(self._name, self._node.me[0]) if isolated else self.shared
             self._sessions[session] = _Session(variables, is_master)
         self._use(session, call.peer)
-        call.answer([list(self._node.me), self._addresses(), self._filters(), config])
+        call.reply([list(self._node.me), self._addresses(), self._filters(), config])
 
     def _addresses(self) -> dict[str, dict[int, str]]:
         """Return the addresses of the cluster; this task's address has the port that was bound."""
@@ -196,10 +196,10 @@ class Sessions:
                     ("session", number), loop.now() + SESSION_LOST_S, partial(self._sessions.pop, number, None)
                 )
 
-    def _close(self, call: Asked, session: int) -> None:
+    def _close(self, call: PendingCall, session: int) -> None:
         self._sessions.pop(session, None)
         self._used_by.get(call.peer, set()).discard(session)
-        call.answer(None)
+        call.reply(None)
 
     def _end(self, session: _Session, reason: str) -> None:
         session.ended = reason
@@ -210,7 +210,7 @@ class Sessions:
 
     # -- resets ------------------------------------------------------------------------------------------------------------
 
-    def _reset(self, call: Asked, containers: list[str]) -> None:
+    def _reset(self, call: PendingCall, containers: list[str]) -> None:
         """At the master: clear containers everywhere, and end the sessions of this master."""
         self._check_serving()
         mine = [number for number, session in self._sessions.items() if session.is_master]
@@ -218,7 +218,7 @@ class Sessions:
         self._clear_here(containers, mine, reason)
         self._pool.submit(self._clear_others, call, containers, mine, reason)
 
-    def _clear_others(self, call: Asked, containers: list[str], sessions: list[int], reason: str) -> None:
+    def _clear_others(self, call: PendingCall, containers: list[str], sessions: list[int], reason: str) -> None:
         """In a thread of the pool: have the other tasks clear too, and reply to the caller of the reset."""
         try:
             due = min(call.due, time.monotonic() + GRACE_S)
@@ -231,22 +231,24 @@ class Sessions:
             pending = [
                 (task, self._node.start(task, "session.clear", containers, sessions, reason, due=due)) for task in tasks
             ]
-            failed = [f"{named(task)}: {result.get_error()[1]}" for task, result in pending if result.get_error()[0]]
+            failed = [
+                f"{task_name(task)}: {result.get_error()[1]}" for task, result in pending if result.get_error()[0]
+            ]
             # The stop of this task ended the calls, which therefore say nothing about the other tasks.
             if failed and self._node.closed:
                 raise self._is_stopping("what the other tasks have cleared is not known")
             if failed:
                 raise UnavailableError(f"the reset did not reach {'; '.join(failed)}")
-            call.answer(None)
+            call.reply(None)
         except FailedPreconditionError as error:  # this task's connections were closed by its stop
             stopping = self._is_stopping("not all other tasks have received the request to clear")
             call.fail(stopping if self._node.closed else error)
         except BaseException as error:
             call.fail(error)
 
-    def _clear(self, call: Asked, containers: list[str], sessions: list[int], reason: str) -> None:
+    def _clear(self, call: PendingCall, containers: list[str], sessions: list[int], reason: str) -> None:
         self._clear_here(containers, sessions, reason)
-        call.answer(None)
+        call.reply(None)
 
     def _clear_here(self, containers: list[str], sessions: list[int], reason: str) -> None:
         self.shared.clear(containers)
@@ -260,24 +262,24 @@ class Sessions:
 
     # -- variables ---------------------------------------------------------------------------------------------------------
 
-    def _assign(self, call: Asked, session: int, name: str, value: Any, container: str) -> None:
+    def _assign(self, call: PendingCall, session: int, name: str, value: Any, container: str) -> None:
         known = self._use(session, call.peer)
 
         def act() -> None:
             known.variables.assign(name, value, container)
-            call.answer(None)
+            call.reply(None)
 
         self._copy(known, call, value, act)
 
-    def _read(self, call: Asked, session: int, name: str, container: str) -> None:
+    def _read(self, call: PendingCall, session: int, name: str, container: str) -> None:
         known = self._use(session, call.peer)
         array = known.variables.stored(name, container)
-        self._copy(known, call, array, lambda: call.answer(array))
+        self._copy(known, call, array, lambda: call.reply(array))
 
-    def _variables(self, call: Asked, session: int, container: str) -> None:
-        call.answer(self._use(session, call.peer).variables.specs(container))
+    def _variables(self, call: PendingCall, session: int, container: str) -> None:
+        call.reply(self._use(session, call.peer).variables.specs(container))
 
-    def _copy(self, session: _Session, call: Asked, array: Any, act: Callable[[], None]) -> None:
+    def _copy(self, session: _Session, call: PendingCall, array: Any, act: Callable[[], None]) -> None:
         """Run `act` here for a small array, because a copy then takes no longer than the hand-off to a thread; else in the pool."""
         if getattr(array, "nbytes", 0) <= INLINE_BYTES_MAX:
             act()
@@ -286,20 +288,20 @@ class Sessions:
 
     # -- functions ---------------------------------------------------------------------------------------------------------
 
-    def _run(self, call: Asked, session: int, function: list[Any], is_constant: bool, *parts: Any) -> None:
+    def _run(self, call: PendingCall, session: int, function: list[Any], is_constant: bool, *parts: Any) -> None:
         known = self._use(session, call.peer)
         # `_call` empties the list, so that no frame keeps a large argument alive while the function runs.
         box = list(parts)
         self._begin(known, call, lambda: self._call(known, call, function, is_constant, box))
 
-    def _begin(self, session: _Session, call: Asked, act: Callable[[], None]) -> None:
+    def _begin(self, session: _Session, call: PendingCall, act: Callable[[], None]) -> None:
         session.running.add(call)
         call.on_dropped(lambda: session.running.discard(call))
         self._pool.submit(self._work, session, call, act)
 
     # -- in a thread of the pool -------------------------------------------------------------------------------------------
 
-    def _work(self, session: _Session, call: Asked, act: Callable[[], None]) -> None:
+    def _work(self, session: _Session, call: PendingCall, act: Callable[[], None]) -> None:
         try:
             if call.wanted():
                 act()
@@ -308,8 +310,10 @@ class Sessions:
         finally:
             session.running.discard(call)
 
-    def _call(self, session: _Session, call: Asked, function: list[Any], is_constant: bool, parts: list[Any]) -> None:
-        _here.sessions, _here.variables = self, session.variables
+    def _call(
+        self, session: _Session, call: PendingCall, function: list[Any], is_constant: bool, parts: list[Any]
+    ) -> None:
+        _of_thread.sessions, _of_thread.variables = self, session.variables
         task_context.enter(lambda: self._over or bool(session.ended) or not call.wanted())
         try:
             fn = self._load(function, is_constant)
@@ -318,11 +322,11 @@ class Sessions:
             packed = trusted.pack(fn(*args))
             reply = [VALUE, *sendable(packed)]
         except BaseException as error:
-            reply = [RAISED, trusted.pack_error(trusted.tamed(error))]
+            reply = [RAISED, trusted.pack_error(trusted.as_ordinary_error(error))]
         finally:
             task_context.leave()
-            _here.sessions = _here.variables = None
-        call.answer(reply)
+            _of_thread.sessions = _of_thread.variables = None
+        call.reply(reply)
 
     def _load(self, function: list[Any], is_constant: bool) -> Callable[..., Any]:
         """Return the function, with the large arrays that it captures. One that captures nothing mutable is unpickled once and kept."""

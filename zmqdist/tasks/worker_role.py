@@ -23,10 +23,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from zmqdist.coordination.answers import named
+from zmqdist.coordination.replies import task_name
 from zmqdist.errors import AlreadyExistsError, FailedPreconditionError, InvalidArgumentError, UnavailableError
 from zmqdist.limits import SLOTS_MAX
-from zmqdist.rpc.pending_call import Asked
+from zmqdist.rpc.pending_call import PendingCall
 from zmqdist.tasks.node import Node
 from zmqdist.tasks.options import PROCESSES, SLOTS
 
@@ -80,14 +80,14 @@ class WorkerRole:
         node.on_close.append(self._close)
 
     def _invite(
-        self, call: Asked, dispatcher: str, index: int, slots: int, program: int, orphan_limit_s: float
+        self, call: PendingCall, dispatcher: str, index: int, slots: int, program: int, orphan_limit_s: float
     ) -> None:
         """Validate an invitation in the loop; a thread starts the worker, because that waits for the dispatcher."""
         # Imported here, because most servers are never invited.
         from zmqdist.scheduling.dispatcher.config import WorkerConfig
 
         if self._node.me[0] in IDLE_JOBS:
-            text = f"{named(self._node.me)} at {self._node.address} runs no functions: it is not worker:{index}"
+            text = f"{task_name(self._node.me)} at {self._node.address} runs no functions: it is not worker:{index}"
             raise FailedPreconditionError(text)
         credentials = self._node.credentials
         config = WorkerConfig(
@@ -103,7 +103,7 @@ class WorkerRole:
 
         def accept() -> None:
             try:
-                call.answer(self._accept(config, program))
+                call.reply(self._accept(config, program))
             except BaseException as error:
                 call.fail(error)
 
@@ -115,7 +115,7 @@ class WorkerRole:
 
         with self._lock:
             if self._closed:
-                raise UnavailableError(f"{named(self._node.me)} is stopping")
+                raise UnavailableError(f"{task_name(self._node.me)} is stopping")
             self._invited = [entry for entry in self._invited if not entry.worker.join(0)]
             if any(
                 (entry.dispatcher, entry.program) == (config.dispatcher_address, program) for entry in self._invited
@@ -124,7 +124,7 @@ class WorkerRole:
             previous = [entry for entry in self._invited if entry.program != program]
             for entry in previous:
                 if entry.worker.in_contact and entry.dispatcher != config.dispatcher_address:
-                    raise AlreadyExistsError(self._taken(entry))
+                    raise AlreadyExistsError(self._note_accepted(entry))
             invited = _Invited(config.dispatcher_address, program, WorkerServer(config, start=False))
             self._invited = [entry for entry in self._invited if entry.program == program] + [invited]
         for entry in previous:
@@ -135,12 +135,12 @@ class WorkerRole:
             with self._lock, contextlib.suppress(ValueError):
                 self._invited.remove(invited)
             if self._closed:  # the stop of this server ended the start, which says nothing about the dispatcher
-                raise UnavailableError(f"{named(self._node.me)} is stopping") from None
+                raise UnavailableError(f"{task_name(self._node.me)} is stopping") from None
             raise
         return STARTED
 
-    def _taken(self, invited: _Invited) -> str:
-        me = f"{named(self._node.me)} at {self._node.address}"
+    def _note_accepted(self, invited: _Invited) -> str:
+        me = f"{task_name(self._node.me)} at {self._node.address}"
         return f"{me} works for another program, whose dispatcher is at {invited.dispatcher}: end that one first"
 
     def _close(self, until: float) -> None:

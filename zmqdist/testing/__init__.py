@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from zmqdist.testing.simulation.data_service import DataSim, simulate_data_service
     from zmqdist.testing.simulation.network import SimConnection, SimProcess
 
-_WHERE = {
+_MODULES = {
     "DataSim": "simulation.data_service",
     "MultiProcessPoolRunner": "runner.pool",
     "MultiProcessRunner": "runner.runner",
@@ -57,9 +57,9 @@ _WHERE = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _WHERE:
+    if name not in _MODULES:
         raise AttributeError(f"module 'zmqdist.testing' has no attribute {name!r}")
-    value = globals()[name] = getattr(importlib.import_module(f"zmqdist.testing.{_WHERE[name]}"), name)
+    value = globals()[name] = getattr(importlib.import_module(f"zmqdist.testing.{_MODULES[name]}"), name)
     return value
 
 

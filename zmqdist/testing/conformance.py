@@ -9,7 +9,8 @@ from zmqdist.cluster.resolvers.base import ClusterResolver
 
 
 def check_resolver(resolver: ClusterResolver) -> None:
-    """Call all methods of a resolver and check that their results agree. Attributes are set in a copy only.
+    """Call all methods of a resolver, and check that their results agree. Use it in the tests of your own resolver. Attributes are set in a
+    copy only.
 
     Pass a resolver that describes a real cluster, the larger the better. The function does not know the right addresses; it compares the
     results of the methods with each other.

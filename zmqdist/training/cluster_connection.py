@@ -28,7 +28,7 @@ from zmqdist.background import in_background
 from zmqdist.cluster.defs import ClusterDef
 from zmqdist.cluster.environment import CONFIG_ENV
 from zmqdist.cluster.spec import ClusterSpec
-from zmqdist.coordination.answers import Task, named
+from zmqdist.coordination.replies import Task, task_name
 from zmqdist.limits import CONNECT_TIMEOUT_S, GRACE_S, TASK_PROBE_S, WAIT_LOG_S
 from zmqdist.rpc import ZmqClient, internal_client
 from zmqdist.scheduling.dispatcher.config import DispatcherConfig
@@ -309,7 +309,7 @@ def connect(
     else:
         raise ValueError(f"no cluster with parameter servers: {source!r}; wanted {ACCEPTED}")
     check_cluster(spec, task_type, task_id)
-    return _invited(spec, connect_timeout_s, slots, credentials or Credentials.of_environment())
+    return _invited(spec, connect_timeout_s, slots, credentials or Credentials.from_environment())
 
 
 def stop_servers(addresses: list[str], credentials: Credentials, grace_s: float = GRACE_S) -> list[str]:
@@ -366,8 +366,8 @@ def _dispatcher(spec: ClusterSpec, addresses: list[str], credentials: Credential
     if "chief" in spec.jobs and spec.num_tasks("chief"):
         host, port = split(spec.task_address("chief", spec.task_indices("chief")[0]))
         with contextlib.suppress(OSError):  # the name cannot be resolved here
-            number = port_probe.number_of(host, TASK_PROBE_S)
-            if port_probe.is_own(number):
+            number = port_probe.resolve_host(host, TASK_PROBE_S)
+            if port_probe.is_local_address(number):
                 endpoints.insert(0, (number, port))
     for endpoint in endpoints:
         config = DispatcherConfig(
@@ -421,11 +421,11 @@ def _wait(connection: ClusterConnection, recruiter: WorkerRecruiter, until: floa
             if code in (errors.DEADLINE_EXCEEDED, errors.UNAVAILABLE):
                 absent[task] = clients[task].address
             elif code:
-                raise errors.from_code(code, f"{named(task)} at {clients[task].address}: {text}")
-            elif call.get_value()["task"] != named(task):
+                raise errors.from_code(code, f"{task_name(task)} at {clients[task].address}: {text}")
+            elif call.get_value()["task"] != task_name(task):
                 found_task = call.get_value()["task"]
                 raise errors.InvalidArgumentError(
-                    f"at {clients[task].address} is {found_task}, and the cluster says {named(task)}"
+                    f"at {clients[task].address} is {found_task}, and the cluster says {task_name(task)}"
                 )
     finally:
         for client in clients.values():
@@ -440,11 +440,11 @@ def _describe_absent(absent: dict[Task, str]) -> list[str]:
 
     def look(task: Task) -> str:
         address = absent[task]
-        probed = port_probe.look(address, TASK_PROBE_S)
+        probed = port_probe.probe(address, TASK_PROBE_S)
         why = "it takes connections and does not answer"
         if probed.failure is not None:
-            why = port_probe.explain(address, probed, TASK_PROBE_S)[0]
-        return f"{named(task)} at {address}: {why}"
+            why = port_probe.explain_failure(address, probed, TASK_PROBE_S)[0]
+        return f"{task_name(task)} at {address}: {why}"
 
     with ThreadPoolExecutor(PROBES_AT_ONCE, thread_name_prefix="zmqdist-look") as pool:
         return list(pool.map(look, absent))
@@ -462,9 +462,9 @@ def _config() -> Any:
 
 def _is_launched(source: Any) -> bool:
     """Whether a resolver describes the cluster that the launcher has put into the environment."""
-    from zmqdist.cluster.resolvers.tf_config import TFConfigClusterResolver
+    from zmqdist.cluster.resolvers.base import ClusterResolver
 
-    if not isinstance(source, TFConfigClusterResolver):
+    if not isinstance(source, ClusterResolver):
         return False
     config = _config()
     return config is not None and source.cluster_spec() == config.task_spec

@@ -33,7 +33,7 @@ def create(handle: Callable[..., Any], **kwargs: Any) -> Any:
     Args:
       handle: makes the Variable of a storage (variable.py).
     """
-    being_built = task_context.being_built()
+    being_built = task_context.resource_kind()
     if being_built == "dataset":
         raise ValueError("a dataset function cannot make a Variable: make it under strategy.scope() in the program")
     if being_built is not None:

@@ -17,7 +17,7 @@ from functools import partial
 
 from zmqdist.errors import OpError, PSUnavailableError
 from zmqdist.training.sessions import StrategySession
-from zmqdist.variables.client import Started
+from zmqdist.variables.client import PsCall
 
 log = logging.getLogger("zmqdist.training")
 
@@ -30,7 +30,7 @@ def watch(session: StrategySession, lost: Lost) -> None:
         started.when_done(partial(_begin, started, lost))
 
 
-def _begin(started: Started, lost: Lost) -> None:
+def _begin(started: PsCall, lost: Lost) -> None:
     if sys.is_finalizing():
         return
     try:
@@ -39,7 +39,7 @@ def _begin(started: Started, lost: Lost) -> None:
         log.exception("the connection to a parameter server has ended, and no thread can be started to find out why")
 
 
-def _judge(started: Started, lost: Lost) -> None:
+def _judge(started: PsCall, lost: Lost) -> None:
     try:
         started.get_value()
     except PSUnavailableError as error:

@@ -100,7 +100,7 @@ class StrategySession:
         """The clients of the servers, by index."""
         return [client.client_of(address) for address in self.addresses]
 
-    def start_watches(self) -> list[client.Started]:
+    def start_watches(self) -> list[client.PsCall]:
         """Send each server a request that is answered when the server or the session ends. Return the requests."""
         self.check_open()
         return [each.watch(f"ps:{ps}", self.number, self._recovery_s) for ps, each in enumerate(self.clients)]
@@ -165,8 +165,8 @@ class StrategySession:
         packing = get_ident()
         for user in self._users:
             runtime = user()
-            if runtime is not None and runtime.packing == packing:
-                runtime.given.append(storage)
+            if runtime is not None and runtime.packing_thread == packing:
+                runtime.uses.append(storage)
                 return True
         return False
 
@@ -245,4 +245,4 @@ def _close(number: int, addresses: list[str], program: int) -> None:
             for address in ended:
                 del _used[address]
                 # Under the lock, so that a session that begins now gets either this client before its end, or a new one.
-                client.let_go(address)
+                client.release_client(address)

@@ -142,8 +142,8 @@ class StrategyCoordinator(ClusterCoordinator):
                 fn = self._wrapped(fn, once)
         return super().schedule(fn, args, kwargs, **how)
 
-    def _taken(self, fn: Callable[..., Any]) -> FunctionSnapshot:
-        return super()._taken(self._wrapped(fn, self._is_once(None)) if callable(fn) else fn)
+    def _snapshot_of(self, fn: Callable[..., Any]) -> FunctionSnapshot:
+        return super()._snapshot_of(self._wrapped(fn, self._is_once(None)) if callable(fn) else fn)
 
     def _is_once(self, once: bool | None) -> bool:
         return self.strategy.aggregate == "sync" if once is None else once
@@ -222,7 +222,7 @@ class _Once:
         self.__module__ = getattr(fn, "__module__", type(fn).__module__)
 
     def __call__(self, key: str, /, *args: Any, **kwargs: Any) -> Any:
-        with task_context.once(key):
+        with task_context.update_key(key):
             return self._fn(*args, **kwargs)
 
 

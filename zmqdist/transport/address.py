@@ -1,7 +1,7 @@
-"""Addresses as people write them, `host:port`, and as ZeroMQ wants them, `tcp://host:port`.
+"""Addresses in two forms: `host:port`, as users write them, and `tcp://host:port`, as ZeroMQ takes them.
 
-IPv6 hosts stand in brackets: `[::1]:5050`. `localhost` means 127.0.0.1, on both ends, whatever the hosts file prefers.
-No names are looked up here.
+IPv6 hosts stand in brackets: `[::1]:5050`. `localhost` means 127.0.0.1 at both ends, so that the hosts file cannot make the two ends
+differ. Nothing here looks up a name.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from zmqdist.errors import InvalidArgumentError
 _KEY: Final = "#"
 
 DTS_PORT: Final = "%dts_port%"
-"""In an address that a worker advertises: the port of its elements (`WorkerConfig.data_transfer_address`)."""
+"""Placeholder in an address that a worker advertises: the port by which it serves elements (`WorkerConfig.data_transfer_address`)."""
 
 
 def split(address: str) -> tuple[str, int]:
-    """Host without brackets, and port (0 to 65535).
+    """Return the host without brackets, and the port (0 to 65535).
 
     Raises:
-      InvalidArgumentError: not `host:port`.
+      InvalidArgumentError: `address` is not `host:port`.
     """
     host, colon, port = address.rpartition(":")
     bracketed = host.startswith("[") and host.endswith("]")
@@ -33,25 +33,28 @@ def split(address: str) -> tuple[str, int]:
     return ("127.0.0.1" if host == "localhost" else "0.0.0.0" if host == "*" else host), int(port)
 
 
-def plain(address: str) -> str:
-    """An address without the `zmq://` that may stand before it. Raises TypeError: not a text."""
+def strip_scheme(address: str) -> str:
+    """Return an address without a leading `zmq://`. Raises TypeError if `address` is not a str."""
     if not isinstance(address, str):
         raise TypeError(f"an address is a str, as '127.0.0.1:5050', not {type(address).__name__}")
     return address.removeprefix("zmq://")
 
 
 def join(host: str, port: int) -> str:
-    """`host:port`, with brackets where they are needed."""
+    """Return `host:port`, with brackets around an IPv6 host."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def endpoint(address: str) -> str:
-    """`tcp://host:port`, as ZeroMQ wants it."""
+    """Return `tcp://host:port` for ZeroMQ. Raises as `split`."""
     return f"tcp://{join(*split(address))}"
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach the host: by its number, a name other than localhost proves nothing."""
+    """Return whether only this machine can reach `host`.
+
+    The answer depends on the IP number: a name other than localhost proves nothing, because a resolver decides where it leads.
+    """
     if host == "localhost":
         return True
     try:
@@ -61,12 +64,12 @@ def is_loopback(host: str) -> bool:
 
 
 def is_wildcard(host: str) -> bool:
-    """Whether a server that binds the host listens on all interfaces."""
+    """Return whether a server that binds the host listens on all interfaces."""
     return host in ("*", "0.0.0.0", "::")
 
 
 def is_name(host: str) -> bool:
-    """Whether the host has to be looked up."""
+    """Return whether the host has to be looked up."""
     try:
         ipaddress.ip_address(host)
     except ValueError:
@@ -75,23 +78,23 @@ def is_name(host: str) -> bool:
 
 
 def is_ipv6(host: str) -> bool:
-    """Whether the socket needs IPv6: a literal IPv6 address."""
+    """Return whether `host` is a literal IPv6 address, for which a socket needs IPv6 switched on."""
     return ":" in host
 
 
 def with_key(address: str, key: bytes) -> str:
-    """An address together with the public key of what listens there, as one text; without a key the address itself."""
+    """Return one text of an address and the public key of the socket that listens there; the address alone if `key` is empty."""
     return f"{address}{_KEY}{key.hex()}" if key else address
 
 
 def split_key(text: str) -> tuple[str, bytes]:
-    """What `with_key` was given.
+    """Return the address and the key that `with_key` joined.
 
     Raises:
-      InvalidArgumentError: what stands for the key is none.
+      InvalidArgumentError: the text after the address is not a key.
     """
     address, _, key = text.partition(_KEY)
     try:
         return address, bytes.fromhex(key)
     except ValueError:
-        raise InvalidArgumentError(f"{address} comes with something that is no public key") from None
+        raise InvalidArgumentError(f"the text after the address {address} is not a public key") from None

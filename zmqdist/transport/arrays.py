@@ -1,4 +1,4 @@
-"""Arrays in shared memory: `zmqdist.empty`, `empty_like` and `freeze`. How the memory works is in shm_pool.py."""
+"""Arrays in shared memory: `zmqdist.empty`, `empty_like` and `freeze`. shm_pool.py describes how the memory is shared."""
 
 from __future__ import annotations
 
@@ -9,49 +9,51 @@ import numpy.typing as npt
 from numpy.typing import NDArray
 
 from zmqdist.errors import InvalidArgumentError
-from zmqdist.limits import ARENA_DESCRIPTOR_BYTES_MIN
+from zmqdist.limits import SHM_DESCRIPTOR_BYTES_MIN
 from zmqdist.transport import shm_mapping
-from zmqdist.transport.shm_pool import this_arena
+from zmqdist.transport.shm_pool import this_pool
 from zmqdist.wire import arrays as wire_arrays
 from zmqdist.wire.arrays import bytes_of, is_fortran, is_frozen
 
 
 def empty(shape: int | tuple[int, ...], dtype: npt.DTypeLike = np.float64) -> NDArray[Any]:
-    """An array with any content, as `numpy.empty` makes it, but in shared memory: `freeze` then needs no copy.
+    """Return an uninitialized array, as `numpy.empty` does, but in shared memory, so that `freeze` needs no copy.
+
+    Use it for a large array that you fill once and then freeze. It occupies a file descriptor while it lives.
 
     Args:
       shape: as in NumPy.
-      dtype: any but those that hold Python objects.
+      dtype: any dtype except those that hold Python objects.
 
     Returns:
-      A writable array of this process. Where it is small, or there is no shared memory, an array as NumPy makes it.
+      A writable array of this process. An array below 1 MiB, or one for which there is no shared memory, is a plain NumPy array.
 
     Raises:
-      InvalidArgumentError: a dtype that holds Python objects.
+      InvalidArgumentError: the dtype holds Python objects.
       ValueError, MemoryError: as NumPy.
     """
     return _empty(shape, np.dtype(dtype), "C")
 
 
 def empty_like(a: NDArray[Any]) -> NDArray[Any]:
-    """`empty` with the shape, the dtype and the order of `a`. Raises as `freeze`."""
+    """Return `empty` with the shape, the dtype and the memory order of `a`. Raises as `freeze`."""
     _check_array("empty_like", a)
     return _empty(a.shape, a.dtype, _order(a))
 
 
 def freeze(a: NDArray[Any]) -> NDArray[Any]:
-    """An array of the same content that nobody can change any more, here or elsewhere; `a` itself stays as it is, and writable.
+    """Return an array of the same content that no process can change any more; `a` itself stays writable.
 
-    Sending it costs the same whatever its size, to processes of this host: all of them share its memory. It is read-only wherever it
-    arrives. It lives until the last process has let go of it.
+    Freeze an array that you send often, or to many processes of this host: they share its memory, so that sending it costs the same
+    whatever its size. It is read-only wherever it arrives. Its memory is freed when the last process has dropped it.
 
     Args:
-      a: an array; made by `empty` and whole it is frozen in place (its own memory becomes a private copy-on-write one), any other is
-        copied once. A frozen one is returned as it is.
+      a: an array. A whole array from `empty` is frozen in place, and its own memory becomes a private copy-on-write mapping; any other
+        array is copied once. A frozen array is returned as it is.
 
     Raises:
-      TypeError: not an array, or of a subclass: its mask, fields or rules would be lost.
-      InvalidArgumentError: it holds Python objects.
+      TypeError: `a` is not an array, or is of a subclass, whose mask, fields or rules would be lost.
+      InvalidArgumentError: `a` holds Python objects.
     """
     _check_array("freeze", a)
     if is_frozen(a) and a.flags.forc:
@@ -67,9 +69,9 @@ def _order(a: NDArray[Any]) -> Literal["C", "F"]:
 
 
 def _frozen_bytes(source: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    arena = this_arena() if source.nbytes >= ARENA_DESCRIPTOR_BYTES_MIN else None
-    if arena is not None:
-        frozen = arena.freeze(shm_mapping.address_of(source), source.nbytes) or arena.frozen_copy(source)
+    pool = this_pool() if source.nbytes >= SHM_DESCRIPTOR_BYTES_MIN else None
+    if pool is not None:
+        frozen = pool.freeze(shm_mapping.address_of(source), source.nbytes) or pool.frozen_copy(source)
         if frozen is not None:
             return frozen.array()[: source.nbytes]
     return wire_arrays.frozen(source.copy())
@@ -78,8 +80,8 @@ def _frozen_bytes(source: NDArray[np.uint8]) -> NDArray[np.uint8]:
 def _empty(shape: int | tuple[int, ...], dtype: np.dtype[Any], order: Literal["C", "F"]) -> NDArray[Any]:
     _check(dtype)
     count = int(np.prod(shape, dtype=object))
-    arena = this_arena() if count * dtype.itemsize >= ARENA_DESCRIPTOR_BYTES_MIN else None
-    memory_of_its_own = None if arena is None else arena.own_array(count * dtype.itemsize)
+    pool = this_pool() if count * dtype.itemsize >= SHM_DESCRIPTOR_BYTES_MIN else None
+    memory_of_its_own = None if pool is None else pool.user_array(count * dtype.itemsize)
     if memory_of_its_own is None:
         return np.empty(shape, dtype, order)
     array: NDArray[Any] = np.ndarray(shape, dtype, memory_of_its_own, order=order)

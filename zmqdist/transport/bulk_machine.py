@@ -1,29 +1,28 @@
-"""Large payloads in chunks: both ends of one connection's bulk lane, without I/O.
+"""Large payloads in chunks: both ends of one connection's bulk channel, without I/O.
 
-Rule 1: each end of a connection has one `Outbound` for what it sends and one `Inbound` for what it receives.
-Rule 2: the shell calls a method when something has happened; what it must do now is what the method returns.
-Rule 3: a wrong chunk is an outcome, not an exception: it ends its own transfer and nothing else.
+Rule 1: each end of a connection has one `OutboundTransfers` for what it sends and one `InboundTransfers` for what it receives.
+Rule 2: the caller reports an event by a method call, and does what the return value says.
+Rule 3: a wrong chunk is an outcome, not an exception: it ends its own transfer and no other.
 
 Theory of operation
-    A transfer is the large parts of one message, announced with their sizes in its header: so the receiver allocates each part once. Its
-    chunks follow as messages of their own, and between them other messages pass. Transfers take turns.
+    A transfer is the large parts of one message. The header of the message announces their sizes, so that the receiver allocates each
+    part once. The chunks of a transfer follow as messages of their own; other messages pass between them, and transfers take turns.
 
-    The window belongs to the connection, not to a transfer: what has been sent and not acknowledged lies in queues in front of every
-    small message, whichever transfer it is of. How large it is, and its chunks are, follows the link (pace.py). The receiver
-    acknowledges what it has taken out of the queue, wanted or not. So the end of a transfer, on either side and at any moment, has
-    nothing to settle.
+    The window belongs to the connection and not to a transfer, because unacknowledged bytes of any transfer lie in the queues before
+    every small message. The link decides how large the window and the chunks are (pace.py). The receiver acknowledges each chunk that
+    it has taken out of the queue, wanted or not, so that either side may end a transfer at any moment without settling anything.
 
 Promises, checked by tests/machines/test_bulk.py and in simulation (tests/sim/test_rpc.py)
-    P1  the chunks of a transfer leave in order and are its parts, each byte once; none is longer than its pace's
-    P2  no chunk leaves that its pace has no room for, whatever the number of transfers
-    P3  between two chunks of a transfer every other one that has chunks left has its turn
-    P4  a transfer is complete when each byte of it has arrived in order; the first chunk that is doubled, out of order or too long fails
-        it, once; nothing is accepted for a transfer that is complete, has failed or was ended
-    P5  what arrives is acknowledged, also of transfers that are over: at once, for the sender measures the link by that, but for the
-        first of two chunks of CHUNK_BYTES, which only a fast link has, and that only while more is awaited
-    P6  nothing is left of a transfer that is over
+    P1  The chunks of a transfer leave in order and contain each byte of its parts once; no chunk is longer than its pace allows.
+    P2  No chunk leaves for which its pace has no room, whatever the number of transfers.
+    P3  Between two chunks of a transfer, every other transfer that has chunks left sends one.
+    P4  A transfer is complete when each of its bytes has arrived in order. The first chunk that is repeated, out of order or too long
+        fails it, once. No chunk is accepted for a transfer that is complete, has failed or was ended.
+    P5  A chunk that arrives is acknowledged at once, also if its transfer is over, because the sender measures the link by that. The
+        exception is the first of two chunks of CHUNK_BYTES, while more is awaited: only a fast link has chunks of this size.
+    P6  Nothing is left of a transfer that is over.
 
-Not here: the memory and the socket (transfers.py), what the parts are (rpc/payload.py).
+Not here: the memory and the socket (transfers.py), the meaning of the parts (rpc/payload.py).
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from zmqdist.transport.pace import Pace
 
 
 class OutgoingChunk(NamedTuple):
-    """What to send next: `nbytes` of part `part` of transfer `id`, from `offset` on."""
+    """The chunk to send next: `nbytes` bytes of part `part` of transfer `id`, from `offset` on."""
 
     id: int
     part: int
@@ -44,8 +43,8 @@ class OutgoingChunk(NamedTuple):
     nbytes: int
 
 
-class _Place:
-    """How far a transfer has come: `part` is the first that is not complete, len(sizes) at the end."""
+class _Progress:
+    """How far a transfer has come. `part` is the first part that is not complete; it equals len(sizes) at the end."""
 
     __slots__ = ("offset", "part", "sizes", "total")
 
@@ -57,12 +56,12 @@ class _Place:
         self.advance(0)
 
     @property
-    def left(self) -> int:
-        """Bytes of the present part."""
+    def part_bytes_left(self) -> int:
+        """Bytes of the current part that are not done yet."""
         return self.sizes[self.part] - self.offset
 
     def advance(self, nbytes: int) -> bool:
-        """So many bytes of the present part are done; whether all are."""
+        """Count `nbytes` bytes of the current part as done; return whether all parts are complete."""
         self.offset += nbytes
         while self.part < len(self.sizes) and self.offset == self.sizes[self.part]:
             self.part += 1
@@ -70,120 +69,120 @@ class _Place:
         return self.part == len(self.sizes)
 
 
-class Outbound:
-    """The transfers that leave by one connection.
+class OutboundTransfers:
+    """The transfers that leave through one connection.
 
     Attributes:
-      pace: how much may be on the way, and how much is.
+      pace: how many bytes may be unacknowledged, and how many are.
     """
 
     def __init__(self, pace: Pace | None = None) -> None:
         self.pace = Pace() if pace is None else pace
-        self._turns: dict[int, _Place] = {}
+        self._queue: dict[int, _Progress] = {}
 
     def __len__(self) -> int:
-        return len(self._turns)
+        return len(self._queue)
 
     def __contains__(self, id: int) -> bool:
-        return id in self._turns
+        return id in self._queue
 
     def begun(self, id: int, sizes: Sequence[int]) -> None:
-        """The header of a transfer has left.
+        """Note that the header of a transfer was sent.
 
         Args:
-          id: not in use.
-          sizes: bytes of each part, 0 for one that goes another way; at least one is more.
+          id: a number that is not in use.
+          sizes: bytes of each part, 0 for a part that does not travel in chunks. At least one size is not 0.
         """
-        assert id not in self._turns
-        self._turns[id] = _Place(sizes)
+        assert id not in self._queue
+        self._queue[id] = _Progress(sizes)
 
     @property
-    def left(self) -> int:
-        """Bytes that have not been sent, or not acknowledged."""
-        unsent = sum(sum(place.sizes[place.part :]) - place.offset for place in self._turns.values())
+    def bytes_left(self) -> int:
+        """Bytes that are unsent or unacknowledged."""
+        unsent = sum(sum(place.sizes[place.part :]) - place.offset for place in self._queue.values())
         return self.pace.unacknowledged + unsent
 
-    def next(self, now: float) -> OutgoingChunk | None:
-        """The chunk to send now, which counts as sent; None when nothing is left or the window is full."""
-        for id, place in self._turns.items():
-            nbytes = min(place.left, self.pace.chunk_bytes)
+    def next_chunk(self, now: float) -> OutgoingChunk | None:
+        """Return the chunk to send now and count it as sent; None if nothing is left or the window is full."""
+        for id, place in self._queue.items():
+            nbytes = min(place.part_bytes_left, self.pace.chunk_bytes)
             if not self.pace.fits(nbytes):
                 return None
             piece = OutgoingChunk(id, place.part, place.offset, nbytes)
             self.pace.sent(nbytes, now)
-            del self._turns[id]
+            del self._queue[id]
             if not place.advance(nbytes):
-                self._turns[id] = place  # behind the others
+                self._queue[id] = place  # at the end: the other transfers send a chunk first (P3)
             return piece
         return None
 
     def acknowledged(self, nbytes: int, now: float) -> bool:
-        """The other side has taken so many bytes out of the queue; False: more than were sent, a fault of it that changes nothing."""
+        """Note that the receiver has taken `nbytes` bytes from its queue. Return False, and change nothing, if fewer bytes were sent."""
         return self.pace.acknowledged(nbytes, now)
 
     def ended(self, id: int) -> bool:
-        """Nobody wants the rest of a transfer; False: all of it was sent, or it was none."""
-        return self._turns.pop(id, None) is not None
+        """Drop the rest of a transfer; return False if it was sent completely, or the id is unknown."""
+        return self._queue.pop(id, None) is not None
 
 
 LATE: Final = 0
-"""Of a transfer that is over: throw the chunk away."""
+"""The transfer of the chunk is over: discard the chunk."""
 MORE: Final = 1
-"""Accepted; others will follow."""
+"""The chunk was accepted; others will follow."""
 DONE: Final = 2
-"""Accepted; it was the last of its transfer, which is over."""
+"""The chunk was accepted and was the last one: the transfer is complete."""
 WRONG: Final = 3
-"""Not what belongs here: the transfer has failed and is over; `problem` says why."""
+"""The chunk does not fit: the transfer has failed, and `problem` says why."""
 
 
-class Inbound:
-    """The transfers that arrive by one connection.
+class InboundTransfers:
+    """The transfers that arrive through one connection.
 
     Attributes:
-      announced: bytes of the transfers that have not ended, arrived or not.
-      late: chunks that nobody wanted any more.
-      problem: of the last WRONG.
+      announced: bytes of all transfers that have not ended, arrived or not.
+      late: number of chunks that arrived after their transfer was over.
+      problem: why the last WRONG chunk did not fit.
     """
 
     def __init__(self) -> None:
         self.announced = 0
         self.late = 0
         self.problem = ""
-        self._taken = 0
-        self._places: dict[int, _Place] = {}
+        self._uncredited = 0
+        self._progress: dict[int, _Progress] = {}
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._progress)
 
     def __contains__(self, id: int) -> bool:
-        return id in self._places
+        return id in self._progress
 
     def begun(self, id: int, sizes: Sequence[int]) -> None:
-        """The header of a transfer has arrived. Args as in `Outbound.begun`."""
-        assert id not in self._places
-        place = self._places[id] = _Place(sizes)
+        """Note that the header of a transfer has arrived. Args as in `OutboundTransfers.begun`."""
+        assert id not in self._progress
+        place = self._progress[id] = _Progress(sizes)
         self.announced += place.total
 
-    def room(self, id: int, part: int, offset: int) -> int:
-        """How many bytes may arrive there now; 0: none, the chunk that says so is late or wrong."""
-        place = self._places.get(id)
+    def room_at(self, id: int, part: int, offset: int) -> int:
+        """Return how many bytes may be written at this place now; 0 means that a chunk for this place is late or wrong."""
+        place = self._progress.get(id)
         if place is None or (place.part, place.offset) != (part, offset):
             return 0
-        return place.left
+        return place.part_bytes_left
 
     def arrived(self, id: int, part: int, offset: int, nbytes: int) -> int:
-        """A chunk was taken out of the queue: LATE, MORE, DONE or WRONG, and `credit` says what to acknowledge in any case.
+        """Note that a chunk was taken out of the queue. Return LATE, MORE, DONE or WRONG; `credit_after` must be called in each case.
 
-        Its bytes were written only where there was `room`.
+        The caller has written the bytes of the chunk only if `room_at` allowed them.
         """
-        place = self._places.get(id)
+        place = self._progress.get(id)
         if place is None:
             self.late += 1
             return LATE
-        if (place.part, place.offset) != (part, offset) or not 0 < nbytes <= place.left:
+        if (place.part, place.offset) != (part, offset) or not 0 < nbytes <= place.part_bytes_left:
             self.problem = (
                 f"a chunk of {nbytes} bytes at {offset} of part {part}, "
-                f"where at most {place.left} at {place.offset} of part {place.part} belong"
+                f"where at most {place.part_bytes_left} at {place.offset} of part {place.part} belong"
             )
             self.ended(id)
             return WRONG
@@ -192,24 +191,24 @@ class Inbound:
             return DONE
         return MORE
 
-    def credit(self, nbytes: int) -> int:
-        """How many bytes to acknowledge after a chunk of so many; 0: none yet."""
-        if self._taken == 0 and nbytes == CHUNK_BYTES and self._places:
-            self._taken = nbytes
+    def credit_after(self, nbytes: int) -> int:
+        """Return how many bytes to acknowledge after a chunk of `nbytes`; 0 to acknowledge none yet (P5)."""
+        if self._uncredited == 0 and nbytes == CHUNK_BYTES and self._progress:
+            self._uncredited = nbytes
             return 0
-        taken, self._taken = self._taken + nbytes, 0
+        taken, self._uncredited = self._uncredited + nbytes, 0
         return taken
 
-    def owed(self) -> int:
-        """How many bytes to acknowledge although no chunk has arrived: nothing is awaited, so none will."""
-        if self._places:
+    def idle_credit(self) -> int:
+        """Return how many bytes to acknowledge although no chunk has arrived: what P5 held back, if no more chunks are awaited."""
+        if self._progress:
             return 0
-        taken, self._taken = self._taken, 0
+        taken, self._uncredited = self._uncredited, 0
         return taken
 
     def ended(self, id: int) -> bool:
-        """Nobody wants the rest of a transfer; False: it is over, or was none."""
-        place = self._places.pop(id, None)
+        """Drop the rest of a transfer; return False if it was over already, or the id is unknown."""
+        place = self._progress.pop(id, None)
         if place is None:
             return False
         self.announced -= place.total

@@ -1,38 +1,38 @@
-"""Questions with answers: the call tables of both ends, and no I/O.
+"""Calls and replies: the call tables of the client and of the server, without I/O.
 
-Rule 1: a method is an event (past tense), what it returns is what the shell must now do: messages to send, or calls that
-        have ended and whose waiters must be told. Nothing here waits, reads a clock or touches a socket.
-Rule 2: each table belongs to one shell, which calls it under its lock (client) or in its loop (server).
-Rule 3: a blocking call passes through here twice on each side, so the hot path is one record a call and plain dicts.
+Rule 1: a method is an event (past tense), and its return value says what the caller must do now: which messages to send, or which
+        calls have ended, so that their waiters can be woken. Nothing here waits, reads a clock or touches a socket.
+Rule 2: each table has one owner, which calls it under its lock (client) or in its loop (server).
+Rule 3: every blocking call passes here twice on each side, so the hot path is one record for each call and plain dicts.
 
 Theory of operation
-    The client's calls are either waiting (to be sent) or in flight (sent, naming the incarnation of the server they were meant
-    for). Without a server they all wait for one. With a server they wait for company: the first leaves at once, and those
-    that are asked while it is in flight leave together, when an answer arrives, when somebody wants one of them, or when
-    a message is full. When the connection goes, what is in flight has ended with UNAVAILABLE - it may have happened, so it is
-    never sent again - and what waits goes on waiting for a server.
-    So that no client fills a server's memory, arguments leave unasked only while those of unanswered calls are within a window.
-    Beyond it a call with large parts is sent without them: the server lets them in when it has room. Any other call is held back
-    until answers have come, unless it is so small that it does not count (`counted`, the rule of both ends): those pass, so that
-    a handler can wait for a small call of the very client whose large ones keep the server busy.
-    The server takes a call only when it names this life of it, holds at most `pending_max` of one peer, and drops what
-    nobody waits for any more: cancelled, past its time, or of a peer that has gone.
+    A client's call is either waiting (not sent yet) or in flight (sent to one incarnation of the server). Without a server all calls
+    wait for one. With a server they wait to be batched: the first call leaves at once, and those made while it is in flight leave
+    together when a reply arrives, when a thread waits for one of them, or when a message is full. When the connection is lost, the
+    calls in flight end with UNAVAILABLE: the server may have executed them, so they are never sent again. Waiting calls go on waiting.
+    The bound on eager arguments: a client must not fill the server's memory, so it sends arguments before the server has room for them
+    only while those of unanswered calls fit into a window. Beyond the window a call with large parts is sent without these parts, and
+    the server requests them when it has room. Any other call is held back until replies have arrived, unless it is so small that it
+    does not count (`counted_bytes`, the same rule at both ends). Small calls pass, so that a handler can wait for a small call of the
+    very client whose large calls keep the server busy.
+    The server accepts a call only if it names the server's incarnation, and if the peer has fewer than `pending_max` unanswered calls.
+    It drops a call that is no longer wanted: cancelled, past its deadline, or of a peer whose connection has ended.
 
 Promises, checked by tests/machines/test_calls.py and in simulation (tests/sim/test_rpc.py)
-    P1  a call ends exactly once: value, remote error, DEADLINE_EXCEEDED, CANCELLED, UNAVAILABLE, or the refusal's error
-    P2  a call is sent at most once that could be delivered; one that was in flight is never sent again
-    P3  a call is sent only to a server whose hello is known, and names its incarnation
-    P4  nothing is left in a table of a call that has ended, or of a peer that has gone
-    P5  no call of another incarnation is ever started
-    P6  a peer has at most `pending_max` calls unanswered; the next is answered RESOURCE_EXHAUSTED
-    P7  calls leave in the order of asking, but for those that are held back (P9); one message has at most BATCH_ITEMS_MAX of them
-        and closes at BATCH_BYTES_MAX; a call with frames has one of its own
-    P8  a call does not wait for company when nothing is in flight, when a full message waits, or when it has frames
-    P9  arguments of unanswered calls that were sent unasked and count are at most `unasked_max` bytes, or one call; those of a call
-        with more than CHUNK_BYTES in its frames leave later where they do not fit, other calls that count are held back, in the
-        order of asking, and neither stands in the way of a call that counts nothing
+    P1  A call ends exactly once: value, remote error, DEADLINE_EXCEEDED, CANCELLED, UNAVAILABLE, or the error of the refusal.
+    P2  Of all attempts to send a call at most one is delivered; a call that was in flight is never sent again.
+    P3  A call is sent only to a server whose hello has arrived, and names the incarnation in that hello.
+    P4  A table keeps nothing of a call that has ended, or of a peer whose connection has ended.
+    P5  A call for another incarnation is never started.
+    P6  A peer has at most `pending_max` unanswered calls; the reply to the next one is RESOURCE_EXHAUSTED.
+    P7  Calls leave in the order in which they were made, except those that are held back (P9). A message has at most BATCH_ITEMS_MAX
+        calls and is closed at BATCH_BYTES_MAX; a call with frames has a message of its own.
+    P8  A call does not wait to be batched if nothing is in flight, if a full message waits, or if it has frames.
+    P9  The counted arguments that unanswered calls have sent eagerly are at most `eager_bytes_max` bytes, or those of one call. Where a
+        call with more than CHUNK_BYTES in its frames does not fit, its frames leave later; other counted calls are held back in the
+        order in which they were made. Neither delays a call that counts nothing.
 
-Not here: what is in a body (wire/safe.py), who waits for a call and how (channel.py), who runs it (rpc/service.py).
+Not here: the content of a body (wire/safe.py), the threads that wait (channel.py), the execution of a call (rpc/service.py).
 """
 
 from __future__ import annotations
@@ -47,45 +47,49 @@ from zmqdist.limits import (
     BATCH_ITEMS_MAX,
     CALLS_PENDING_MAX,
     CHUNK_BYTES,
-    UNASKED_BYTES_MAX,
+    EAGER_BYTES_MAX,
     UNCOUNTED_BYTES_MAX,
 )
 from zmqdist.messages import Call, CancelCall, Reply
 
-FAR_S: Final = 1e9
-"""A call that is due later than that, on the shell's clock, is due never: 30 years."""
+NEVER_S: Final = 1e9
+"""Seconds on the owner's clock, 30 years: a call that is due later has no deadline."""
 
 Frames: TypeAlias = Sequence[Any]
-"""Payload frames: buffers that only the two ends look into."""
+"""Payload frames: buffers whose content only the two ends interpret."""
 
 
 def nbytes_of(frames: Frames) -> int:
-    """Bytes of buffers of any kind."""
+    """Return the bytes of a sequence of buffers of any kind."""
     return sum(frame.nbytes if hasattr(frame, "nbytes") else len(frame) for frame in frames)
 
 
-def counted(body: bytes, frames: Frames) -> int:
-    """What the arguments of a call count in bytes, among those that were sent unasked: nothing, if they are small. At both ends."""
+def counted_bytes(body: bytes, frames: Frames) -> int:
+    """Return how many bytes the arguments of a call count against the bound on eager arguments: 0 if they are small. Both ends use
+    this rule.
+    """
     nbytes = len(body) + nbytes_of(frames) if frames else len(body)
     return nbytes if nbytes > UNCOUNTED_BYTES_MAX else 0
 
 
 class ClientCall:
-    """One question, from `asked` to its end.
+    """One call of a client, from `submitted` to its end.
 
     Attributes:
-      method, body, frames: what is asked; the shell empties body and frames once they are sent.
-      due: when the caller stops waiting, on the shell's clock in seconds; `inf` for never.
-      id: number in the table, 0 before `asked`.
-      ended: whether it has ended; then `code` (0: value), `message`, and `body` and `frames` of the answer.
-      waits_for_server: False: it ends with UNAVAILABLE where it would have to wait for a server to appear.
-      bounded: False: it is left out of P9, because the method that it asks for begins at once, and has bounds of its own.
-      nbytes: what it counts of P9, 0 before `asked`; `held`: it was sent without its large parts.
-      room: where large parts of the answer are received; None for wherever the shell likes.
-      waiters, callbacks: the shell's own; empty until it needs them.
+      method, body, frames: the request; the owner empties `body` and `frames` once they are sent.
+      due: time on the owner's clock, in seconds, at which the caller stops waiting; `inf` for never.
+      id: number in the table, 0 before `submitted`.
+      ended: whether the call has ended. Then `code` (0: a value), `message`, `body` and `frames` are those of the reply.
+      waits_for_server: False if the call ends with UNAVAILABLE where it would have to wait for a server to appear.
+      bounded: False for a call that P9 ignores, because its method begins at once and has bounds of its own.
+      nbytes: the bytes that it counts for P9, 0 before `submitted`.
+      held: the call was sent without its large parts.
+      allocate: gives the memory into which large parts of the reply are received; None for fresh memory.
+      waiters, callbacks: lists of the owner, None until it needs them.
     """
 
     __slots__ = (
+        "allocate",
         "body",
         "bounded",
         "callbacks",
@@ -98,7 +102,6 @@ class ClientCall:
         "message",
         "method",
         "nbytes",
-        "room",
         "waiters",
         "waits_for_server",
     )
@@ -116,12 +119,12 @@ class ClientCall:
         self.bounded = True
         self.nbytes = 0
         self.held = False
-        self.room: Any = None
+        self.allocate: Any = None
         self.waiters: Any = None
         self.callbacks: Any = None
 
     def end(self, code: int, message: str, body: bytes = b"", frames: Frames = ()) -> None:
-        """What the tables do; besides them only whoever never gave the call to one may do it."""
+        """End the call. The tables do this; another caller may do it only for a call that it never gave to a table."""
         self.code = code
         self.message = message
         self.body = body
@@ -133,22 +136,23 @@ class ClientCalls:
     """The calls of one client to one address.
 
     Attributes:
-      incarnation: of the server that is connected; 0 while none is.
-      in_flight, waiting: the calls by number, in the order of asking; those that wait do so for a server, or for company.
-      waiting_bytes: of the bodies of those in `waiting`.
-      unasked: bytes of arguments that were sent unasked, of the calls in flight (P9).
-      held_back: the calls that wait for answers, in the order of asking: all were asked before those in `waiting`.
-      deadline: when `ticked` must be called at the latest: no call is due before. `inf` when none has a deadline.
+      incarnation: the connected server's; 0 while none is connected.
+      in_flight: sent calls by number, in the order in which they were made.
+      waiting: unsent calls by number, in the same order; they wait for a server or to be batched.
+      waiting_bytes: bytes of the bodies in `waiting`.
+      eager_bytes: counted bytes of arguments that calls in flight have sent eagerly (P9).
+      held_back: calls that wait for replies to others (P9), in order. *Invariant*: each was made before all in `waiting`.
+      deadline: latest time for the next `ticked`; `inf` if no call has a deadline. *Invariant*: no call is due before it.
     """
 
     def __init__(
-        self, address: str, pending_max: int = CALLS_PENDING_MAX, unasked_max: int = UNASKED_BYTES_MAX
+        self, address: str, pending_max: int = CALLS_PENDING_MAX, eager_bytes_max: int = EAGER_BYTES_MAX
     ) -> None:
         self._address = address
         self._pending_max = pending_max
-        self._unasked_max = unasked_max
+        self._eager_bytes_max = eager_bytes_max
         self._last_id = 0
-        self.unasked = 0
+        self.eager_bytes = 0
         self.deadline = inf
         self.waiting_bytes = 0
         self.incarnation = 0
@@ -156,11 +160,11 @@ class ClientCalls:
         self.waiting: dict[int, ClientCall] = {}
         self.held_back: dict[int, ClientCall] = {}
 
-    def asked(self, call: ClientCall) -> bool:
-        """A new call. It waits, or has ended here (then `ended` is set): there are too many, or no server for one that waits for none.
+    def submitted(self, call: ClientCall) -> bool:
+        """Add a new call. It waits, or ends here with `ended` set: too many calls are open, or it needs a server and none is connected.
 
         Returns:
-          Whether what waits should leave now, although nobody wants an answer yet (P8).
+          Whether the waiting calls should leave now, although no thread wants a reply yet (P8).
         """
         waiting, in_flight = self.waiting, self.in_flight
         if len(in_flight) + len(waiting) + len(self.held_back) >= self._pending_max:
@@ -169,7 +173,7 @@ class ClientCalls:
             )
             return False
         if not self.incarnation and not call.waits_for_server:
-            call.end(UNAVAILABLE, f"the server at {self._address} has gone; the call of {call.method!r} was not sent")
+            call.end(UNAVAILABLE, f"the server at {self._address} has ended; the call of {call.method!r} was not sent")
             return False
         self._last_id = call.id = self._last_id + 1
         if call.due < self.deadline:
@@ -177,7 +181,7 @@ class ClientCalls:
         nbytes = len(call.body)
         self.waiting_bytes += nbytes
         if call.bounded:
-            call.nbytes = counted(call.body, call.frames)
+            call.nbytes = counted_bytes(call.body, call.frames)
         waiting[call.id] = call
         return self.incarnation != 0 and (
             not in_flight
@@ -187,26 +191,30 @@ class ClientCalls:
         )
 
     def next_message(self) -> list[ClientCall]:
-        """The calls to be sent as one message, in flight from now on; none when none may leave, or no server is known."""
+        """Return the calls to send as one message, and count them as in flight; an empty list if no call may leave or no server is
+        known.
+        """
         if not self.incarnation:
             return []
         waiting = self.waiting
         if self.held_back:
-            if calls := self._leave(self.held_back):
+            if calls := self._next_calls(self.held_back):
                 return calls
         elif len(waiting) == 1:
             number, call = waiting.popitem()
             self.waiting_bytes = 0
-            if call.nbytes and not self._may_leave(call):
+            if call.nbytes and not self._may_send(call):
                 self.held_back[number] = call
                 return []
             self.in_flight[number] = call
-            self.unasked += call.nbytes
+            self.eager_bytes += call.nbytes
             return [call]
-        return self._leave(waiting) if waiting else []
+        return self._next_calls(waiting) if waiting else []
 
-    def _leave(self, source: dict[int, ClientCall]) -> list[ClientCall]:
-        """The first calls of `held_back` or `waiting`, as many as make a message. Those of `waiting` that may not leave are held back."""
+    def _next_calls(self, source: dict[int, ClientCall]) -> list[ClientCall]:
+        """Remove from `source` (`held_back` or `waiting`) the first calls that make one message. Waiting calls that may not leave are
+        held back.
+        """
         held_back = self.held_back
         resumes = source is held_back
         calls: list[ClientCall] = []
@@ -216,12 +224,12 @@ class ClientCalls:
             if call.frames and calls:
                 break
             if call.nbytes:
-                if not self._may_leave(call, resumes or not (held_back or behind)):
+                if not self._may_send(call, resumes or not (held_back or behind)):
                     if resumes:
                         break
                     behind.append(call)
                     continue
-                self.unasked += call.nbytes
+                self.eager_bytes += call.nbytes
             calls.append(call)
             byte_count += len(call.body)
             if call.frames or len(calls) >= BATCH_ITEMS_MAX or byte_count >= BATCH_BYTES_MAX:
@@ -238,66 +246,69 @@ class ClientCalls:
                 held_back[call.id] = source.pop(call.id)
         return calls
 
-    def _may_leave(self, call: ClientCall, first: bool = True) -> bool:
-        """P9 for a call that counts: whether it may leave now, perhaps without its large parts.
+    def _may_send(self, call: ClientCall, first: bool = True) -> bool:
+        """Apply P9 to a call that counts: return whether it may leave now, perhaps without its large parts.
 
         Args:
-          first: no call is held back that was asked before it.
+          first: whether no call that was made before it is held back.
         """
-        if first and self.unasked + call.nbytes <= self._unasked_max:
+        if first and self.eager_bytes + call.nbytes <= self._eager_bytes_max:
             return True
         if call.frames and nbytes_of(call.frames) > CHUNK_BYTES:
             call.held, call.nbytes = True, 0
             return True
-        return first and not self.unasked
+        return first and not self.eager_bytes
 
-    def waits(self, call: ClientCall) -> bool:
-        """Whether it has not been sent: for a server, for company or for answers to others."""
+    def is_unsent(self, call: ClientCall) -> bool:
+        """Return whether a call has not been sent: it waits for a server, to be batched, or for replies to others."""
         return call.id in self.waiting or call.id in self.held_back
 
     def request(self, call: ClientCall, now: float) -> Call:
-        """What the server is told of a call."""
-        left_ms = max(1, ceil((call.due - now) * 1000)) if call.due < FAR_S else 0
+        """Return the message for a call, with the time that is left until its deadline."""
+        left_ms = max(1, ceil((call.due - now) * 1000)) if call.due < NEVER_S else 0
         return Call(call.id, call.method, self.incarnation, left_ms, call.body, (), call.held)
 
     def undelivered(self, calls: list[ClientCall]) -> None:
-        """The message of these calls could not be handed to the connection: they were not sent, so they wait, before the others."""
+        """Note that the message of these calls could not be handed to the connection: they wait again, before the others."""
         unsent = {call.id: call for call in calls if self.in_flight.pop(call.id, None) is not None}
-        self.unasked -= sum(call.nbytes for call in unsent.values())
-        self._wait_again(unsent)
+        self.eager_bytes -= sum(call.nbytes for call in unsent.values())
+        self._requeue(unsent)
 
     def server_up(self, incarnation: int) -> None:
-        """A server's hello arrived: what waits can be sent."""
+        """Note that a server's hello has arrived: waiting calls may be sent."""
         self.incarnation = incarnation
 
     def server_leaving(self) -> None:
-        """The server said goodbye: it still answers what it has, and takes nothing new. New calls wait for its next life."""
+        """Note that the server said goodbye: it replies to the calls in flight and accepts no new one. New calls wait for its next
+        incarnation.
+        """
         self.incarnation = 0
-        self._wait_again({})
+        self._requeue({})
 
     def connection_lost(self) -> list[ClientCall]:
-        """The connection has ended, and what it had brought was read: the calls that ended with it."""
+        """Note that the connection has ended and everything that it had delivered was read. Return the calls that ended with it."""
         self.incarnation = 0
-        self.unasked = 0
-        self._wait_again({})
+        self.eager_bytes = 0
+        self._requeue({})
         ended = list(self.in_flight.values())
         self.in_flight.clear()
         for call in ended:
             call.end(
                 UNAVAILABLE,
-                f"the connection to {self._address} went while the call of {call.method!r} was in flight; it may have been carried out",
+                f"the connection to {self._address} was lost while the call of {call.method!r} was in flight; "
+                "the server may have executed it",
             )
         for call in [call for call in self.waiting.values() if not call.waits_for_server]:
             self._forget(call)
-            call.end(UNAVAILABLE, f"the server at {self._address} has gone; the call of {call.method!r} was not sent")
+            call.end(UNAVAILABLE, f"the server at {self._address} has ended; the call of {call.method!r} was not sent")
             ended.append(call)
         return ended
 
-    def answered(self, reply: Reply, frames: Frames) -> ClientCall | None:
-        """An answer arrived: the call that ended; None when nobody waits for it any more."""
+    def replied(self, reply: Reply, frames: Frames) -> ClientCall | None:
+        """Note that a reply has arrived. Return the call that ended; None if it had ended before."""
         call = self.in_flight.pop(reply.id, None)
         if call is not None:
-            self.unasked -= call.nbytes
+            self.eager_bytes -= call.nbytes
             call.code = reply.code
             call.message = reply.message
             call.body = reply.body
@@ -306,7 +317,9 @@ class ClientCalls:
         return call
 
     def cancelled(self, call: ClientCall) -> CancelCall | None:
-        """The caller gives up: the call has ended, unless it had before. What to tell the server, if anything."""
+        """End a call that its caller cancels, unless it has ended. Return the message for the server; None if the server does not know
+        the call.
+        """
         if call.ended:
             return None
         in_flight = self._forget(call)
@@ -314,7 +327,7 @@ class ClientCalls:
         return CancelCall(call.id) if in_flight else None
 
     def ticked(self, now: float) -> list[ClientCall]:
-        """The calls whose time has passed. The server is not told: it knows the time that was left."""
+        """End and return the calls whose deadline has passed. The server needs no message: each request says how much time was left."""
         if now < self.deadline:
             return []
         ended = [call for calls in self._tables() for call in calls.values() if call.due <= now]
@@ -326,13 +339,13 @@ class ClientCalls:
         return ended
 
     def failed(self, code: int, message: str) -> list[ClientCall]:
-        """The server refuses this client, or the client is closed: every call has ended with this error."""
+        """End all calls with this error, because the server refuses this client or the client is closed; return them."""
         self.incarnation = 0
         ended = [call for calls in self._tables() for call in calls.values()]
         for calls in self._tables():
             calls.clear()
         self.waiting_bytes = 0
-        self.unasked = 0
+        self.eager_bytes = 0
         for call in ended:
             call.end(code, message)
         return ended
@@ -340,8 +353,8 @@ class ClientCalls:
     def _tables(self) -> tuple[dict[int, ClientCall], ...]:
         return self.in_flight, self.held_back, self.waiting
 
-    def _wait_again(self, unsent: dict[int, ClientCall]) -> None:
-        """These, and all that are held back, wait with the others, in the order of asking."""
+    def _requeue(self, unsent: dict[int, ClientCall]) -> None:
+        """Put these calls, and all that are held back, among the waiting ones, in the order in which they were made."""
         if unsent or self.held_back:
             again = {**unsent, **self.held_back}
             self.waiting_bytes += sum(len(call.body) for call in again.values())
@@ -349,9 +362,9 @@ class ClientCalls:
             self.waiting = dict(sorted({**again, **self.waiting}.items()))
 
     def _forget(self, call: ClientCall) -> bool:
-        """Take it out of the table, which may make room for what is held back; whether it was in flight."""
+        """Take a call out of the table, which may make room for one that is held back. Return whether it was in flight."""
         if self.in_flight.pop(call.id, None) is not None:
-            self.unasked -= call.nbytes
+            self.eager_bytes -= call.nbytes
             return True
         if self.waiting.pop(call.id, None) is not None:
             self.waiting_bytes -= len(call.body)
@@ -361,10 +374,12 @@ class ClientCalls:
 
 
 class ServedCall:
-    """One call that a server holds. `wanted` may be asked from any thread, the rest is the loop's.
+    """One call that a server holds. Any thread may call `is_wanted`; the rest belongs to the loop.
 
     Attributes:
-      on_dropped: the shell's own: what to do when nobody waits for it any more; None for nothing.
+      dropped: the call was cancelled, finished, or its connection has ended.
+      due: time on the server's clock at which the caller stops waiting; `inf` for never.
+      on_dropped: set by the owner: a function to call when the call is no longer wanted; None for nothing to do.
     """
 
     __slots__ = ("dropped", "due", "id", "on_dropped", "peer")
@@ -376,8 +391,8 @@ class ServedCall:
         self.dropped = False
         self.on_dropped: Any = None
 
-    def wanted(self, now: float) -> bool:
-        """Whether somebody still waits for the answer."""
+    def is_wanted(self, now: float) -> bool:
+        """Return whether the caller still waits for the reply."""
         return not self.dropped and now < self.due
 
 
@@ -389,22 +404,22 @@ class ServerCalls:
         self._pending_max = pending_max
         self._by_peer: dict[Hashable, dict[int, ServedCall]] = {}
         self.repeated = 0
-        """Calls refused because their number was in use: a fault of the peer."""
+        """Number of calls refused because their number was in use: a fault of the peer."""
 
     def __len__(self) -> int:
         return sum(map(len, self._by_peer.values()))
 
-    def stale(self, call: Call) -> Reply | None:
-        """The answer to a call that was meant for another life of this server; None for one that was meant for this one."""
+    def stale_reply(self, call: Call) -> Reply | None:
+        """Return the refusal of a call for another incarnation of this server; None for a call to this one."""
         if call.incarnation == self._incarnation:
             return None
         return Reply(
-            call.id, UNAVAILABLE, "the call was meant for an earlier life of this server; it was not carried out", b""
+            call.id, UNAVAILABLE, "the call was for an earlier incarnation of this server; it was not executed", b""
         )
 
-    def called(self, peer: Hashable, call: Call, now: float) -> ServedCall | Reply:
-        """A call that will take its time: its record, or the answer that refuses it."""
-        refused = self.stale(call)
+    def call_arrived(self, peer: Hashable, call: Call, now: float) -> ServedCall | Reply:
+        """Record a call whose reply will take time. Return its record, or the reply that refuses it."""
+        refused = self.stale_reply(call)
         if refused is not None:
             return refused
         calls = self._by_peer.setdefault(peer, {})
@@ -417,24 +432,24 @@ class ServerCalls:
         return served
 
     def finished(self, served: ServedCall, now: float = -inf) -> bool:
-        """It was run, or turned out to be unwanted: whether an answer is to be sent. True once.
+        """Forget a call that was run, or is not wanted. Return whether to send its reply: True at most once for each call.
 
-        After the deadline none is: a function that was told so by `cancelled()` has given up, and what it returned is no result.
-        Its caller's own deadline was earlier.
+        After the deadline the reply is not sent: a function that `cancelled()` has stopped may have returned anything, and the caller's own
+        deadline was earlier.
         """
         calls = self._by_peer.get(served.peer)
         if calls is not None and calls.get(served.id) is served:
             del calls[served.id]
             if not calls:
                 del self._by_peer[served.peer]
-        wanted, served.dropped = served.wanted(now), True
+        wanted, served.dropped = served.is_wanted(now), True
         return wanted
 
     def cancelled(self, peer: Hashable, id: int) -> ServedCall | None:
-        """Nobody waits for this call any more: it is not started, and not answered. It counts until it is `finished`.
+        """Mark a call as not wanted: it is not started, and no reply is sent. It counts until it is `finished`.
 
         Returns:
-          The call; None when it was answered, or cancelled, before.
+          The call; None if it had its reply, or was cancelled, before.
         """
         served = self._by_peer.get(peer, {}).get(id)
         if served is None or served.dropped:
@@ -442,14 +457,14 @@ class ServerCalls:
         served.dropped = True
         return served
 
-    def withdrawn(self, peer: Hashable, id: int) -> None:
-        """The arguments of this call will not arrive: it is not run."""
+    def arguments_lost(self, peer: Hashable, id: int) -> None:
+        """Forget a call whose arguments will not arrive: it is not run."""
         served = self._by_peer.get(peer, {}).get(id)
         if served is not None:
             self.finished(served)
 
     def peer_gone(self, peer: Hashable) -> list[ServedCall]:
-        """The connection has ended: its calls are as if cancelled. Those that were not before."""
+        """Drop all calls of a connection that has ended; return those that were still wanted."""
         dropped = [served for served in self._by_peer.pop(peer, {}).values() if not served.dropped]
         for served in dropped:
             served.dropped = True

@@ -1,13 +1,13 @@
-"""One client's calls, table and socket together, without any threads: what channel.py does under its lock.
+"""One client's call table and socket together, without any thread: the work that channel.py does under its lock.
 
 Rules
-    One thread at a time; nothing here waits.
-    Calls that end are gathered in `ended`; the owner tells whoever waits for them, and empties the list.
-    After any use of the socket EVENTS is asked last and what shows is read (R1 in channel.py; the exceptions are there).
-    What has arrived is read before a connection that has gone is let go.
-    Calls leave together (calls_machine.py says when); whatever reads an answer also sends what has gathered meanwhile.
+    One thread at a time uses this; nothing here waits.
+    Calls that end are gathered in `ended`; the owner wakes their waiters and empties the list.
+    After any use of the socket, EVENTS is queried last and all input is read (R1 in channel.py names the exceptions).
+    All that a lost connection has delivered is read before its socket is closed.
+    Calls leave together (calls_machine.py says when); code that reads a reply also sends the calls that have gathered meanwhile.
 
-Not here: who may use it when, and who waits (channel.py); when to connect and what a failure means (connector.py).
+Not here: which thread may use it, and which threads wait (channel.py); when to connect, and the meaning of a failure (connector.py).
 """
 
 from __future__ import annotations
@@ -27,16 +27,28 @@ from msgspec.structs import replace
 
 from zmqdist.errors import INVALID_ARGUMENT, RESOURCE_EXHAUSTED, OpError, WireError, from_code
 from zmqdist.limits import WAIT_LOG_S
-from zmqdist.messages import Calls, CancelCall, Chunk, Credit, Goodbye, LetIn, Message, Refused, Replies, Reply, Shares
+from zmqdist.messages import (
+    Calls,
+    CancelCall,
+    Chunk,
+    Credit,
+    Goodbye,
+    Message,
+    Refused,
+    Replies,
+    Reply,
+    SendParts,
+    SharedMemoryAccepted,
+)
 from zmqdist.transport.calls_machine import ClientCall, ClientCalls
 from zmqdist.transport.connector import Connector
 from zmqdist.transport.dealer import receive_payload
 from zmqdist.transport.figures import ClientSnapshot
-from zmqdist.transport.loop import input_of
+from zmqdist.transport.loop import input_check
 from zmqdist.transport.monitor import Down, Up
 from zmqdist.transport.security import ClientSecurity
-from zmqdist.transport.shm_pool import this_arena
-from zmqdist.transport.transfers import Lanes, fresh, is_large
+from zmqdist.transport.shm_pool import this_pool
+from zmqdist.transport.transfers import BulkChannel, allocate_fresh, is_large
 from zmqdist.wire import headers
 from zmqdist.wire.hello import Hello, decode_hello, encode_hello, is_hello
 
@@ -44,15 +56,15 @@ log = logging.getLogger("zmqdist.transport")
 
 SOCKETS_MAX: Final = 65_536
 
-CHUNKS_A_TURN: Final = 4
-"""Messages of large transfers after which other threads have their turn."""
+CHUNKS_PER_TURN: Final = 4
+"""Messages of large transfers that one turn reads before other threads get the lock."""
 
 _NOBLOCK: Final = int(zmq.NOBLOCK)
 _MORE: Final = int(zmq.NOBLOCK | zmq.SNDMORE)
 
 
-class Process:
-    """What all clients of a process share: one context. A forked child starts anew, and refuses its parent's clients."""
+class ProcessContext:
+    """The ZeroMQ context that all clients of a process share. A forked child has a new one, and refuses the clients of its parent."""
 
     def __init__(self) -> None:
         self.main_thread = threading.main_thread().ident
@@ -67,66 +79,68 @@ class Process:
             return self._context
 
 
-process = Process()
-"""The one of the running process: another one after a fork, so ask for it by `client_connection.process`."""
+process_context = ProcessContext()
+"""The context of the running process. A fork replaces it, so read it as `client_connection.process_context`."""
 
 
 def _forked() -> None:
-    global process
-    process = Process()
+    global process_context
+    process_context = ProcessContext()
 
 
 os.register_at_fork(after_in_child=_forked)
 
 
 class ClientConnection:
-    """See the module's docstring.
+    """The calls of one client and the socket that carries them; see the module's docstring.
 
     Attributes:
-      table: the calls.
-      ended: calls that have ended and whose waiters were not told yet.
-      poll: `poll(timeout_ms)` over all descriptors that matter; another one after each attempt to connect.
-      monitor_fd: the one of them after which `tend` must be called.
-      strays: messages that were not understood or not expected, and dropped.
-      sent, received: messages since it was made.
-      lanes: the large parts of calls and answers, on the present connection.
+      table: the call table.
+      ended: calls that have ended and whose waiters have not been woken yet.
+      poll: `poll(timeout_ms)` over all relevant descriptors; each attempt to connect replaces it.
+      monitor_fd: the descriptor among them after whose input `maintain` must be called.
+      strays: number of messages that were dropped because they were not understood or not expected.
+      sent, received: number of messages since this object was made.
+      bulk: the large parts of calls and replies, on the current connection.
     """
 
     def __init__(self, address: str, security: ClientSecurity, hello: Hello, wake_fd: int) -> None:
-        """Raises InvalidArgumentError: not an address."""
+        """Begin to connect. Raises InvalidArgumentError if `address` is not an address."""
         self.address = address
         self.table = ClientCalls(address)
         self.ended: list[ClientCall] = []
         self.strays = 0
         self.sent = 0
         self.received = 0
-        arena = this_arena()
-        self._hello = encode_hello(hello if arena is None else replace(hello, memory=arena.offer))
+        pool = this_pool()
+        self._hello = encode_hello(hello if pool is None else replace(hello, memory=pool.offer))
         self._wake_fd = wake_fd
-        self._turned_away = False
+        self._refused = False
         self._log_at = monotonic() + WAIT_LOG_S
-        self._link = Connector(process.context(), address, security, opened=self._opened, closing=self._closing)
-        self.lanes = Lanes(address, self._put_message)
+        self._connector = Connector(
+            process_context.context(), address, security, opened=self._opened, closing=self._closing
+        )
+        self.bulk = BulkChannel(address, self._put_message)
         self._chunks = 0
         self._closing()
 
     # -- the socket of the present attempt --------------------------------------------------------------------------------
 
     def _opened(self) -> None:
-        socket, monitor = self._link.socket, self._link.monitor
+        socket, monitor = self._connector.socket, self._connector.monitor
         assert socket is not None
         assert monitor is not None
-        backend: Any = super(zmq.Socket, socket)  # the wrappers cost as much as the calls themselves
-        self._has_input: Callable[[], Any] = input_of(socket)
+        backend: Any = super(zmq.Socket, socket)  # pyzmq's wrappers cost as much as the calls themselves
+        self._has_input: Callable[[], Any] = input_check(socket)
         self._send: Callable[..., Any] = backend.send
         self._recv: Callable[..., Any] = backend.recv
-        self.lanes = Lanes(self.address, self._put_message)
+        self.bulk = BulkChannel(self.address, self._put_message)
         self.monitor_fd = int(monitor.getsockopt(zmq.FD))
         self._watch(int(socket.getsockopt(zmq.FD)), self.monitor_fd)
 
     def _closing(self) -> None:
         self._has_input = lambda: False
-        self.lanes.gone()
+        self.bulk.connection_lost()
         self.monitor_fd = -1
         self._watch()
 
@@ -138,21 +152,21 @@ class ClientConnection:
 
     @property
     def due(self) -> float | None:
-        """When `tend` must be called, besides after input; None: only input matters."""
-        return self._link.due
+        """When to call `maintain` at the latest, besides after input of the monitor; None if only that input matters."""
+        return self._connector.due
 
     def snapshot(self, threads_waiting: int, stalls: int) -> ClientSnapshot:
-        """Figures of now, with those of its owner."""
-        table, lanes = self.table, self.lanes
+        """Return the current figures; the owner passes those of its own."""
+        table, bulk = self.table, self.bulk
         return ClientSnapshot(
             connected=table.incarnation != 0,
-            shared_memory=lanes.lends,
+            shared_memory=bulk.shares_memory,
             calls_waiting=len(table.waiting) + len(table.held_back),
             bytes_waiting=table.waiting_bytes + sum(len(call.body) for call in table.held_back.values()),
             calls_in_flight=len(table.in_flight),
             threads_waiting=threads_waiting,
-            transfers=len(lanes.tracked),
-            bytes_unacknowledged=lanes.unacknowledged,
+            transfers=len(bulk.tracked),
+            bytes_unacknowledged=bulk.unacknowledged,
             messages_sent=self.sent,
             messages_received=self.received,
             strays=self.strays,
@@ -160,50 +174,50 @@ class ClientConnection:
         )
 
     def close(self, linger_s: float) -> None:
-        """End the connection. Calls are not touched."""
-        self.lanes.dropped()
-        self._link.close(linger_s)
+        """End the connection. The calls stay as they are."""
+        self.bulk.finalize()
+        self._connector.close(linger_s)
 
-    def drop(self, linger_s: float) -> None:
-        """Send what waits, and end the connection: for a finalizer."""
-        self.lanes.dropped()
+    def finalize(self, linger_s: float) -> None:
+        """Send waiting calls, and end the connection: for a finalizer, which must not take the pool's lock."""
+        self.bulk.finalize()
         if self.table.waiting:
             self.flush()
-        self._link.close(linger_s)
+        self._connector.close(linger_s)
 
     # -- out --------------------------------------------------------------------------------------------------------------
 
     def submit(self, call: ClientCall, waits: bool) -> None:
-        """A new call; it may have ended after this, refused by the table. EVENTS is left to the caller.
+        """Submit a new call. It may have ended afterwards, if the table refused it. The caller must query EVENTS.
 
         Args:
-          waits: somebody waits for it, so it does not wait for company.
+          waits: whether a thread waits for the call, so that it is not kept to be sent with others.
         """
-        if self.table.asked(call) or waits:
+        if self.table.submitted(call) or waits:
             self._send_waiting()
-        if call.frames and self.table.waits(call) and not is_large(call.frames):
+        if call.frames and self.table.is_unsent(call) and not is_large(call.frames):
             call.frames = [bytes(frame) for frame in call.frames]  # the caller may change its arrays after this
 
     def flush(self) -> None:
-        """Send what waits, if there is a server, and read what has arrived."""
+        """Send waiting calls, if there is a server, and read what has arrived."""
         self._send_waiting()
-        self.settle()
+        self.read_arrived()
 
     def cancel(self, call: ClientCall) -> None:
-        """The caller gives up; a call that has ended is fine."""
+        """End a call that its caller cancels. Do nothing if it has ended."""
         if not call.ended:
             message = self.table.cancelled(call)
             self.ended.append(call)
-            self.lanes.over(call.id)
+            self.bulk.call_ended(call.id)
             if message is not None:
                 self._put(headers.encode(message))
-                self.settle()
+                self.read_arrived()
             if self.table.held_back:
-                self.flush()  # what had no room beside it may have some now
+                self.flush()  # a call that was held back may have room now
 
     def fail(self, code: int, message: str) -> None:
-        """End all calls."""
-        self.lanes.gone()
+        """End all calls with this error."""
+        self.bulk.connection_lost()
         self.ended += self.table.failed(code, message)
 
     def _send_waiting(self) -> None:
@@ -213,7 +227,7 @@ class ClientConnection:
             if len(calls) > 1:
                 sent = self._put(headers.encode(Calls([table.request(call, now) for call in calls])))
             elif frames:
-                sent = self.lanes.send(table.request(calls[0], now), frames)
+                sent = self.bulk.send(table.request(calls[0], now), frames)
             else:
                 sent = self._put(headers.encode(table.request(calls[0], now)))
             if not sent:
@@ -227,7 +241,7 @@ class ClientConnection:
         return self._put(headers.encode(message), frames)
 
     def _put(self, header: bytes, frames: Sequence[Any] = ()) -> bool:
-        """Send a message now; its frames are copied. False: there is no connection that takes it."""
+        """Send a message now; its frames are copied. Return False if no connection takes it."""
         try:
             if not frames:
                 self._send(header, _NOBLOCK)
@@ -244,16 +258,16 @@ class ClientConnection:
 
     # -- in ---------------------------------------------------------------------------------------------------------------
 
-    def settle(self, announced: bool = False) -> bool:
-        """Read all that has arrived, and send what waited for that; whether anything had arrived.
+    def read_arrived(self, announced: bool = False) -> bool:
+        """Read all that has arrived, and send the calls that gathered meanwhile. Return whether anything had arrived.
 
         Args:
-          announced: the descriptor has told of something. It need not be a message, but it nearly always is.
+          announced: the descriptor has signalled something, which nearly always is a message.
         """
         if announced:
             try:
                 self._drain()
-            except zmq.Again:  # of its first look only; it has asked for EVENTS, too
+            except zmq.Again:  # only its first receive can raise this; that has queried EVENTS as well
                 return False
         elif self._has_input():
             self._drain()
@@ -268,47 +282,50 @@ class ClientConnection:
         return True
 
     def _drain(self) -> None:
-        """Read all that has arrived; something has. Of large transfers CHUNKS_A_TURN, and then the eventfd says that there is more."""
+        """Read all that has arrived; the caller knows that there is something.
+
+        After CHUNKS_PER_TURN messages of large transfers it stops and writes the eventfd, so that other threads get the lock.
+        """
         table = self.table
         while True:
             frame = self._recv(_NOBLOCK, False)
             self.received += 1
-            frames = receive_payload(self._link.socket) if frame.more else ()  # type: ignore[arg-type]
+            frames = receive_payload(self._connector.socket) if frame.more else ()  # type: ignore[arg-type]
             try:
                 if frames is None:
                     raise WireError(self.address, "a message of too many frames or bytes")
-                self._take(frame.bytes, frames)
+                self._handle_message(frame.bytes, frames)
             except WireError as error:
                 self.strays += 1
                 log.warning("message dropped: %s", error)
             if (not table.in_flight and table.incarnation) or not self._has_input():
                 return
-            if self._chunks >= CHUNKS_A_TURN:
+            if self._chunks >= CHUNKS_PER_TURN:
                 self._chunks = 0
                 os.eventfd_write(self._wake_fd, 1)
                 return
 
-    def _take(self, header: bytes, frames: Sequence[Any]) -> None:
+    def _handle_message(self, header: bytes, frames: Sequence[Any]) -> None:
         if is_hello(header):
-            self._greeted(header)
+            self._handle_hello(header)
             return
         message = headers.decode(header, self.address)
         if type(message) is Reply:
             if message.parts:
-                self._take_parts(message)
+                self._receive_parts(message)
             else:
-                self._answered(message, frames)
+                self._end_call(message, frames)
         elif type(message) is Replies:
             for reply in message.items:
-                self._answered(reply, ())
+                self._end_call(reply, ())
         elif type(message) is Chunk:
             self._chunks += 1
-            self.lanes.chunk(message, frames)
+            self.bulk.chunk_arrived(message, frames)
         elif type(message) is Credit:
             self._chunks += 1
-            self.lanes.credited(message)
-        elif type(message) is LetIn:
-            self.lanes.let_in(message)
+            self.bulk.credited(message)
+        elif type(message) is SendParts:
+            self.bulk.send_held_parts(message)
         elif type(message) is Goodbye:
             self.table.server_leaving()
         elif type(message) is not Refused:
@@ -317,107 +334,107 @@ class ClientConnection:
             self.strays += 1
             log.warning("%s refused a message: %s", self.address, message.message)
         else:
-            self._turn_away(from_code(message.code, message.message))  # it did not take our hello
+            self._note_refusal(from_code(message.code, message.message))  # the server did not accept our hello
 
-    def _answered(self, message: Reply, frames: Sequence[Any]) -> None:
-        if self.lanes.tracked:
-            self.lanes.over(message.id)
-        call = self.table.answered(message, frames)
+    def _end_call(self, message: Reply, frames: Sequence[Any]) -> None:
+        if self.bulk.tracked:
+            self.bulk.call_ended(message.id)
+        call = self.table.replied(message, frames)
         if call is not None:
             self.ended.append(call)
 
-    def _take_parts(self, message: Reply) -> None:
-        """An answer whose large parts come by a lane. Its call ends when they are all here."""
-        call, lanes = self.table.in_flight.get(message.id), self.lanes
-        if call is None:  # nobody waits for it any more
-            lanes.decline(message.parts)
+    def _receive_parts(self, message: Reply) -> None:
+        """Receive the large parts of a reply. Its call ends when all of them have arrived."""
+        call, bulk = self.table.in_flight.get(message.id), self.bulk
+        if call is None:  # the call has ended meanwhile
+            bulk.decline(message.parts)
             self._put(headers.encode(CancelCall(message.id)))
             return
-        room = fresh if call.room is None else partial(call.room, message.body)
+        room = allocate_fresh if call.allocate is None else partial(call.allocate, message.body)
         try:
-            frames = lanes.receive(message.id, message.parts, room, partial(self._parts_arrived, message))
+            frames = bulk.receive(message.id, message.parts, room, partial(self._parts_arrived, message))
         except OpError as error:
-            self._spoilt(message.id, error.error_code, error.message)
+            self._fail_reply(message.id, error.error_code, error.message)
         except MemoryError:
-            self._spoilt(message.id, RESOURCE_EXHAUSTED, f"no memory here for the answer of {self.address}")
+            self._fail_reply(message.id, RESOURCE_EXHAUSTED, f"no memory here for the reply of {self.address}")
         else:
             if frames is not None:
-                self._answered(message, frames)
+                self._end_call(message, frames)
 
     def _parts_arrived(self, message: Reply, frames: list[Any] | None, problem: str) -> None:
         if frames is not None:
-            self._answered(message, frames)
+            self._end_call(message, frames)
         else:
-            self._spoilt(message.id, INVALID_ARGUMENT, f"peer {self.address}: {problem}")
+            self._fail_reply(message.id, INVALID_ARGUMENT, f"peer {self.address}: {problem}")
 
-    def _spoilt(self, id: int, code: int, text: str) -> None:
-        """An answer that cannot be taken ends its call, and what is still on the way is not wanted."""
-        self._answered(Reply(id, code, text, b""), ())
+    def _fail_reply(self, id: int, code: int, text: str) -> None:
+        """End a call whose reply cannot be received, and have the server stop sending the rest."""
+        self._end_call(Reply(id, code, text, b""), ())
         self._put(headers.encode(CancelCall(id)))
 
-    def _greeted(self, header: bytes) -> None:
+    def _handle_hello(self, header: bytes) -> None:
         try:
             hello = decode_hello(header, self.address)
         except WireError:
             raise
         except OpError as error:  # another major version
-            self._turn_away(error)
+            self._note_refusal(error)
             return
-        nonce = self.lanes.offered(hello)
+        nonce = self.bulk.open_offered_memory(hello)
         if nonce:
-            self._put(headers.encode(Shares(nonce)))
-        self.lanes.shares(hello.nonce)
+            self._put(headers.encode(SharedMemoryAccepted(nonce)))
+        self.bulk.memory_accepted(hello.nonce)
         self.table.server_up(hello.incarnation)
 
-    def _turn_away(self, error: OpError) -> None:
-        self._turned_away = True  # the socket is closed by `tend`: here the leader may be polling it
+    def _note_refusal(self, error: OpError) -> None:
+        self._refused = True  # `maintain` closes the socket, because here the leader may be polling it (R2)
         self.fail(error.error_code, error.message)
 
     # -- the connection -----------------------------------------------------------------------------------------------------
 
-    def tend(self, now: float) -> None:
-        """See to what has happened to the connection, and whether it is time to try again. May change `poll`."""
-        link, table = self._link, self.table
-        if self._turned_away:
-            self._turned_away = False
-            link.close()
-        if link.socket is None and link.due is None and table.waiting:
-            link.retry(now)  # it was refused before; somebody asks again
-        refused = link.tick(now)
+    def maintain(self, now: float) -> None:
+        """Handle changes of the connection, and try to connect again when it is time. May replace `poll`."""
+        connector, table = self._connector, self.table
+        if self._refused:
+            self._refused = False
+            connector.close()
+        if connector.socket is None and connector.due is None and table.waiting:
+            connector.retry(now)  # the server refused this client, and a new call is worth a new attempt
+        refused = connector.tick(now)
         if refused is not None:
             self.fail(refused.error.error_code, refused.error.message)
-        # After the tick: also what a new socket and its monitor have must be asked for once before they are polled.
-        for change in link.read(now):
+        # After the tick, because a new socket and its monitor must be queried once before they are polled (R1).
+        for change in connector.read(now):
             if isinstance(change, Up):
-                self._has_input()  # has the socket learn of its connection
+                self._has_input()  # makes the socket notice its connection
                 self._put(self._hello)
             elif isinstance(change, Down):
                 if self._has_input():
-                    self._drain()  # what the connection brought while it was there; and nothing is sent to it any more
+                    self._drain()  # reads what the connection delivered before it was lost
                 self.ended += table.connection_lost()
                 self._log_at = now + WAIT_LOG_S
-                link.retry(now)
+                connector.retry(now)
             else:
                 self.fail(change.error.error_code, change.error.message)
-        self.settle()
+        self.read_arrived()
         if table.waiting and not table.incarnation and now >= self._log_at:
             self._log_at = now + WAIT_LOG_S
-            trouble = link.trouble or "it has not answered our hello yet"
+            trouble = connector.trouble or "it has not replied to our hello yet"
             log.warning("%d call(s) wait for a server at %s: %s", len(table.waiting), self.address, trouble)
 
     def expire(self, now: float) -> None:
-        """End the calls whose time has passed."""
+        """End the calls whose deadline has passed."""
         if now >= self.table.deadline:
             ended = self.table.ticked(now)
             self.ended += ended
-            if self.lanes.tracked:
-                self._give_up(ended)
+            if self.bulk.tracked:
+                self._cancel_transfers(ended)
             if self.table.held_back:
                 self.flush()
 
-    def _give_up(self, calls: list[ClientCall]) -> None:
-        """The server knows when a call is due, but not that its chunks are of no use any more."""
+    def _cancel_transfers(self, calls: list[ClientCall]) -> None:
+        """Cancel the transfers of expired calls: the server knows their deadlines, but not that chunks are still on the way."""
         for call in calls:
-            if self.lanes.over(call.id):
+            if self.bulk.call_ended(call.id):
                 self._put(headers.encode(CancelCall(call.id)))
-        self.settle()
+        self.read_arrived()

@@ -1,18 +1,18 @@
-"""One connection of a DEALER to one address: attempts, back-off, and the judgement of the monitor.
+"""The connection of one DEALER to one address: attempts, back-off, and what the monitor's events mean.
 
 Rules
-    Each attempt has a new socket and a new monitor: nothing that was queued for an earlier life of the server can reach
-    the next one, and no event of an earlier attempt is taken for the present one's.
-    ZeroMQ's own reconnecting is off: the security is asked before each attempt whether it may be made (security.py).
+    Each attempt has a new socket and a new monitor, so that no message queued for an earlier incarnation of the server reaches the
+    next one, and no event of an earlier attempt is taken for one of the current attempt.
+    ZeroMQ's own reconnecting is off, because `ClientSecurity.may_connect` must be called before each attempt (security.py).
     Each attempt looks a name up again, so a server that comes back at another address is found. Attempts with IPv4 and with IPv6 take
     turns for a name, because it may have addresses of one kind only, and the server may listen at one kind only.
-    Heartbeats are ZeroMQ's own, and mostly this side's; the server notices by the time to live that the first of them tells
-    it, HEARTBEAT_IVL_S after the handshake. Who is stopped before that is noticed by the server's own, which are rare.
+    Heartbeats are ZeroMQ's own, and mostly sent by this side. They begin HEARTBEAT_IVL_S after the handshake, and the first one tells
+    the server its time to live. The server's own rare heartbeats notice a client that is stopped before its first one.
 
 Nothing here waits or starts a thread. The owner, one thread at a time,
-    polls the descriptors of `socket` and `monitor` (edge-triggered, see loop.py) and calls `read` on the monitor's input,
+    polls the descriptors of `socket` and `monitor` (edge-triggered, see loop.py) and calls `read` after input of the monitor,
     calls `tick` when `due` has come; both return what has changed,
-    drains the socket on Down, and then calls `retry`.
+    on Down reads all that the socket has, and then calls `retry`.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from zmqdist.transport.monitor import (
     CLIENT_EVENTS,
     AttemptFailed,
     ConnectionWatch,
-    Doubt,
     Down,
+    ProbeNeeded,
     Rejected,
     Up,
     decode_event,
@@ -46,23 +46,24 @@ log = logging.getLogger("zmqdist.transport")
 BACKOFF_MIN_S: Final = 0.05
 BACKOFF_MAX_S: Final = 1.0
 CONNECT_S: Final = 5.0
-"""An attempt without a TCP connection after this long is given up; a name that cannot be looked up gives no event at all."""
+"""Seconds after which an attempt without a TCP connection is given up, because a name that cannot be looked up causes no event."""
 FIRST_LOOKUP_S: Final = 1.0
 """The same for the first attempt at a name, which looks for IPv4 addresses only; the second takes any."""
 PROBE_STEP_S: Final = 0.005
 
-_open: Final[set[zmq.Socket[bytes]]] = set()
-"""Sockets are closed by their link alone: the garbage collector, which finalizes what belongs to a dropped client in any order, must not
-close them while the client's own finalizer still sends what waits."""
+_open_sockets: Final[set[zmq.Socket[bytes]]] = set()
+"""Only their connector closes these sockets. The garbage collector finalizes the parts of a dropped client in any order, and must not
+close them while the client's finalizer still sends waiting calls.
+"""
 
 
 class Connector:
-    """See the module's docstring.
+    """One connection and its attempts; see the module's docstring.
 
     Attributes:
-      socket, monitor: of the present attempt; None between two.
-      due: when to call `tick` on the clock of its argument; None: only input of the monitor matters.
-      trouble: why the last attempt failed, for a log line of whoever waits.
+      socket, monitor: those of the current attempt; None between two attempts.
+      due: time, on the clock of `tick`'s argument, at which to call `tick`; None if only input of the monitor matters.
+      trouble: why the last attempt failed, for the log line of a caller that waits.
     """
 
     def __init__(
@@ -74,9 +75,11 @@ class Connector:
         opened: Callable[[], None],
         closing: Callable[[], None],
     ) -> None:
-        """Args:
-        opened: called when `socket` and `monitor` are there, before anything can arrive by them.
-        closing: called before they are closed.
+        """Make a connector that begins with the first `tick`.
+
+        Args:
+          opened: called when `socket` and `monitor` exist, before anything can arrive through them.
+          closing: called before they are closed.
         """
         self.address = address
         self.socket: zmq.Socket[bytes] | None = None
@@ -91,52 +94,52 @@ class Connector:
         self._failures = 0
         self._is_name = is_name(split(address)[0])
         self._probe: PortProbe | None = None
-        self._waiting = True
+        self._between_attempts = True
 
     @property
     def up(self) -> bool:
-        """Whether the handshake succeeded and the connection has not gone since."""
+        """Whether the handshake succeeded and the connection has not been lost since."""
         return self._watch.up
 
     def tick(self, now: float) -> Rejected | None:
-        """Do what is due: begin an attempt, or go on with a look at the server."""
+        """Do what is due: begin an attempt, give one up, or take the next step of a probe. Return a refusal, if that is the outcome."""
         if self.due is None or now < self.due:
             return None
         if self._probe is not None:
             return self._step_probe(self._probe, now)
-        if self._waiting:
+        if self._between_attempts:
             return self._begin(now)
         self._fail("no connection was made", now)
         return None
 
     def read(self, now: float) -> list[Up | Down | Rejected]:
-        """Take what the monitor has to say. Call again while its EVENTS show input."""
+        """Read the monitor's events and return the changes that matter to the owner. Call again while the monitor's EVENTS show input."""
         changes: list[Up | Down | Rejected] = []
         while self.monitor is not None and int(self.monitor.getsockopt(zmq.EVENTS)) & int(zmq.POLLIN):
             event, value = decode_event(self.monitor.recv_multipart(zmq.NOBLOCK)[0])
             verdict = self._watch.feed(event, value)
             if isinstance(verdict, AttemptFailed):
                 self._fail(verdict.why, now)
-            elif isinstance(verdict, Doubt):
+            elif isinstance(verdict, ProbeNeeded):
                 self._drop()
                 self._start_probe(now)
             elif isinstance(verdict, Rejected):
                 changes.append(self._refuse(verdict))
             elif verdict is not None:
-                self._settled(isinstance(verdict, Up))
+                self._note_change(isinstance(verdict, Up))
                 changes.append(verdict)
-            elif self._watch.connected:  # from here on ZeroMQ watches the time (HANDSHAKE_IVL)
-                self.trouble = "it is there, but has not finished the handshake"
+            elif self._watch.connected:  # ZeroMQ bounds the handshake itself (HANDSHAKE_IVL)
+                self.trouble = "the server accepted the connection, but has not finished the handshake"
                 self.due = None
         return changes
 
     def retry(self, now: float) -> None:
-        """Give up the present connection or refusal, and try again after the back-off."""
+        """Give up the current connection or refusal, and try again after the back-off."""
         self._drop()
-        self._wait(now)
+        self._schedule_attempt(now)
 
     def close(self, linger_s: float = 0.0) -> None:
-        """End it; what was sent has `linger_s` to leave. `retry` would begin anew."""
+        """End the connection; sent messages have `linger_s` seconds to leave. `retry` begins again."""
         self._drop(linger_s)
         self.due = None
 
@@ -145,12 +148,12 @@ class Connector:
     def _begin(self, now: float) -> Rejected | None:
         try:
             if not self._security.may_connect(self.address):
-                self._fail("nobody listens there", now)
+                self._fail("no process listens there", now)
                 return None
             self._open()
         except OpError as error:
             return self._refuse(Rejected(error))
-        self._waiting = False
+        self._between_attempts = False
         self.due = now + (FIRST_LOOKUP_S if self._is_name and not self._failures else CONNECT_S)
         return None
 
@@ -167,41 +170,41 @@ class Connector:
             socket.close(linger=0)
             raise
         self.socket, self.monitor = socket, monitor
-        _open.update((socket, monitor))
+        _open_sockets.update((socket, monitor))
         self._opened()
         socket.connect(endpoint(self.address))
 
-    def _settled(self, up: bool) -> None:
+    def _note_change(self, up: bool) -> None:
         if up:
             self._failures = 0
             self.trouble = ""
         else:
-            self.trouble = "the connection went"
+            self.trouble = "the connection was lost"
         self.due = None
 
     def _fail(self, why: str, now: float) -> None:
         self.trouble = why
         self._drop()
-        self._wait(now)
+        self._schedule_attempt(now)
 
     def _refuse(self, refusal: Rejected) -> Rejected:
         self.trouble = str(refusal.error)
         self._drop()
         return refusal
 
-    def _wait(self, now: float) -> None:
-        self._waiting = True
+    def _schedule_attempt(self, now: float) -> None:
+        self._between_attempts = True
         pause_s = min(BACKOFF_MAX_S, BACKOFF_MIN_S * 2 ** min(self._failures, 10))
         self._failures += 1
         self.due = now + pause_s * chance.uniform(0.5, 1.0)
 
     def _drop(self, linger_s: float = 0.0) -> None:
-        """After this there is no socket, no probe and nothing due."""
+        """Close the socket and the probe, and clear `due`."""
         if self._probe is not None:
             self._probe.close()
             self._probe = None
         self.due = None
-        self._waiting = False
+        self._between_attempts = False
         self._watch.begin()
         socket, monitor = self.socket, self.monitor
         if socket is None or monitor is None:
@@ -211,9 +214,9 @@ class Connector:
         socket.disable_monitor()
         monitor.close(linger=0)
         socket.close(linger=round(linger_s * 1000))
-        _open.difference_update((socket, monitor))
+        _open_sockets.difference_update((socket, monitor))
 
-    # -- the look at the server -----------------------------------------------------------------------------------------
+    # -- the probe of the server ----------------------------------------------------------------------------------------
 
     def _start_probe(self, now: float) -> None:
         self._probe = PortProbe(self.address, now)
@@ -227,12 +230,12 @@ class Connector:
         refusal = self._watch.judge(probe.mechanism)
         if refusal is not None:
             return self._refuse(refusal)
-        self._wait(now)
+        self._schedule_attempt(now)
         return None
 
 
 def configure(socket: zmq.Socket[bytes]) -> None:
-    """The options that all connecting sockets share, but for the security."""
+    """Set the options that all connecting sockets share, except those of the security."""
     socket.set_hwm(0)
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.MAXMSGSIZE, FRAME_BYTES_MAX)

@@ -1,4 +1,4 @@
-"""Where a component's secret is: given once, passed on to everything that it starts."""
+"""Where a component finds its secrets: set once, and passed on to every process that it starts."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ INSECURE_VARIABLE = "ZMQDIST_INSECURE"
 
 @dataclass(frozen=True)
 class Credentials:
-    """Paths of secrets, never the secrets themselves. All None: the usual places (SECURITY.md)."""
+    """Paths of secrets, never the secrets themselves. With the defaults, the secrets are at their usual places (SECURITY.md)."""
 
     token_file: str | None = None
     keys_dir: str | None = None
     insecure: bool = False
 
     @classmethod
-    def of_environment(cls) -> Credentials:
-        """For a child process: what `environment` has put there is found by the security itself, but for `insecure`."""
+    def from_environment(cls) -> Credentials:
+        """Return the credentials of a child process. The paths that `environment` has set need no field: the security reads them itself."""
         return cls(insecure=os.environ.get(INSECURE_VARIABLE) == "1")
 
     def server(self, host: str, role: str = "server") -> ServerSecurity:
-        """For a socket that listens; `role`: whose key it shows, as in `server_security`."""
-        from zmqdist.transport.security import server_security  # with ZeroMQ behind it: not before it is needed
+        """Return the security of a listening socket. `role` says whose key it shows, as in `server_security`."""
+        from zmqdist.transport.security import server_security  # imported late, because it imports ZeroMQ
 
         return server_security(
             host, role=role, token_file=self.token_file, keys_dir=self.keys_dir, insecure=self.insecure
         )
 
     def client(self, address: str, role: str, peer: bytes = b"") -> ClientSecurity:
-        """For a socket that connects; `peer`: the public key that was told with the address, as in `client_security`."""
+        """Return the security of a connecting socket. `peer` is the public key that came with the address, as in `client_security`."""
         from zmqdist.transport.security import client_security
 
         return client_security(
@@ -44,7 +44,7 @@ class Credentials:
         )
 
     def environment(self) -> dict[str, str]:
-        """The present environment, with these paths in it, for a child process."""
+        """Return a copy of this process's environment with these paths in it, for a child process."""
         return {**os.environ, **self.variables()}
 
     def variables(self) -> dict[str, str]:

@@ -1,13 +1,13 @@
 """A connection that a loop owns: the worker's and the coordinator's end.
 
 Rules
-    Each connection begins with a hello from each side. What arrives before the server's hello belongs to nobody and is
-    dropped; what cannot be sent now is the owner's to keep (`send` returns False).
-    A connection that goes is first read empty, then reported (`on_down`), then tried again, for ever, with back-off.
-    A refusal (`on_refused`) ends that: the same attempt would be refused again. `reconnect` begins anew.
+    Each connection begins with a hello from each side. A message that arrives before the server's hello is dropped. A message that
+    cannot be sent now stays with the owner (`send` returns False).
+    When a connection is lost, it is first read empty, then reported (`on_down`), then tried again for ever, with back-off.
+    A refusal (`on_refused`) ends the attempts, because the same attempt would be refused again. `reconnect` begins anew.
 
-All callbacks come in the loop's thread; all methods are called there, or before the loop starts. The plain rpc client has
-a channel of its own, without a thread (channel.py).
+All callbacks run in the loop's thread. All methods are called there, or before the loop starts. The plain RPC client has a channel of
+its own, without a thread (channel.py).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from zmqdist.errors import FailedPreconditionError, OpError, WireError, from_cod
 from zmqdist.limits import FRAMES_MAX, MESSAGES_PER_WAKE_MAX, PAYLOAD_BYTES_MAX
 from zmqdist.messages import Message, Ping, Refused
 from zmqdist.transport.connector import Connector
-from zmqdist.transport.loop import Loop, Watched
+from zmqdist.transport.loop import Loop, WatchedSocket
 from zmqdist.transport.monitor import Down, Rejected, Up
 from zmqdist.transport.security import ClientSecurity
 from zmqdist.wire.headers import decode, encode
@@ -37,12 +37,12 @@ _MORE = int(zmq.SNDMORE) | _NOBLOCK
 
 
 class DealerConnection:
-    """See the module's docstring.
+    """A connection that says hello, and delivers messages to callbacks; see the module's docstring.
 
     Attributes:
-      up: both hellos have been exchanged and the connection has not gone since.
-      trouble: why there is no connection, for a log line of whoever waits.
-      dropped: messages that were not taken, by reason.
+      up: both hellos have been exchanged and the connection has not been lost since.
+      trouble: why there is no connection, for the log line of a caller that waits.
+      dropped: number of messages that were not accepted, by reason.
     """
 
     def __init__(
@@ -57,10 +57,12 @@ class DealerConnection:
         on_down: Callable[[], None],
         on_refused: Callable[[OpError], None],
     ) -> None:
-        """Args:
-        hello: what this side says of itself, on each new connection.
-        on_up: gets the server's hello.
-        on_message: gets a message and its payload frames, which are its own to keep.
+        """Make a connection that `connect` starts.
+
+        Args:
+          hello: sent on each new connection.
+          on_up: gets the server's hello.
+          on_message: gets a message and its payload frames, and may keep them.
         """
         self.address = address
         self.up = False
@@ -71,42 +73,42 @@ class DealerConnection:
         self._on_message = on_message
         self._on_down = on_down
         self._on_refused = on_refused
-        self._watched: Watched | None = None
-        self._link = Connector(loop.context, address, security, opened=self._opened, closing=self._closing)
-        self._link.due = None
+        self._watched: WatchedSocket | None = None
+        self._connector = Connector(loop.context, address, security, opened=self._opened, closing=self._closing)
+        self._connector.due = None
         self._closed = False
         loop.on_stop(self.close)
 
     @property
     def trouble(self) -> str:
-        return self._link.trouble
+        return self._connector.trouble
 
     def connect(self) -> None:
-        """Begin, and go on for ever."""
-        self._link.due = self._loop.now()
+        """Begin to connect, and try for ever."""
+        self._connector.due = self._loop.now()
         self._rearm()
 
     def reconnect(self) -> None:
-        """Give up the present connection or refusal without a word to the owner, and try again after the back-off."""
+        """Give up the current connection or refusal without a callback, and try again after the back-off."""
         self.up = False
-        self._link.retry(self._loop.now())
+        self._connector.retry(self._loop.now())
         self._rearm()
 
     def close(self, linger_s: float = 0.0) -> None:
-        """End it without a callback; what was sent has `linger_s` to leave. Again: nothing."""
+        """End the connection without a callback; sent messages have `linger_s` seconds to leave. Idempotent."""
         self._closed = True
         self.up = False
-        self._link.close(linger_s)
+        self._connector.close(linger_s)
         self._rearm()
 
     def send(self, message: Message, frames: Sequence[Buffer] = ()) -> bool:
         """Send without waiting.
 
         Args:
-          frames: payload; not copied when large, so they must not change until they are out.
+          frames: payload. Large frames are not copied, so they must not change until they have left.
 
         Returns:
-          False: not connected; nothing was sent. True does not promise that it arrives.
+          False if there is no connection; nothing was sent then. True does not promise that the message arrives.
         """
         return self.up and self._send(encode(message), frames)
 
@@ -117,9 +119,9 @@ class DealerConnection:
         last = len(frames)
         try:
             self._raw_send(header, _MORE if last else _NOBLOCK)
-        except zmq.Again:  # the connection has gone, and the monitor's word of it has not been read yet
+        except zmq.Again:  # the connection is lost, and the monitor's event of it has not been read yet
             return False
-        # From here on nothing can fail: what the connection loses with its end it loses as a whole.
+        # No send below can fail: a connection that ends loses messages only as a whole.
         for number, frame in enumerate(frames, 1):
             watched.socket.send(frame, _MORE if number < last else _NOBLOCK, copy=False)
         return True
@@ -127,7 +129,7 @@ class DealerConnection:
     # -- the link -----------------------------------------------------------------------------------------------------
 
     def _opened(self) -> None:
-        socket, monitor = self._link.socket, self._link.monitor
+        socket, monitor = self._connector.socket, self._connector.monitor
         assert socket is not None
         assert monitor is not None
         self._watched = self._loop.add_socket(socket, self._read)
@@ -136,7 +138,7 @@ class DealerConnection:
         self._loop.add_socket(monitor, self._read_monitor)
 
     def _closing(self) -> None:
-        socket, monitor = self._link.socket, self._link.monitor
+        socket, monitor = self._connector.socket, self._connector.monitor
         assert socket is not None
         assert monitor is not None
         self._loop.remove_socket(socket)
@@ -144,16 +146,16 @@ class DealerConnection:
         self._watched = None
 
     def _rearm(self) -> None:
-        self._loop.set_timer(self, None if self._closed else self._link.due, self._tick)
+        self._loop.set_timer(self, None if self._closed else self._connector.due, self._tick)
 
     def _tick(self) -> None:
-        refused = self._link.tick(self._loop.now())
+        refused = self._connector.tick(self._loop.now())
         self._rearm()
         if refused is not None:
             self._on_refused(refused.error)
 
     def _read_monitor(self) -> None:
-        for change in self._link.read(self._loop.now()):
+        for change in self._connector.read(self._loop.now()):
             if isinstance(change, Up):
                 self._send(self._hello)
             elif isinstance(change, Down):
@@ -166,24 +168,24 @@ class DealerConnection:
     def _lost(self) -> None:
         while self._read():
             pass
-        if self._closed or self._watched is None:  # one of the last messages ended it
+        if self._closed or self._watched is None:  # a callback for one of the last messages closed it
             return
         was_up, self.up = self.up, False
-        self._link.retry(self._loop.now())
+        self._connector.retry(self._loop.now())
         if was_up:
             self._on_down()
 
     def _refuse(self, error: OpError) -> None:
         self.up = False
-        self._link.close()
-        self._link.trouble = str(error)
+        self._connector.close()
+        self._connector.trouble = str(error)
         self._rearm()
         self._on_refused(error)
 
     # -- messages -----------------------------------------------------------------------------------------------------
 
     def _read(self) -> bool:
-        """Take what is there, up to the bound; True when stopped at the bound."""
+        """Read messages up to the bound; return True if it stopped at the bound."""
         for _ in range(MESSAGES_PER_WAKE_MAX):
             watched = self._watched  # a callback may have ended the connection
             if watched is None:
@@ -194,7 +196,7 @@ class DealerConnection:
             frame = self._raw_recv(_NOBLOCK, False)
             frames = receive_payload(watched.socket) if frame.more else []
             try:
-                self._take(frame.bytes, frames)
+                self._handle_frames(frame.bytes, frames)
             except WireError as error:
                 if not self._drop("not a message"):
                     log.warning("%s", error)
@@ -202,11 +204,11 @@ class DealerConnection:
                 self._loop.fault(f"handler of a message from {self.address}")
         return True
 
-    def _take(self, header: bytes, frames: list[memoryview] | None) -> None:
+    def _handle_frames(self, header: bytes, frames: list[memoryview] | None) -> None:
         if frames is None:
             self._drop("too many frames or bytes")
         elif is_hello(header):
-            self._greet(header)
+            self._handle_hello(header)
         elif self.up:
             message = decode(header, self.address)
             if type(message) is not Ping:
@@ -218,29 +220,29 @@ class DealerConnection:
             else:
                 self._drop("before the hello")
 
-    def _greet(self, header: bytes) -> None:
+    def _handle_hello(self, header: bytes) -> None:
         if self.up:
             self._drop("second hello")
             return
         try:
             hello = decode_hello(header, self.address)
-        except FailedPreconditionError as error:  # ProtocolMismatchError: both versions are in it
+        except FailedPreconditionError as error:  # ProtocolMismatchError, whose text names both versions
             self._refuse(error)
             return
         self.up = True
         self._on_up(hello)
 
     def _drop(self, reason: str) -> int:
-        """Count; returns how many there were before."""
+        """Count a dropped message; return how many there were before."""
         before = self.dropped.get(reason, 0)
         self.dropped[reason] = before + 1
         return before
 
 
 def receive_payload(socket: zmq.Socket[bytes]) -> list[memoryview] | None:
-    """The frames after the header, each writable and owned by its view; None above FRAMES_MAX or PAYLOAD_BYTES_MAX: then none is kept.
+    """Receive the frames after the header, each writable and owned by its view; None, keeping none, above FRAMES_MAX or PAYLOAD_BYTES_MAX.
 
-    ZeroMQ has the whole message in its memory before it gives the first frame. That cannot be bounded here.
+    This cannot bound memory: ZeroMQ holds the whole message before it gives out the first frame.
     """
     frames: list[memoryview] = []
     more, count, nbytes = True, 1, 0

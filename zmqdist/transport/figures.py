@@ -1,7 +1,7 @@
-"""Figures of the two ends of questions and answers, for those who operate them: `Client.snapshot()`, `Server.snapshot()`.
+"""Figures of the two ends of calls, for operators: the records that `Client.snapshot()` and `Server.snapshot()` return.
 
-Each is an immutable record of one moment. Messages and faults are counted from when the client or server was made; the other figures say
-what is there at that moment.
+Each record is immutable and shows one moment. Messages and faults are counted from the making of the client or server; all other
+figures are those of the moment.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ class ClientSnapshot:
     """One client at one moment.
 
     Attributes:
-      connected: the server's hello has arrived on the present connection, and the server has not said that it stops.
-      shared_memory: arrays of more than 512 KiB travel to the server through shared memory; else in chunks.
-      calls_waiting: calls that have not been sent: they wait for a server to appear, for others to be sent with, or for answers.
-      bytes_waiting: of these, without their arrays that travel in frames.
-      calls_in_flight: calls that were sent and not answered.
+      connected: the server's hello has arrived on the current connection, and the server has not said that it stops.
+      shared_memory: arrays above 512 KiB travel to the server through shared memory; if False, in chunks.
+      calls_waiting: calls that have not been sent: they wait for a server, to be sent with others, or for replies to others.
+      bytes_waiting: bytes of these calls, without the arrays that travel in frames.
+      calls_in_flight: calls that were sent and have no reply yet.
       threads_waiting: threads of the program that wait in this client for the end of a call.
-      transfers: calls that have large parts on the way to the server or from it, or in shared memory that the server has yet to open.
-      bytes_unacknowledged: bytes of large arrays that were sent in chunks and that the server has not confirmed.
-      messages_sent, messages_received: since the client was made, those of the protocol itself included.
-      strays: messages of the server that were not understood or not expected, and dropped.
-      stalls: waits that ended late, by a time limit inside the client. Other than 0 is a bug of zmqdist.
+      transfers: calls with large parts on the way in either direction, or in shared memory that the server has not opened yet.
+      bytes_unacknowledged: bytes of large arrays that were sent in chunks and that the server has not acknowledged.
+      messages_sent, messages_received: since the client was made, including messages of the protocol itself.
+      strays: messages of the server that were dropped because they were not understood or not expected.
+      stalls: waits that a time limit inside the client ended although there was input. A value above 0 is a bug of zmqdist.
     """
 
     connected: bool = False
@@ -52,25 +52,25 @@ class ServerSnapshot:
     """One server at one moment.
 
     Attributes:
-      clients: connections whose hello was taken and that have not ended.
-      calls: calls that were taken and not answered, wherever they wait. A call that was cancelled counts until its method has ended, one
-        of an inline method never.
-      calls_queued: pieces of work that wait for a handler thread.
-      calls_running: pieces of work that a handler thread is busy with; a batch is one.
-      threads: handler threads, busy or not; there are never more than `threads_max`.
-      threads_max: the bound of that.
-      calls_batched: calls of batched methods that wait for company, or for the batch before theirs to end.
+      clients: connections whose hello was accepted and that have not ended.
+      calls: accepted calls without a reply, wherever they wait. A cancelled call counts until its method has ended; a call of an inline
+        method is never counted.
+      calls_queued: items of work that wait for a handler thread.
+      calls_running: items of work that handler threads execute; a batch is one item.
+      threads: handler threads, busy or idle; at most `threads_max`.
+      threads_max: bound on `threads`.
+      calls_batched: calls of batched methods that wait for more calls, or for the end of the batch before theirs.
       streams: streams that a client has open, or whose generator still runs.
-      transfers: calls that have large parts on the way from a client or to it, or in shared memory that the client has yet to open.
-      bytes_waiting: bytes of arguments that are here, or were let in, for calls that have not begun.
-      bytes_unsent: bytes of large answers that their clients do not have yet.
-      bytes_unacknowledged: the part of `bytes_unsent` that was sent in chunks and not confirmed.
-      messages_received: since the server was started, those of the protocol itself included.
-      messages_dropped: messages that were not taken, by reason.
+      transfers: calls with large parts on the way in either direction, or in shared memory that the client has not opened yet.
+      bytes_waiting: bytes of arguments that have arrived, or were requested, for calls that have not begun.
+      bytes_unsent: bytes of large replies that their clients do not have yet.
+      bytes_unacknowledged: the part of `bytes_unsent` that was sent in chunks and not acknowledged.
+      messages_received: since the server was started, including messages of the protocol itself.
+      messages_dropped: number of messages that were not accepted, by reason.
       calls_repeated: calls that were refused because their number was in use: a fault of the client.
-      transfer_faults: chunks and confirmations that should not have come, on the present connections.
-      handshakes_refused: connections that ended before a first message of theirs was read.
-      faults: errors in the server's own loop. Other than 0 is a bug of zmqdist; each is in the log with its traceback.
+      transfer_faults: chunks and acknowledgments that broke the protocol, on the current connections.
+      handshakes_refused: connections that ended before their first message was read.
+      faults: errors in the server's own loop, each in the log with its traceback. A value above 0 is a bug of zmqdist.
     """
 
     clients: int = 0

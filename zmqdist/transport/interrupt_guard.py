@@ -1,10 +1,10 @@
-"""The way into a client channel and out of it: no entry after a fork, and Ctrl-C waits outside (R7 in channel.py).
+"""The guard around a client channel: no entry after a fork, and no KeyboardInterrupt inside (R7 in channel.py).
 
-While the main thread is inside, Python's own handler of SIGINT is replaced by one that sets a flag and wakes it; on the way
-out the flag becomes a KeyboardInterrupt. An exception in the middle would lose the message that is being read.
+While the main thread is inside, a handler that sets a flag and wakes the thread replaces Python's own handler of SIGINT; on the way
+out the flag becomes a KeyboardInterrupt. An exception inside would lose the message that is being read.
 
-A Ctrl-C that comes in the instant between Python's last look for signals and the system call that sleeps is seen when that
-ends: after a slice (channel.py) at the latest.
+A Ctrl-C between Python's last check for signals and the system call that sleeps is seen when that call returns: after a slice
+(channel.py) at the latest.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _SIGINT: Final = int(_signal.SIGINT)
 
 
 class InterruptGuard:
-    """`with gate as shielded:` around everything that takes the channel's lock; not to be nested.
+    """Use `with guard as shielded:` around all code that takes the channel's lock. It must not be nested.
 
     Attributes:
-      interrupted: Ctrl-C came since the main thread is inside; it should leave. Of interest to who is `shielded` only.
-      wake: called by the handler in the main thread, at any point of it; None while the main thread does not sleep. Besides,
-        the eventfd is written.
+      interrupted: Ctrl-C came since the main thread entered, so that it should leave. Only a `shielded` thread reads it.
+      wake: function that the handler calls, at any point of the main thread, after it has written the eventfd; None while the main
+        thread does not sleep.
     """
 
     def __init__(self, address: str, wake_fd: int) -> None:
@@ -35,23 +35,23 @@ class InterruptGuard:
         self.wake: Callable[[], None] | None = None
         self._address = address
         self._wake_fd = wake_fd
-        self._process = client_connection.process
+        self._process = client_connection.process_context
         self._shields = False
 
     @property
     def forked(self) -> bool:
-        """Whether this is another process than the one that made it."""
-        return self._process is not client_connection.process
+        """Whether this process is not the one that made the guard."""
+        return self._process is not client_connection.process_context
 
     def check(self) -> None:
-        """Raises FailedPreconditionError after a fork."""
-        if self._process is not client_connection.process:
+        """Raise FailedPreconditionError after a fork."""
+        if self._process is not client_connection.process_context:
             raise FailedPreconditionError(
                 f"the client of {self._address} was made before a fork: make a new one in this process"
             )
 
     def __enter__(self) -> bool:
-        """Whether this is the main thread, shielded from Ctrl-C. Raises as `check`."""
+        """Return whether this is the main thread, shielded from Ctrl-C. Raises as `check`."""
         self.check()
         if get_ident() != self._process.main_thread or _signal.getsignal(_SIGINT) is not _signal.default_int_handler:
             return False

@@ -1,16 +1,17 @@
 """CURVE keys of a cluster, as files in one folder (0700, each file 0600).
 
-    server.key   key pair of the servers, the dispatcher among them
-    server.pub   its public half: what the others must know
+    server.key   key pair of the servers, including the dispatcher
+    server.pub   its public half: all other processes need it
     client.key, submit.key, worker.key, admin.key     a key pair for each role (zap.py)
-    authorized   which public key may act as what: lines `role public`; public data
+    authorized   which public key may act as which role: lines `role public`; public data
 
-Who only connects needs `server.pub` and the key of one role; a server needs `server.key` and `authorized`. Workers and programs that
-schedule listen, too, for those who fetch from them: they show the key of their own role there, and tell it with their address. Who
-fetches finds it in `authorized` (security.py). So no worker and no program has a secret by which it could play the dispatcher.
+A process that only connects needs `server.pub` and the key of one role; a server needs `server.key` and `authorized`. Workers and
+programs that schedule listen as well, for processes that fetch results from them: there they show the key of their own role, and they
+announce it with their address. The process that fetches looks it up in `authorized` (security.py). So no worker and no program has a
+secret that would let it pose as the dispatcher.
 
-A key file is text: a line `public KEY` and a line `secret KEY`, in the 40 characters of Z85 each; lines that start with `# `
-are for people. Secrets never appear in an error or a repr.
+A key file is text: a line `public KEY` and a line `secret KEY`, each key in the 40 characters of Z85; lines that start with `# ` are
+comments. A secret never appears in an error or a repr.
 """
 
 from __future__ import annotations
@@ -35,21 +36,21 @@ AUTHORIZED: Final = "authorized"
 
 @dataclass(frozen=True)
 class KeyPair:
-    """A CURVE key pair, as the 40 bytes of Z85 that ZeroMQ takes."""
+    """A CURVE key pair, each key as the 40 bytes of Z85 that ZeroMQ takes."""
 
     public: bytes
     secret: bytes = field(repr=False)
 
 
 def keygen(folder: str | Path, *, force: bool = False) -> None:
-    """Make the keys of a cluster.
+    """Make the keys of a cluster and write them to `folder`.
 
     Args:
-      force: replace the keys that are there; whoever has the old ones is locked out.
+      force: replace existing keys; processes that have the old ones cannot connect any more.
 
     Raises:
-      AlreadyExistsError: there are keys in the folder and `force` is not given. Nothing was changed.
-      FailedPreconditionError: the folder cannot be written.
+      AlreadyExistsError: the folder has keys and `force` is not set. Nothing was changed.
+      FailedPreconditionError: the folder cannot be written, or libzmq has no CURVE.
     """
     if not zmq.has("curve"):
         raise FailedPreconditionError("this build of libzmq has no CURVE: install pyzmq from a wheel")
@@ -67,7 +68,7 @@ def keygen(folder: str | Path, *, force: bool = False) -> None:
 
 
 def _write_all(folder: Path) -> None:
-    authorized = ["# role and public key of everybody who is let in"]
+    authorized = ["# role and public key of each process that may connect"]
     for name in (_SERVER, *ROLES):
         public, secret = (key.decode() for key in zmq.curve_keypair())
         _write(folder / f"{name}.key", f"# CURVE key pair: {name}. Keep it secret.\npublic {public}\nsecret {secret}\n")
@@ -89,23 +90,23 @@ def _write(path: Path, text: str) -> None:
 
 
 def load_server(folder: str | Path) -> KeyPair:
-    """The server's key pair. Raises FailedPreconditionError: missing, open to others, damaged."""
+    """Return the server's key pair. Raises FailedPreconditionError if the file is missing, readable by others, or damaged."""
     return _load_pair(Path(folder), _SERVER)
 
 
 def load_role(folder: str | Path, role: str) -> KeyPair:
-    """The key pair of a role, or of "server". Raises FailedPreconditionError: missing, open to others, damaged."""
+    """Return the key pair of a role, or of "server". Raises as `load_server`."""
     return _load_pair(Path(folder), role)
 
 
 def load_server_public(folder: str | Path) -> bytes:
-    """The server's public key. Raises FailedPreconditionError: missing, writable for others, damaged."""
+    """Return the server's public key. Raises FailedPreconditionError if the file is missing, writable by others, or damaged."""
     path = Path(folder, f"{_SERVER}.pub")
     return _key(path, _lines(path, 0o022), "public")
 
 
 def load_authorized(folder: str | Path) -> dict[bytes, str]:
-    """Public key, 32 bytes -> role. Raises FailedPreconditionError: missing, writable for others, damaged."""
+    """Return the role of each authorized public key (32 bytes). Raises as `load_server_public`."""
     path = Path(folder, AUTHORIZED)
     roles: dict[bytes, str] = {}
     for number, (role, text) in _lines(path, 0o022).items():
@@ -118,13 +119,13 @@ def load_authorized(folder: str | Path) -> dict[bytes, str]:
     return roles
 
 
-def raw(public: bytes) -> bytes:
-    """The 32 bytes of a public key that was loaded here: what `load_authorized` has as its keys."""
+def decode_public(public: bytes) -> bytes:
+    """Return the 32 bytes of a public key that is given in Z85. `load_authorized` has its keys in this form."""
     return z85.decode(public)
 
 
-def text(public: bytes) -> str:
-    """The 40 characters of a public key of 32 bytes, as they stand in key files."""
+def encode_public(public: bytes) -> str:
+    """Return the 40 characters, as in key files, of a public key of 32 bytes."""
     return z85.encode(public).decode()
 
 
@@ -138,11 +139,11 @@ def _load_pair(folder: Path, name: str) -> KeyPair:
 
 
 def _lines(path: Path, mode_bits: int) -> dict[int, tuple[str, str]]:
-    """Line number -> (first word, rest). Files of root are taken too: that is how secrets are mounted."""
+    """Return (first word, rest) by line number. Files of root are accepted, because secrets are often mounted as such."""
     if not path.exists():
         raise FailedPreconditionError(
-            f"there is no key file {path}: make a cluster's keys with `zmqdist keygen {path.parent}`, or copy this one from "
-            "where they were made (SECURITY.md says which are needed where)",
+            f"there is no key file {path}: make a cluster's keys with `zmqdist keygen {path.parent}`, or copy this file from "
+            "the machine where they were made (SECURITY.md says which process needs which)",
         )
     text = read_private(path, "key file", owners=(0,), mode_bits=mode_bits).decode("ascii", "replace")
     lines: dict[int, tuple[str, str]] = {}

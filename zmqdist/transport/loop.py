@@ -1,27 +1,27 @@
 """One thread that owns sockets, descriptors, timers and an inbox.
 
 Rules
-    A socket registered here is used by the loop's thread alone; other threads hand functions in with `call_soon`.
-    A callback that raises does not end the loop: it is logged with its traceback and counted in `faults`.
+    Only the loop's thread uses a socket that is registered here; other threads hand in functions with `call_soon`.
+    A callback that raises does not end the loop: its traceback is logged and it is counted in `faults`.
 
 One turn
-    1. wait, unless something was left over from the last turn
-    2. input: every readable descriptor and socket, each bounded by its own callback
-    3. the inbox: what was in it when its turn came
+    1. wait, unless the last turn left something over
+    2. input: each readable descriptor and socket, bounded by its own callback
+    3. the inbox: the functions that were in it when this step began
     4. timers that are due
-    5. the end-of-turn hooks, if anything happened at all: there the shells send what they gathered
+    5. the end-of-turn hooks, if anything happened: there the runtimes send what they have gathered
 
-    Input comes before timers, so that a loop that was kept from running reads the beats that wait for it before it
-    looks who is overdue. For the same reason timers are held back while a callback says that it stopped at its bound
-    (at most HOLD_S), and for RECOVER_S after the loop notices that it woke far too late: then ZeroMQ's own thread was
-    most likely stopped too (SIGSTOP, suspended machine) and first has to read from the network.
+    Input comes before timers, so that a loop that could not run reads the waiting heartbeats before it decides which peers are
+    overdue. For the same reason timers are held back while a callback says that it stopped at its bound (for HOLD_S at most), and for
+    RECOVER_S after a wake-up that was far too late: then ZeroMQ's own thread was probably stopped too (SIGSTOP, suspended machine)
+    and has to read from the network first.
 
-ZeroMQ's descriptor is edge-triggered: it tells that EVENTS must be asked, not that there is a message. So each socket
-has a mark, `Watched.dirty`, and the loop sleeps only when EVENTS has been asked for every marked one and showed no
-input. It is set by the descriptor, before each callback, and by whoever uses the socket elsewhere in the loop's thread. A
-callback may take it away when EVENTS was the last that it asked, and showed none.
+ZeroMQ's descriptor is edge-triggered: its input means that EVENTS must be queried, not that there is a message. So each socket has a
+mark, `WatchedSocket.dirty`, and the loop sleeps only when EVENTS was queried for each marked socket and showed no input. The
+descriptor's input sets the mark, so does the loop before each callback, and so must other code of the loop's thread that uses the
+socket. A callback may clear the mark if EVENTS was the last thing that it queried, and showed no input.
 
-Not here: what the bytes mean (router.py, dealer.py), and threads for user code.
+Not here: the meaning of the bytes (router.py, dealer.py), and threads for the program's code.
 """
 
 from __future__ import annotations
@@ -49,19 +49,20 @@ from zmqdist.errors import DeadlineExceededError, FailedPreconditionError
 log = logging.getLogger("zmqdist.transport")
 
 HOLD_S: Final = 1.0
-"""Timers are at most this late because of a backlog of input."""
+"""Seconds by which a backlog of input delays timers at most."""
 OVERSLEPT_S: Final = 0.5
-"""A wake-up that is this late means that the process was stopped, not that the machine is busy."""
+"""Seconds. A wake-up that is so late means that the process was stopped, not that the machine is busy."""
 RECOVER_S: Final = 0.25
-"""So long input only is served after that."""
+"""Seconds for which only input is served after such a wake-up."""
 CONTEXT_ENDS_S: Final = 1.0
-"""How long `stop` waits for the end of the context of a loop that never ran. Without a socket it is there at once."""
+"""Seconds for which `stop` waits for the end of the context of a loop that never ran. Without an open socket it ends at once."""
 SLEEP_MAX_S: Final = 3600.0
 
-_open: Final[set[Loop]] = set()
-"""Loops that have not been stopped, also those that were never started. Without a reference to it the garbage collector would run the
-finalizers of a loop's sockets and context in any order and in any thread: ZeroMQ waits for ever for a context whose sockets are open,
-and the collector with it; and the owner's finalizer, which stops the loop, would use the same sockets at the same time."""
+_live_loops: Final[set[Loop]] = set()
+"""Loops that have not been stopped, also those that were never started. Without this reference the garbage collector would finalize a
+loop's sockets and context in any order and any thread: ZeroMQ waits for ever for a context with open sockets, and the collector with
+it; and the owner's finalizer, which stops the loop, would use the same sockets at the same time.
+"""
 
 _POLLIN: Final = int(zmq.POLLIN)
 _READ: Final = select.EPOLLIN
@@ -71,17 +72,17 @@ _BROKEN: Final = select.EPOLLHUP | select.EPOLLERR
 T = TypeVar("T")
 
 
-def input_of(socket: zmq.Socket[bytes]) -> Callable[[], Any]:
-    """A function that asks EVENTS of a socket, without the enums that `getsockopt` makes on its way: true when it has input."""
+def input_check(socket: zmq.Socket[bytes]) -> Callable[[], Any]:
+    """Return a function that queries EVENTS of a socket and is true if there is input. It avoids the enums that `getsockopt` makes."""
     return functools.partial(zmq_poll, [(socket, _POLLIN)], 0)
 
 
-class Watched:
+class WatchedSocket:
     """A socket in a loop.
 
     Attributes:
-      has_input: asks EVENTS.
-      dirty: EVENTS must be asked before the loop may sleep; set it at any use outside the socket's own callback.
+      has_input: queries EVENTS.
+      dirty: EVENTS must be queried before the loop may sleep. Set it after any use outside the socket's own callback.
     """
 
     __slots__ = ("dirty", "fd", "has_input", "on_readable", "socket")
@@ -90,7 +91,7 @@ class Watched:
         self.socket = socket
         self.on_readable = on_readable
         self.fd = int(socket.getsockopt(zmq.FD))
-        self.has_input = input_of(socket)
+        self.has_input = input_check(socket)
         self.dirty = True
 
 
@@ -103,13 +104,14 @@ class _Descriptor:
 
 
 class Loop:
-    """A daemon thread with its own ZeroMQ context. What is registered before `start` is served from then on.
+    """A daemon thread with a ZeroMQ context of its own. It serves what is registered before `start` as well.
 
-    It lives until `stop`, whether it was started or not: what is registered with it must not refer to an owner whose finalizer stops it.
+    A loop keeps its callbacks alive until `stop`, started or not. So a callback must not refer to an owner whose finalizer stops the loop:
+    that finalizer would never run.
 
     Attributes:
-      context: the loop's own; exactly one ZAP handler may live in it.
-      faults: callbacks that raised. Zero in a program without bugs.
+      context: the loop's own; at most one ZAP handler may live in it.
+      faults: number of callbacks that raised. 0 in a program without bugs.
     """
 
     def __init__(self, name: str) -> None:
@@ -117,15 +119,15 @@ class Loop:
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.context.max_sockets = 65_536
         self.faults = 0
-        self._sockets: dict[int, Watched] = {}
+        self._sockets: dict[int, WatchedSocket] = {}
         self._descriptors: dict[int, _Descriptor] = {}
         self._timers: dict[Hashable, tuple[float, int, Callable[[], object]]] = {}
         self._heap: list[tuple[float, int, Hashable]] = []
         self._serial = itertools.count()
         self._hooks: list[Callable[[], object]] = []
-        self._closers: list[Callable[[], object]] = []
+        self._stop_functions: list[Callable[[], object]] = []
         self._inbox: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
-        # Re-entrant: a finalizer that the garbage collector runs under this lock may hand something in too.
+        # Re-entrant, because the garbage collector may run a finalizer under this lock, and the finalizer may call `call_soon`.
         self._lock = threading.RLock()
         self._accepting = True
         self._stopping = False
@@ -138,15 +140,15 @@ class Loop:
         self._thread = threading.Thread(target=self._main, name=name, daemon=True)
         self._started = False
         self._finished = threading.Event()
-        _open.add(self)
+        _live_loops.add(self)
 
-    # -- life -----------------------------------------------------------------------------------------------------
+    # -- start and stop -------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start the thread; a second start does nothing.
+        """Start the thread. A second call does nothing.
 
         Raises:
-          FailedPreconditionError: it has been stopped; make a new one.
+          FailedPreconditionError: the loop has been stopped.
         """
         with self._lock:
             if self._stopping:
@@ -157,10 +159,10 @@ class Loop:
         self._thread.start()
 
     def stop(self, timeout_s: float = 5.0) -> None:
-        """End the thread: run the inbox and the `on_stop` functions in it, close all sockets, end the context.
+        """End the thread: it runs the inbox and the `on_stop` functions, closes all sockets and ends the context.
 
-        May be called from any thread, the loop's own included (then it ends after the present callback), and again.
-        Does not raise when a callback keeps the thread for longer than `timeout_s`; that is logged.
+        Any thread may call this, again and again. From the loop's own thread it takes effect after the current callback. It does not raise
+        if a callback occupies the thread for longer than `timeout_s`: it logs that.
         """
         with self._lock:
             self._stopping = True
@@ -173,9 +175,9 @@ class Loop:
             return
         self._wake()
         if not self._finished.wait(timeout_s):
-            log.warning("loop %s did not end within %.1f s: a callback keeps it", self.name, timeout_s)
+            log.warning("loop %s did not end within %.1f s, because a callback still runs", self.name, timeout_s)
             return
-        if self._thread.ident is not None:  # else it was stopped before, and never started
+        if self._thread.ident is not None:  # None: the loop was stopped before, and never started
             self._thread.join(timeout_s)
 
     @property
@@ -185,19 +187,19 @@ class Loop:
 
     @property
     def running(self) -> bool:
-        """Whether the thread has been started and was not asked to stop."""
+        """Whether the thread has been started and `stop` has not been called."""
         return self._started and not self._stopping
 
     def now(self) -> float:
-        """The clock of `set_timer`, in seconds."""
+        """Return the time on the clock of `set_timer`, in seconds."""
         return time.monotonic()
 
     # -- from any thread --------------------------------------------------------------------------------------------
 
     def call_soon(self, fn: Callable[..., object], *args: Any) -> None:
-        """Have the loop call `fn(*args)`.
+        """Have the loop call `fn(*args)`, from any thread.
 
-        What was accepted is called, also when the loop is stopped right after; by then its sockets may be closed.
+        An accepted function is called, also if the loop is stopped right after; its sockets may be closed by then.
 
         Raises:
           FailedPreconditionError: the loop has ended; `fn` will not be called.
@@ -210,12 +212,12 @@ class Loop:
             self._wake()
 
     def run(self, fn: Callable[..., T], *args: Any, timeout_s: float = 10.0) -> T:
-        """Have the loop call `fn(*args)` and return its result, or raise what it raised.
+        """Have the loop call `fn(*args)`, wait, and return its result or raise its exception.
 
-        Called directly in the loop's own thread, and before `start`.
+        In the loop's own thread, and before `start`, the function is called directly.
 
         Raises:
-          DeadlineExceededError: no result after `timeout_s`; the call may still happen.
+          DeadlineExceededError: no result after `timeout_s`; the function may still be called.
           FailedPreconditionError: the loop has ended.
         """
         if self.in_loop or not self._started:
@@ -235,33 +237,33 @@ class Loop:
             if future.done():  # `fn` itself raised a TimeoutError
                 raise
             raise DeadlineExceededError(
-                f"loop {self.name} did not answer within {timeout_s} s: a callback keeps it"
+                f"loop {self.name} did not call the function within {timeout_s} s, because another callback still runs"
             ) from None
 
     def _wake(self) -> None:
-        with self._lock:  # else the number could belong to somebody else's file by now
+        with self._lock:  # else another file could have the descriptor's number by now
             if self._wake_fd < 0:
                 return
             try:
                 os.eventfd_write(self._wake_fd, 1)
-            except BlockingIOError:  # full: it wakes anyway
+            except BlockingIOError:  # the counter is full, so the loop wakes anyway
                 pass
 
     # -- in the loop's thread, or before start ------------------------------------------------------------------------
 
-    def add_socket(self, socket: zmq.Socket[bytes], on_readable: Callable[[], object]) -> Watched:
+    def add_socket(self, socket: zmq.Socket[bytes], on_readable: Callable[[], object]) -> WatchedSocket:
         """Call `on_readable` while the socket has input. The loop closes the socket when it stops.
 
         Args:
-          on_readable: takes at most MESSAGES_PER_WAKE_MAX messages; returns True when it stopped at that bound.
+          on_readable: reads at most MESSAGES_PER_WAKE_MAX messages, and returns True if it stopped at that bound.
         """
-        watched = Watched(socket, on_readable)
+        watched = WatchedSocket(socket, on_readable)
         self._sockets[watched.fd] = watched
         self._epoll.register(watched.fd, _READ)
         return watched
 
     def remove_socket(self, socket: zmq.Socket[bytes]) -> None:
-        """Forget a socket, before it is closed. One that is not registered is fine."""
+        """Forget a socket before it is closed. Do nothing if it is not registered."""
         for fd, watched in self._sockets.items():
             if watched.socket is socket:
                 del self._sockets[fd]
@@ -271,10 +273,9 @@ class Loop:
     def add_fd(
         self, fd: int, on_readable: Callable[[], object], on_writable: Callable[[], object] | None = None
     ) -> None:
-        """Call `on_readable` while a descriptor has input, its end or an error.
+        """Call `on_readable` while a descriptor has input, its end or an error; and `on_writable` while `watch_writable` is on.
 
-        It should be non-blocking: after a number was closed and used again a callback can come with nothing to read.
-        `on_writable` is called only while `watch_writable` asked for it.
+        The descriptor should be non-blocking: if its number was closed and used again, a callback may find nothing to read.
         """
         self._descriptors[fd] = _Descriptor(on_readable, on_writable)
         self._epoll.register(fd, _READ)
@@ -284,7 +285,7 @@ class Loop:
         self._epoll.modify(fd, _READ | _WRITE if wanted else _READ)
 
     def remove_fd(self, fd: int) -> None:
-        """Forget a descriptor, before it is closed. One that is not registered is fine."""
+        """Forget a descriptor before it is closed. Do nothing if it is not registered."""
         if self._descriptors.pop(fd, None) is not None:
             try:
                 self._epoll.unregister(fd)
@@ -292,7 +293,7 @@ class Loop:
                 pass
 
     def set_timer(self, key: Hashable, at: float | None, fn: Callable[[], object]) -> None:
-        """Call `fn` once, not before `at` on the clock of `now`; replaces the timer of that key, None cancels it."""
+        """Call `fn` once, not before `at` on the clock of `now`. This replaces the timer of the same key; None only cancels that timer."""
         if at is None:
             self._timers.pop(key, None)
             return
@@ -303,17 +304,17 @@ class Loop:
         serial = next(self._serial)
         self._timers[key] = (at, serial, fn)
         heapq.heappush(self._heap, (at, serial, key))
-        if len(self._heap) > 64 + 4 * len(self._timers):  # timers that were moved leave a dead entry each
+        if len(self._heap) > 64 + 4 * len(self._timers):  # each timer that was moved leaves a dead entry
             self._heap = [(when, number, name) for name, (when, number, _) in self._timers.items()]
             heapq.heapify(self._heap)
 
     def at_end_of_turn(self, fn: Callable[[], object]) -> None:
-        """Call `fn` after each turn in which anything happened, in order of registration."""
+        """Call `fn` after each turn in which anything happened, in the order of registration."""
         self._hooks.append(fn)
 
     def on_stop(self, fn: Callable[[], object]) -> None:
-        """Call `fn` in the loop's thread when it ends; the last one registered first."""
-        self._closers.append(fn)
+        """Call `fn` in the loop's thread when it ends, the function registered last first."""
+        self._stop_functions.append(fn)
 
     # -- the turn -----------------------------------------------------------------------------------------------------
 
@@ -359,7 +360,7 @@ class Loop:
         return happened, backlog
 
     def _left_over(self) -> bool:
-        """Whether a marked socket has input; one that has none loses its mark."""
+        """Return whether a marked socket has input. A socket without input loses its mark."""
         for watched in self._sockets.values():
             if watched.dirty:
                 if not watched.socket.closed and watched.has_input():
@@ -370,7 +371,7 @@ class Loop:
     def _poll(self) -> list[tuple[int, int]]:
         if self._left_over():
             return self._epoll.poll(0)
-        self._sleeping = True  # from here on `call_soon` wakes us; what it put in before that is seen now
+        self._sleeping = True  # from here on `call_soon` wakes this thread; the next line sees what it added before
         wait_s = 0.0 if self._inbox or self._stopping else self._until_timer()
         began = time.monotonic()
         ready = self._epoll.poll(wait_s)
@@ -413,7 +414,7 @@ class Loop:
             if now - self._backlog_since < HOLD_S:
                 return False
         self._backlog_since = None
-        due = []  # first all, so that a timer that sets itself to a time in the past comes in the next turn
+        due = []  # collected first, so that a timer that sets itself to a time in the past is called in the next turn
         while self._heap and self._heap[0][0] <= now:
             due.append(heapq.heappop(self._heap))
         ran = False
@@ -430,18 +431,21 @@ class Loop:
             return fn(*args)
         except BaseException as error:
             if not (isinstance(error, Exception) or self.in_loop):
-                raise  # from `stop` of a loop that never ran: it is the Ctrl-C of the caller's thread
+                raise  # `stop` of a loop that never ran is in its caller's thread, and this is a Ctrl-C for that thread
             self.fault(f"callback {getattr(fn, '__qualname__', fn)!s}")
             return None
 
     def fault(self, what: str) -> None:
-        """Count and log the exception that is being handled."""
+        """Count and log the current exception. `what` names the code that raised it."""
         self.faults += 1
         log.exception("loop %s: %s failed; the loop goes on", self.name, what)
 
     def _end_context(self) -> None:
-        """A loop that never ran ends in its maker's thread, perhaps because of a Ctrl-C while pyzmq made a socket: the traceback keeps
-        that socket, nobody can close it, and the end of the context waits for it."""
+        """End the context: in the loop's thread directly, else in a background thread, for which this waits CONTEXT_ENDS_S at most.
+
+        A loop that never ran ends in its maker's thread, perhaps because of a Ctrl-C while pyzmq made a socket. Then only the traceback
+        refers to that socket, no code can close it, and the context would wait for it for ever.
+        """
         if self.in_loop:
             self.context.destroy(linger=None)
             return
@@ -457,8 +461,8 @@ class Loop:
     def _finish(self) -> None:
         try:
             self._run_inbox()
-            while self._closers:
-                self._guard(self._closers.pop())
+            while self._stop_functions:
+                self._guard(self._stop_functions.pop())
             while self._accepting:
                 self._run_inbox()
                 with self._lock:
@@ -472,5 +476,5 @@ class Loop:
                 os.close(self._wake_fd)
                 self._wake_fd = -1
         finally:
-            _open.discard(self)
+            _live_loops.discard(self)
             self._finished.set()

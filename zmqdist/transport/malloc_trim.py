@@ -1,12 +1,15 @@
-"""Memory that was freed, and that the C library keeps for the next use: back to the system."""
+"""Return freed memory, which the C library keeps for later use, to the system."""
 
 from __future__ import annotations
 
 import ctypes
 
 
-def give_back() -> None:
-    """Takes milliseconds, for gigabytes a tenth of a second. Does nothing where the C library has no `malloc_trim`."""
+def trim_heap() -> None:
+    """Return the freed memory of this process to the system. Costs milliseconds, a tenth of a second for gigabytes.
+
+    Does nothing if the C library has no `malloc_trim`.
+    """
     try:
         ctypes.CDLL(None).malloc_trim(0)
     except (OSError, AttributeError):

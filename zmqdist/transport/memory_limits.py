@@ -1,8 +1,8 @@
-"""How much memory this process may still take, and the error where that is not enough.
+"""How much memory this process may still take, and the error if that is not enough.
 
-The kernel lends memory that it does not have, and ends a process with SIGKILL when it runs out. So before a large copy it is looked whether
-there is room, and where there is none the caller gets an error with the figures and the remedies. The size of /dev/shm does not matter:
-memfds are not there; they count as memory of the machine and of the control group.
+The kernel grants more memory than it has, and ends a process with SIGKILL when that memory is used. So before a large copy this process
+checks that there is room; if there is not, the caller gets an error with the figures and the remedies. The size of /dev/shm does not
+matter: memfds are not in it; they count as memory of the machine and of the control group.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Final
 
 from zmqdist.errors import ResourceExhaustedError
 
-LOOKED_BYTES_MIN: Final = 32 * 2**20
-"""What is smaller is taken without a look: to touch so much fresh memory takes a hundred times as long as the look."""
+CHECKED_BYTES_MIN: Final = 32 * 2**20
+"""Bytes. Less memory is taken without a check: writing to so much fresh memory takes a hundred times as long as the check."""
 
 _PROC, _GROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 _REMEDY: Final = (
@@ -26,13 +26,13 @@ _REMEDY: Final = (
 
 
 def usable_bytes(proc: Path = _PROC, groups: Path = _GROUPS) -> int:
-    """Memory that this process may use: the machine's, or what its control group allows."""
+    """Return the bytes of memory that this process may use in all: the machine's, or the limit of its control group."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min([total, *(limit for limit, _ in _limits(proc, groups))])
 
 
 def available_bytes(proc: Path = _PROC, groups: Path = _GROUPS) -> int | None:
-    """What it may still take before the kernel has to end somebody. None where the system does not tell."""
+    """Return the bytes that this process may still take before the kernel has to end a process; None if the system does not tell."""
     found = [max(0, limit - used) for limit, used in _limits(proc, groups)]
     available = _field(proc / "meminfo", "MemAvailable:")
     if available is not None:
@@ -41,35 +41,39 @@ def available_bytes(proc: Path = _PROC, groups: Path = _GROUPS) -> int | None:
 
 
 def oom_kills(proc: Path = _PROC) -> int:
-    """How many processes the kernel has ended on this machine because memory ran out; 0 where it does not count them."""
+    """Return how many processes the kernel has ended on this machine for want of memory; 0 if it does not count them."""
     return _field(proc / "vmstat", "oom_kill") or 0
 
 
-def check_room(nbytes: int, what: str) -> None:
-    """Raises ResourceExhaustedError where so much memory is not there; `what` says for what it is wanted."""
-    if nbytes >= LOOKED_BYTES_MIN:
+def check_room(nbytes: int, purpose: str) -> None:
+    """Raise ResourceExhaustedError if `nbytes` bytes are not available. `purpose` completes "no memory for ..."."""
+    if nbytes >= CHECKED_BYTES_MIN:
         available = available_bytes()
         if available is not None and nbytes > available:
-            raise exhausted(nbytes, what)
+            raise memory_exhausted(nbytes, purpose)
 
 
-def exhausted(nbytes: int, what: str) -> ResourceExhaustedError:
-    """The error: so much memory was asked for, and is not there."""
+def memory_exhausted(nbytes: int, purpose: str) -> ResourceExhaustedError:
+    """Return the error for `nbytes` bytes that are not available."""
     available = available_bytes()
     there = "" if available is None else f" ({available / 2**20:.0f} MiB are available to this process)"
-    return ResourceExhaustedError(f"no memory for {what}: {nbytes / 2**20:.0f} MiB{there}. {_REMEDY}")
+    return ResourceExhaustedError(f"no memory for {purpose}: {nbytes / 2**20:.0f} MiB{there}. {_REMEDY}")
 
 
 def _limits(proc: Path, groups: Path) -> Iterator[tuple[int, int]]:
-    """(limit, used) of this process's control group and of those that it is in. What can be written back to files is not used."""
+    """Yield (limit, used) of this process's control group and of its parents. Pages that can be written back to files do not count as
+    used.
+    """
     for folder, limit_name, used_name, stat_name in _folders(proc, groups):
-        with contextlib.suppress(OSError, ValueError):  # "max": no limit
+        with contextlib.suppress(OSError, ValueError):  # the text "max" means no limit
             limit, used = int((folder / limit_name).read_text()), int((folder / used_name).read_text())
             yield limit, used - (_field(folder / "memory.stat", stat_name) or 0)
 
 
 def _folders(proc: Path, groups: Path) -> Iterator[tuple[Path, str, str, str]]:
-    """Of control groups, from the own one up; both versions of them, as a container and as the machine itself sees them."""
+    """Yield the folders of control groups, from this process's own upwards: both versions, as seen from a container and from the
+    machine.
+    """
     new = ("memory.max", "memory.current", "inactive_file")
     old = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
     own = []
@@ -90,7 +94,7 @@ def _folders(proc: Path, groups: Path) -> Iterator[tuple[Path, str, str, str]]:
 
 
 def _field(path: Path, name: str) -> int | None:
-    """The number after a name, in a file of lines of names and numbers."""
+    """Return the number after a name, in a file of lines of names and numbers; None if there is none."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         for line in path.read_text().splitlines():
             words = line.split()

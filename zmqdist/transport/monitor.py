@@ -1,15 +1,15 @@
-"""What a socket's monitor tells, and what it means for a connecting side.
+"""The events of a socket's monitor, and what they mean for a connecting side.
 
-`ConnectionWatch` is pure: fed with the events of one DEALER that connects to one address, attempt after attempt, it says
-when the connection is up, down, failed for now, or refused for good, and words the refusal.
+`ConnectionWatch` is pure: it gets the events of one DEALER that connects to one address, attempt after attempt. It says when the
+connection is up, lost, failed for now, or refused for good, and words the refusal.
 
-What libzmq tells (each line was found by experiment)
+What libzmq reports (each line was found by experiment)
     a refused token or key     HANDSHAKE_FAILED_AUTH, at once and for certain
     another mechanism          FAILED_PROTOCOL with MECHANISM_MISMATCH, or FAILED_NO_DETAIL with EPIPE: a race
     a wrong key of the server  FAILED_NO_DETAIL with EPIPE, again and again, never anything more
     a busy server              FAILED_NO_DETAIL with EAGAIN after HANDSHAKE_IVL: not a refusal
-So a mismatch, and the third handshake in a row that was closed, make the watch ask for the server's greeting (`Doubt`;
-port_probe.py reads it), which names its mechanism; `judge` then has the last word.
+So after a mismatch, and after the third closed handshake in a row, the watch wants the server's greeting (`ProbeNeeded`; port_probe.py
+reads it), which names the server's mechanism. `judge` then decides.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ MISMATCH: Final = int(zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH)
 CLIENT_EVENTS: Final = CONNECTED | CLOSED | DISCONNECTED | SUCCEEDED | FAILED_NO_DETAIL | FAILED_PROTOCOL | FAILED_AUTH
 
 CLOSES_MAX: Final = 3
-"""Handshakes in a row that the server closed, before its greeting is read."""
+"""Handshakes in a row that the server may close before its greeting is read."""
 
 _EVENT: Final = struct.Struct("=HI")
 _serial = itertools.count()
 
 
 def open_monitor(socket: zmq.Socket[bytes], events: int) -> zmq.Socket[bytes]:
-    """The receiving end of a socket's monitor; close it after `socket.disable_monitor()`.
+    """Return the receiving end of a socket's monitor. Close it after `socket.disable_monitor()`.
 
-    Its queue has no bound: ZeroMQ's own thread waits, with all its connections, where a monitor's queue is full.
+    Its queue has no bound, because ZeroMQ's own thread, with all its connections, blocks while a monitor's queue is full.
     """
     context = socket.context
     endpoint = f"inproc://zmqdist.monitor.{next(_serial)}"
@@ -59,7 +59,7 @@ def open_monitor(socket: zmq.Socket[bytes], events: int) -> zmq.Socket[bytes]:
 
 
 def decode_event(frame: bytes) -> tuple[int, int]:
-    """(event, value) of a monitor message's first frame; the value is a descriptor or an error number, by event."""
+    """Return (event, value) of the first frame of a monitor message. The event decides whether the value is a descriptor or an errno."""
     event, value = _EVENT.unpack_from(frame)
     return event, value
 
@@ -71,32 +71,32 @@ class Up:
 
 @dataclass(frozen=True)
 class Down:
-    """A connection that was up has gone. What had arrived before can still be read."""
+    """A connection that was up is lost. Messages that arrived before can still be read."""
 
 
 @dataclass(frozen=True)
 class AttemptFailed:
-    """This attempt has come to nothing; another one may do better."""
+    """This attempt failed; the next one may succeed."""
 
     why: str
 
 
 @dataclass(frozen=True)
-class Doubt:
-    """This attempt has failed in a way that needs a look at the server's greeting."""
+class ProbeNeeded:
+    """This attempt failed in a way that only the server's greeting explains."""
 
 
 @dataclass(frozen=True)
 class Rejected:
-    """No attempt will do better until somebody changes something."""
+    """No attempt will succeed until the security of one side is changed."""
 
     error: OpError
 
 
-Verdict: TypeAlias = "Up | Down | AttemptFailed | Doubt | Rejected"
+Verdict: TypeAlias = "Up | Down | AttemptFailed | ProbeNeeded | Rejected"
 
-_KNOWN_AS: Final = {PLAIN: "the user's token (PLAIN)", CURVE: "CURVE keys", NONE: "no security"}
-_NAMED: Final = {"PLAIN": PLAIN, "CURVE": CURVE, "NULL": NONE}
+_MECHANISM_NAMES: Final = {PLAIN: "the user's token (PLAIN)", CURVE: "CURVE keys", NONE: "no security"}
+_MECHANISMS: Final = {"PLAIN": PLAIN, "CURVE": CURVE, "NULL": NONE}
 _ADVICE: Final = {
     PLAIN: "leave out the keys on this side, or start the server with them",
     CURVE: "give this side the folder of the server's keys (ZMQDIST_KEYS_DIR)",
@@ -105,11 +105,11 @@ _ADVICE: Final = {
 
 
 class ConnectionWatch:
-    """The judgement over the attempts of one connecting side; see the module's docstring.
+    """The state of one connecting side over all its attempts; see the module's docstring.
 
     Attributes:
-      connected: TCP stands, the handshake has not ended.
-      up: the handshake succeeded and the connection has not gone since.
+      connected: the TCP connection stands and the handshake has not ended.
+      up: the handshake succeeded and the connection has not been lost since.
     """
 
     def __init__(self, address: str, security: ClientSecurity) -> None:
@@ -121,11 +121,11 @@ class ConnectionWatch:
         self._mismatch = False
 
     def begin(self) -> None:
-        """A new attempt, on a new socket."""
+        """Begin a new attempt, on a new socket."""
         self.connected = self.up = False
 
     def feed(self, event: int, value: int) -> Verdict | None:
-        """One event of the monitor; None: nothing to be done."""
+        """Take one event of the monitor; return None if it needs no action."""
         if event == CONNECTED:
             self.connected = True
             return None
@@ -139,37 +139,37 @@ class ConnectionWatch:
             self._mismatch = False
             return Up()
         if event == FAILED_AUTH:
-            return Rejected(self._not_let_in(value))
+            return Rejected(self._refusal(value))
         if event == FAILED_PROTOCOL and value == MISMATCH:
             self._mismatch = True
-            return Doubt()
+            return ProbeNeeded()
         if event in (FAILED_PROTOCOL, FAILED_NO_DETAIL):
-            return self._closed(value)
+            return self._handshake_closed(value)
         if was_up:
             return Down()
         if not was_connected:
             self._closes = 0
-            return AttemptFailed("nobody listens there")
-        return self._closed(0)  # what libzmq tells of a server that speaks something else, or nothing any more
+            return AttemptFailed("no process listens there")
+        return self._handshake_closed(0)  # libzmq reports this of a server that does not speak ZeroMQ, or has ended
 
-    def _closed(self, value: int) -> Verdict:
+    def _handshake_closed(self, value: int) -> Verdict:
         if value == zmq.EAGAIN:
             return AttemptFailed("the server did not finish the handshake in time: it may be very busy")
         self._closes += 1
         return (
-            Doubt()
+            ProbeNeeded()
             if self._closes >= CLOSES_MAX
             else AttemptFailed("the server closed the connection during the handshake")
         )
 
     def judge(self, mechanism: str | None) -> Rejected | None:
-        """What the server's greeting means.
+        """Decide what the server's greeting means.
 
         Args:
-          mechanism: as the greeting says, "" for a server that does not speak ZeroMQ, None where none came.
+          mechanism: the mechanism in the greeting, "" for a server that does not speak ZeroMQ, None if no greeting came.
 
         Returns:
-          None: go on trying.
+          None to go on trying.
         """
         closes, self._closes = self._closes, 0
         mismatch, self._mismatch = self._mismatch, False
@@ -177,29 +177,32 @@ class ConnectionWatch:
         if mechanism is None:
             if not mismatch:
                 return None
-            text = f"{address} does not use {_KNOWN_AS[ours]}, as this side does: give both the same security"
+            text = f"{address} does not use {_MECHANISM_NAMES[ours]}, as this side does: give both the same security"
             return Rejected(FailedPreconditionError(text))
-        theirs = _NAMED.get(mechanism)
+        theirs = _MECHANISMS.get(mechanism)
         if theirs is None:
-            text = f"what listens on {address} is not a zmqdist server: is the port right?"
+            text = f"the process that listens on {address} is not a zmqdist server: is the port right?"
             return Rejected(FailedPreconditionError(text))
         if theirs != ours:
             plaintext = ", in plaintext" if theirs == NONE else ""
-            text = f"the server at {address} uses {_KNOWN_AS[theirs]}{plaintext}, this side {_KNOWN_AS[ours]}: {_ADVICE[theirs]}"
+            text = (
+                f"the server at {address} uses {_MECHANISM_NAMES[theirs]}{plaintext}, this side {_MECHANISM_NAMES[ours]}: "
+                f"{_ADVICE[theirs]}"
+            )
             return Rejected(FailedPreconditionError(text))
         if closes < CLOSES_MAX:
             self._closes = closes
             return None
         if ours == CURVE:
             text = (
-                f"the server at {address} does not have the key that this side expects of it: most likely `server.pub` is "
-                f"not this cluster's, or a worker listens there (this side uses {self.security.source})"
+                f"the server at {address} does not have the key that this side expects: most likely `server.pub` is of "
+                f"another cluster, or a worker listens there (this side uses {self.security.source})"
             )
             return Rejected(UnauthenticatedError(text))
         text = f"the server at {address} closed {closes} handshakes in a row: its log may say why"
         return Rejected(UnavailableError(text))
 
-    def _not_let_in(self, status: int) -> OpError:
+    def _refusal(self, status: int) -> OpError:
         source = self.security.source or "nothing"
         if status != 400:
             why = f"its authentication failed with status {status}"

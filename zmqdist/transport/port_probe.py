@@ -1,10 +1,10 @@
-"""A look at a port from outside: does its name exist, does it take a connection, what does it speak, whose is it.
+"""A probe of a port from outside: does its host name exist, does it accept a connection, what does it speak, which process owns it.
 
-A ZeroMQ server sends first, before any handshake, 64 bytes in the clear that name its security mechanism. So a port that greets is
-served, a port that refuses belongs to no process, and one that does neither is of a process that is stopped or busy, or lies behind a
-network that drops what it is sent.
+A ZeroMQ server sends first, before any handshake, 64 bytes in the clear that name its security mechanism. So a port that sends this
+greeting is served, and a port that refuses belongs to no process. A port that does neither belongs to a process that is stopped or
+busy, or lies behind a network that drops packets.
 
-`PortProbe` never waits; the functions wait no longer than they are told to.
+`PortProbe` never waits; the functions wait no longer than their time-outs.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from zmqdist.transport.address import is_ipv6, join, split
 from zmqdist.transport.security import listening_sockets
 
 GREETING_BYTES: Final = 64
-PATIENCE_S: Final = 1.0
-"""So long a probe waits for a connection, unless it is told otherwise, and then for the greeting."""
+PROBE_S: Final = 1.0
+"""Seconds for which a probe waits for a connection by default, and then for the greeting."""
 
 _STEP_MS: Final = 20
-"""A probe that has run out of time is found so late at most."""
+"""Milliseconds by which the end of a probe's time may be noticed too late."""
 
 _IPV4_ERRORS: Final = (socket.IPPROTO_IP, 11)
 _IPV6_ERRORS: Final = (socket.IPPROTO_IPV6, 25)
@@ -51,11 +51,11 @@ _IN_PROGRESS: Final = (errno.EINPROGRESS, errno.EAGAIN, errno.ENOTCONN)
 
 @dataclass(frozen=True)
 class Rejection:
-    """An ICMP message that says that a connection cannot be made.
+    """An ICMP message that reports that a connection cannot be made.
 
     Attributes:
-      sender: the IP number of the host that sent it: a firewall, a router, or the host itself.
-      forbidden: whether it forbids the connection (port or communication prohibited); else it knows no way.
+      sender: the IP address of the machine that sent it: a firewall, a router, or the host itself.
+      forbidden: whether the sender forbids the connection (port or communication prohibited); else it knows no route.
     """
 
     sender: str
@@ -63,17 +63,17 @@ class Rejection:
 
 
 class PortProbe:
-    """One look at a port, without waiting: `step` is called when its socket is ready or some milliseconds later, until it returns True.
+    """One probe of a port, without waiting. Call `step` when its socket is ready, or some milliseconds later, until it returns True.
 
     Attributes:
       connected: a TCP connection was made.
-      failure: why none was: socket.gaierror, ConnectionRefusedError, TimeoutError, OSError.
-      rejection: the ICMP message that ended the attempt; None: a server or the kernel of the host has refused it, or nothing did.
-      mechanism: at the end: "NULL", "PLAIN", "CURVE"; "" for a server that does not speak ZeroMQ; None: no answer.
+      failure: why none was made: socket.gaierror, ConnectionRefusedError, TimeoutError or OSError.
+      rejection: the ICMP message that ended the attempt; None if none came: then the host's own kernel refused, or no reply came.
+      mechanism: at the end "NULL", "PLAIN" or "CURVE"; "" for a server that does not speak ZeroMQ; None if no greeting came.
     """
 
-    def __init__(self, address: str, now: float, connect_s: float = PATIENCE_S) -> None:
-        """Raises InvalidArgumentError: not an address."""
+    def __init__(self, address: str, now: float, connect_s: float = PROBE_S) -> None:
+        """Begin to connect. Raises InvalidArgumentError if `address` is not an address."""
         self.connected = False
         self.failure: OSError | None = None
         self.rejection: Rejection | None = None
@@ -89,17 +89,19 @@ class PortProbe:
             self._socket.connect((host, port))
         except BlockingIOError:
             pass
-        except (OSError, UnicodeError) as error:  # a name that cannot be looked up; a label of more than 63 characters
+        except (OSError, UnicodeError) as error:  # UnicodeError: a label of the name has more than 63 characters
             self.failure = (
                 error if isinstance(error, OSError) else socket.gaierror(socket.EAI_NONAME, "not a host name")
             )
 
     def fileno(self) -> int:
-        """Of its socket: ready for output when there is a connection or none can be made, then for input; -1 at the end."""
+        """Return the descriptor of the socket, -1 at the end. It becomes ready for output when connecting has succeeded or failed,
+        then for input.
+        """
         return self._socket.fileno()
 
     def step(self, now: float) -> bool:
-        """Go on; True: it has ended, and its socket is closed."""
+        """Take the next step; return True if the probe has ended and its socket is closed."""
         if self.fileno() < 0:
             return True
         ended = self.failure is not None
@@ -116,21 +118,21 @@ class PortProbe:
                 self.failure = TimeoutError()
         if ended:
             if self.failure is not None:
-                self.rejection = _rejection(self._socket)
+                self.rejection = _read_rejection(self._socket)
             self.close()
         return ended
 
     def close(self) -> None:
-        """Give up."""
+        """End the probe early."""
         self._socket.close()
 
     def _talk(self, now: float) -> bool:
         if not self.connected:
-            # The signature and major version 3: that is enough for the server to send its whole greeting, and too little
-            # for it to find a mechanism that it does not like. send raises ENOTCONN until TCP stands.
+            # The signature and major version 3: enough for the server to send its whole greeting, and too little for it to
+            # refuse a mechanism. send raises ENOTCONN until the TCP connection stands.
             self._socket.send(_SIGNATURE + b"\x03")
             self.connected = True
-            self._until = now + PATIENCE_S
+            self._until = now + PROBE_S
         while len(self._seen) < GREETING_BYTES:
             part = self._socket.recv(GREETING_BYTES - len(self._seen))
             self._seen += part
@@ -143,24 +145,24 @@ class PortProbe:
         return True
 
 
-def _rejection(sock: socket.socket) -> Rejection | None:
+def _read_rejection(sock: socket.socket) -> Rejection | None:
     """Return the ICMP message in a socket's queue of errors (ip(7), IP_RECVERR)."""
     try:
         _, messages, _, _ = sock.recvmsg(1, _ERROR_BYTES, socket.MSG_ERRQUEUE)
-    except (OSError, AttributeError):  # none came, or this is not Linux
+    except (OSError, AttributeError):  # no message came, or this is not Linux
         return None
     for _, _, data in messages:
         origin, kind, code = data[4:7]
-        family, number = struct.unpack_from("=H", data, 16)[0], data[20:24]
+        family, sender = struct.unpack_from("=H", data, 16)[0], data[20:24]
         if origin == _FROM_ICMP and family == socket.AF_INET:
-            return Rejection(socket.inet_ntoa(number), kind == 3 and code in _FORBIDDEN)
+            return Rejection(socket.inet_ntoa(sender), kind == 3 and code in _FORBIDDEN)
         if origin == _FROM_ICMP6 and family == socket.AF_INET6:
             return Rejection(socket.inet_ntop(socket.AF_INET6, data[24:40]), kind == 1 and code in _FORBIDDEN6)
     return None
 
 
-def _run(probes: Iterable[PortProbe], connect_only: bool = False) -> None:
-    """Wait until all have ended, or have a connection."""
+def _run_probes(probes: Iterable[PortProbe], connect_only: bool = False) -> None:
+    """Wait until all probes have ended, or, with `connect_only`, have a connection."""
     left = list(probes)
     while True:
         now = time.monotonic()
@@ -174,25 +176,29 @@ def _run(probes: Iterable[PortProbe], connect_only: bool = False) -> None:
 
 
 def connect_failure(address: str, connect_s: float) -> OSError | None:
-    """Why no TCP connection can be made to "host:port"; None: one was made. A refused one says that nobody listens there."""
+    """Return why no TCP connection can be made to "host:port" within `connect_s`; None if one was made.
+
+    ConnectionRefusedError says that no process listens there.
+    """
     probe = PortProbe(address, time.monotonic(), connect_s)
-    _run([probe], connect_only=True)
+    _run_probes([probe], connect_only=True)
     probe.close()
     return probe.failure
 
 
 def listening(addresses: Mapping[tuple[str, int], str]) -> set[tuple[str, int]]:
-    """Those tasks at whose "host:port" something speaks ZeroMQ; all are asked at the same time, and none for longer than 2 s."""
+    """Return the tasks at whose "host:port" a server speaks ZeroMQ. All are probed at the same time, for 2 s at most."""
     probes: dict[tuple[str, int], PortProbe] = {}
     for task, address in addresses.items():
-        with contextlib.suppress(InvalidArgumentError):  # no address: a cluster may have such, and nobody listens there
+        # A cluster may have a task without an address: no process listens there.
+        with contextlib.suppress(InvalidArgumentError):
             probes[task] = PortProbe(address, time.monotonic())
-    _run(probes.values())
+    _run_probes(probes.values())
     return {task for task, probe in probes.items() if probe.mechanism}
 
 
 @dataclass(frozen=True)
-class Build:
+class ZmqBuild:
     """The ZeroMQ that this process uses."""
 
     pyzmq: str
@@ -201,17 +207,17 @@ class Build:
 
 
 @dataclass(frozen=True)
-class Seen:
-    """What a port looks like from here.
+class ProbeResult:
+    """What a probe found out about a port.
 
     Attributes:
-      number: the IP number that was tried; "" when the name could not be looked up.
-      failure: why no connection was made; None when one was: socket.gaierror, ConnectionRefusedError, TimeoutError, OSError.
-      connect_s: how long that took.
-      mechanism, rejection: as of a PortProbe.
+      ip_address: the address that was tried; "" if the name could not be looked up.
+      failure: why no connection was made: socket.gaierror, ConnectionRefusedError, TimeoutError or OSError; None if one was made.
+      connect_s: seconds that connecting took.
+      mechanism, rejection: as in PortProbe.
     """
 
-    number: str
+    ip_address: str
     failure: OSError | None = None
     connect_s: float = 0.0
     mechanism: str | None = None
@@ -219,12 +225,12 @@ class Seen:
 
 
 @dataclass(frozen=True)
-class Owner:
-    """Who listens on a port of this machine.
+class PortOwner:
+    """The process that listens on a port of this machine.
 
     Attributes:
       uid: of the socket.
-      pid: 0 where that cannot be seen: another user's process.
+      pid: 0 if it cannot be seen, because the process is another user's.
       command: its command line, as the system shows it.
       state: of the process, as `ps` writes it: "T" is stopped.
     """
@@ -235,84 +241,84 @@ class Owner:
     state: str = ""
 
 
-def build() -> Build:
-    """Versions, and whether encryption is there."""
+def zmq_build() -> ZmqBuild:
+    """Return the versions in use, and whether encryption is available."""
     major, minor, patch = zmq.zmq_version_info()
-    return Build(zmq.pyzmq_version(), (major, minor, patch), bool(zmq.has("curve")))
+    return ZmqBuild(zmq.pyzmq_version(), (major, minor, patch), bool(zmq.has("curve")))
 
 
-def number_of(host: str, timeout_s: float) -> str:
-    """The IP number of a host as zmqdist connects to it: IPv4, unless the host has an IPv6 number only.
+def resolve_host(host: str, timeout_s: float) -> str:
+    """Return the IP address of a host as zmqdist connects to it: IPv4, unless the host has IPv6 addresses only.
 
     Raises:
       socket.gaierror: the name cannot be looked up.
-      TimeoutError: nobody answered within `timeout_s`.
+      TimeoutError: the name service did not reply within `timeout_s`.
     """
-    told: list[str | OSError] = []
+    outcome: list[str | OSError] = []
 
-    def ask() -> None:
+    def look_up() -> None:
         try:
             found = socket.getaddrinfo(host, None, 0, socket.SOCK_STREAM)
-            told.append(min((str(entry[4][0]) for entry in found), key=is_ipv6))
+            outcome.append(min((str(entry[4][0]) for entry in found), key=is_ipv6))
         except OSError as error:
-            told.append(error)
+            outcome.append(error)
         except UnicodeError:  # a label of more than 63 characters
-            told.append(socket.gaierror(socket.EAI_NONAME, "not a host name"))
-        except BaseException as error:  # it must not look like a name server that does not answer
-            told.append(OSError(f"{type(error).__name__}: {error}"))
+            outcome.append(socket.gaierror(socket.EAI_NONAME, "not a host name"))
+        except BaseException as error:  # a bug must not look like a name service that does not reply
+            outcome.append(OSError(f"{type(error).__name__}: {error}"))
 
-    asking = threading.Thread(target=ask, name="zmqdist-name", daemon=True)
-    asking.start()
-    asking.join(timeout_s)
-    if not told:
+    thread = threading.Thread(target=look_up, name="zmqdist-name", daemon=True)
+    thread.start()
+    thread.join(timeout_s)
+    if not outcome:
         raise TimeoutError
-    if isinstance(told[0], OSError):
-        raise told[0]
-    return told[0]
+    if isinstance(outcome[0], OSError):
+        raise outcome[0]
+    return outcome[0]
 
 
-def is_own(number: str) -> bool:
-    """Whether an IP number is of this machine."""
+def is_local_address(ip_address: str) -> bool:
+    """Return whether an IP address belongs to this machine."""
     try:
-        with socket.socket(socket.AF_INET6 if is_ipv6(number) else socket.AF_INET) as probe:
-            probe.bind((number, 0))
+        with socket.socket(socket.AF_INET6 if is_ipv6(ip_address) else socket.AF_INET) as probe:
+            probe.bind((ip_address, 0))
     except OSError:
         return False
     return True
 
 
-def look(address: str, timeout_s: float) -> Seen:
-    """Look up, connect, and read the greeting; `timeout_s` for each of the first two."""
+def probe(address: str, timeout_s: float) -> ProbeResult:
+    """Look up the host, connect, and read the greeting. `timeout_s` bounds each of the first two steps."""
     host, port = split(address)
     try:
-        number = number_of(host, timeout_s)
+        number = resolve_host(host, timeout_s)
     except OSError as error:
-        return Seen("", error)
+        return ProbeResult("", error)
     began = time.monotonic()
     probe = PortProbe(join(number, port), began, timeout_s)
-    _run([probe], connect_only=True)
+    _run_probes([probe], connect_only=True)
     connect_s = time.monotonic() - began
-    _run([probe])
-    return Seen(number, probe.failure, connect_s, probe.mechanism, probe.rejection)
+    _run_probes([probe])
+    return ProbeResult(number, probe.failure, connect_s, probe.mechanism, probe.rejection)
 
 
-def explain(address: str, seen: Seen, timeout_s: float) -> tuple[str, str]:
-    """What a failed look means, and what to do about it."""
+def explain_failure(address: str, result: ProbeResult, timeout_s: float) -> tuple[str, str]:
+    """Return what a failed probe means, and what to do about it."""
     host, port = split(address)
-    failure = seen.failure
-    if not seen.number:
-        why = "nobody answered" if isinstance(failure, TimeoutError) else failure and failure.strerror
-        advice = "correct its spelling, have it in DNS or /etc/hosts of this machine, or write its IP number"
+    failure = result.failure
+    if not result.ip_address:
+        why = "the name service did not reply" if isinstance(failure, TimeoutError) else failure and failure.strerror
+        advice = "correct its spelling, have it in DNS or /etc/hosts of this machine, or write its IP address"
         return f"the host name {host} cannot be looked up ({why})", advice
-    if seen.rejection is not None:
-        return _explain_rejection(host, port, seen.rejection)
+    if result.rejection is not None:
+        return _explain_rejection(host, port, result.rejection)
     if isinstance(failure, ConnectionRefusedError):
         advice = "start the server, or use the address that it printed; port 0 means a new one at each start"
-        return f"{host} is up, and nobody listens on port {port}", advice
+        return f"{host} is up, and no process listens on port {port}", advice
     if isinstance(failure, TimeoutError):
-        advice = f"see that {host} is up and that a firewall lets TCP port {port} through (nc -vz {host} {port})"
-        return f"no answer to a TCP connection within {timeout_s:g} s", advice
-    advice = f"see that {host} is on a network that this machine reaches (ip route get {seen.number})"
+        advice = f"check that {host} is up and that a firewall lets TCP port {port} through (nc -vz {host} {port})"
+        return f"no reply to a TCP connection within {timeout_s:g} s", advice
+    advice = f"check that {host} is on a network that this machine reaches (ip route get {result.ip_address})"
     return f"no TCP connection ({failure and failure.strerror})", advice
 
 
@@ -324,13 +330,13 @@ def _explain_rejection(host: str, port: int, rejection: Rejection) -> tuple[str,
         )
         return f"a firewall at {rejection.sender} rejects TCP port {port} of {host}", advice
     advice = f"see that {host} is up, and that the routes to its network are right (ip route get {host})"
-    return f"{rejection.sender} says that no way leads to {host}", advice
+    return f"{rejection.sender} reports that no route leads to {host}", advice
 
 
-def owner(number: str, port: int) -> Owner | None:
-    """Who listens at an IP number of this machine; None: nobody, or this system does not tell."""
+def port_owner(ip_address: str, port: int) -> PortOwner | None:
+    """Return the process that listens at an IP address of this machine; None if there is none, or this system does not tell."""
     try:
-        sockets = listening_sockets(number, port)
+        sockets = listening_sockets(ip_address, port)
     except (OSError, ValueError, IndexError):
         return None
     if not sockets:
@@ -338,12 +344,12 @@ def owner(number: str, port: int) -> Owner | None:
     wanted = {f"socket:[{inode}]" for _, inode in sockets}
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit() and _holds(folder, wanted):
-            return Owner(min(uid for uid, _ in sockets), int(folder.name), _command(folder), _state(folder))
-    return Owner(min(uid for uid, _ in sockets))
+            return PortOwner(min(uid for uid, _ in sockets), int(folder.name), _command(folder), _state(folder))
+    return PortOwner(min(uid for uid, _ in sockets))
 
 
 def _holds(folder: Path, wanted: set[str]) -> bool:
-    with contextlib.suppress(OSError):  # not ours, or it has just gone
+    with contextlib.suppress(OSError):  # another user's process, or one that has just ended
         for fd in (folder / "fd").iterdir():
             with contextlib.suppress(OSError):
                 if os.readlink(fd) in wanted:
@@ -359,5 +365,6 @@ def _command(folder: Path) -> str:
 
 def _state(folder: Path) -> str:
     with contextlib.suppress(OSError, IndexError):
-        return (folder / "stat").read_text().rpartition(")")[2].split()[0]  # the name before it may have anything in it
+        # The name before it may contain any character.
+        return (folder / "stat").read_text().rpartition(")")[2].split()[0]
     return ""

@@ -1,7 +1,8 @@
 """A bare pyzmq echo, server and client: what the benchmarks compare with, and nothing else uses.
 
-ROUTER and DEALER over tcp as a careful user would write them: no codec, no security, high-water marks 0. The one addition: a request of
-`ASK` and a number is answered by one frame of so many bytes, for the speed of large payloads. It is open to whoever reaches its port.
+ROUTER and DEALER over tcp as a careful user would write them: no codec, no security, high-water marks 0. The one addition: the server
+replies to `SIZED_REQUEST` and a number by one frame of so many bytes, for the speed of large payloads. It serves every process that
+reaches its port.
 """
 
 from __future__ import annotations
@@ -17,21 +18,21 @@ from zmqdist.transport.address import endpoint, is_ipv6, split
 
 log = logging.getLogger("zmqdist.transport")
 
-ASK: Final = b"bytes "
+SIZED_REQUEST: Final = b"bytes "
 REQUEST_BYTES_MAX: Final = 4096
-ANSWER_BYTES_MAX: Final = 256 * 2**20
-PATIENCE_MS: Final = 30_000
-"""An answer that takes longer is an error: the other side has gone."""
+REPLY_BYTES_MAX: Final = 256 * 2**20
+REPLY_MS_MAX: Final = 30_000
+"""Milliseconds after which a missing reply is an error: the other side has ended."""
 
 
 class BareServer:
-    """Echoes in a thread until it is closed.
+    """An echo server in a thread of its own, until it is closed.
 
     Args:
-      address: "host:port"; port 0 takes a free one.
+      address: "host:port"; port 0 takes a free port.
 
     Attributes:
-      port: the real one.
+      port: the bound port.
     """
 
     def __init__(self, address: str) -> None:
@@ -60,7 +61,7 @@ class BareServer:
             while True:
                 try:
                     frames = socket.recv_multipart()
-                    count = _asked(frames[-1])
+                    count = _requested_bytes(frames[-1])
                     if count is None:
                         socket.send_multipart(frames)
                     else:
@@ -68,25 +69,25 @@ class BareServer:
                             kept = bytearray(b"x" * count)
                         socket.send(frames[0], zmq.SNDMORE)
                         socket.send(kept, copy=False)
-                except zmq.ZMQError:  # terminated
+                except zmq.ZMQError:  # `close` has terminated the context
                     return
-                except BaseException:  # no memory for an answer: this one stays without
+                except BaseException:  # for instance no memory for a reply: this request gets none
                     kept = bytearray()
-                    log.exception("the bare echo server could not answer")
+                    log.exception("the bare echo server could not reply")
 
 
-def _asked(request: bytes) -> int | None:
-    digits = request.removeprefix(ASK)
+def _requested_bytes(request: bytes) -> int | None:
+    digits = request.removeprefix(SIZED_REQUEST)
     if digits is request or len(digits) > 12 or not digits.isdigit():
         return None
-    return min(int(digits), ANSWER_BYTES_MAX)
+    return min(int(digits), REPLY_BYTES_MAX)
 
 
 class BareClient:
-    """Asks a BareServer, from one thread; for a with-statement.
+    """Sends requests to a BareServer, from one thread. Use it in a with-statement.
 
     Raises (from each method):
-      zmq.Again: no answer within PATIENCE_MS.
+      zmq.Again: no reply within REPLY_MS_MAX.
     """
 
     def __init__(self, address: str) -> None:
@@ -94,7 +95,7 @@ class BareClient:
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.set_hwm(0)
         self._socket.setsockopt(zmq.LINGER, 0)
-        self._socket.setsockopt(zmq.RCVTIMEO, PATIENCE_MS)
+        self._socket.setsockopt(zmq.RCVTIMEO, REPLY_MS_MAX)
         self._socket.setsockopt(zmq.IPV6, int(is_ipv6(split(address)[0])))
         self._socket.connect(endpoint(address))
 
@@ -106,7 +107,7 @@ class BareClient:
         self._context.term()
 
     def round_trips(self, count: int) -> list[float]:
-        """The seconds of each of `count` small requests, one after the other."""
+        """Return the seconds of each of `count` small requests, sent one after the other."""
         send, receive = self._socket.send, self._socket.recv
         took = []
         for _ in range(count):
@@ -117,7 +118,7 @@ class BareClient:
         return took
 
     def pipelined(self, count: int, window: int) -> float:
-        """The seconds for `count` small requests of which `window` at a time are on the way."""
+        """Return the seconds for `count` small requests, of which `window` at a time are on the way."""
         send, receive = self._socket.send, self._socket.recv
         start = perf_counter()
         for first in range(0, count, window):
@@ -129,14 +130,14 @@ class BareClient:
         return perf_counter() - start
 
     def fetch(self, byte_count: int) -> float:
-        """The seconds until one frame of `byte_count` has been asked for and received, without a copy."""
+        """Return the seconds from a request for one frame of `byte_count` bytes to its arrival, without a copy."""
         start = perf_counter()
-        frame = self.ask(ASK + str(byte_count).encode())
+        frame = self.request(SIZED_REQUEST + str(byte_count).encode())
         took = perf_counter() - start
         assert len(frame) == byte_count
         return took
 
-    def ask(self, request: bytes) -> memoryview:
-        """Send a request, and return its answer without a copy."""
+    def request(self, request: bytes) -> memoryview:
+        """Send a request, and return its reply without a copy."""
         self._socket.send(request)
         return self._socket.recv(copy=False).buffer

@@ -1,9 +1,9 @@
-"""Memory for large arrays that are received or copied: of this process alone, and used again when nothing refers to it any more.
+"""Memory for large arrays that are received or copied: it belongs to this process, and is used again when nothing refers to it any more.
 
-To touch memory for the first time takes several times as long as to write to it again; and the C library gives large memory back at once.
-So what was received and has been collected is kept for the next array of about its size, up to RECEIVED_IDLE_BYTES_MAX.
+Touching fresh memory takes several times as long as writing to used memory, and the C library returns large blocks to the system at
+once. So the memory of collected arrays is kept for the next array of about the same size, up to RECEIVED_IDLE_BYTES_MAX.
 
-Not here: memory that is shared with other processes (shm_pool.py).
+Not here: memory that processes share (shm_pool.py).
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from zmqdist.limits import RECEIVED_IDLE_BYTES_MAX
 from zmqdist.transport.shm_mapping import Exporter
 
 _KEPT_BYTES_MIN = 2**20
-"""The C library itself keeps what is smaller."""
+"""Bytes. The C library itself keeps smaller blocks."""
 
 
-class Received(Exporter):
-    """What owns the memory of a received array; all views keep it."""
+class ReceivedMemory(Exporter):
+    """The owner of the memory of a received array; all views keep it alive."""
 
     __slots__ = ("_memory", "_pool")
 
@@ -37,7 +37,7 @@ class Received(Exporter):
 
 
 class _Pool:
-    """Free memory, the longest unused first. `give_back` is for finalizers: it takes no lock."""
+    """Free memory, the longest unused first. Finalizers call `give_back`, so that takes no lock."""
 
     def __init__(self) -> None:
         self.lock = Lock()
@@ -48,7 +48,7 @@ class _Pool:
         if memory.nbytes + sum(other.nbytes for other in tuple(self._returned)) <= RECEIVED_IDLE_BYTES_MAX:
             self._returned.append(memory)
 
-    def place(self, nbytes: int) -> NDArray[np.uint8]:
+    def take(self, nbytes: int) -> NDArray[np.uint8]:
         with self.lock:
             while self._returned:
                 self._free.append(self._returned.popleft())
@@ -64,10 +64,10 @@ _pool = _Pool()
 
 
 def memory_for(nbytes: int) -> NDArray[np.uint8]:
-    """So many bytes that nobody else has, with any content. Raises MemoryError."""
+    """Return `nbytes` uninitialized bytes that no other array shows. Raises MemoryError."""
     if nbytes < _KEPT_BYTES_MIN:
         return np.empty(nbytes, np.uint8)
-    return Received(_pool.place(nbytes), nbytes).array()
+    return ReceivedMemory(_pool.take(nbytes), nbytes).array()
 
 
 def _in_child() -> None:

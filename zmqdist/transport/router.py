@@ -1,26 +1,26 @@
-"""The one listening socket of a server: who is connected, and messages from and to them.
+"""The one listening socket of a server: the connected peers, and messages from and to them.
 
 Rules
-    A peer is one connection. Its routing id is chosen by ZeroMQ and never seen again; name and incarnation are in its hello.
-    A connection speaks first with a hello and is answered with ours. Until then, and after a hello of another major
-    version, nothing it says is taken. Its role comes from the handshake (zap.py), never from what it says.
-    A message is given to the handler of its kind, if the peer's role may send that kind; `admin` may send everything.
-    Nothing a peer sends raises here: it is counted in `dropped`, answered with Refused a bounded number of times, and
-    logged once per peer.
-    A send never waits. False means that it was not sent; True does not promise that it arrives.
+    A peer is one connection. ZeroMQ chooses its routing id and never uses it again; the peer's name and incarnation are in its hello.
+    A connection begins with the peer's hello, and the server replies with its own. Before that hello, and after a hello of another
+    major version, its messages are dropped. Its role comes from the handshake (zap.py), never from its messages.
+    A message goes to the handler of its kind, if the peer's role may send that kind; `admin` may send all kinds.
+    No message of a peer raises here. A wrong one is counted in `dropped`, is refused by a Refused at most REFUSALS_MAX times, and is
+    logged once for each peer.
+    A send never waits. False means that the message was not sent; True does not promise that it arrives.
 
-Who has gone
-    The monitor reports the end of a descriptor, and descriptors are used again at once: so a report only names suspects, which are all
-    peers that were met on that descriptor. A suspect is sent a Ping; ZeroMQ's "host unreachable" is the truth. The end of a connection
-    reaches the socket later than its report: ZeroMQ's thread and the loop hand it over three times, behind all else that they have to
-    do. So the question is repeated, after twice as long each time, until the suspect has gone, or as many peers of its descriptor
-    have gone as ends were reported of it. A limit in time would let off peers that have gone, which then stay for good, with their calls,
-    streams and threads.
-    The first message of a connection may be read after the report of its end. So a peer that is met on a descriptor with more
-    reported ends than peers that have gone is a suspect from the beginning.
-    `on_gone` is called when everything that the peer had sent before has been read.
+Lost connections
+    The monitor reports the end of a descriptor, and the system uses descriptor numbers again at once. So a report only names
+    suspects: all peers that were met on that descriptor. A suspect is sent a Ping, and only ZeroMQ's "host unreachable" proves that it
+    has gone. The end of a connection reaches the socket later than its report, because ZeroMQ's thread and the loop hand it over three
+    times, behind all their other work. So the Ping is repeated, each time after twice the pause, until the suspect has gone, or as many
+    peers of its descriptor have gone as ends were reported. A limit in time would let off lost peers, which would then stay for ever
+    with their calls, streams and threads.
+    The first message of a connection may be read after the report of its end. So a new peer is a suspect at once if its descriptor has
+    more reported ends than peers that have gone.
+    `on_gone` is called when everything that the peer had sent was read.
 
-Not here: what the messages mean, and pending calls (their bound is the business of who answers them).
+Not here: the meaning of messages, and pending calls (the handlers bound those).
 """
 
 from __future__ import annotations
@@ -48,16 +48,16 @@ from zmqdist.errors import (
     WireError,
 )
 from zmqdist.limits import FRAME_BYTES_MAX, GRACE_S, HANDSHAKE_S, HEARTBEAT_SERVER_S, MESSAGES_PER_WAKE_MAX, PEERS_MAX
-from zmqdist.messages import Chunk, Credit, Goodbye, Message, Ping, Refused, Shares
+from zmqdist.messages import Chunk, Credit, Goodbye, Message, Ping, Refused, SharedMemoryAccepted
 from zmqdist.transport.address import is_ipv6, join, split
 from zmqdist.transport.dealer import Buffer, receive_payload
-from zmqdist.transport.loop import Loop, Watched
-from zmqdist.transport.malloc_trim import give_back
+from zmqdist.transport.loop import Loop, WatchedSocket
+from zmqdist.transport.malloc_trim import trim_heap
 from zmqdist.transport.monitor import DISCONNECTED, decode_event, open_monitor
 from zmqdist.transport.own_address import all_taken, bind_free, free_ports
 from zmqdist.transport.security import CURVE, NONE, ServerSecurity
-from zmqdist.transport.shm_pool import this_arena
-from zmqdist.transport.transfers import Lanes
+from zmqdist.transport.shm_pool import this_pool
+from zmqdist.transport.transfers import BulkChannel
 from zmqdist.transport.zap import ADMIN
 from zmqdist.wire.headers import decode, encode
 from zmqdist.wire.hello import Hello, decode_hello, encode_hello, is_hello
@@ -65,19 +65,19 @@ from zmqdist.wire.hello import Hello, decode_hello, encode_hello, is_hello
 log = logging.getLogger("zmqdist.transport")
 
 SUSPECT_STEP_S: Final = 0.003
-"""A suspect is asked again after this, and then after twice as long each time."""
+"""Seconds after which a suspect is sent the next Ping; each pause is twice as long as the one before."""
 SUSPECT_STEP_MAX_S: Final = 60.0
-"""The longest pause between two questions, each of which costs a Ping to an innocent suspect."""
+"""The longest of these pauses. A Ping costs an innocent suspect a message."""
 REFUSALS_MAX: Final = 32
-"""Answers of Refused for one peer: one that does not read must not fill our memory."""
-GIVE_BACK_S: Final = 1.0
-"""So long after the last message that was too large for us the memory that it took goes back to the system."""
+"""Refused messages sent to one peer: a peer that does not read them must not fill this process's memory."""
+TRIM_DELAY_S: Final = 1.0
+"""Seconds after the last message that was too large, until its memory is returned to the system."""
 LINGER_S: Final = 0.2
-"""So long the last answers have to leave when the server stops."""
+"""Seconds that the last replies have to leave when the server stops."""
 DROPPED_S: Final = GRACE_S + 1.0
-"""A server that was dropped has this long to answer what runs and to free its port."""
+"""Seconds that a server without references has to reply to running calls and to free its port."""
 BACKLOG: Final = 1024
-"""Connections that the kernel keeps for us until they are accepted: a cluster starts all at once."""
+"""Connections that the kernel keeps until they are accepted: a cluster's processes connect all at once."""
 NAME_CHARS_MAX: Final = 100
 
 _NOBLOCK: Final = int(zmq.NOBLOCK)
@@ -98,16 +98,31 @@ class Peer:
 
     Attributes:
       routing_id: ZeroMQ's name for it.
-      fd: its descriptor number; -1 where that cannot be told.
+      fd: its descriptor number; -1 if unknown.
       role: "client", "submit", "worker" or "admin".
-      hello: None until it came; without one the peer is shown to nobody.
-      name: for people, with its address until the hello.
-      lanes: the large parts on their way from and to it; None until there were any, or shared memory.
-      session: whatever the owner of the router keeps with it.
-      gone: it was found out that it has gone; nothing can be sent to it.
+      hello: None until it has arrived; `on_hello` and `peers` show no peer without one.
+      name: for log lines and errors; until the hello it contains the address.
+      bulk: the large parts on the way in either direction; None until it is needed.
+      session: set by the owner of the router.
+      gone: the connection is known to have ended; nothing can be sent to the peer.
+      fault_logged: a wrong message of this peer was logged; further ones are only counted.
+      refusals: number of Refused messages sent to it.
+      ignored: its messages are dropped from now on.
     """
 
-    __slots__ = ("blamed", "fd", "gone", "hello", "lanes", "name", "refusals", "role", "routing_id", "session", "shut")
+    __slots__ = (
+        "bulk",
+        "fault_logged",
+        "fd",
+        "gone",
+        "hello",
+        "ignored",
+        "name",
+        "refusals",
+        "role",
+        "routing_id",
+        "session",
+    )
 
     def __init__(self, routing_id: bytes, fd: int, role: str, name: str) -> None:
         self.routing_id = routing_id
@@ -115,34 +130,36 @@ class Peer:
         self.role = role
         self.name = name
         self.hello: Hello | None = None
-        self.lanes: Lanes | None = None
+        self.bulk: BulkChannel | None = None
         self.session: Any = None
         self.gone = False
-        self.blamed = False
+        self.fault_logged = False
         self.refusals = 0
-        self.shut = False
+        self.ignored = False
 
     def __repr__(self) -> str:
         return f"Peer({self.name!r}, {self.role}{', gone' if self.gone else ''})"
 
 
 class Router:
-    """See the module's docstring. All methods are called in the loop's thread, or before the loop starts.
+    """The server's socket and its peers; see the module's docstring. Call all methods in the loop's thread, or before the loop starts.
 
     Attributes:
-      on_hello: called with a peer whose hello came, after ours was sent.
-      on_gone: called with a peer that was shown by `on_hello` and has gone; once.
-      dropped: messages that were not taken, by reason.
-      received: messages since it was made.
-      refused_handshakes: connections that ended before a first message of theirs was read. ZeroMQ has no event of its own for some of
-        them (a peer that speaks an old protocol, or none), so they are told by their end.
-      peers_max: connections that are served.
-      leaving: the server stops. Who says hello now is not answered, and so waits for the next server at this address.
+      on_hello: called with a peer whose hello has arrived, after ours was sent.
+      on_gone: functions, each called once with a peer that `on_hello` has shown and that has gone.
+      dropped: number of messages that were not accepted, by reason.
+      received: number of messages since the router was made.
+      refused_handshakes: connections that ended before their first message was read. For some of them (a peer that speaks an old
+        protocol, or none) ZeroMQ has no event of its own, so their end has to do.
+      peers_max: bound on the connections that are served.
+      stopping: the server stops. It sends no hello any more, so that a new peer waits for the next server at this address.
     """
 
     def __init__(self, loop: Loop, security: ServerSecurity, hello: Hello) -> None:
-        """Args:
-        hello: what this server says of itself.
+        """Open the socket, without binding it.
+
+        Args:
+          hello: sent to each peer.
         """
         self.on_hello: Callable[[Peer], None] | None = None
         self.on_gone: list[Callable[[Peer], None]] = []
@@ -150,22 +167,24 @@ class Router:
         self.received = 0
         self.refused_handshakes = 0
         self.peers_max = PEERS_MAX
-        self.leaving = False
+        self.stopping = False
         self._loop = loop
         self._security = security
-        self._said = hello
+        self._hello_fields = hello
         self._hello = encode_hello(hello)
         self._peers: dict[bytes, Peer] = {}
         self._by_fd: dict[int, list[Peer]] = {}
-        self._ends: Counter[int] = Counter()
-        """By descriptor: ends that were reported, less the peers that were found to have gone."""
-        self._going: list[Peer] = []
+        self._reported_ends: Counter[int] = Counter()
+        """By descriptor: reported ends less peers that have gone."""
+        self._gone_unread: list[Peer] = []
         self._closed = False
-        self._left = 0
+        self._turn_budget = 0
         self._handlers: dict[type[Message], tuple[Handler, frozenset[str] | None]] = {}
-        self.on(Shares, lambda peer, message, frames: self.lanes(peer).shares(message.nonce))
-        self.on(Chunk, lambda peer, message, frames: self.lanes(peer).chunk(message, frames))
-        self.on(Credit, lambda peer, message, frames: self.lanes(peer).credited(message))
+        self.on(
+            SharedMemoryAccepted, lambda peer, message, frames: self.bulk_channel(peer).memory_accepted(message.nonce)
+        )
+        self.on(Chunk, lambda peer, message, frames: self.bulk_channel(peer).chunk_arrived(message, frames))
+        self.on(Credit, lambda peer, message, frames: self.bulk_channel(peer).credited(message))
         loop.run(self._open)
 
     def _open(self) -> None:
@@ -183,15 +202,15 @@ class Router:
         self._send: Callable[[Buffer, int], Any] = super(zmq.Socket, socket).send
         self._recv: Callable[..., Any] = super(zmq.Socket, socket).recv
         self._monitor = open_monitor(socket, DISCONNECTED)
-        self._watched: Watched = self._loop.add_socket(socket, self._read)
+        self._watched: WatchedSocket = self._loop.add_socket(socket, self._read)
         self._loop.add_socket(self._monitor, self._read_monitor)
         self._loop.on_stop(self._close)
 
     def _close(self) -> None:
         self._closed = True
         for peer in self._peers.values():
-            if peer.lanes is not None:
-                peer.lanes.gone()
+            if peer.bulk is not None:
+                peer.bulk.connection_lost()
         self._socket.disable_monitor()
         for socket in (self._monitor, self._socket):
             self._loop.remove_socket(socket)
@@ -200,16 +219,17 @@ class Router:
     # -- addresses ----------------------------------------------------------------------------------------------------
 
     def bind(self, address: str) -> str:
-        """Listen on `host:port`; port 0 takes a free one (of ZMQDIST_PORTS). A server of this process that was dropped, and has the port,
-        ends first.
+        """Listen on `host:port`; port 0 takes a free port, of ZMQDIST_PORTS if that is set.
+
+        If a dropped server of this process still has the port, this waits DROPPED_S at most for its end.
 
         Returns:
-          The real `host:port`.
+          The bound `host:port`.
 
         Raises:
-          UnknownError: it could not be bound: in use, not an address of this machine, not allowed.
+          UnknownError: the address is in use, not of this machine, or not allowed.
           FailedPreconditionError: the security does not cover the address (security.py).
-          InvalidArgumentError: not an address.
+          InvalidArgumentError: `address` is not an address.
         """
         host, port = split(address)
         self._security.check_bind(host)
@@ -233,13 +253,10 @@ class Router:
         raise all_taken(number)
 
     def bind_fd(self, fd: int) -> str:
-        """Serve a TCP socket that is bound and listens already; the descriptor is ZeroMQ's from then on.
-
-        Returns, raises: as `bind`.
-        """
-        with sockets.socket(fileno=fd) as given:
-            name = given.getsockname()
-            given.detach()
+        """Serve a TCP socket that is bound and listens already. ZeroMQ owns the descriptor from now on. Returns and raises as `bind`."""
+        with sockets.socket(fileno=fd) as wrapped:
+            name = wrapped.getsockname()
+            wrapped.detach()
         if not isinstance(name, tuple):
             raise InvalidArgumentError(f"descriptor {fd} is not a TCP socket")
         self._security.check_bind(name[0])
@@ -255,7 +272,7 @@ class Router:
             socket.bind(f"tcp://{address if port else address[:-1] + '*'}")
         except zmq.ZMQError as error:
             kind = PortTakenError if error.errno == zmq.EADDRINUSE else UnknownError
-            raise kind(f"could not bind {address}: {_why(error)}") from None
+            raise kind(f"could not bind {address}: {_bind_problem(error)}") from None
         finally:
             socket.setsockopt(zmq.USE_FD, -1)
         bound = socket.getsockopt(zmq.LAST_ENDPOINT)
@@ -270,30 +287,30 @@ class Router:
         fn: Callable[[Peer, Any, list[memoryview]], None],
         roles: frozenset[str] | None = None,
     ) -> None:
-        """Give messages of a kind to `fn(peer, message, frames)`; the frames are its own to keep and to write to.
+        """Register `fn(peer, message, frames)` as the handler of a kind of message. It may keep the frames and write to them.
 
         Args:
-          roles: who may send this kind, besides `admin`; None: everybody. Others are answered PERMISSION_DENIED.
+          roles: the roles besides `admin` that may send this kind; None for all. Others get PERMISSION_DENIED.
         """
         self._handlers[kind] = (fn, None if roles is None else roles | {ADMIN})
 
-    def lanes(self, peer: Peer) -> Lanes:
-        """For messages with large parts from and to a peer."""
-        if peer.lanes is None:
-            peer.lanes = Lanes(peer.name, lambda message, frames: self.send(peer, message, frames))
+    def bulk_channel(self, peer: Peer) -> BulkChannel:
+        """Return the channel for large parts from and to a peer; it is made on first use."""
+        if peer.bulk is None:
+            peer.bulk = BulkChannel(peer.name, lambda message, frames: self.send(peer, message, frames))
             if peer.hello is not None:
-                peer.lanes.met(peer.hello)
-        return peer.lanes
+                peer.bulk.hello_arrived(peer.hello)
+        return peer.bulk
 
     def send(self, peer: Peer, message: Message, frames: Sequence[Buffer] = ()) -> bool:
         """Send without waiting.
 
         Args:
-          frames: payload, copied. For what is small: ZeroMQ's way of sending without a copy takes longer, and large parts have
-            their own ways (`lanes`).
+          frames: payload, copied. Use it for small frames: sending one without a copy takes ZeroMQ longer, and large parts travel by
+            `bulk_channel`.
 
         Returns:
-          False: the peer has gone (`on_gone` is called later, from the loop), or its queue is full; nothing was sent.
+          False if nothing was sent: the peer has gone (the loop calls `on_gone` later), or its queue is full.
         """
         return self._send_raw(peer, encode(message), frames)
 
@@ -317,72 +334,74 @@ class Router:
 
     # -- in -----------------------------------------------------------------------------------------------------------
 
-    def worked(self, count: int) -> None:
-        """A handler says that its message was as much work as `count` of them: it is the bound of a turn that counts."""
-        self._left -= count - 1
+    def count_work(self, count: int) -> None:
+        """Count a message as `count` messages against the bound of this turn, because its handler did as much work."""
+        self._turn_budget -= count - 1
 
     @property
     def peers(self) -> list[Peer]:
-        """Those whose hello was taken."""
+        """The peers whose hello was accepted and that have not gone."""
         return [peer for peer in self._peers.values() if peer.hello is not None and not peer.gone]
 
     def _read(self) -> bool:
-        """Take what is there, up to the bound; True when stopped at the bound. The loop has just seen that there is something."""
+        """Read messages up to the bound; return True if it stopped at the bound. The loop has just seen that there is input."""
         has_input, recv, peers = self._watched.has_input, self._recv, self._peers
-        self._left = MESSAGES_PER_WAKE_MAX
-        while self._left > 0:
-            if self._left < MESSAGES_PER_WAKE_MAX and not has_input():
+        self._turn_budget = MESSAGES_PER_WAKE_MAX
+        while self._turn_budget > 0:
+            if self._turn_budget < MESSAGES_PER_WAKE_MAX and not has_input():
                 self._watched.dirty = False
                 return False
-            self._left -= 1
+            self._turn_budget -= 1
             self.received += 1
             routing_id = recv(_NOBLOCK)
             peer = peers.get(routing_id)
             frame = recv(_NOBLOCK, False)
             if peer is None:
-                peer = self._meet(routing_id, frame)
+                peer = self._add_peer(routing_id, frame)
             frames = receive_payload(self._socket) if frame.more else []
             try:
-                self._take(peer, frame.bytes, frames)
+                self._handle_frames(peer, frame.bytes, frames)
             except WireError as error:
                 self._count("not a message")
-                if not peer.blamed:
-                    peer.blamed = True
+                if not peer.fault_logged:
+                    peer.fault_logged = True
                     log.warning("%s (further ones of it are only counted)", error)
             except Exception:
                 self._loop.fault(f"handler of a message from {peer.name}")
         return True
 
-    def _meet(self, routing_id: bytes, frame: zmq.Frame) -> Peer:
-        """The first message of a connection that we do not know."""
+    def _add_peer(self, routing_id: bytes, frame: zmq.Frame) -> Peer:
+        """Make the peer of a new connection, whose first message has arrived."""
         role = ADMIN if self._security.mechanism == NONE else _property(frame, "User-Id")
         fd = _fd_of(frame)
         peer = Peer(routing_id, fd, role, f"at {_property(frame, 'Peer-Address') or 'an unknown address'}")
         if len(self._peers) >= self.peers_max:
-            peer.shut = True
+            peer.ignored = True
             self._refuse(peer, RESOURCE_EXHAUSTED, f"this server has its {self.peers_max} connections already")
             return peer
         self._peers[routing_id] = peer
         if fd >= 0:
             self._by_fd.setdefault(fd, []).append(peer)
-            if self._ends[fd] > 0:
-                self._suspect_later(peer, SUSPECT_STEP_S)  # after our hello, which must be the first that it hears
+            if self._reported_ends[fd] > 0:
+                self._suspect_later(
+                    peer, SUSPECT_STEP_S
+                )  # later, because our hello must be its first message, not a Ping
         return peer
 
-    def _take(self, peer: Peer, header: bytes, frames: list[memoryview] | None) -> None:
-        if peer.shut:
+    def _handle_frames(self, peer: Peer, header: bytes, frames: list[memoryview] | None) -> None:
+        if peer.ignored:
             self._count("refused peer")
             return
         if frames is None:
             self._count("too many frames or bytes")
-            # The C library keeps what was freed, here a gigabyte or more. It takes some milliseconds: not for each of many.
-            self._loop.set_timer(give_back, self._loop.now() + GIVE_BACK_S, give_back)
+            # The C library keeps freed memory, here a gigabyte or more. Trimming takes milliseconds, so once for many messages.
+            self._loop.set_timer(trim_heap, self._loop.now() + TRIM_DELAY_S, trim_heap)
             return
         if is_hello(header):
-            self._greet(peer, header)
+            self._handle_hello(peer, header)
             return
         if peer.hello is None:
-            peer.shut = True
+            peer.ignored = True
             self._count("before the hello")
             self._refuse(peer, FAILED_PRECONDITION, "the first message of a connection must be a hello")
             return
@@ -401,42 +420,43 @@ class Router:
             return
         fn(peer, message, frames)
 
-    def _greet(self, peer: Peer, header: bytes) -> None:
+    def _handle_hello(self, peer: Peer, header: bytes) -> None:
         if peer.hello is not None:
             self._count("second hello")
             return
-        if self.leaving:
+        if self.stopping:
             return
         try:
             hello = decode_hello(header, peer.name)
         except ProtocolMismatchError as error:
-            peer.shut = True
+            peer.ignored = True
             self._count("other protocol version")
             log.warning("refused: %s", error)
-            self._send_raw(peer, self._hello)  # it names both versions on the other side too
+            self._send_raw(peer, self._hello)  # so that the peer's error names both versions, too
             return
         except WireError:
-            peer.shut = True
+            peer.ignored = True
             raise
         peer.name = _printable(hello.name) or f"{_printable(hello.kind)} {peer.name}"
-        if not self._send_raw(peer, self._answer_to(peer, hello)):  # it has gone while its hello lay here
+        if not self._send_raw(peer, self._hello_for(peer, hello)):  # the peer has gone before its hello was read
             return
         peer.hello = hello
         if self.on_hello is not None:
             self.on_hello(peer)
 
-    def _answer_to(self, peer: Peer, hello: Hello) -> bytes:
-        """Our hello, with our shared memory for whoever has offered its own.
+    def _hello_for(self, peer: Peer, hello: Hello) -> bytes:
+        """Return our hello, with the offer of our shared memory if the peer has offered its own.
 
-        What is offered may be anybody's whom we can open, ourselves included. So it is believed only of those who could read that anyway:
-        who has shown the user's token, and who may run code here. A key that may only call has its arrays go by the socket.
+        The memory that a peer offers may be that of any process that this one can open, itself included. So an offer is believed only from
+        a peer that could read that memory anyway: it has shown the user's token, or may run code here. The arrays of a peer whose key may
+        only call travel by the socket.
         """
         trusted = peer.role != "client" or self._security.mechanism != CURVE
-        arena = this_arena() if trusted and hello.memory is not None else None
-        if arena is None:
+        pool = this_pool() if trusted and hello.memory is not None else None
+        if pool is None:
             return self._hello
-        nonce = self.lanes(peer).offered(hello)
-        return encode_hello(replace(self._said, memory=arena.offer, nonce=nonce))
+        nonce = self.bulk_channel(peer).open_offered_memory(hello)
+        return encode_hello(replace(self._hello_fields, memory=pool.offer, nonce=nonce))
 
     def _refuse(self, peer: Peer, code: int, text: str) -> None:
         if peer.refusals < REFUSALS_MAX:
@@ -446,16 +466,16 @@ class Router:
     def _count(self, reason: str) -> None:
         self.dropped[reason] = self.dropped.get(reason, 0) + 1
 
-    # -- who has gone ---------------------------------------------------------------------------------------------------
+    # -- peers that have gone -------------------------------------------------------------------------------------------
 
     def _read_monitor(self) -> bool:
         for _ in range(MESSAGES_PER_WAKE_MAX):
             if not int(self._monitor.getsockopt(zmq.EVENTS)) & _POLLIN:
                 return False
             _, fd = decode_event(self._monitor.recv_multipart(_NOBLOCK)[0])
-            self._ends[fd] += 1
-            if self._ends[fd] <= 0:
-                continue  # of a peer that a send has found to have gone
+            self._reported_ends[fd] += 1
+            if self._reported_ends[fd] <= 0:
+                continue  # a send has found out before this report that the peer has gone
             suspects = tuple(self._by_fd.get(fd, ()))
             if not suspects:
                 self.refused_handshakes += 1
@@ -464,8 +484,8 @@ class Router:
         return True
 
     def _suspect(self, peer: Peer, step_s: float) -> None:
-        """Ask whether it has gone, now and again; `step_s` is the next pause."""
-        if not peer.gone and self._ends[peer.fd] > 0 and not self._is_gone(peer):
+        """Send a Ping to find out whether the peer has gone, and again after `step_s`."""
+        if not peer.gone and self._reported_ends[peer.fd] > 0 and not self._is_gone(peer):
             self._suspect_later(peer, step_s)
 
     def _suspect_later(self, peer: Peer, step_s: float) -> None:
@@ -473,47 +493,47 @@ class Router:
         self._loop.set_timer((self, peer), self._loop.now() + step_s, then)
 
     def _is_gone(self, peer: Peer) -> bool:
-        self._watched.has_input()  # makes the socket take note of connections that have ended
+        self._watched.has_input()  # makes the socket notice connections that have ended
         self._send_raw(peer, _PING)
         return peer.gone
 
     def _mark_gone(self, peer: Peer) -> None:
-        """Nothing can be sent to it any more. What it sent before it went may still lie here, and is read first."""
+        """Note that the peer has gone. Messages that it had sent may still be unread, and are read first."""
         peer.gone = True
         if peer in (met := self._by_fd.get(peer.fd, [])):
             met.remove(peer)
-            self._ends[peer.fd] -= 1
-            self._loop.set_timer((self, peer), None, self._let_go)
-        self._going.append(peer)
-        if len(self._going) == 1:
-            self._loop.call_soon(self._let_go)
+            self._reported_ends[peer.fd] -= 1
+            self._loop.set_timer((self, peer), None, self._forget_gone)
+        self._gone_unread.append(peer)
+        if len(self._gone_unread) == 1:
+            self._loop.call_soon(self._forget_gone)
 
-    def _let_go(self) -> None:
-        """Forget those who have gone, when nothing of them can be left to read."""
+    def _forget_gone(self) -> None:
+        """Forget the peers that have gone, once all their messages were read."""
         if self._closed:
             return
         self._watched.dirty = True
         if self._watched.has_input() and self._read():
-            self._loop.call_soon(self._let_go)  # there is more: let others have their turn
+            self._loop.call_soon(self._forget_gone)  # there is more input: other callbacks have their turn first
             return
-        going, self._going = self._going, []
+        going, self._gone_unread = self._gone_unread, []
         for peer in going:
             self._peers.pop(peer.routing_id, None)
-            if peer.lanes is not None:
-                peer.lanes.gone()
+            if peer.bulk is not None:
+                peer.bulk.connection_lost()
             if peer.hello is not None:
                 for fn in self.on_gone:
                     self._loop.call_soon(fn, peer)
 
 
 def listen(host: str, any_port: bool = False) -> sockets.socket:
-    """A TCP socket at a free port, for `Router.bind_fd` here or in a child. Connections wait in it until somebody serves them.
+    """Return a TCP socket at a free port, for `Router.bind_fd` here or in a child. Connections wait in it until a process serves them.
 
     Args:
-      any_port: whether it may have a port outside of ZMQDIST_PORTS.
+      any_port: whether the port may be outside of ZMQDIST_PORTS.
 
     Raises:
-      UnknownError: not an address of this machine, or ZMQDIST_PORTS is full.
+      UnknownError: `host` is not an address of this machine, or each port of ZMQDIST_PORTS is in use.
     """
     number = _look_up(host)
     made = sockets.socket(sockets.AF_INET6 if is_ipv6(number) else sockets.AF_INET, sockets.SOCK_STREAM)
@@ -533,7 +553,7 @@ def listen(host: str, any_port: bool = False) -> sockets.socket:
 
 
 def _look_up(host: str) -> str:
-    """The number of a host name, IPv4 first; what cannot be looked up is left to ZeroMQ, which knows interface names."""
+    """Return the IP address of a host name, IPv4 if it has one. Other names are left to ZeroMQ, which knows names of interfaces."""
     try:
         found = sockets.getaddrinfo(host, None, type=sockets.SOCK_STREAM)
     except OSError:
@@ -557,11 +577,11 @@ def _property(frame: zmq.Frame, name: str) -> str:
 
 
 def _printable(text: str) -> str:
-    """A peer's own words, fit for a log line."""
+    """Return a peer's text so that it is fit for a log line."""
     return "".join(char if char.isprintable() else "?" for char in text[:NAME_CHARS_MAX])
 
 
-def _why(error: zmq.ZMQError) -> str:
+def _bind_problem(error: zmq.ZMQError) -> str:
     if error.errno == zmq.EADDRINUSE:
         return "the port is in use; stop what listens there, or take port 0 for a free one"
     if error.errno in (errno.EADDRNOTAVAIL, errno.ENODEV):

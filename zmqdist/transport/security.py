@@ -1,25 +1,24 @@
-"""Which security mechanism a socket uses, and the secrets for it.
+"""The security mechanism of a socket, and the secrets for it.
 
 Rules
-    A server has one mechanism, chosen by where it binds: on loopback the user's token (ZeroMQ's PLAIN; the user name is
-    the role), elsewhere CURVE. CURVE is used on loopback too when keys are given. A bind to anything else without keys is
-    refused, unless it is called insecure, and then it warns at each start.
+    A server has one mechanism, chosen by the address that it binds: on loopback the user's token (ZeroMQ's PLAIN, whose user name is
+    the role), elsewhere CURVE. CURVE is used on loopback, too, if keys are given. Binding another address without keys is refused,
+    unless `insecure` is set; then each start logs a warning.
 
-    Who connects uses CURVE when keys are given, else the token, and the token only on loopback, and only to a socket that
-    this user listens on: on a shared machine a stranger can take over a port that was freed, and would be told the token.
-    ZeroMQ's own reconnecting cannot look first, so it is switched off (`ClientSecurity.apply`): each attempt asks
-    `may_connect` before (connector.py does). What remains is the instant between the look and the connect.
+    A connecting side uses CURVE if keys are given, else the token. It shows the token only on loopback, and only to a socket on which
+    this user listens: on a shared machine a stranger can take over a freed port, and would learn the token. ZeroMQ's own reconnecting
+    cannot check that first, so it is off (`ClientSecurity.apply`), and connector.py calls `may_connect` before each attempt. The
+    instant between the check and the connect remains.
 
-    With CURVE a listening socket shows the key of what its process is: servers (the dispatcher, tasks of a cluster) that of the cluster's
-    servers, workers and programs that of their role. Who connects to a server expects `server.pub`; who connects to a worker or a program
-    was told its public key with its address, and takes it only if `authorized` lists it for a role that listens. So one who runs a worker
-    can be taken for a worker, and for nothing else.
+    With CURVE a listening socket shows the key of its kind of process: a server (the dispatcher, a task of a cluster) the key of the
+    cluster's servers, a worker or a program the key of its role. A side that connects to a server expects `server.pub`. A side that
+    connects to a worker or a program got its public key with its address, and accepts it only if `authorized` lists it for a role that
+    listens. So a process with a worker's key can pose as a worker, and as nothing else.
 
-    Keys are given by argument or by ZMQDIST_KEYS_DIR, a token file by argument or by ZMQDIST_TOKEN_FILE. A token file that
-    is given as an argument stands above keys that only the environment has. `curve=True` insists on keys, `curve=False`
-    ignores them.
+    Keys come from an argument or ZMQDIST_KEYS_DIR, a token file from an argument or ZMQDIST_TOKEN_FILE. A token file given as an
+    argument takes precedence over keys that only the environment names. `curve=True` insists on keys, `curve=False` ignores them.
 
-Not here: reading the files (keys.py, token.py), the decision about who is let in (zap.py).
+Not here: reading the files (keys.py, token.py), the decision about a connection (zap.py).
 """
 
 from __future__ import annotations
@@ -49,21 +48,22 @@ CURVE: Final = "curve"
 NONE: Final = "none"
 
 SERVER: Final = "server"
-LISTENERS: Final = frozenset({"worker", "submit", "admin"})
+LISTENING_ROLES: Final = frozenset({"worker", "submit", "admin"})
 """Roles whose key a process may show that listens without being a server."""
 
 NEVER_MS: Final = 1_000_000_000
-"""Eleven days, and longer than any owner leaves an ended connection be. -1, which ZeroMQ offers for "never", would also throw
-away what had arrived and was not read yet when a connection ends."""
+"""Milliseconds, eleven days: longer than any owner leaves a lost connection alone. ZeroMQ's -1 for "never" would also discard messages
+that had arrived and were not read yet when a connection ends.
+"""
 
 _LISTEN: Final = "0A"
 READ_BYTES: Final = 256
-"""Of the kernel's table at a time: it makes as many lines as are asked for, and looks through all connections to fill a page."""
+"""Bytes read of the kernel's table at a time: the kernel makes as many lines as are requested, and walks all connections to fill a page."""
 
 
 @dataclass(frozen=True)
 class ServerSecurity:
-    """What a server demands of whoever connects. Made by `server_security`."""
+    """What a server requires of each peer. Made by `server_security`."""
 
     mechanism: str
     policy: Policy = field(default_factory=Policy)
@@ -71,8 +71,8 @@ class ServerSecurity:
 
     @property
     def public(self) -> bytes:
-        """The public key that it shows, in 32 bytes: to be told with its address. Empty without CURVE."""
-        return b"" if self.key is None else keys.raw(self.key.public)
+        """The public key that the server shows, 32 bytes, to be announced with its address; empty without CURVE."""
+        return b"" if self.key is None else keys.decode_public(self.key.public)
 
     def apply(self, socket: zmq.Socket[bytes]) -> None:
         """Set the options of a ROUTER, before it binds."""
@@ -87,7 +87,7 @@ class ServerSecurity:
             socket.setsockopt(zmq.CURVE_SECRETKEY, self.key.secret)
 
     def install(self, loop: Loop) -> None:
-        """Set up the handler that decides who may connect, before anything binds. Once per loop.
+        """Install the handler that decides which peers may connect. Call it once for each loop, before a socket binds.
 
         Raises:
           FailedPreconditionError: the loop has a handler already.
@@ -104,7 +104,7 @@ class ServerSecurity:
             ) from None
 
     def check_bind(self, host: str) -> None:
-        """Refuse an address that this mechanism cannot protect. Raises FailedPreconditionError."""
+        """Raise FailedPreconditionError if this mechanism cannot protect the address."""
         if self.mechanism == PLAIN and not is_loopback(host):
             raise _needs_keys(host)
 
@@ -114,8 +114,8 @@ class ClientSecurity:
     """What a connecting side shows. Made by `client_security`.
 
     Attributes:
-      role: what it wants to be, see zap.py.
-      source: where the secret is from, for errors.
+      role: the role that it asks for, see zap.py.
+      source: where the secret comes from, for errors.
     """
 
     mechanism: str
@@ -126,9 +126,9 @@ class ClientSecurity:
     server_key: bytes = b""
 
     def apply(self, socket: zmq.Socket[bytes], address: str) -> None:
-        """Set the options of a DEALER, before it connects; ZeroMQ's own reconnecting is switched off.
+        """Set the options of a DEALER, before it connects, and switch off ZeroMQ's own reconnecting.
 
-        Ask `may_connect` right before each connect; where it is False there is nothing to connect to yet.
+        Call `may_connect` right before each connect, and connect only if it is True.
         """
         host, _ = split(address)
         socket.setsockopt(zmq.RECONNECT_IVL, NEVER_MS)
@@ -144,26 +144,26 @@ class ClientSecurity:
             socket.setsockopt(zmq.CURVE_SECRETKEY, self.key.secret)
 
     def may_connect(self, address: str) -> bool:
-        """Whether the secret may be shown at the address now. Always True but for the token.
+        """Return whether the secret may be shown at the address now. Only the token can make this False.
 
         Returns:
-          False: nobody listens there; ask again later.
+          False if no process listens there; try again later.
 
         Raises:
           UnauthenticatedError: another user listens there.
-          FailedPreconditionError: the address is not on this machine, or it cannot be told who listens.
+          FailedPreconditionError: the address is not on this machine, or the system does not tell which user listens there.
         """
         if self.mechanism != PLAIN:
             return True
         host, port = split(address)
         if not is_loopback(host):
             raise _needs_keys(host)
-        uids = listeners(host, port)
+        uids = listening_users(host, port)
         strangers = uids - {os.geteuid()}
         if strangers:
             raise UnauthenticatedError(
-                f"{address} is listened on by user {min(strangers)}, not by this user ({os.geteuid()}): the token was not "
-                f"shown to it. Use another port, or CURVE keys (`zmqdist keygen`) for a server of another user",
+                f"user {min(strangers)} listens on {address}, not this user ({os.geteuid()}): the token was not shown there. "
+                f"Use another port, or CURVE keys (`zmqdist keygen`) for a server of another user",
             )
         return bool(uids)
 
@@ -177,22 +177,23 @@ def server_security(
     token_file: str | Path | None = None,
     insecure: bool = False,
 ) -> ServerSecurity:
-    """The security of a server that binds `host`. Reads the secrets; makes the user's token at first use.
+    """Return the security of a server that binds `host`. Reads the secrets; makes the user's token on first use.
 
     Args:
-      role: what listens: "server", or the role of a worker or a program. With CURVE it shows the key of that.
-      curve: True insists on keys, False ignores them, None uses them where they are given.
-      insecure: without keys, let everybody in as admin, unencrypted; logs a warning.
+      role: the kind of process that listens: "server", or the role of a worker or a program. With CURVE it shows the key of that role.
+      curve: True insists on keys, False ignores them, None uses them if they are given.
+      insecure: without keys, let every peer connect as admin, unencrypted; logs a warning.
 
     Raises:
-      FailedPreconditionError: no keys for an address that others reach, or the secrets cannot be read.
+      FailedPreconditionError: there are no keys for an address that other machines reach, or the secrets cannot be read.
     """
     folder = _keys_folder(curve, keys_dir, token_file)
     if folder is not None:
         return ServerSecurity(CURVE, Policy(roles=keys.load_authorized(folder)), keys.load_role(folder, role))
     if insecure:
         log.warning(
-            "%s is served without authentication and encryption: whoever reaches it can run code as this user", host
+            "%s is served without authentication and encryption: any process that reaches it can run code as this user",
+            host,
         )
         return ServerSecurity(NONE)
     if not is_loopback(host):
@@ -211,16 +212,16 @@ def client_security(
     token_file: str | Path | None = None,
     insecure: bool = False,
 ) -> ClientSecurity:
-    """What to show at `address`, to be let in as `role`. Does not connect.
+    """Return what to show at `address` in order to connect as `role`. Does not connect.
 
     Args:
-      peer: the public key that was told with the address, of a worker or a program; empty for a server.
+      peer: the public key that came with the address of a worker or a program; empty for a server.
       curve: as in `server_security`.
       insecure: without keys, show nothing: for a server that was started insecure.
 
     Raises:
-      FailedPreconditionError: no keys for an address that is not loopback, or the secrets cannot be read.
-      InvalidArgumentError: no such role, or not an address.
+      FailedPreconditionError: there are no keys for an address that is not loopback, or the secrets cannot be read.
+      InvalidArgumentError: there is no such role, or `address` is not an address.
       UnauthenticatedError: `peer` is not the key of a worker or a program of this cluster.
     """
     if role not in ROLES:
@@ -229,9 +230,9 @@ def client_security(
     folder = _keys_folder(curve, keys_dir, token_file)
     if folder is not None:
         pair = keys.load_role(folder, role)
-        # By the key itself: the file may be replaced while this one is in use.
+        # The text contains the key, because the file may be replaced while this key is in use.
         source = f"key {pair.public.decode()}, read from {Path(folder, role)}.key"
-        return ClientSecurity(CURVE, role, source, key=pair, server_key=_expected(address, folder, peer))
+        return ClientSecurity(CURVE, role, source, key=pair, server_key=_expected_key(address, folder, peer))
     if insecure:
         return ClientSecurity(NONE, role)
     if not is_loopback(host):
@@ -240,16 +241,16 @@ def client_security(
     return ClientSecurity(PLAIN, role, f"token {path}", token=secret)
 
 
-def _expected(address: str, folder: str | Path, peer: bytes) -> bytes:
-    """The public key that the other side has to have, as ZeroMQ takes it."""
+def _expected_key(address: str, folder: str | Path, peer: bytes) -> bytes:
+    """Return the public key that the other side must have, as ZeroMQ takes it."""
     if not peer:
         return keys.load_server_public(folder)
-    if keys.load_authorized(folder).get(peer) not in LISTENERS:
+    if keys.load_authorized(folder).get(peer) not in LISTENING_ROLES:
         raise UnauthenticatedError(
-            f"{address} is not connected to: its public key {keys.text(peer)} is of no worker or program in "
+            f"no connection to {address}: its public key {keys.encode_public(peer)} is not that of a worker or a program in "
             f"{Path(folder, keys.AUTHORIZED)}",
         )
-    return keys.text(peer).encode()
+    return keys.encode_public(peer).encode()
 
 
 def _keys_folder(curve: bool | None, keys_dir: str | Path | None, token_file: str | Path | None) -> str | Path | None:
@@ -258,7 +259,7 @@ def _keys_folder(curve: bool | None, keys_dir: str | Path | None, token_file: st
     folder = keys_dir or (None if token_file and not curve else os.environ.get(keys.ENVIRONMENT))
     if curve and not folder:
         raise FailedPreconditionError(
-            f"CURVE was asked for, but no keys are given: make some with `zmqdist keygen DIR` and name the folder, "
+            f"CURVE is requested, but no keys are given: make some with `zmqdist keygen DIR` and name the folder, "
             f"by {keys.ENVIRONMENT} for instance",
         )
     return folder or None
@@ -266,13 +267,13 @@ def _keys_folder(curve: bool | None, keys_dir: str | Path | None, token_file: st
 
 def _needs_keys(host: str) -> FailedPreconditionError:
     return FailedPreconditionError(
-        f"{host} is reached from other machines, and no CURVE keys are given: make some with `zmqdist keygen DIR` and set "
+        f"other machines can reach {host}, and no CURVE keys are given: make some with `zmqdist keygen DIR` and set "
         f"{keys.ENVIRONMENT}=DIR on every machine, or stay on 127.0.0.1 (insecure=True or --insecure goes without)",
     )
 
 
-def listeners(host: str, port: int) -> set[int]:
-    """User ids of the sockets that would take a connection to a loopback address; empty when nobody listens.
+def listening_users(host: str, port: int) -> set[int]:
+    """Return the user ids of the sockets that would accept a connection to a loopback address; empty if no process listens.
 
     Raises:
       FailedPreconditionError: this system does not tell.
@@ -281,14 +282,14 @@ def listeners(host: str, port: int) -> set[int]:
         return {uid for uid, _ in listening_sockets(host, port)}
     except (OSError, ValueError, IndexError) as error:
         raise FailedPreconditionError(
-            f"cannot tell who listens on {host}:{port} ({error}): use CURVE keys (`zmqdist keygen`)"
+            f"cannot find out which user listens on {host}:{port} ({error}): use CURVE keys (`zmqdist keygen`)"
         ) from None
 
 
 def listening_sockets(host: str, port: int) -> set[tuple[int, int]]:
-    """(user id, inode) of the sockets that would take a connection to an address of this machine, given by its number.
+    """Return (user id, inode) of the sockets that would accept a connection to an IP address of this machine.
 
-    The kernel prefers a socket that is bound to the very address to one that is bound to all, and so does this.
+    As the kernel does, this prefers a socket bound to the exact address to one bound to all addresses.
 
     Raises:
       OSError, ValueError, IndexError: this system does not tell.
@@ -301,10 +302,9 @@ def listening_sockets(host: str, port: int) -> set[tuple[int, int]]:
         exact, wild = {wanted}, {ipaddress.ip_address("::")}
     found: dict[Any, set[tuple[int, int]]] = {}
     for name in ("tcp", "tcp6"):
-        _collect(f"/proc/net/{name}", port, found)
-        if (
-            wanted in found
-        ):  # only sockets of one user can share an address, and each table takes milliseconds where it is empty
+        _collect_listening(f"/proc/net/{name}", port, found)
+        # Only sockets of one user can share an address, and each table takes milliseconds where it is empty.
+        if wanted in found:
             return found[wanted]
     for addresses in (exact, wild):
         sockets = {each for address in addresses for each in found.get(address, ())}
@@ -313,7 +313,7 @@ def listening_sockets(host: str, port: int) -> set[tuple[int, int]]:
     return set()
 
 
-def _collect(path: str, port: int, found: dict[Any, set[tuple[int, int]]]) -> None:
+def _collect_listening(path: str, port: int, found: dict[Any, set[tuple[int, int]]]) -> None:
     suffix = f":{port:04X}"
     if path.endswith("6") and not os.path.exists(path):  # a kernel without IPv6
         return
@@ -321,16 +321,15 @@ def _collect(path: str, port: int, found: dict[Any, set[tuple[int, int]]]) -> No
         next(file)
         for line in file:
             words = line.split(None, 10)
-            if (
-                words[3] != _LISTEN
-            ):  # the kernel lists those that listen first (its proc_net_tcp.rst), and the rest may be thousands
+            # The kernel lists those that listen first (its proc_net_tcp.rst), and the rest may be thousands.
+            if words[3] != _LISTEN:
                 break
             if words[1].endswith(suffix):
                 found.setdefault(_address(words[1][: -len(suffix)]), set()).add((int(words[7]), int(words[9])))
 
 
 def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
-    """The kernel prints 32-bit words in the order of the machine."""
+    """Return the address that the kernel prints as 32-bit words in the machine's byte order."""
     raw = bytes.fromhex(text)
     if sys.byteorder == "little":
         raw = b"".join(raw[at : at + 4][::-1] for at in range(0, len(raw), 4))

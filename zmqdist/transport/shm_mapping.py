@@ -1,11 +1,11 @@
 """Shared memory as the kernel has it: memfds, mappings, seals and locks. Linux only, no policy.
 
-A memfd is a file without a name: nothing of it is left when the last process that has it open or mapped has ended, however it
-ended, and the size of /dev/shm does not matter. Other processes of the same user open it by its owner's entry in /proc.
+A memfd is a file without a name: it vanishes when the last process that has it open or mapped has ended, however that ended, and the
+size of /dev/shm does not matter. Other processes of the same user open it through its owner's entry in /proc.
 
-Mappings are made by the C library and not by Python's `mmap`, which keeps a descriptor for each and cannot map in place.
+The C library makes the mappings, because Python's `mmap` keeps a descriptor for each mapping and cannot map in place.
 
-Not here: who owns what and who may write (shm_pool.py, shm_peer.py).
+Not here: who owns a block and who may write to it (shm_pool.py, shm_peer.py).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from zmqdist.errors import ResourceExhaustedError
 from zmqdist.transport.memory_limits import check_room
 
-NAME: Final = "zmqdist-arena"
+MEMFD_NAME: Final = "zmqdist-arena"
 
 _MAP_PRIVATE: Final = 0x02
 _MAP_SHARED: Final = 0x01
@@ -35,14 +35,14 @@ _FALLOC_PUNCH: Final = 0x03
 _MAP_FAILED: Final = ctypes.c_void_p(-1).value
 
 SEAL_SIZE: Final = 0x0002 | 0x0004
-"""F_SEAL_SHRINK | F_SEAL_GROW: nobody can make a mapping end in SIGBUS."""
+"""F_SEAL_SHRINK | F_SEAL_GROW: no process can shrink the file, which would end a process that has it mapped with SIGBUS."""
 _SEAL_SHRINK: Final = 0x0002
 SEAL_WRITE: Final = 0x0008
 _ADD_SEALS: Final = 1033
 _GET_SEALS: Final = 1034
 
 _LOCK: Final = struct.Struct("hhqqi4x")
-PAGE: Final = mmap.PAGESIZE
+PAGE_BYTES: Final = mmap.PAGESIZE
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
@@ -54,16 +54,16 @@ _libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_long, ctypes.c_
 
 
 class Mapping:
-    """Memory of this process that shows a file; unmapped when nothing refers to it any more.
+    """Memory of this process that shows a file. It is unmapped when nothing refers to it any more.
 
     Attributes:
-      address, nbytes: where it is.
+      address, nbytes: its place in this process.
     """
 
     __slots__ = ("address", "nbytes")
 
     def __init__(self, fd: int, nbytes: int, *, writable: bool = True, private: bool = False, offset: int = 0) -> None:
-        """Map part of a file. `private`: what is written stays in this mapping.
+        """Map part of a file. With `private`, what is written stays in this mapping.
 
         Raises:
           OSError: the kernel refuses.
@@ -74,7 +74,7 @@ class Mapping:
         _libc.madvise(self.address, nbytes, mmap.MADV_HUGEPAGE)
 
     def array(self) -> NDArray[np.uint8]:
-        """All of it, writable; the mapping lives as long."""
+        """Return all of it as a writable array, which keeps the mapping alive."""
         return _Mapped(self).array()
 
     def __del__(self) -> None:
@@ -97,8 +97,8 @@ def _map(address: int, fd: int, nbytes: int, offset: int, *, writable: bool, fla
 
 
 def make_memfd(nbytes: int) -> int:
-    """A new memfd of fixed size, closed on exec. Raises OSError."""
-    fd = os.memfd_create(NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    """Make a memfd of fixed size, closed on exec; return its descriptor. Raises OSError."""
+    fd = os.memfd_create(MEMFD_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(fd, nbytes)
         fcntl.fcntl(fd, _ADD_SEALS, SEAL_SIZE)
@@ -109,10 +109,10 @@ def make_memfd(nbytes: int) -> int:
 
 
 def make_mapped(nbytes: int) -> tuple[int, Mapping]:
-    """A new memfd of fixed size, and all of it as memory.
+    """Make a memfd of fixed size and map all of it; return its descriptor and the mapping.
 
     Raises:
-      OSError: the kernel refuses; or it would lend what it does not have, and end a process when it is used: ENOMEM.
+      OSError: the kernel refuses. ENOMEM if the memory is not there, although the kernel would grant it and end a process later.
     """
     try:
         check_room(nbytes, "it")
@@ -127,27 +127,27 @@ def make_mapped(nbytes: int) -> tuple[int, Mapping]:
 
 
 def open_memfd(pid: int, fd: int, inode: int, *, nbytes: int, writable: bool = True) -> int:
-    """Another process's memfd, as a descriptor of our own.
+    """Open another process's memfd; return a descriptor of this process.
 
     Raises:
-      OSError: not there any more, not allowed, or another file by now.
-      ValueError: it is no memfd of at least `nbytes` whose size is sealed: mapping it could end this process.
+      OSError: it does not exist any more, may not be opened, or its number now belongs to another file.
+      ValueError: it is not a memfd of at least `nbytes` with a sealed size. Mapping such a file could end this process.
     """
-    # Without O_NONBLOCK a FIFO would be waited for until somebody opens its other end.
+    # Without O_NONBLOCK, opening a FIFO would wait until another process opens its other end.
     flags = (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
     ours = os.open(f"/proc/{pid}/fd/{fd}", flags)
     try:
-        told = os.fstat(ours)
-        if told.st_ino != inode:
-            raise OSError(errno.ENOENT, f"descriptor {fd} of process {pid} is another file by now")
-        if not stat.S_ISREG(told.st_mode):
-            raise ValueError(f"descriptor {fd} of process {pid} is no regular file, and no memfd")
+        status = os.fstat(ours)
+        if status.st_ino != inode:
+            raise OSError(errno.ENOENT, f"descriptor {fd} of process {pid} now belongs to another file")
+        if not stat.S_ISREG(status.st_mode):
+            raise ValueError(f"descriptor {fd} of process {pid} is not a memfd, because it is not a regular file")
         try:
             seals = fcntl.fcntl(ours, _GET_SEALS)
         except OSError:
-            raise ValueError(f"descriptor {fd} of process {pid} is no memfd") from None
-        if not seals & _SEAL_SHRINK or told.st_size < nbytes:
-            raise ValueError(f"descriptor {fd} of process {pid} has {told.st_size} bytes, or an open size")
+            raise ValueError(f"descriptor {fd} of process {pid} is not a memfd") from None
+        if not seals & _SEAL_SHRINK or status.st_size < nbytes:
+            raise ValueError(f"descriptor {fd} of process {pid} has {status.st_size} bytes, or its size is not sealed")
     except BaseException:
         os.close(ours)
         raise
@@ -155,23 +155,27 @@ def open_memfd(pid: int, fd: int, inode: int, *, nbytes: int, writable: bool = T
 
 
 def seal_against_writing(fd: int) -> None:
-    """For good. Raises OSError (EBUSY) while somebody has it mapped shared and writable."""
+    """Seal the file so that no process can ever write to it. Raises OSError (EBUSY) while a writable shared mapping of it exists."""
     fcntl.fcntl(fd, _ADD_SEALS, SEAL_WRITE)
 
 
 def is_sealed_against_writing(fd: int) -> bool:
+    """Return whether `seal_against_writing` has sealed the file."""
     return bool(fcntl.fcntl(fd, _GET_SEALS) & SEAL_WRITE)
 
 
-def punch(fd: int, nbytes: int) -> None:
-    """Give the pages back to the system, whoever has them mapped."""
+def free_pages(fd: int, nbytes: int) -> None:
+    """Return the pages of the file to the system, even if processes have them mapped."""
     _libc.fallocate(fd, _FALLOC_PUNCH, 0, nbytes)
 
 
 def try_lock(fd: int, byte: int, *, shared: bool = False) -> bool:
-    """Take the lock on one byte of a file for this open file description; False while another one has it (`shared`: not for reading).
+    """Lock one byte of a file for this open file description; return False if another description holds the lock.
 
-    The kernel lets go of it when the last process that has the description ends: that is how a killed holder is told.
+    The kernel releases the lock when the last process that has the description ends, so that a killed holder can be recognised.
+
+    Args:
+      shared: lock for reading only, together with other readers.
     """
     try:
         kind = fcntl.F_RDLCK if shared else fcntl.F_WRLCK
@@ -182,24 +186,22 @@ def try_lock(fd: int, byte: int, *, shared: bool = False) -> bool:
 
 
 def unlock(fd: int, byte: int) -> None:
+    """Release the lock on one byte of a file."""
     fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _LOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, byte, 1, 0))
 
 
 def address_of(view: Any) -> int:
-    """Where the bytes of a contiguous buffer are."""
+    """Return the address of the bytes of a contiguous buffer."""
     return int(np.frombuffer(view, np.uint8).__array_interface__["data"][0])
 
 
 def same_bytes(first: int, second: int, nbytes: int) -> bool:
-    """Whether two places of this process hold the same; as fast as the memory."""
+    """Return whether two places of this process hold the same bytes; as fast as the memory."""
     return _libc.memcmp(first, second, nbytes) == 0  # type: ignore[no-any-return]
 
 
 class Exporter:
-    """Memory that arrays are made over; whoever owns the memory is told by the subclass's `__del__`.
-
-    Arrays and views keep it alive through their `base`.
-    """
+    """Memory over which arrays are made. Arrays and views keep it alive through their `base`; a subclass frees it in `__del__`."""
 
     __slots__ = ("__array_interface__", "__weakref__")
 
@@ -213,7 +215,7 @@ class Exporter:
         }
 
     def array(self) -> NDArray[np.uint8]:
-        """All of it, as bytes."""
+        """Return all of it, as bytes."""
         return np.asarray(self)
 
 

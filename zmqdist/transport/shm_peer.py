@@ -1,11 +1,12 @@
-"""Shared memory of other processes of this host, while they lend it to us. The rules are in shm_pool.py.
+"""Shared memory that other processes of this host lend to this one. shm_pool.py has the protocol.
 
 Rules
-    Nothing in a handle is believed: what is opened must be a memfd of sealed size that holds what the handle says, else mapping it
-    could end this process. Only numbers of the owner's table are written, and only in cells that were lent to us.
-    An array that was lent to us alone is given back by writing its cell when it and everything made from it has been collected. One
-    that was published is given back by closing the descriptor that holds its lock.
-    Right before a fork, what was lent to us alone is made private, and never given back: the child may go on reading it.
+    Nothing in a handle is believed. The opened file must be a memfd of sealed size that contains the bytes of the handle, because
+    mapping any other file could end this process. Of the owner's table, only cells of leases to this process are written.
+    An array that is lent to this process alone is given back by writing its cell, when the array and everything made from it was
+    collected. A published array is given back by closing the descriptor that holds its lock.
+    Right before a fork, arrays lent to this process alone become private mappings and are never given back, because the child may go on
+    reading them.
 """
 
 from __future__ import annotations
@@ -20,46 +21,46 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zmqdist.errors import UnavailableError, WireError
-from zmqdist.limits import ARENA_CELLS, ARENA_DESCRIPTOR_BYTES_MIN, ARENA_MAPPED_BYTES_MAX, ARENA_MAPPED_MAX
+from zmqdist.limits import SHM_CELLS, SHM_DESCRIPTOR_BYTES_MIN, SHM_MAPPED_BYTES_MAX, SHM_MAPPED_MAX
 from zmqdist.transport import shm_mapping
 from zmqdist.transport.shm_mapping import Exporter, Mapping, open_memfd
 from zmqdist.transport.shm_pool import (
+    EXCLUSIVE,
     FROZEN,
     FROZEN_PUBLISHED,
     NONCE_CELL,
-    OURS,
     PUBLISHED,
     Block,
-    Frozen,
+    FrozenSegment,
     Handle,
     Offer,
     Segment,
-    _Kept,
-    this_arena,
+    _BlockMemory,
+    this_pool,
 )
 
 LOCK_TRIES: Final = 1000
-"""Others have a cell's lock for the time of a look: so many tries, each with a turn for somebody else, outlast any number of them."""
+"""Other processes hold the lock of a cell only while they look at it: after so many tries, each of which yields the core, one succeeds."""
 
 log = logging.getLogger("zmqdist.transport")
 
 
-class PeerArena:
-    """The arena of one other process (or of this one, as a peer of itself). Any thread may use it.
+class PeerPool:
+    """The shared-memory pool of one other process (or of this one, as a peer of itself). Any thread may use it.
 
     Attributes:
-      offer: as its owner told it.
-      nonce: what we read in its table: the proof that we can.
+      offer: the owner's offer.
+      nonce: the number read in the owner's table, which proves that this process can read it.
     """
 
     def __init__(self, offer: Offer) -> None:
-        """Raises OSError where it cannot be opened, ValueError for something that is no arena."""
+        """Open the owner's table. Raises OSError if it cannot be opened, ValueError if it is not the table of a pool."""
         self.offer = offer
         pid, fd, inode = offer
         self._pid = pid
-        self._table_fd = open_memfd(pid, fd, inode, nbytes=8 * ARENA_CELLS)
+        self._table_fd = open_memfd(pid, fd, inode, nbytes=8 * SHM_CELLS)
         try:
-            array = Mapping(self._table_fd, 8 * ARENA_CELLS).array()
+            array = Mapping(self._table_fd, 8 * SHM_CELLS).array()
         except BaseException:
             os.close(self._table_fd)
             raise
@@ -69,7 +70,7 @@ class PeerArena:
         self._opened: weakref.WeakValueDictionary[int, Segment] = weakref.WeakValueDictionary()
 
     def close(self) -> None:
-        """Of use only in a forked child, which uses nothing of it."""
+        """Close the table; only for a forked child, which uses nothing of the pool."""
         if self._table_fd >= 0:
             os.close(self._table_fd)
             self._table_fd = -1
@@ -80,31 +81,31 @@ class PeerArena:
 
     @property
     def alive(self) -> bool:
-        """Whether its owner still has it; what we have of it stays."""
+        """Whether the owner still has the pool. Memory that this process has mapped stays in either case."""
         return os.path.exists(f"/proc/{self._pid}/fd/{self.offer[1]}")
 
     def attach(self, handle: Handle) -> NDArray[np.uint8]:
-        """The bytes that a handle stands for, without a copy.
+        """Return the bytes of a handle as an array, without a copy.
 
-        Writable and private to the caller, or read-only when they are of a frozen array. The owner has them back when the array and
-        everything made from it has been collected.
+        The array is writable and private to the caller, or read-only if the bytes are frozen. The owner gets them back when the array and
+        everything made from it was collected.
 
         Raises:
           UnavailableError: the owner has taken them back, or has ended.
-          WireError: not a handle of this owner, or one that was used before.
+          WireError: this is not a handle of this owner, or it was used before.
         """
         _, _, nbytes, offset, length, cell, serial, mode = handle
-        if mode == OURS and offset % shm_mapping.PAGE:
-            raise WireError(f"process {self._pid}", f"memory that does not begin with a page: {handle}")
-        if not (0 <= offset <= offset + length <= nbytes and NONCE_CELL < cell < ARENA_CELLS and serial > 0 < length):
+        if mode == EXCLUSIVE and offset % shm_mapping.PAGE_BYTES:
+            raise WireError(f"process {self._pid}", f"memory that does not begin at the beginning of a page: {handle}")
+        if not (0 <= offset <= offset + length <= nbytes and NONCE_CELL < cell < SHM_CELLS and serial > 0 < length):
             raise WireError(f"process {self._pid}", f"no such memory: {handle}")
         try:
-            if mode == OURS:
-                return self._take(handle)
+            if mode == EXCLUSIVE:
+                return self._attach_exclusive(handle)
             if mode == PUBLISHED:
-                return self._share(handle)
+                return self._attach_published(handle)
             if mode in (FROZEN, FROZEN_PUBLISHED):
-                return self._read(handle)
+                return self._attach_frozen(handle)
         except ValueError as error:
             raise WireError(f"process {self._pid}", f"no such memory: {error}") from None
         except OSError as error:
@@ -113,14 +114,16 @@ class PeerArena:
             ) from None
         raise WireError(f"process {self._pid}", f"no such way to share memory: {mode}")
 
-    def adopt(self, handle: Handle) -> tuple[Segment, ArenaLease]:
-        """For whoever lends it on without looking into it: the segment, and the lease. Raises as `attach`."""
+    def adopt(self, handle: Handle) -> tuple[Segment, BlockLease]:
+        """Claim a handle without mapping it, for a caller that lends the bytes on. Return the segment, and the lease. Raises as
+        `attach`.
+        """
         fd, inode, nbytes, _, _, cell, serial, mode = handle
-        if mode != OURS:
-            raise WireError(f"process {self._pid}", "only what was lent to one can be adopted")
+        if mode != EXCLUSIVE:
+            raise WireError(f"process {self._pid}", "only memory that was lent to one process can be adopted")
         try:
             lease = self._claim(cell, serial)
-            segment = self._opened.get(inode)  # one descriptor for all that is held of it
+            segment = self._opened.get(inode)  # one descriptor for all blocks of the segment
             if segment is None or segment.nbytes < nbytes:
                 segment = Segment(open_memfd(self._pid, fd, inode, nbytes=nbytes), nbytes, 0, None)
                 self._opened[inode] = segment
@@ -128,43 +131,43 @@ class PeerArena:
         except (OSError, ValueError) as error:
             raise UnavailableError(f"memory of process {self._pid} cannot be opened: {error}") from None
 
-    # -- lent to us alone -----------------------------------------------------------------------------------------------
+    # -- lent to this process alone -------------------------------------------------------------------------------------
 
-    def _take(self, handle: Handle) -> NDArray[np.uint8]:
+    def _attach_exclusive(self, handle: Handle) -> NDArray[np.uint8]:
         _, _, _, offset, length, cell, serial, _ = handle
         lease = self._claim(cell, serial)
-        segment = self._segment(handle)
-        hold = _Hold(lease, segment, offset, length)
-        _holds.add(hold)
+        segment = self._mapped_segment(handle)
+        hold = _ExclusiveMemory(lease, segment, offset, length)
+        _exclusive_memories.add(hold)
         return hold.array()
 
-    def _claim(self, cell: int, serial: int) -> ArenaLease:
-        lease = ArenaLease(self)
+    def _claim(self, cell: int, serial: int) -> BlockLease:
+        lease = BlockLease(self)
         self._lock_cell(self._table_fd, cell, serial)
         if self._cells[cell] != serial:
-            # Ours already, when it says -serial: then the lock is in use and stays.
+            # -serial means that this process has claimed it before: then the lock is in use and stays.
             if self._cells[cell] >= 0:
                 shm_mapping.unlock(self._table_fd, cell)
-            raise self._gone()
+            raise self._taken_back()
         lease.cell = cell
         self._cells[cell] = -serial
         return lease
 
     def _lock_cell(self, fd: int, cell: int, serial: int, *, shared: bool = False) -> None:
-        """Lock the cell of a handle that is in force; one that is not must not get in the way of its successor."""
+        """Lock the cell of a valid handle. An invalid handle raises at once, so that it does not delay the cell's next lease."""
         for _ in range(LOCK_TRIES):
             if self._cells[cell] != serial:
                 break
             if shm_mapping.try_lock(fd, cell, shared=shared):
                 return
-            os.sched_yield()  # the owner, or somebody with an old handle, is looking at it
-        raise self._gone()
+            os.sched_yield()  # the owner, or a process with an old handle, is looking at the cell
+        raise self._taken_back()
 
-    def _gone(self) -> UnavailableError:
-        return UnavailableError(f"process {self._pid} has taken the memory back, or lent it to somebody else")
+    def _taken_back(self) -> UnavailableError:
+        return UnavailableError(f"process {self._pid} has taken the memory back, or lent it to another process")
 
-    def _segment(self, handle: Handle) -> Segment:
-        """Mapped shared and writable; kept for the next array in it."""
+    def _mapped_segment(self, handle: Handle) -> Segment:
+        """Return the segment of a handle, mapped shared and writable. It is kept for the next array in it."""
         fd, inode, nbytes = handle[:3]
         segment = self._mapped.get(inode)
         if segment is None:
@@ -173,12 +176,12 @@ class PeerArena:
             segment.mapping = Mapping(ours, nbytes)
             self._mapped[inode] = segment
             while len(self._mapped) > 1 and (
-                len(self._mapped) > ARENA_MAPPED_MAX
-                or sum(other.nbytes for other in tuple(self._mapped.values())) > ARENA_MAPPED_BYTES_MAX
+                len(self._mapped) > SHM_MAPPED_MAX
+                or sum(other.nbytes for other in tuple(self._mapped.values())) > SHM_MAPPED_BYTES_MAX
             ):
                 self._mapped.popitem(last=False)
         elif segment.nbytes < nbytes:
-            raise ValueError(f"a segment of {segment.nbytes} bytes is said to have {nbytes}")
+            raise ValueError(f"the handle says {nbytes} bytes of a segment that has {segment.nbytes}")
         else:
             self._mapped.move_to_end(inode)
         return segment
@@ -189,20 +192,20 @@ class PeerArena:
 
     # -- published, and frozen ------------------------------------------------------------------------------------------
 
-    def _share(self, handle: Handle) -> NDArray[np.uint8]:
+    def _attach_published(self, handle: Handle) -> NDArray[np.uint8]:
         fd, inode, nbytes, offset, length, cell, serial, _ = handle
         lock = self._read_lock(cell, serial)
-        # Held until the array is collected; a small one is copied, so that many of them do not take all descriptors.
+        # The lock is held until the array is collected. A small array is copied, so that many of them do not use up the descriptors.
         ours = open_memfd(self._pid, fd, inode, nbytes=nbytes, writable=False)
         try:
-            start = offset // shm_mapping.PAGE * shm_mapping.PAGE
+            start = offset // shm_mapping.PAGE_BYTES * shm_mapping.PAGE_BYTES
             mapping = Mapping(ours, offset + length - start, private=True, offset=start)
         finally:
             os.close(ours)
-        array = _Shared(lock, mapping, offset - start, length).array()
-        return array if length >= ARENA_DESCRIPTOR_BYTES_MIN else array.copy()
+        array = _CopyOnWriteMemory(lock, mapping, offset - start, length).array()
+        return array if length >= SHM_DESCRIPTOR_BYTES_MIN else array.copy()
 
-    def _read(self, handle: Handle) -> NDArray[np.uint8]:
+    def _attach_frozen(self, handle: Handle) -> NDArray[np.uint8]:
         fd, inode, nbytes, offset, length, cell, serial, mode = handle
         lock = self._read_lock(cell, serial)
         frozen = _known_frozen.get(inode)
@@ -210,47 +213,51 @@ class PeerArena:
             ours = open_memfd(self._pid, fd, inode, nbytes=nbytes, writable=False)
             if not shm_mapping.is_sealed_against_writing(ours):
                 os.close(ours)
-                raise ValueError("it is said to be frozen, and is not")
-            frozen = _known_frozen[inode] = Frozen(Segment(ours, nbytes, 0, None))
+                raise ValueError("the handle says that the memory is frozen, and it is not")
+            frozen = _known_frozen[inode] = FrozenSegment(Segment(ours, nbytes, 0, None))
         elif frozen.segment.nbytes < nbytes:
-            raise ValueError(f"a segment of {frozen.segment.nbytes} bytes is said to have {nbytes}")
-        if mode == FROZEN:  # we have it, and the owner may let go
+            raise ValueError(f"the handle says {nbytes} bytes of a segment that has {frozen.segment.nbytes}")
+        if mode == FROZEN:  # this process has the segment open, so the owner may end the lease
             self._cells[cell] = 0
         del lock
         return frozen.array()[offset : offset + length]
 
     def _read_lock(self, cell: int, serial: int) -> _ReadLock:
-        # A description of its own, so that others of this process are independent; by our own entry, which is there for sure.
+        # A file description of its own, so that each lock of this process is independent; opened through this process's own entry in
+        # /proc, because that exists even if the owner has ended.
         lock = _ReadLock(os.open(f"/proc/self/fd/{self._table_fd}", os.O_RDWR | os.O_CLOEXEC))
         self._lock_cell(lock.fd, cell, serial, shared=True)
         if self._cells[cell] != serial:
-            raise self._gone()
+            raise self._taken_back()
         return lock
 
 
-class ArenaLease:
-    """Something lent to us alone; given back when dropped, unless a fork has shared it. A forked child's copy does nothing."""
+class BlockLease:
+    """A claimed lease of a block that is lent to this process alone. Dropping it gives the block back, unless a fork has shared the block.
 
-    __slots__ = ("cell", "forked", "owner", "process")
+    The copy in a forked child does nothing.
+    """
 
-    def __init__(self, owner: PeerArena) -> None:
+    __slots__ = ("cell", "owner", "process", "shared_by_fork")
+
+    def __init__(self, owner: PeerPool) -> None:
         self.owner = owner
         self.cell = 0
-        """0 while nothing is claimed."""
-        self.forked = False
-        self.process = _process
+        """The claimed cell of the owner's table; 0 before the claim."""
+        self.shared_by_fork = False
+        self.process = _this_process
 
     def __del__(self) -> None:
-        if self.cell and not self.forked and self.process is _process:
+        if self.cell and not self.shared_by_fork and self.process is _this_process:
             self.owner._release(self.cell)
 
 
-class _Hold(Exporter):
-    """The memory of an array that was lent to us alone."""
+class _ExclusiveMemory(Exporter):
+    """The memory of an array that was lent to this process alone."""
 
     __slots__ = ("lease", "length", "offset", "segment")
 
-    def __init__(self, lease: ArenaLease, segment: Segment, offset: int, length: int) -> None:
+    def __init__(self, lease: BlockLease, segment: Segment, offset: int, length: int) -> None:
         assert segment.mapping is not None
         super().__init__(segment.mapping.address + offset, length, writable=True)
         self.lease = lease
@@ -258,14 +265,14 @@ class _Hold(Exporter):
         self.offset = offset
         self.length = length
 
-    def part_from_others(self) -> None:
-        """Before a fork. Blocks begin and end with pages."""
-        if self.lease.forked:
+    def make_private(self) -> None:
+        """Replace the shared mapping by a private one, right before a fork. *Invariant*: blocks begin and end with pages."""
+        if self.lease.shared_by_fork:
             return
         assert self.segment.mapping is not None
-        nbytes = -(-self.length // shm_mapping.PAGE) * shm_mapping.PAGE
+        nbytes = -(-self.length // shm_mapping.PAGE_BYTES) * shm_mapping.PAGE_BYTES
         shm_mapping.make_private(self.segment.mapping.address + self.offset, nbytes, self.segment.fd, self.offset)
-        self.lease.forked = True
+        self.lease.shared_by_fork = True
 
 
 class _ReadLock:
@@ -278,8 +285,8 @@ class _ReadLock:
         os.close(self.fd)
 
 
-class _Shared(Exporter):
-    """The memory of an array that many have: what is written to it stays in this mapping."""
+class _CopyOnWriteMemory(Exporter):
+    """The memory of an array that was lent to any number of processes: what is written to it stays in this mapping."""
 
     __slots__ = ("lock", "mapping")
 
@@ -289,64 +296,66 @@ class _Shared(Exporter):
         self.mapping = mapping
 
 
-def lendable(array: NDArray[Any]) -> Block | None:
-    """Shared memory that shows an array which begins with a block of ours, or with one that was lent to us; else None.
+def lendable_block(array: NDArray[Any]) -> Block | None:
+    """Return a block that shows the array, if the array begins with a block of this process or one that was lent to it alone; else None.
 
-    Of use when nobody changes the array any more: then it can be lent on as it is.
+    Use it for an array that no code changes any more: then it can be lent on without a copy.
     """
     base: Any = array
     while isinstance(base, np.ndarray):
         base = base.base
-    arena = this_arena()
-    if arena is None or not isinstance(base, (_Kept, _Hold)) or not array.flags.forc:
+    pool = this_pool()
+    if pool is None or not isinstance(base, (_BlockMemory, _ExclusiveMemory)) or not array.flags.forc:
         return None
     if array.ctypes.data != base.array().ctypes.data:
         return None
-    if isinstance(base, _Hold):
-        return arena.adopt(base.segment, base.offset, array.nbytes, base)
+    if isinstance(base, _ExclusiveMemory):
+        return pool.adopt(base.segment, base.offset, array.nbytes, base)
     return base.block if base.block.nbytes == array.nbytes else None
 
 
-_process = object()
-"""Another one after a fork."""
-_holds: weakref.WeakSet[_Hold] = weakref.WeakSet()
-_known_frozen: weakref.WeakValueDictionary[int, Frozen] = weakref.WeakValueDictionary()
-_peers: weakref.WeakValueDictionary[Offer, PeerArena] = weakref.WeakValueDictionary()
+_this_process = object()
+"""A fork replaces it in the child."""
+_exclusive_memories: weakref.WeakSet[_ExclusiveMemory] = weakref.WeakSet()
+_known_frozen: weakref.WeakValueDictionary[int, FrozenSegment] = weakref.WeakValueDictionary()
+_peers: weakref.WeakValueDictionary[Offer, PeerPool] = weakref.WeakValueDictionary()
 
 
-def open_peer(offer: Offer) -> PeerArena | None:
-    """The arena that a peer offers; None where it cannot be opened: another host, user or namespace, or it has ended."""
+def open_peer(offer: Offer) -> PeerPool | None:
+    """Return the pool that a peer offers; None if it cannot be opened: another host, user or namespace, or the peer has ended."""
     peer = _peers.get(offer)
     if peer is None:
         try:
-            peer = _peers[offer] = PeerArena(offer)
+            peer = _peers[offer] = PeerPool(offer)
         except (OSError, ValueError):
             return None
     return peer
 
 
 def _before_fork() -> None:
-    for hold in list(_holds):
+    for hold in list(_exclusive_memories):
         try:
-            hold.part_from_others()
-        except OSError:  # no more mappings: the others still can
-            log.exception("an array in shared memory could not be parted from the child of a fork")
+            hold.make_private()
+        except OSError:  # for instance too many mappings: the other arrays still become private
+            log.exception(
+                "an array in shared memory could not be made private before a fork; the child may see it change"
+            )
         _shared_with_child.add(hold.lease.owner)
 
 
 def _in_child() -> None:
-    """The locks of a peer's table are shared with the parent: the child opens it anew."""
-    global _process
-    _process = object()
+    """Drop the pools of peers, because the parent shares the locks of their tables: the child opens a pool anew."""
+    global _this_process
+    _this_process = object()
     for peer in list(_peers.values()):
         if peer not in _shared_with_child:
-            peer.close()  # else what the parent is lent from now on would not be given back when it is killed
+            peer.close()  # else a block lent to the parent later would stay locked by this child when the parent is killed
         _inherited.append(peer)
     _peers.clear()
 
 
-_inherited: list[PeerArena] = []
-_shared_with_child: set[PeerArena] = set()
-"""Of use from right before a fork to right after it."""
+_inherited: list[PeerPool] = []
+_shared_with_child: set[PeerPool] = set()
+"""Used only from right before a fork to right after it."""
 
 os.register_at_fork(before=_before_fork, after_in_parent=_shared_with_child.clear, after_in_child=_in_child)

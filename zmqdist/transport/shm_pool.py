@@ -1,34 +1,32 @@
-"""Shared memory that this process owns and lends to others of its host.
+"""Shared memory that this process owns and lends to other processes of its host.
 
 Theory of operation
-    Large buffers are copied once, into a block of a segment (a memfd), and a handle of a few numbers travels in their place. The
-    receiver opens the segment by our entry in /proc, maps it and has the bytes (shm_peer.py). When nothing there refers to them any more it
-    says so in the table, a memfd of numbers that both have mapped, and the block is used again: what makes large transfers slow is
-    memory that was never touched before, so segments are kept.
+    A large buffer is copied once, into a block of a segment (a memfd), and a handle of eight numbers travels in its place. The receiver
+    opens the segment through the owner's entry in /proc, maps it and has the bytes (shm_peer.py). When nothing there refers to them any
+    more, it writes that into the table, a memfd that both have mapped, and the block is used again: touching fresh memory is slow.
 
-    Each lease has a cell of the table and the byte of the same number as a lock.
-        0          nobody has it
+    Each lease has a cell of the table, and the byte of the same number as a lock.
+        0          no process has the block
         serial     lent, under a number that never comes again in this table
-        -serial    the receiver has it; it holds the lock for as long
-    A receiver locks, looks whether the serial is the one in its handle, and only then maps. We void a lease only under the same
-    lock. So a handle that is late finds another number, and never memory that has been used again. The kernel lets go of
-    the locks of a process that ends, however it ends: a claimed cell without a lock is a receiver that was killed.
+        -serial    the receiver has claimed it, and holds the lock until it gives the block back
+    A receiver locks, checks that the cell has the serial of its handle, and only then maps. The owner voids a lease only under the same
+    lock. So a late handle finds another number, and never memory that was used again. The kernel releases the locks of a process that
+    ends, however it ends: a claimed cell without a lock belongs to a receiver that was killed.
 
-    A published block has one cell for any number of receivers, whose mappings are private (copy-on-write): they share the lock for
-    reading, and the block is used again when nobody has it.
+    A published block has one cell for any number of receivers. Their mappings are private (copy-on-write) and they share the lock for
+    reading; the block is used again when no receiver has it.
 
 Rules
-    R1  A block is written by us until it is lent, and then by its one receiver or, when published or frozen, by nobody.
-    R2  A block is used again only when no lease of it is left and nothing here refers to it.
+    R1  The owner writes a block until it is lent. Then its one receiver does, or no process if it is published or frozen.
+    R2  A block is used again only when no lease of it is left and nothing in this process refers to it.
     R3  Finalizers take no lock: they append to a queue, or write one cell.
-    R4  A fork shares mappings that others believe to be private: right before it, ours become private ones (copy-on-write), and what
-        they show is not used again while the child may see it.
-    R5  A frozen segment is sealed: nobody can write to it, ever. It is not used again; it ends with the last who has it.
+    R4  A fork shares mappings that receivers believe to be private. So right before it they become private (copy-on-write), and their
+        blocks are not used again while the child may see them.
+    R5  A frozen segment is sealed, so that no process can ever write to it. It is not used again; it ends with its last user.
 
-Off with ZMQDIST_ARENA=off. A number there is the bound on the pool in MiB; the default is a quarter of the machine's memory, or of what its
-control group allows.
+ZMQDIST_ARENA=off switches the pool off; a number bounds it in MiB. The default is a quarter of the memory that this process may use.
 
-Not here: whether a peer can open our segments (hello), what travels in blocks (rpc, dispatch).
+Not here: whether a peer can open our segments (hello), the content of blocks (rpc, dispatch).
 """
 
 from __future__ import annotations
@@ -48,7 +46,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from zmqdist.limits import ARENA_BLOCK_BYTES_MIN, ARENA_CELLS, ARENA_IDLE_BYTES_MAX, ARENA_SLAB_BYTES
+from zmqdist.limits import SHM_BLOCK_BYTES_MIN, SHM_CELLS, SHM_IDLE_BYTES_MAX, SHM_SLAB_BYTES
 from zmqdist.transport import shm_mapping
 from zmqdist.transport.memory_limits import usable_bytes
 from zmqdist.transport.shm_mapping import Exporter, Mapping, make_mapped, make_memfd
@@ -56,32 +54,32 @@ from zmqdist.wire.arrays import FrozenMemory
 
 log = logging.getLogger("zmqdist.transport")
 
-VARIABLE: Final = "ZMQDIST_ARENA"
+POOL_VARIABLE: Final = "ZMQDIST_ARENA"
 
-OURS, PUBLISHED, FROZEN, FROZEN_PUBLISHED = range(4)
-"""Whom a lease is for, and how the receiver maps it: one, shared and writable; any number, privately; one, or any number, read-only."""
+# How a receiver maps a block: one receiver, shared and writable; any number, privately; one, or any number, read-only.
+EXCLUSIVE, PUBLISHED, FROZEN, FROZEN_PUBLISHED = range(4)
 
 Handle: TypeAlias = tuple[int, int, int, int, int, int, int, int]
-"""(segment's descriptor, inode, bytes; offset, bytes; cell, serial, mode). Of use together with the owner's offer."""
+"""(descriptor of the segment, its inode, its bytes; offset, bytes; cell, serial, mode). Of use together with the owner's offer."""
 Offer: TypeAlias = tuple[int, int, int]
 """(pid, descriptor of the table, its inode)."""
 
 NONCE_CELL: Final = 0
 SWEEP_S, SWEEP_FULL_S = 1.0, 0.01
-"""So often at most it is looked for receivers that were killed, when more memory is wanted, and when the pool is full."""
+"""Shortest seconds between two searches for killed receivers: when more memory is needed, and when the pool is full."""
 
 
 class Segment:
-    """One memfd of ours, or one of another process that we keep open.
+    """One memfd of this process, or of another process whose memfd this one keeps open.
 
     Attributes:
       capacity: bytes of each of its blocks.
-      used: blocks that are not free.
-      pure: nobody else ever had it mapped shared and writable: it can be sealed.
-      spoilt: it must not be used again.
+      used: number of blocks that are not free.
+      sealable: no other process ever had it mapped shared and writable, so that it can be sealed.
+      single_use: its blocks must not be used again.
     """
 
-    __slots__ = ("__weakref__", "capacity", "fd", "inode", "mapping", "nbytes", "pure", "spoilt", "used")
+    __slots__ = ("__weakref__", "capacity", "fd", "inode", "mapping", "nbytes", "sealable", "single_use", "used")
 
     def __init__(self, fd: int, nbytes: int, capacity: int, mapping: Mapping | None) -> None:
         self.fd = fd
@@ -90,8 +88,8 @@ class Segment:
         self.capacity = capacity
         self.mapping = mapping
         self.used = 0
-        self.pure = True
-        self.spoilt = False
+        self.sealable = True
+        self.single_use = False
 
     def __del__(self) -> None:
         if self.fd >= 0:
@@ -99,43 +97,43 @@ class Segment:
 
 
 class Block:
-    """Bytes in shared memory that can be lent. Free again when it is dropped and all its leases have ended.
+    """Bytes in shared memory that can be lent. It is free again when it was dropped and all its leases have ended.
 
     Attributes:
-      nbytes: how many.
+      nbytes: its size.
     """
 
-    __slots__ = ("__weakref__", "_arena", "mode", "nbytes", "offset", "segment", "upstream")
+    __slots__ = ("__weakref__", "_pool", "base", "mode", "nbytes", "offset", "segment")
 
     def __init__(
-        self, arena: Arena, segment: Segment, offset: int, nbytes: int, *, mode: int = OURS, upstream: object = None
+        self, pool: ShmPool, segment: Segment, offset: int, nbytes: int, *, mode: int = EXCLUSIVE, base: object = None
     ) -> None:
-        self._arena = arena
+        self._pool = pool
         self.segment = segment
         self.offset = offset
         self.nbytes = nbytes
         self.mode = mode
-        self.upstream = upstream
-        """What must live as long: the lease of the process that it is of, the memory of a frozen array."""
+        self.base = base
+        """An object that must live as long: the lease of another process's block, or the memory of a frozen array."""
 
     def lend(self) -> Handle | None:
-        """A lease for one receiver, which then has the bytes for itself; of a frozen block for any. None: too many leases."""
-        return self._arena.lend(self, self.mode)
+        """Return a lease for one receiver, which then owns the bytes; a frozen block stays shared. None if too many leases are out."""
+        return self._pool.lend(self, self.mode)
 
     def publish(self) -> Handle | None:
-        """A lease for any number of receivers, until `take_back`. Nobody may write to the block from now on."""
-        return self._arena.lend(self, FROZEN_PUBLISHED if self.mode == FROZEN else PUBLISHED)
+        """Return a lease for any number of receivers, until `take_back`; None as `lend`. No process may write to the block from now on."""
+        return self._pool.lend(self, FROZEN_PUBLISHED if self.mode == FROZEN else PUBLISHED)
 
     def array(self) -> NDArray[np.uint8]:
-        """The bytes, as memory of this process; they live as long as the array."""
-        if isinstance(self.upstream, Frozen):
-            return self.upstream.array()[self.offset : self.offset + self.nbytes]
-        return _Kept(self).array()
+        """Return the bytes as memory of this process; they live as long as the array."""
+        if isinstance(self.base, FrozenSegment):
+            return self.base.array()[self.offset : self.offset + self.nbytes]
+        return _BlockMemory(self).array()
 
     def shows_same(self, other: Block) -> bool:
-        """Whether both are of the same frozen bytes."""
-        mine, others = (self.upstream, self.offset, self.nbytes), (other.upstream, other.offset, other.nbytes)
-        return isinstance(self.upstream, Frozen) and mine == others
+        """Return whether both blocks show the same frozen bytes."""
+        mine, others = (self.base, self.offset, self.nbytes), (other.base, other.offset, other.nbytes)
+        return isinstance(self.base, FrozenSegment) and mine == others
 
     @property
     def address(self) -> int:
@@ -145,11 +143,11 @@ class Block:
         return segment.mapping.address + self.offset
 
     def __del__(self) -> None:
-        if self.mode == OURS:
-            self._arena.dropped.append((self.segment, self.offset))
+        if self.mode == EXCLUSIVE:
+            self._pool.dropped_blocks.append((self.segment, self.offset))
 
 
-class _Kept(Exporter):
+class _BlockMemory(Exporter):
     """The memory of an array over a block."""
 
     __slots__ = ("block",)
@@ -159,8 +157,8 @@ class _Kept(Exporter):
         self.block = block
 
 
-class Frozen(Exporter, FrozenMemory):
-    """The memory of a frozen array, ours or another process's."""
+class FrozenSegment(Exporter, FrozenMemory):
+    """The memory of a frozen array, of this or of another process."""
 
     __slots__ = ("mapping", "segment")
 
@@ -168,29 +166,31 @@ class Frozen(Exporter, FrozenMemory):
         self.segment = segment
         self.mapping = Mapping(segment.fd, segment.nbytes, writable=False)
         super().__init__(self.mapping.address, segment.nbytes, writable=False)
-        _frozen.add(self)
+        _frozen_segments.add(self)
 
 
-class _FrozenMemories:
-    """All frozen memory of this process by address, so that a view of it is recognised."""
+class _FrozenSegments:
+    """All frozen memory of this process, ordered by address, so that a view of it is recognised."""
 
     def __init__(self) -> None:
         self._starts: list[int] = []
-        self._by_start: dict[int, weakref.ref[Frozen]] = {}
+        self._by_start: dict[int, weakref.ref[FrozenSegment]] = {}
         self.lock = RLock()
 
-    def add(self, frozen: Frozen) -> None:
+    def add(self, frozen: FrozenSegment) -> None:
         start = frozen.mapping.address
         with self.lock:
             if start not in self._by_start:
                 bisect.insort(self._starts, start)
             self._by_start[start] = weakref.ref(frozen)
 
-    def find(self, address: int, nbytes: int) -> tuple[Frozen, int] | None:
-        """The frozen memory that has these bytes, and where in it."""
+    def find(self, address: int, nbytes: int) -> tuple[FrozenSegment, int] | None:
+        """Return the frozen memory that contains these bytes, and their offset in it."""
         with self.lock:
             frozen = None
-            while frozen is None:  # one that has been collected may have stood where a part of this one is now
+            while (
+                frozen is None
+            ):  # entries of collected memory are removed on the way: their addresses may be in use again
                 index = bisect.bisect_right(self._starts, address) - 1
                 if index < 0:
                     return None
@@ -201,110 +201,106 @@ class _FrozenMemories:
         return (frozen, address - start) if address + nbytes <= start + frozen.mapping.nbytes else None
 
 
-_frozen = _FrozenMemories()
+_frozen_segments = _FrozenSegments()
 
 
-class Arena:
+class ShmPool:
     """The pool of one process. Any thread may use it.
 
     Attributes:
-      offer, nonce: how others find the table, and what they read there when they really can.
+      offer, nonce: where other processes find the table, and the number that they read there if they really can.
       bytes_max: bound on the bytes of all segments.
-      dropped: where finalizers put blocks that nothing refers to any more (R3).
+      dropped_blocks: queue to which finalizers add blocks that nothing refers to any more (R3).
     """
 
     def __init__(self, bytes_max: int) -> None:
-        """Raises OSError where memfds are refused."""
+        """Make the table. Raises OSError if memfds are refused."""
         self.bytes_max = bytes_max
         self.pid = os.getpid()
-        self._table_fd = make_memfd(8 * ARENA_CELLS)
-        self._cells = memoryview(Mapping(self._table_fd, 8 * ARENA_CELLS).array()).cast("q")  # type: ignore[arg-type]
+        self._table_fd = make_memfd(8 * SHM_CELLS)
+        self._cells = memoryview(Mapping(self._table_fd, 8 * SHM_CELLS).array()).cast("q")  # type: ignore[arg-type]
         self.nonce = self._cells[NONCE_CELL] = secrets.randbits(62) | 1
         self.offer: Offer = (self.pid, self._table_fd, os.fstat(self._table_fd).st_ino)
-        self._free_cells = list(range(ARENA_CELLS - 1, NONCE_CELL, -1))
+        self._free_cells = list(range(SHM_CELLS - 1, NONCE_CELL, -1))
         self._serials = itertools.count(1)
         self._lent: dict[int, tuple[int, Block]] = {}
-        self._void: dict[int, Block] = {}
-        """Published cells that were taken back and that somebody still reads."""
+        self._revoked: dict[int, Block] = {}
+        """Published cells that were taken back while a receiver still reads them."""
         self._free: dict[int, list[tuple[Segment, int]]] = {}
         self._segments: dict[Segment, None] = {}
         self._idle: OrderedDict[Segment, None] = OrderedDict()
         self._idle_bytes = 0
-        self.dropped: deque[tuple[Segment, int]] = deque()
-        self._unwanted: deque[Handle] = deque()
-        self._arrays: weakref.WeakSet[_Kept] = weakref.WeakSet()
+        self.dropped_blocks: deque[tuple[Segment, int]] = deque()
+        self._to_take_back: deque[Handle] = deque()
+        self._user_arrays: weakref.WeakSet[_BlockMemory] = weakref.WeakSet()
         self._lock = RLock()
-        self._complained = False
-        self._rest = 0
+        self._warned = False
+        self._uses_until_collect = 0
         self._swept_at = -SWEEP_S
         self._segments_max = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4
 
     # -- blocks -------------------------------------------------------------------------------------------------------
 
-    def place(self, nbytes: int) -> Block | None:
-        """A block to be filled by the caller. None: the pool is full or the system refuses; take another way (logged once)."""
+    def allocate(self, nbytes: int) -> Block | None:
+        """Return a block to fill. None (logged once) if the pool is full or the system refuses: send the bytes another way."""
         with self._lock:
-            size = _capacity(nbytes)
-            self._settle()
-            found = self._pop(size) or self._swept(size) or self._grow(size)
+            size = _block_size(nbytes)
+            self._reclaim()
+            found = self._pop_free(size) or self._pop_after_sweep(size) or self._grow(size)
             if found is None:
                 return None
             segment, offset = found
-            self._use(segment)
-            segment.pure = False
+            self._mark_used(segment)
+            segment.sealable = False
             return Block(self, segment, offset, nbytes)
 
-    def snapshot(self, view: Any) -> Block | None:
-        """A copy of a contiguous buffer in a block of its own. None as `place`."""
+    def copy_in(self, view: Any) -> Block | None:
+        """Copy a contiguous buffer into a block of its own. None as `allocate`."""
         source = np.frombuffer(view, np.uint8)
-        block = self.place(source.nbytes)
+        block = self.allocate(source.nbytes)
         if block is not None:
             np.copyto(block.array(), source)
         return block
 
-    def find(self, view: Any) -> Block | None:
-        """For the bytes of a frozen array: a block that shows them without a copy. Else None."""
+    def find_frozen(self, view: Any) -> Block | None:
+        """Return a block that shows the bytes of a frozen array, without a copy; None if the array is not frozen."""
         view = memoryview(view)
         if not view.readonly or not view.nbytes:
             return None
-        found = _frozen.find(shm_mapping.address_of(view), view.nbytes)
+        found = _frozen_segments.find(shm_mapping.address_of(view), view.nbytes)
         if found is None:
             return None
         frozen, offset = found
-        return Block(self, frozen.segment, offset, view.nbytes, mode=FROZEN, upstream=frozen)
+        return Block(self, frozen.segment, offset, view.nbytes, mode=FROZEN, base=frozen)
 
-    def adopt(self, segment: Segment, offset: int, length: int, upstream: object) -> Block:
-        """Bytes of another process's segment, to be lent by us: they outlive that process.
+    def adopt(self, segment: Segment, offset: int, length: int, base: object) -> Block:
+        """Return a block of another process's bytes, to be lent on even after its end. `base` is this process's lease of them."""
+        return Block(self, segment, offset, length, base=base)
 
-        Args:
-          upstream: our own lease of it.
-        """
-        return Block(self, segment, offset, length, upstream=upstream)
-
-    def own_array(self, nbytes: int) -> NDArray[np.uint8] | None:
-        """Memory for an array of the user, in a segment of its own, so that it can be frozen. None as `place`."""
+    def user_array(self, nbytes: int) -> NDArray[np.uint8] | None:
+        """Return memory for an array of the program, in a segment of its own, so that it can be frozen. None as `allocate`."""
         with self._lock:
-            self._settle()
-            size = -(-nbytes // shm_mapping.PAGE) * shm_mapping.PAGE
+            self._reclaim()
+            size = -(-nbytes // shm_mapping.PAGE_BYTES) * shm_mapping.PAGE_BYTES
             segment = self._new_segment(size, size)
             if segment is None:
                 return None
-            segment.spoilt = True  # it is not lent as it is, and ends with its array
+            segment.single_use = True  # it ends with its array
             segment.used = 1
-            kept = _Kept(Block(self, segment, 0, nbytes))
-            self._arrays.add(kept)
+            kept = _BlockMemory(Block(self, segment, 0, nbytes))
+            self._user_arrays.add(kept)
             return kept.array()
 
     # -- leases -------------------------------------------------------------------------------------------------------
 
     def lend(self, block: Block, mode: int) -> Handle | None:
-        """See Block. None: too many leases."""
+        """Make a lease; see Block. None if too many leases are out."""
         with self._lock:
-            self._settle()
+            self._reclaim()
             if not self._free_cells:
                 self.sweep()
             if not self._free_cells:
-                self._complain(f"all {ARENA_CELLS} leases are out")
+                self._warn_once(f"all {SHM_CELLS} leases are out")
                 return None
             cell = self._free_cells.pop()
             serial = next(self._serials)
@@ -313,12 +309,12 @@ class Arena:
         segment = block.segment
         return (segment.fd, segment.inode, segment.nbytes, block.offset, block.nbytes, cell, serial, mode)
 
-    def unclaimed(self, handle: Handle) -> bool:
-        """Whether nobody has come for it yet. Not for a published block."""
+    def is_unclaimed(self, handle: Handle) -> bool:
+        """Return whether no receiver has claimed the lease yet. Not for a published block."""
         return bool(self._cells[handle[5]] == handle[6])
 
     def take_back(self, handle: Handle) -> None:
-        """Nobody will come for it any more. Who has it already keeps it; a handle that comes late is refused."""
+        """End a lease that no receiver will claim. A receiver that has claimed it keeps the bytes; a late handle is refused."""
         cell, serial, mode = handle[5:]
         with self._lock:
             known, block = self._lent.get(cell, (0, None))
@@ -327,76 +323,76 @@ class Arena:
             if mode in (PUBLISHED, FROZEN_PUBLISHED):
                 self._cells[cell] = 0
                 del self._lent[cell]
-                self._void[cell] = block
-                self._sweep_void()
+                self._revoked[cell] = block
+                self._sweep_revoked()
             elif shm_mapping.try_lock(self._table_fd, cell):
-                self._end(cell)
+                self._end_lease(cell)
                 shm_mapping.unlock(self._table_fd, cell)
 
     def take_back_soon(self, handle: Handle) -> None:
-        """The same at the next use of the arena; for finalizers (R3)."""
-        self._unwanted.append(handle)
+        """Take a lease back at the next use of the pool; for finalizers (R3)."""
+        self._to_take_back.append(handle)
 
     def sweep(self) -> int:
-        """Look for leases that have ended, also with the death of their receivers; how many there were."""
+        """End the leases whose receivers have given them back or were killed; return how many there were."""
         with self._lock:
             before = len(self._free_cells)
-            self._rest = 0
-            self._collect()
+            self._uses_until_collect = 0
+            self._end_returned()
             for cell, (serial, _) in list(self._lent.items()):
                 if self._cells[cell] == -serial and shm_mapping.try_lock(self._table_fd, cell):
-                    self._end(cell)  # killed
+                    self._end_lease(cell)  # the receiver was killed
                     shm_mapping.unlock(self._table_fd, cell)
-            self._sweep_void()
+            self._sweep_revoked()
             return len(self._free_cells) - before
 
     @property
-    def lent(self) -> int:
-        """Leases that have not ended, as far as is known without looking."""
-        return len(self._lent) + len(self._void)
+    def lease_count(self) -> int:
+        """Leases that have not ended, as far as is known without looking at the table."""
+        return len(self._lent) + len(self._revoked)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all segments of the pool, in use or free."""
+        """Bytes of all segments of the pool, used or free."""
         return sum(segment.nbytes for segment in self._segments)
 
-    def _collect(self) -> None:
-        """End the leases whose receivers have said so, and those that finalizers have left to us."""
-        while self._unwanted:
-            self.take_back(self._unwanted.popleft())
+    def _end_returned(self) -> None:
+        """End the leases that receivers have given back, and those that finalizers want to take back."""
+        while self._to_take_back:
+            self.take_back(self._to_take_back.popleft())
         cells = self._cells
         for cell in [cell for cell in self._lent if not cells[cell]]:
-            # A receiver writes its cell before it unlocks: lent again in between, the next lease would lose its lock.
+            # A receiver writes its cell before it unlocks. If the cell were lent in between, the next lease would lose its lock.
             if shm_mapping.try_lock(self._table_fd, cell):
-                self._end(cell)
+                self._end_lease(cell)
                 shm_mapping.unlock(self._table_fd, cell)
 
-    def _end(self, cell: int) -> None:
+    def _end_lease(self, cell: int) -> None:
         self._cells[cell] = 0
         del self._lent[cell]
         self._free_cells.append(cell)
 
-    def _sweep_void(self) -> None:
-        for cell in list(self._void):
+    def _sweep_revoked(self) -> None:
+        for cell in list(self._revoked):
             if shm_mapping.try_lock(self._table_fd, cell):
                 shm_mapping.unlock(self._table_fd, cell)
-                del self._void[cell]
+                del self._revoked[cell]
                 self._free_cells.append(cell)
 
     # -- segments -----------------------------------------------------------------------------------------------------
 
-    def _settle(self) -> None:
-        """Take note of what has been given back and dropped; with many leases not each time."""
-        self._rest -= 1
-        if self._rest <= 0:
-            self._collect()
-            self._rest = len(self._lent) // 16
-        while self.dropped:
-            segment, offset = self.dropped.popleft()
-            if segment not in self._segments:  # another process's
+    def _reclaim(self) -> None:
+        """Process returned leases and dropped blocks. With many leases this happens at some uses of the pool only."""
+        self._uses_until_collect -= 1
+        if self._uses_until_collect <= 0:
+            self._end_returned()
+            self._uses_until_collect = len(self._lent) // 16
+        while self.dropped_blocks:
+            segment, offset = self.dropped_blocks.popleft()
+            if segment not in self._segments:  # a segment of another process
                 continue
             segment.used -= 1
-            if segment.spoilt:
+            if segment.single_use:
                 if not segment.used:
                     del self._segments[segment]
                 continue
@@ -404,11 +400,11 @@ class Arena:
             if not segment.used:
                 self._idle[segment] = None
                 self._idle_bytes += segment.nbytes
-        while self._idle_bytes > ARENA_IDLE_BYTES_MAX:
+        while self._idle_bytes > SHM_IDLE_BYTES_MAX:
             self._close_idle()
 
-    def _pop(self, size: int) -> tuple[Segment, int] | None:
-        """A free block; the one that was used last, which is warm."""
+    def _pop_free(self, size: int) -> tuple[Segment, int] | None:
+        """Return a free block, the one used last, because its pages have been touched."""
         free = self._free.get(size)
         while free:
             segment, offset = free.pop()
@@ -416,25 +412,25 @@ class Arena:
                 return segment, offset
         return None
 
-    def _swept(self, size: int) -> tuple[Segment, int] | None:
-        """Before more memory is touched: perhaps a receiver has ended. Not each time, it costs a system call a lease."""
+    def _pop_after_sweep(self, size: int) -> tuple[Segment, int] | None:
+        """Look for killed receivers before fresh memory is touched. Not each time, because it costs a system call for each lease."""
         now = time.monotonic()
         full = self.nbytes + size > self.bytes_max
         if now < self._swept_at + SWEEP_S and not (full and now > self._swept_at + SWEEP_FULL_S):
             return None
         self._swept_at = now
         self.sweep()
-        self._settle()
-        return self._pop(size)
+        self._reclaim()
+        return self._pop_free(size)
 
-    def _use(self, segment: Segment) -> None:
+    def _mark_used(self, segment: Segment) -> None:
         segment.used += 1
         if segment in self._idle:
             del self._idle[segment]
             self._idle_bytes -= segment.nbytes
 
     def _grow(self, size: int) -> tuple[Segment, int] | None:
-        nbytes = max(size, ARENA_SLAB_BYTES // size * size)
+        nbytes = max(size, SHM_SLAB_BYTES // size * size)
         segment = self._new_segment(nbytes, size)
         if segment is None:
             return None
@@ -450,124 +446,124 @@ class Arena:
         while self._idle and (self.nbytes + nbytes > self.bytes_max or len(self._segments) >= self._segments_max):
             self._close_idle()
         if self.nbytes + nbytes > self.bytes_max:
-            self._complain(f"{self.nbytes >> 20} of {self.bytes_max >> 20} MiB are in use")
+            self._warn_once(f"{self.nbytes >> 20} of {self.bytes_max >> 20} MiB are in use")
             return None
         if len(self._segments) >= self._segments_max:
-            self._complain(
+            self._warn_once(
                 f"{self._segments_max} segments are in use, a quarter of the descriptors that this process may have"
             )
             return None
         try:
             fd, mapping = make_mapped(nbytes)
         except OSError as error:
-            self._complain(f"the system refuses {nbytes} bytes: {error.strerror}")
+            self._warn_once(f"the system refuses {nbytes} bytes: {error.strerror}")
             return None
         segment = Segment(fd, nbytes, capacity, mapping)
         self._segments[segment] = None
         return segment
 
     def _close_idle(self) -> None:
-        """Give the longest unused segment back to the system. Others may have it mapped still, so its pages go first."""
+        """Return the longest unused segment to the system. Its pages go first, because other processes may still have it mapped."""
         segment, _ = self._idle.popitem(last=False)
         self._idle_bytes -= segment.nbytes
         del self._segments[segment]
-        shm_mapping.punch(segment.fd, segment.nbytes)
+        shm_mapping.free_pages(segment.fd, segment.nbytes)
 
-    def _complain(self, why: str) -> None:
-        if not self._complained:
-            self._complained = True
+    def _warn_once(self, why: str) -> None:
+        if not self._warned:
+            self._warned = True
             log.warning("no room in shared memory (%s): large arrays travel by sockets, which is slower", why)
 
     # -- freezing -----------------------------------------------------------------------------------------------------
 
-    def freeze(self, address: int, nbytes: int) -> Frozen | None:
-        """Seal the segment of a user's array in place; None when these bytes are not all of one, or somebody else has it mapped.
+    def freeze(self, address: int, nbytes: int) -> FrozenSegment | None:
+        """Seal the segment of a program's array in place; None if these bytes are not all of one, or another process has it mapped.
 
-        The array's own mapping becomes private first, so that older views of it write to pages that nobody else sees.
+        The array's own mapping becomes private first, so that older views write to pages that no other process sees.
         """
         with self._lock:
-            for kept in self._arrays:
+            for kept in self._user_arrays:
                 block = kept.block
-                if block.address == address and block.nbytes == nbytes and block.segment.pure:
+                if block.address == address and block.nbytes == nbytes and block.segment.sealable:
                     break
             else:
                 return None
             segment = block.segment
             shm_mapping.make_private(address, segment.nbytes, segment.fd, 0)
-            segment.pure = False
-            return self._sealed(os.dup(segment.fd), segment.nbytes)
+            segment.sealable = False
+            return self._seal(os.dup(segment.fd), segment.nbytes)
 
-    def frozen_copy(self, source: NDArray[np.uint8]) -> Frozen | None:
-        """The same for any other bytes, by one copy. None as `place`."""
-        size = -(-source.nbytes // shm_mapping.PAGE) * shm_mapping.PAGE
+    def frozen_copy(self, source: NDArray[np.uint8]) -> FrozenSegment | None:
+        """Return a frozen copy of any bytes. None as `allocate`."""
+        size = -(-source.nbytes // shm_mapping.PAGE_BYTES) * shm_mapping.PAGE_BYTES
         try:
             fd, mapping = make_mapped(size)
         except OSError as error:
-            self._complain(f"the system refuses {size} bytes: {error.strerror}")
+            self._warn_once(f"the system refuses {size} bytes: {error.strerror}")
             return None
         np.copyto(mapping.array()[: source.nbytes], source)
-        del mapping  # else it could not be sealed
-        return self._sealed(fd, size)
+        del mapping  # a file with a writable mapping cannot be sealed
+        return self._seal(fd, size)
 
-    def _sealed(self, fd: int, nbytes: int) -> Frozen | None:
+    def _seal(self, fd: int, nbytes: int) -> FrozenSegment | None:
         try:
             shm_mapping.seal_against_writing(fd)
-            return Frozen(Segment(fd, nbytes, 0, None))
-        except OSError:  # a child that was forked without our hooks has it mapped
+            return FrozenSegment(Segment(fd, nbytes, 0, None))
+        except OSError:  # a child that was forked without the hooks below has it mapped
             os.close(fd)
             return None
 
     # -- forks --------------------------------------------------------------------------------------------------------
 
     def before_fork(self) -> None:
-        """R4 for the arrays of this process. Nobody else uses the arena until `after_fork`."""
+        """Apply R4 to the arrays of this process. No thread uses the pool until `after_fork`."""
         self._lock.acquire()
-        for kept in list(self._arrays):
+        for kept in list(self._user_arrays):
             segment = kept.block.segment
-            if segment.pure:
+            if segment.sealable:
                 shm_mapping.make_private(kept.block.address, segment.nbytes, segment.fd, 0)
-                segment.pure = False
+                segment.sealable = False
 
     def after_fork(self) -> None:
-        """In the parent."""
+        """Unlock the pool, in the parent."""
         self._lock.release()
 
 
-def _capacity(nbytes: int) -> int:
-    """The size of block for so many bytes: few sizes, so that blocks fit again; an eighth is wasted at most above a slab."""
+def _block_size(nbytes: int) -> int:
+    """Return the block size for `nbytes`: one of few, so that blocks are used again. Above a slab it wastes an eighth at most."""
     power = 1 << max(nbytes - 1, 1).bit_length()
-    if power <= ARENA_SLAB_BYTES:
-        return max(power, ARENA_BLOCK_BYTES_MIN)
+    if power <= SHM_SLAB_BYTES:
+        return max(power, SHM_BLOCK_BYTES_MIN)
     step = power // 16
     return -(-nbytes // step) * step
 
 
 # -- the one of this process ------------------------------------------------------------------------------------------
 
-_arena: Arena | None = None
+_pool: ShmPool | None = None
 _tried = False
 _lock = RLock()
 
 
-def this_arena() -> Arena | None:
-    """The arena of this process, made at first use; None where it is off or not possible (logged once)."""
+def this_pool() -> ShmPool | None:
+    """Return the pool of this process, made on first use; None if it is switched off or impossible (logged once)."""
     if _tried:
-        return _arena
+        return _pool
     with _lock:
         if not _tried:
             _make()
-    return _arena
+    return _pool
 
 
 def _make() -> None:
-    global _arena, _tried
-    told = os.environ.get(VARIABLE, "")
-    is_number = told.isascii() and told.isdecimal()
-    if told not in ("", "off") and not is_number:
-        log.warning('%s is %r, wants "off" or a number of MiB: the default is used', VARIABLE, told)
-    if told != "off":
+    global _pool, _tried
+    setting = os.environ.get(POOL_VARIABLE, "")
+    is_number = setting.isascii() and setting.isdecimal()
+    if setting not in ("", "off") and not is_number:
+        log.warning('%s is %r, wants "off" or a number of MiB: the default is used', POOL_VARIABLE, setting)
+    if setting != "off":
         try:
-            _arena = Arena(int(told) << 20 if is_number else usable_bytes() // 4)
+            _pool = ShmPool(int(setting) << 20 if is_number else usable_bytes() // 4)
         except (OSError, AttributeError) as error:
             log.warning("no shared memory here (%s): large arrays travel by sockets, which is slower", error)
     _tried = True
@@ -575,26 +571,26 @@ def _make() -> None:
 
 def _before_fork() -> None:
     _lock.acquire()
-    if _arena is not None:
-        _arena.before_fork()
+    if _pool is not None:
+        _pool.before_fork()
 
 
 def _after_fork() -> None:
-    if _arena is not None:
-        _arena.after_fork()
+    if _pool is not None:
+        _pool.after_fork()
     _lock.release()
 
 
 def _in_child() -> None:
-    """A child has an arena of its own; arrays of the parent's stay readable through the mappings that it has inherited."""
-    global _arena, _tried, _lock, _inherited
-    _inherited = _arena
-    _frozen.lock = RLock()  # another thread of the parent may have had it
-    _arena, _tried = None, False
+    """Forget the parent's pool: the child makes its own. The parent's arrays stay readable through the inherited mappings."""
+    global _pool, _tried, _lock, _inherited
+    _inherited = _pool
+    _frozen_segments.lock = RLock()  # another thread of the parent may have held it
+    _pool, _tried = None, False
     _lock = RLock()
 
 
-_inherited: Arena | None = None
-"""Kept, so that nothing of the parent's is closed or unmapped while arrays of the child still show it."""
+_inherited: ShmPool | None = None
+"""The parent's pool. It is kept so that nothing of it is closed or unmapped while arrays of the child still show it."""
 
 os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_in_child)

@@ -1,10 +1,10 @@
-"""The user's token: what proves on loopback that two processes belong to the same user.
+"""The user's token: it proves on loopback that two processes belong to the same user.
 
-It is made at first use in `$XDG_STATE_HOME/zmqdist/token` (`~/.local/state/zmqdist/token`); the folder is 0700, the file 0600.
+The token is made on first use in `$XDG_STATE_HOME/zmqdist/token` (`~/.local/state/zmqdist/token`); the folder is 0700, the file 0600.
 The environment variable ZMQDIST_TOKEN_FILE, or an argument, names another file.
 
-A token is read only from a file that belongs to this user and that nobody else can read: else somebody else knows it, or
-has put it there. Its text never appears in an error.
+A token is read only from a file that belongs to this user and that no other user can read; otherwise another user may know it, or may
+have put it there. Its text never appears in an error.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ TOKEN_BYTES_MAX: Final = 255
 
 
 def user_token(path: str | Path | None = None) -> tuple[bytes, Path]:
-    """The token and the file it came from: `path`, else the one of ZMQDIST_TOKEN_FILE, else the user's own, made if needed.
+    """Return the token and its file: `path`, else the file that ZMQDIST_TOKEN_FILE names, else the user's own, which is made if missing.
 
     Raises:
-      FailedPreconditionError: the file is missing (only the user's own is made), not private, damaged, or cannot be made.
+      FailedPreconditionError: the file is missing (only the user's own is made), not private or damaged, or cannot be made.
     """
     named = path or os.environ.get(ENVIRONMENT)
     if named:
@@ -40,7 +40,7 @@ def user_token(path: str | Path | None = None) -> tuple[bytes, Path]:
 
 
 def default_path() -> Path:
-    """Where the user's own token is."""
+    """Return the path of the user's own token."""
     base = os.environ.get("XDG_STATE_HOME")
     if base and os.path.isabs(base):
         return Path(base, "zmqdist", "token")
@@ -53,7 +53,7 @@ def default_path() -> Path:
 
 
 def create(path: str | Path) -> None:
-    """Make a new token file, and its folder. One that is there already is left as it is, also in a race.
+    """Make a token file, and its folder. An existing file stays as it is, also in a race.
 
     Raises:
       FailedPreconditionError: the folder is not private, or cannot be written.
@@ -67,7 +67,7 @@ def create(path: str | Path) -> None:
         try:
             with open(fd, "wb") as file:
                 file.write(secrets.token_urlsafe(32).encode() + b"\n")
-            os.link(part, path)  # never replaces: whoever comes second takes the token of the first
+            os.link(part, path)  # never replaces a file: of two processes, the second uses the token of the first
         except FileExistsError:
             pass
         finally:
@@ -79,30 +79,30 @@ def create(path: str | Path) -> None:
 
 
 def load(path: str | Path) -> bytes:
-    """Read a token file.
+    """Read a token file. Its folder is not checked.
 
     Raises:
-      FailedPreconditionError: missing, not this user's, open to others, or not a token. The folder is not looked at.
+      FailedPreconditionError: the file is missing, not this user's, readable by others, or not a token.
     """
     path = Path(path)
     text = read_private(path, "token file").strip()
     if not TOKEN_BYTES_MIN <= len(text) <= TOKEN_BYTES_MAX or not text.isascii() or b"\n" in text:
         raise FailedPreconditionError(
-            f"{path} is not a token: wanted one line of {TOKEN_BYTES_MIN} to {TOKEN_BYTES_MAX} characters; remove it",
+            f"{path} is not a token: it must be one line of {TOKEN_BYTES_MIN} to {TOKEN_BYTES_MAX} characters; replace or remove it",
         )
     return text
 
 
 def read_private(path: Path, what: str, *, owners: tuple[int, ...] = (), mode_bits: int = 0o077) -> bytes:
-    """The content of a small file that only its owner may touch.
+    """Return the content of a small file that only its owner may access.
 
     Args:
-      what: for errors: "token file".
-      owners: user ids besides our own that may own it.
+      what: name of the file in errors, such as "token file".
+      owners: user ids besides this process's own that may own it.
       mode_bits: permissions that must not be set.
 
     Raises:
-      FailedPreconditionError: it cannot be read, is not a plain file, or is somebody else's or open to others.
+      FailedPreconditionError: the file cannot be read, is not a plain file, belongs to another user, or is open to others.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -122,15 +122,15 @@ def _check_folder(folder: Path) -> None:
     try:
         status = os.stat(folder)
     except OSError as error:
-        raise FailedPreconditionError(f"cannot look at the folder {folder}: {error.strerror}") from None
-    refuse_strangers(status, f"the folder of the token, {folder},", mode_bits=0o077)
+        raise FailedPreconditionError(f"cannot check the folder {folder}: {error.strerror}") from None
+    require_private(status, f"the folder of the token, {folder},", mode_bits=0o077)
 
 
-def refuse_strangers(status: os.stat_result, what: str, *, mode_bits: int) -> None:
-    """Refuse a file or folder of another user, or one that is open to other users. Raises FailedPreconditionError.
+def require_private(status: os.stat_result, what: str, *, mode_bits: int) -> None:
+    """Raise FailedPreconditionError if a file or folder belongs to another user, or is open to other users.
 
     Args:
-      what: it, for the error: "the folder /x".
+      what: its name in the error, such as "the folder /x".
       mode_bits: permissions that must not be set.
     """
     problem = _problem(status, (), mode_bits)
@@ -139,8 +139,12 @@ def refuse_strangers(status: os.stat_result, what: str, *, mode_bits: int) -> No
 
 
 def _problem(status: os.stat_result, owners: tuple[int, ...], mode_bits: int) -> str | None:
-    if status.st_uid != os.geteuid() and status.st_uid not in owners:
-        return f"belongs to user {status.st_uid}, this process runs as {os.geteuid()}: use a file of your own"
+    if status.st_uid != os.geteuid():
+        if status.st_uid not in owners:
+            return f"belongs to user {status.st_uid}, this process runs as {os.geteuid()}: use a file of your own"
+        # Another user's file is read by its group or an access list, whose mask shows here as the group's bits: so Kubernetes (fsGroup)
+        # and systemd (LoadCredential) give a file of root to one process.
+        mode_bits &= ~stat.S_IRGRP
     mode = stat.S_IMODE(status.st_mode)
     if mode & mode_bits:
         wanted = mode & ~mode_bits

@@ -1,21 +1,21 @@
-"""How the large parts of messages travel by one connection, whichever end this is.
+"""How the large parts of messages travel through one connection, the same at both ends.
 
 Rules
-    Up to a chunk in all they are frames of their message, which costs least. How much a chunk is, CHUNK_BYTES at most, follows the
-    link (pace.py): a frame of half a megabyte takes longer on a slow one than a heartbeat may. More of them move
-        as a handle   of shared memory, where the other side has shown that it can open ours; or else
+    Parts up to one chunk in all travel as frames of their message, which costs least. The link decides how large a chunk is,
+    CHUNK_BYTES at most (pace.py): on a slow link a frame of half a megabyte takes longer than a heartbeat may. Larger parts travel
+        as a handle   of shared memory, if the other side has shown that it can open this process's memory; or else
         in chunks     between which small messages pass (bulk_machine.py).
-    What is to be sent belongs to the message: nobody changes it until the transfer is over (rpc/snapshots.py). Up to CHUNK_BYTES it is
-    copied here, so nobody need know which way it goes.
-    A handle is taken back when its message was not sent, the connection has gone, or its call is over. Who has claimed it by then
-    keeps the memory, whoever comes later is refused. Who does not want what was lent claims it and lets go.
-    What a Call holds back, and its receiver has not let in, stays with its sender.
-    Nothing is delivered half: the parts are given on when the last byte of the last one is here.
+    The bytes to send belong to the message: no code changes them until the transfer is over (rpc/snapshots.py). Up to CHUNK_BYTES they
+    are copied here, so that callers need not know which way they travel.
+    A handle is taken back if its message was not sent, the connection is lost, or its call is over. A receiver that has claimed it
+    keeps the memory; a later claim is refused. A receiver that does not want lent memory claims it and gives it back.
+    Parts that a Call holds back stay with the sender until the receiver sends SendParts.
+    A message is delivered as a whole, when the last byte of its last part has arrived.
 
-Shared memory is used towards a peer that has named the number that stands in our table: then it has really opened it. In a server's
-hello that number is one of the fields, a client sends Shares.
+A side uses shared memory towards a peer that has named the nonce in this process's table: that proves that the peer has opened it. A
+server names it in its hello, a client in SharedMemoryAccepted.
 
-Not here: what the parts are, and whom they are for.
+Not here: the meaning and the receiver of the parts.
 """
 
 from __future__ import annotations
@@ -30,145 +30,151 @@ from numpy.typing import NDArray
 
 from zmqdist.errors import OpError, ResourceExhaustedError, WireError
 from zmqdist.limits import ARRAY_BYTES_MAX, CHUNK_BYTES, FRAMES_MAX, RECEIVING_BYTES_MAX
-from zmqdist.messages import Call, Chunk, Credit, LetIn, Message, Part, Reply
-from zmqdist.transport.bulk_machine import DONE, WRONG, Inbound, Outbound
+from zmqdist.messages import Call, Chunk, Credit, Message, Part, Reply, SendParts
+from zmqdist.transport.bulk_machine import DONE, WRONG, InboundTransfers, OutboundTransfers
 from zmqdist.transport.calls_machine import nbytes_of
 from zmqdist.transport.receive_buffers import memory_for
-from zmqdist.transport.shm_peer import PeerArena, open_peer
-from zmqdist.transport.shm_pool import Arena, Block, Handle, this_arena
+from zmqdist.transport.shm_peer import PeerPool, open_peer
+from zmqdist.transport.shm_pool import Block, Handle, ShmPool, this_pool
 from zmqdist.wire.hello import Hello, host_identity
 
 log = logging.getLogger("zmqdist.transport")
 
 Source: TypeAlias = "bytes | memoryview | NDArray[np.uint8] | Block"
-"""A large part to be sent: a flat buffer of bytes, or a block of our arena."""
+"""A large part to send: a flat buffer of bytes, or a block of this process's pool."""
 Frames: TypeAlias = Sequence[Any]
-Room: TypeAlias = "Callable[[list[int]], list[Any]]"
-"""Gives a flat writable array for each size, anything for a 0. May raise OpError or MemoryError."""
-End: TypeAlias = "Callable[[list[Any] | None, str], object]"
-"""Gets the parts, or None and why they did not arrive."""
+Allocator: TypeAlias = "Callable[[list[int]], list[Any]]"
+"""Returns a flat writable array for each size, anything for a size of 0. May raise OpError or MemoryError."""
+OnArrived: TypeAlias = "Callable[[list[Any] | None, str], object]"
+"""Gets the parts; or None, and why they did not arrive."""
 
 _HANDLE_NUMBERS = 8
 
 
 def is_large(sources: Sequence[Source]) -> bool:
-    """Whether these move by a lane of their own on any link, not as frames of their message."""
+    """Return whether these parts are too large for frames of their message on any link."""
     return nbytes_of(sources) > CHUNK_BYTES
 
 
-def nbytes_told(parts: Sequence[Part]) -> int:
-    """What the parts of a message that has arrived have together, by what their sender says."""
+def announced_bytes(parts: Sequence[Part]) -> int:
+    """Return the bytes of all parts of a received message, as its sender announces them."""
     return sum(max(0, part[0] if len(part) == 1 else part[4]) for part in parts if len(part) in (1, _HANDLE_NUMBERS))
 
 
-def fresh(sizes: list[int]) -> list[Any]:
-    """The usual Room: memory that nobody else has."""
+def allocate_fresh(sizes: list[int]) -> list[Any]:
+    """Allocate memory that no other array shows: the usual Allocator."""
     return [memory_for(size) if size else None for size in sizes]
 
 
 class _Transfer:
-    """What belongs to one call in either direction.
+    """The parts of one call that travel in either direction.
 
     Attributes:
-      handles: what was lent with its message.
-      views: what leaves in chunks; `held`: after LetIn.
-      frames: what has arrived, or is arriving in chunks; `end` is told.
+      handles: leases that were made for its message.
+      views: the buffers that leave in chunks, None for a part that does not. If `held`, they leave after SendParts.
+      frames: parts that have arrived, or arrive in chunks; then `on_arrived` gets them.
     """
 
-    __slots__ = ("end", "frames", "handles", "held", "views")
+    __slots__ = ("frames", "handles", "held", "on_arrived", "views")
 
     def __init__(self) -> None:
         self.held = False
         self.handles: list[Handle] = []
         self.views: list[Any] = []
         self.frames: list[Any] = []
-        self.end: End | None = None
+        self.on_arrived: OnArrived | None = None
 
 
-class Lanes:
-    """The large parts on their way by one connection. Used by one thread at a time; whoever owns the connection calls `gone`.
+class BulkChannel:
+    """The large parts on the way through one connection. One thread at a time uses it; the owner of the connection calls `connection_lost`.
 
     Attributes:
-      lends: the other side can open our shared memory. May be read by any thread.
-      tracked: what is under way, by the number of its call; empty in the life of a connection of small messages.
-      faults: things that the other side should not have sent.
+      shares_memory: whether the other side can open this process's shared memory. Any thread may read it.
+      tracked: transfers under way, by the number of their call; empty while a connection carries only small messages.
+      faults: number of messages of the other side that broke the protocol.
     """
 
     def __init__(
-        self, peer: str, put: Callable[[Message, Frames], bool], clock: Callable[[], float] = monotonic
+        self, peer: str, send_message: Callable[[Message, Frames], bool], clock: Callable[[], float] = monotonic
     ) -> None:
-        """Args:
-        put: sends a message without waiting; False when the connection has gone.
+        """Make the channel of a new connection.
+
+        Args:
+          send_message: sends a message without waiting; False if the connection is lost.
         """
-        self.lends = False
+        self.shares_memory = False
         self.tracked: dict[int, _Transfer] = {}
         self.faults = 0
         self._peer = peer
-        self._put = put
+        self._send_message = send_message
         self._clock = clock
-        self._arena: Arena | None = None
-        self._theirs: PeerArena | None = None
-        self._out = Outbound()
-        self._in = Inbound()
-        self._held = 0
+        self._pool: ShmPool | None = None
+        self._peer_pool: PeerPool | None = None
+        self._outbound = OutboundTransfers()
+        self._inbound = InboundTransfers()
+        self._held_count = 0
 
-    def met(self, hello: Hello) -> None:
-        """The other side's hello, which says whether a network is between. Who lies there makes its own connection worse."""
+    def hello_arrived(self, hello: Hello) -> None:
+        """Note the other side's hello. Within one host the window is widest at once; a peer that lies about its host only slows its
+        own connection.
+        """
         if hello.host == host_identity():
-            self._out.pace.widen()
+            self._outbound.pace.widen()
 
     # -- shared memory ----------------------------------------------------------------------------------------------------
 
-    def offered(self, hello: Hello) -> int:
-        """The other side's hello: the number to name in return, 0 where its memory cannot be opened from here."""
-        self.met(hello)
-        if hello.memory is None or hello.host != host_identity() or this_arena() is None:
+    def open_offered_memory(self, hello: Hello) -> int:
+        """Open the shared memory that the other side's hello offers. Return the nonce to name in reply; 0 if it cannot be opened from
+        here.
+        """
+        self.hello_arrived(hello)
+        if hello.memory is None or hello.host != host_identity() or this_pool() is None:
             return 0
-        self._theirs = open_peer(hello.memory)
-        if self._theirs is None:
-            log.info("%s: its shared memory cannot be opened from here; large arrays travel by the socket", self._peer)
+        self._peer_pool = open_peer(hello.memory)
+        if self._peer_pool is None:
+            log.info("cannot open the shared memory of %s; large arrays travel by the socket", self._peer)
             return 0
-        return int(self._theirs.nonce)
+        return int(self._peer_pool.nonce)
 
-    def shares(self, nonce: int) -> None:
-        """The other side has named a number of our memory."""
-        self._arena = this_arena()
-        self.lends = self._arena is not None and nonce == self._arena.nonce
+    def memory_accepted(self, nonce: int) -> None:
+        """Note the nonce that the other side names. The right one proves that it can open this process's memory."""
+        self._pool = this_pool()
+        self.shares_memory = self._pool is not None and nonce == self._pool.nonce
 
     # -- out --------------------------------------------------------------------------------------------------------------
 
     @property
     def sending(self) -> bool:
-        """Whether chunks are left to be sent: somebody must read what the other side acknowledges, or lets in."""
-        return len(self._out) > 0 or self._held > 0
+        """Whether chunks are left to send, so that a thread must read the other side's acknowledgments or SendParts."""
+        return len(self._outbound) > 0 or self._held_count > 0
 
     @property
-    def left(self) -> int:
-        """How much of what was sent the other side does not have yet: bytes of chunks, and handles. Changes while it reads."""
-        arena = self._arena
+    def undelivered(self) -> int:
+        """How much of what was sent the other side does not have yet: bytes of chunks, plus one for each unclaimed handle."""
+        pool = self._pool
         handles = [handle for transfer in self.tracked.values() for handle in transfer.handles]
-        return self._out.left + (0 if arena is None else sum(map(arena.unclaimed, handles)))
+        return self._outbound.bytes_left + (0 if pool is None else sum(map(pool.is_unclaimed, handles)))
 
     @property
     def unacknowledged(self) -> int:
         """Bytes of chunks that were sent and not acknowledged."""
-        return self._out.pace.unacknowledged
+        return self._outbound.pace.unacknowledged
 
     def receiving(self, id: int) -> bool:
-        """Whether chunks of this call are still to come."""
-        return id in self._in
+        """Return whether chunks of this call are still awaited."""
+        return id in self._inbound
 
     def send(self, message: Call | Reply, sources: Sequence[Source]) -> bool:
-        """Send a message with its parts, by the best way there is. False: nothing was sent; the sources are as before."""
+        """Send a message with its parts, in the cheapest way. Return False if nothing was sent; the sources stay as they were."""
         nbytes = nbytes_of(sources)
-        if nbytes <= self._out.pace.chunk_bytes:
-            return self._put(message, sources)
+        if nbytes <= self._outbound.pace.chunk_bytes:
+            return self._send_message(message, sources)
         if nbytes <= CHUNK_BYTES:
             sources = [bytes(source) for source in sources]  # type: ignore[arg-type]
         transfer = _Transfer()
         parts: list[Part] = []
         for source in sources:
-            handle = source.lend() if isinstance(source, Block) and self.lends else None
+            handle = source.lend() if isinstance(source, Block) and self.shares_memory else None
             if handle is not None:
                 transfer.handles.append(handle)
                 transfer.views.append(None)
@@ -178,170 +184,171 @@ class Lanes:
                 transfer.views.append(view)
                 parts.append((view.nbytes,))
         message.parts = tuple(parts)
-        if not self._put(message, ()):
+        if not self._send_message(message, ()):
             self._take_back(transfer)
             return False
         if transfer.handles:
             self._forget_claimed()
-        self.over(message.id)  # only a peer that uses a number twice has one
+        self.call_ended(message.id)  # ends the transfer of a peer that uses a number twice
         self.tracked[message.id] = transfer
         if any(view is not None for view in transfer.views):
             if type(message) is Call and message.held:
                 transfer.held = True
-                self._held += 1
+                self._held_count += 1
             else:
-                self._begin(message.id, transfer)
+                self._begin_chunks(message.id, transfer)
         return True
 
-    def let_in(self, message: LetIn) -> None:
-        """The other side has room for what was held; for a call that is over it had."""
+    def send_held_parts(self, message: SendParts) -> None:
+        """Send the parts that a call holds back, because the other side has room for them. Do nothing if the call is over."""
         transfer = self.tracked.get(message.id)
         if transfer is not None and transfer.held:
             transfer.held = False
-            self._held -= 1
-            self._begin(message.id, transfer)
+            self._held_count -= 1
+            self._begin_chunks(message.id, transfer)
 
-    def _begin(self, id: int, transfer: _Transfer) -> None:
-        self._out.begun(id, [0 if view is None else view.nbytes for view in transfer.views])
-        self._pump()
+    def _begin_chunks(self, id: int, transfer: _Transfer) -> None:
+        self._outbound.begun(id, [0 if view is None else view.nbytes for view in transfer.views])
+        self._send_chunks()
 
     def credited(self, message: Credit) -> None:
-        """The other side has taken chunks out of its queue."""
-        self.faults += not self._out.acknowledged(message.nbytes, self._clock())
-        self._pump()
+        """Note that the other side has taken chunks out of its queue, and send the next ones."""
+        self.faults += not self._outbound.acknowledged(message.nbytes, self._clock())
+        self._send_chunks()
 
-    def _pump(self) -> None:
-        while (piece := self._out.next(self._clock())) is not None:
+    def _send_chunks(self) -> None:
+        while (piece := self._outbound.next_chunk(self._clock())) is not None:
             transfer = self.tracked[piece.id]
             view = transfer.views[piece.part]
             chunk = Chunk(piece.id, piece.part, piece.offset)
-            if not self._put(chunk, (view[piece.offset : piece.offset + piece.nbytes],)):
-                return  # the connection has gone, and its owner is about to notice
-            if piece.id not in self._out:
+            if not self._send_message(chunk, (view[piece.offset : piece.offset + piece.nbytes],)):
+                return  # the connection is lost, and its owner is about to notice
+            if piece.id not in self._outbound:
                 transfer.views = []
                 if not transfer.handles:
                     del self.tracked[piece.id]
 
     # -- in ---------------------------------------------------------------------------------------------------------------
 
-    def receive(self, id: int, parts: Sequence[Part], room: Room, end: End) -> list[Any] | None:
-        """The parts of a message that has arrived; None when `end` will be called later, unless the transfer is `over` before.
+    def receive(self, id: int, parts: Sequence[Part], allocate: Allocator, on_arrived: OnArrived) -> list[Any] | None:
+        """Return the parts of a message that has arrived; None if `on_arrived` gets them later, unless `call_ended` comes first.
 
         Raises:
-          WireError: such parts cannot be.
-          UnavailableError: what was lent has been taken back, or its owner has ended.
-          OpError, MemoryError: from `room`.
+          WireError: no message has such parts.
+          UnavailableError: the owner of lent memory has taken it back, or has ended.
+          ResourceExhaustedError: more than RECEIVING_BYTES_MAX bytes would be awaited.
+          OpError, MemoryError: from `allocate`.
         """
         sizes = self._sizes(id, parts)
-        if self._in.announced + sum(sizes) > RECEIVING_BYTES_MAX:
-            told = f"{self._peer} has announced more than {RECEIVING_BYTES_MAX} bytes that have not come: send fewer at a time"
-            raise ResourceExhaustedError(told)
-        frames = room(sizes)
+        if self._inbound.announced + sum(sizes) > RECEIVING_BYTES_MAX:
+            text = f"{self._peer} has announced more than {RECEIVING_BYTES_MAX} bytes that have not arrived: send fewer at a time"
+            raise ResourceExhaustedError(text)
+        frames = allocate(sizes)
         for number, part in enumerate(parts):
             if not sizes[number]:
-                frames[number] = self._attached(part)
-        self._out.ended(id)
+                frames[number] = self._attach(part)
+        self._outbound.ended(id)
         if not any(sizes):
             return frames
         transfer = self.tracked.setdefault(id, _Transfer())
-        transfer.views, transfer.frames, transfer.end = [], frames, end
-        self._in.begun(id, sizes)
+        transfer.views, transfer.frames, transfer.on_arrived = [], frames, on_arrived
+        self._inbound.begun(id, sizes)
         return None
 
     def decline(self, parts: Sequence[Part]) -> None:
-        """Nobody wants the parts of a message that has arrived: what was lent goes back."""
+        """Give back lent memory of a message that is not wanted."""
         for part in parts:
             try:
                 if len(part) == _HANDLE_NUMBERS:
-                    self._attached(part)
-            except OpError:  # it has been taken back
+                    self._attach(part)
+            except OpError:  # the owner has taken it back already
                 pass
 
-    def chunk(self, message: Chunk, frames: Frames) -> None:
-        """A chunk has arrived, wanted or not."""
+    def chunk_arrived(self, message: Chunk, frames: Frames) -> None:
+        """Process a chunk, wanted or not."""
         id, part, offset = message.id, message.part, message.offset
         nbytes = len(frames[0]) if len(frames) == 1 else 0
-        if 0 < nbytes <= self._in.room(id, part, offset):
+        if 0 < nbytes <= self._inbound.room_at(id, part, offset):
             target = self.tracked[id].frames[part]
             target[offset : offset + nbytes] = np.frombuffer(frames[0], np.uint8)
-        outcome = self._in.arrived(id, part, offset, nbytes)
-        credit = self._in.credit(nbytes)
+        outcome = self._inbound.arrived(id, part, offset, nbytes)
+        credit = self._inbound.credit_after(nbytes)
         if credit:
-            self._put(Credit(credit), ())
+            self._send_message(Credit(credit), ())
         if outcome in (DONE, WRONG):
             transfer = self.tracked[id]
-            end, transfer.end = transfer.end, None
+            end, transfer.on_arrived = transfer.on_arrived, None
             whole, transfer.frames = transfer.frames, []
             if not transfer.handles:
                 del self.tracked[id]
             assert end is not None
             self.faults += outcome == WRONG
-            end(whole if outcome == DONE else None, self._in.problem)
+            end(whole if outcome == DONE else None, self._inbound.problem)
 
     def _sizes(self, id: int, parts: Sequence[Part]) -> list[int]:
-        """Bytes of each part, 0 for one that is lent."""
+        """Return the bytes of each part, 0 for one that is lent."""
         sizes = [part[0] if len(part) == 1 else 0 for part in parts]
         if len(parts) >= FRAMES_MAX or any(
             not 0 < part[0] <= ARRAY_BYTES_MAX if len(part) == 1 else len(part) != _HANDLE_NUMBERS for part in parts
         ):
-            raise WireError(self._peer, "parts of a message that cannot be")
-        if id in self._in:
-            raise WireError(self._peer, "parts that were announced twice")
+            raise WireError(self._peer, "a message announces parts of impossible sizes")
+        if id in self._inbound:
+            raise WireError(self._peer, "a message announces parts that were announced before")
         return sizes
 
-    def _attached(self, part: Part) -> Any:
-        if self._theirs is None:
-            raise WireError(self._peer, "shared memory of a peer that has offered none")
-        return self._theirs.attach(part)  # type: ignore[arg-type]
+    def _attach(self, part: Part) -> Any:
+        if self._peer_pool is None:
+            raise WireError(self._peer, "a handle of shared memory from a peer that has offered none")
+        return self._peer_pool.attach(part)  # type: ignore[arg-type]
 
     # -- ends -------------------------------------------------------------------------------------------------------------
 
-    def over(self, id: int) -> bool:
-        """A call is over, however: nothing more is sent or written for it. True: the other side is still to be told."""
-        told = self._over(id)
-        if owed := self._in.owed():
-            self._put(Credit(owed), ())
-        return told
+    def call_ended(self, id: int) -> bool:
+        """End the transfers of a call. Return whether the other side must still be informed, because it sends or awaits more."""
+        unfinished = self._forget_call(id)
+        if owed := self._inbound.idle_credit():
+            self._send_message(Credit(owed), ())
+        return unfinished
 
-    def _over(self, id: int) -> bool:
+    def _forget_call(self, id: int) -> bool:
         transfer = self.tracked.pop(id, None)
         if transfer is None:
             return False
         self._take_back(transfer)
-        sending, receiving = self._out.ended(id), self._in.ended(id)
-        self._held -= transfer.held
+        sending, receiving = self._outbound.ended(id), self._inbound.ended(id)
+        self._held_count -= transfer.held
         return sending or receiving or transfer.held
 
-    def gone(self) -> None:
-        """The connection has gone."""
-        self.lends = False
+    def connection_lost(self) -> None:
+        """End all transfers, because the connection is lost."""
+        self.shares_memory = False
         for id in list(self.tracked):
-            self._over(id)
+            self._forget_call(id)
 
-    def dropped(self) -> None:
-        """The same from a finalizer, after which nothing else is done here."""
+    def finalize(self) -> None:
+        """End all transfers from a finalizer: handles are taken back later. The channel is not used afterwards."""
         for transfer in self.tracked.values():
             for handle in transfer.handles:
-                assert self._arena is not None
-                self._arena.take_back_soon(handle)
+                assert self._pool is not None
+                self._pool.take_back_soon(handle)
         self.tracked.clear()
-        self._held = 0
-        self._out, self._in = Outbound(), Inbound()
+        self._held_count = 0
+        self._outbound, self._inbound = OutboundTransfers(), InboundTransfers()
 
     def _take_back(self, transfer: _Transfer) -> None:
         for handle in transfer.handles:
-            assert self._arena is not None
-            self._arena.take_back(handle)
+            assert self._pool is not None
+            self._pool.take_back(handle)
 
     def _forget_claimed(self) -> None:
-        """A server is not told that an answer has arrived."""
-        arena = self._arena
-        assert arena is not None
+        """Forget replies whose handles were claimed, because a server gets no other sign that a reply has arrived."""
+        pool = self._pool
+        assert pool is not None
         for id, transfer in list(self.tracked.items()):
             if (
-                transfer.end is None
+                transfer.on_arrived is None
                 and not transfer.held
-                and id not in self._out
-                and not any(map(arena.unclaimed, transfer.handles))
+                and id not in self._outbound
+                and not any(map(pool.is_unclaimed, transfer.handles))
             ):
                 del self.tracked[id]

@@ -1,16 +1,16 @@
-"""Who may connect, and as what: ZeroMQ's authentication protocol (ZAP, RFC 27).
+"""Which peers may connect, and in which role: ZeroMQ's authentication protocol (ZAP, RFC 27).
 
 Rules
-    `decide` is pure and total: it denies by default and never raises, whatever is in the frames.
-    The answer is 200, 400 or 500, never 300: to that nobody closes, and the client waits for ever.
-    No secret reaches a log, a repr or an answer.
+    `decide` is pure and total: it denies by default and never raises, whatever the frames contain.
+    The status is 200, 400 or 500, never 300: after 300 neither side closes the connection, and the client waits for ever.
+    No secret reaches a log, a repr or a reply.
 
-The user id of an answer is the peer's role. libzmq attaches it to every message of the connection (router.py).
+The user id of a reply is the peer's role. libzmq attaches it to every message of the connection (router.py).
 
 Roles
     client   may call methods, may not send code
     submit   may also schedule functions
-    worker   may run them
+    worker   may run functions
     admin    may do everything
 
 Not here: reading the keys and the token (keys.py, token.py), choosing a mechanism (security.py).
@@ -39,14 +39,14 @@ DOMAIN: Final = b"zmqdist"
 ENDPOINT: Final = "inproc://zeromq.zap.01"
 VERSION: Final = b"1.0"
 LOG_EVERY_S: Final = 1.0
-"""Refusals are logged at most so often, with their number: a stranger must not be able to fill the disk."""
+"""Seconds between two log lines about refusals, each with their number: a stranger must not be able to fill the disk."""
 
 _ROLE_BY_NAME: Final = {role.encode(): role for role in ROLES}
 
 
 @dataclass(frozen=True)
 class ZapRequest:
-    """One connection that asks to be let in. All of it but `address` was chosen by the stranger."""
+    """One connection that wants to authenticate. The stranger has chosen all fields except `address`."""
 
     version: bytes
     request_id: bytes
@@ -58,7 +58,7 @@ class ZapRequest:
 
 @dataclass(frozen=True)
 class ZapReply:
-    """The answer: `status` 200 with a role as `user_id`, else 400 (refused) or 500 (not a request)."""
+    """The reply: `status` 200 with a role as `user_id`, else 400 (refused) or 500 (not a request)."""
 
     request_id: bytes
     status: int
@@ -71,11 +71,11 @@ class ZapReply:
 
 @dataclass(frozen=True)
 class Policy:
-    """Who is let in.
+    """The secrets that give access.
 
     Attributes:
-      token: the password of mechanism PLAIN; empty lets nobody in.
-      roles: CURVE public key (32 bytes) -> role.
+      token: the password of mechanism PLAIN; empty refuses every peer.
+      roles: role of each CURVE public key (32 bytes).
     """
 
     token: bytes = field(default=b"", repr=False)
@@ -83,13 +83,13 @@ class Policy:
 
 
 def parse(frames: Sequence[bytes]) -> ZapRequest:
-    """The request in the frames after the empty delimiter; missing ones are empty, which `decide` refuses."""
+    """Return the request in the frames after the empty delimiter. Missing frames become empty, which `decide` refuses."""
     version, request_id, domain, address, _identity, mechanism = (*frames[:6], *[b""] * (6 - len(frames[:6])))
     return ZapRequest(version, request_id, domain, address, mechanism, tuple(frames[6:]))
 
 
 def decide(request: ZapRequest, policy: Policy) -> ZapReply:
-    """Let a connection in, with its role, or not. Never raises."""
+    """Decide whether a connection is accepted, and with which role. Never raises."""
     if request.version != VERSION:
         return ZapReply(request.request_id, 500, "not a request of ZAP 1.0")
     if request.domain == DOMAIN:
@@ -102,7 +102,7 @@ def decide(request: ZapRequest, policy: Policy) -> ZapReply:
 
 def _decide_plain(request: ZapRequest, policy: Policy) -> ZapReply:
     name, password = request.credentials
-    # Compared in any case, and in constant time, so that the time of the answer tells nothing.
+    # Compared in any case, and in constant time, so that the time of the reply reveals nothing.
     right = hmac.compare_digest(password, policy.token) and bool(policy.token)
     role = _ROLE_BY_NAME.get(name)
     if not right or role is None:
@@ -118,10 +118,10 @@ def _decide_curve(request: ZapRequest, policy: Policy) -> ZapReply:
 
 
 class ZapHandler:
-    """Serves `decide` on the loop of a context.
+    """Runs `decide` for all connections of a loop's context.
 
     Attributes:
-      refused: connections that were not let in.
+      refused: number of refused connections.
     """
 
     def __init__(self, loop: Loop, policy: Policy) -> None:

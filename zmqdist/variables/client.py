@@ -187,7 +187,7 @@ _functions: Final = UpdateFunctions()
 # -- requests in flight -------------------------------------------------------------------------------------------------
 
 
-class Started:
+class PsCall:
     """A request in flight. Waiting for it repeats it if needed. May be used from any thread, repeatedly."""
 
     def __init__(self, client: PsClient, request: _Request) -> None:
@@ -264,7 +264,7 @@ class Started:
         """Connect and send the request; else set `_unreachable`."""
         try:
             self._client.reach(min(self._request.due, time.monotonic() + PS_PATIENCE_S))
-            self._call = self._client.ask(self._request)
+            self._call = self._client.call(self._request)
             self._unreachable = None
         except (UnavailableError, CancelledError) as error:
             self._unreachable = UnavailableError(f"{self._request.subject} cannot be reached: {error.message}")
@@ -336,15 +336,15 @@ class PsClient:
         incarnation, task, was_there = self._start(f"the ps at {self.address}", "open", program, session).get_value()
         return incarnation, task, was_there
 
-    def close_session(self, session: int) -> Started:
+    def close_session(self, session: int) -> PsCall:
         """Drop a session with its variables."""
         return self._start(f"the ps at {self.address}", "close", session)
 
-    def watch(self, task: str, session: int, recovery_s: float) -> Started:
+    def watch(self, task: str, session: int, recovery_s: float) -> PsCall:
         """Return a request that ends when the session is closed, or with an error when the ps is lost or has lost the session."""
         return self._start(f"{task} ({self.address})", "watch", session, recovery_s=recovery_s)
 
-    def create(self, ref: Ref, initial: Any, earlier: tuple[int, dict[str, Any], bytes] | None = None) -> Started:
+    def create(self, ref: Ref, initial: Any, earlier: tuple[int, dict[str, Any], bytes] | None = None) -> PsCall:
         """Create a variable, unless it exists.
 
         Args:
@@ -352,40 +352,40 @@ class PsClient:
           earlier: of a lost variable that continues: its version, and slots and updates from `saved`.
 
         Returns:
-          A Started whose value is the variable's TensorSpec.
+          A PsCall whose value is the variable's TensorSpec.
         """
         return self._start(str(ref), "create", ref.session, ref.number, ref.name, initial, earlier)
 
-    def drop(self, refs: Sequence[Ref]) -> Started:
+    def drop(self, refs: Sequence[Ref]) -> PsCall:
         """Drop variables of one session."""
         return self._start(_subject(refs), "drop", refs[0].session, [ref.number for ref in refs])
 
     # -- values ---------------------------------------------------------------------------------------------------------
 
-    def read(self, refs: Sequence[Ref], due: float = inf) -> Started:
+    def read(self, refs: Sequence[Ref], due: float = inf) -> PsCall:
         """Read variables of one session.
 
         Returns:
-          A Started whose value is (version, array) of each. Large arrays are read-only, and are not copied on the host of the ps.
+          A PsCall whose value is (version, array) of each. Large arrays are read-only, and are not copied on the host of the ps.
         """
         args = refs[0].session, [ref.number for ref in refs]
         return self._start(_subject(refs), "read", *args, recovery_s=refs[0].recovery_s, due=due)
 
-    def rows(self, wanted: Sequence[tuple[Ref, Any]], due: float = inf) -> Started:
+    def rows(self, wanted: Sequence[tuple[Ref, Any]], due: float = inf) -> PsCall:
         """Read rows of several variables: at indices, in their order, or of an ascending range.
 
         Returns:
-          A Started whose value is a list of arrays.
+          A PsCall whose value is a list of arrays.
         """
         refs = [ref for ref, _ in wanted]
         args = refs[0].session, [(ref.number, rows_wanted(ref, rows)) for ref, rows in wanted]
         return self._start(_subject(refs), "rows", *args, recovery_s=refs[0].recovery_s, due=due)
 
-    def saved(self, refs: Sequence[Ref], due: float = inf) -> Started:
+    def saved(self, refs: Sequence[Ref], due: float = inf) -> PsCall:
         """Read the full state of variables, all of the same moment, which `create` accepts as `earlier`.
 
         Returns:
-          A Started whose value is (version, array, slots, updates) of each.
+          A PsCall whose value is (version, array, slots, updates) of each.
         """
         args = refs[0].session, [ref.number for ref in refs]
         return self._start(_subject(refs), "saved", *args, recovery_s=refs[0].recovery_s, due=due)
@@ -400,7 +400,7 @@ class PsClient:
         workers_per_step: int = 0,
         due: float = inf,
         still: bool = False,
-    ) -> Started:
+    ) -> PsCall:
         """Change variables of one session, all or none, each at most once.
 
         Args:
@@ -413,7 +413,7 @@ class PsClient:
           still: promises that the arrays in `changes` do not change before the reply.
 
         Returns:
-          A Started whose value is a list of UpdateOutcome.
+          A PsCall whose value is a list of UpdateOutcome.
         """
         refs = [ref for ref, _ in changes]
         functions = tuple(
@@ -438,9 +438,9 @@ class PsClient:
             sequence=id[1],
         )
 
-    def about(self) -> Started:
+    def status(self) -> PsCall:
         """Return a request for the figures of the ps: a dict, as variable_host.py builds it."""
-        return self._start(f"the ps at {self.address}", "about")
+        return self._start(f"the ps at {self.address}", "status")
 
     def close(self) -> None:
         """End the connection and all pending requests. The next `client_of` makes a new client."""
@@ -462,7 +462,7 @@ class PsClient:
         read: Callable[[Any], Any] = _as_it_is,
         functions: tuple[PackedFunction, ...] = (),
         sequence: int = 0,
-    ) -> Started:
+    ) -> PsCall:
         try:
             body, sources = internal_client.packed(self._rpc, args, still=still)
         except BaseException:
@@ -473,9 +473,9 @@ class PsClient:
         request = _Request(
             subject, PREFIX + method, body, sources, due, recovery_s, read, functions=functions, sequence=sequence
         )
-        return Started(self, request)
+        return PsCall(self, request)
 
-    def ask(self, request: _Request) -> StatusOrResult:
+    def call(self, request: _Request) -> StatusOrResult:
         """Send a request over the current connection. Raises UnavailableError if that has ended."""
         for fn in request.functions:
             if fn.digest not in self._sent:
@@ -555,14 +555,14 @@ def client_of(address: str, credentials: Credentials | None = None) -> PsClient:
                 known = credentials or _credentials.get(address)
                 if known is None:  # a handle arrived here with a pickled function
                     role = "worker" if task_context.scheduled() else "submit"
-                    client = _clients[address] = PsClient(address, Credentials.of_environment(), role)
+                    client = _clients[address] = PsClient(address, Credentials.from_environment(), role)
                 else:
                     client = _clients[address] = PsClient(address, known)
                     _credentials[address] = known
     return client
 
 
-def let_go(address: str) -> None:
+def release_client(address: str) -> None:
     """Close the client of a ps, if there is one. The next `client_of` makes a new one."""
     with _lock:
         client = _clients.pop(address, None)

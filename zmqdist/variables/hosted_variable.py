@@ -52,9 +52,9 @@ class HostedVariable:
       lock: guards all state of the variable.
       version: of the value.
       slots: arrays by optimizer, then by name.
-      taken: number of steps, by optimizer.
+      step_counts: number of steps, by optimizer.
       steps: synchronous steps; `sums` are their gradients so far.
-      gone: why the variable was dropped; "" while it exists.
+      drop_reason: why the variable was dropped; "" while it exists.
       updates, bytes_in, bytes_out: figures.
     """
 
@@ -66,10 +66,10 @@ class HostedVariable:
         self.storage = Storage(value)
         self.version = 1
         self.slots: dict[str, dict[str, Array]] = {}
-        self.taken: dict[str, int] = {}
+        self.step_counts: dict[str, int] = {}
         self.steps = Steps(PS_STEPS_OPEN_MAX)
         self.sums: dict[int, Sum] = {}
-        self.gone = ""
+        self.drop_reason = ""
         self.updates = 0
         self.bytes_in = 0
         self.bytes_out = 0
@@ -101,14 +101,14 @@ class HostedVariable:
         arrays = {}
         for kind, slots in self.slots.items():
             arrays.update({f"{kind}/{name}": slot for name, slot in slots.items()})
-            arrays[f"{kind}/{STEP}"] = np.array(self.taken.get(kind, 0), np.int64)
+            arrays[f"{kind}/{STEP}"] = np.array(self.step_counts.get(kind, 0), np.int64)
         return arrays
 
     def resume(self, version: int, saved: dict[str, Array]) -> None:
         """Continue from an earlier incarnation of this variable: its version, and the result of its `saved`. For a new variable
         only.
         """
-        self.slots, self.taken = _read_saved(saved)
+        self.slots, self.step_counts = _read_saved(saved)
         self.version = int(version)
 
     # -- changing -------------------------------------------------------------------------------------------------------
@@ -202,7 +202,7 @@ class HostedVariable:
 
         def commit() -> bool:
             self.slots[name] = slots
-            step = self.taken[name] = self.taken.get(name, 0) + 1
+            step = self.step_counts[name] = self.step_counts.get(name, 0) + 1
             self.storage.changed()
             if isinstance(checked, tuple):
                 indices, rows = self.storage.summed(*checked)
@@ -220,7 +220,7 @@ class HostedVariable:
         )
         value = self.storage.value.copy()
         slots = {slot: array.copy() for slot, array in self.slots.get(name, {}).items()}
-        step = self.taken.get(name, 0) + 1
+        step = self.step_counts.get(name, 0) + 1
         try:
             returned = fn(value, gradient_given, slots, step)
         except Exception as error:
@@ -234,7 +234,7 @@ class HostedVariable:
         def commit() -> bool:
             self.storage.value = new_value
             self.storage.changed()
-            self.slots[name], self.taken[name] = new_slots, step
+            self.slots[name], self.step_counts[name] = new_slots, step
             return True
 
         return commit
@@ -248,11 +248,11 @@ class HostedVariable:
 
     def _restore(self, value: Any, saved: Any) -> Commit:
         array = self._value(value)
-        slots, taken = _read_saved(saved)
+        slots, step_counts = _read_saved(saved)
 
         def commit() -> bool:
             self.storage.assign(array)
-            self.slots, self.taken = slots, taken
+            self.slots, self.step_counts = slots, step_counts
             return True
 
         return commit
@@ -323,15 +323,15 @@ class HostedVariable:
 def _read_saved(saved: Any) -> tuple[dict[str, dict[str, Array]], dict[str, int]]:
     """Return slots, in memory of their own, and numbers of steps from the result of `HostedVariable.saved`."""
     slots: dict[str, dict[str, Array]] = {}
-    taken: dict[str, int] = {}
+    step_counts: dict[str, int] = {}
     for path, slot in dict(saved).items():
         kind, _, name = path.rpartition("/")
         if name == STEP:
-            taken[kind] = int(slot)
+            step_counts[kind] = int(slot)
             slots.setdefault(kind, {})
         else:
             slots.setdefault(kind, {})[name] = np.array(slot, order="C")
-    return slots, taken
+    return slots, step_counts
 
 
 def _nothing() -> bool:

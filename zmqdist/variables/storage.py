@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from zmqdist.limits import ARENA_DESCRIPTOR_BYTES_MIN
+from zmqdist.limits import SHM_DESCRIPTOR_BYTES_MIN
 from zmqdist.transport.arrays import freeze
 from zmqdist.wire.arrays import is_frozen
 
@@ -64,7 +64,7 @@ class Storage:
         """Return the current value, frozen or not. Send or copy it before the next write; sending a frozen one copies nothing."""
         if self._frozen is not None:
             return self._frozen
-        if self.nbytes >= ARENA_DESCRIPTOR_BYTES_MIN:
+        if self.nbytes >= SHM_DESCRIPTOR_BYTES_MIN:
             self._reads += 1
             if self._reads >= FROZEN_FROM:
                 self._frozen = freeze(self.value)
@@ -80,7 +80,7 @@ class Storage:
         """Copy another array into the value. If it is frozen, readers get that array itself from now on."""
         np.copyto(self.value, value)
         self.changed()
-        if self.nbytes >= ARENA_DESCRIPTOR_BYTES_MIN and is_frozen(value) and value.flags.c_contiguous:
+        if self.nbytes >= SHM_DESCRIPTOR_BYTES_MIN and is_frozen(value) and value.flags.c_contiguous:
             self._frozen = value
 
     def gather(self, indices: Array) -> Array:

@@ -19,7 +19,7 @@ from typing import TypeAlias
 import msgspec
 
 from zmqdist.errors import InvalidArgumentError
-from zmqdist.limits import PS_ONCE_MAX
+from zmqdist.limits import PS_UPDATE_KEYS_MAX
 
 AppliedUpdate: TypeAlias = "tuple[int, bool]"
 """The outcome of an update for one variable: the variable's version, and whether the update changed it."""
@@ -37,7 +37,7 @@ class _Saved(msgspec.Struct):
     updates: list[tuple[str, int, bool]]
 
 
-class Once:
+class AppliedUpdates:
     """The keyed updates of one session. May be used from any thread."""
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ class Once:
         """Note that these variables now have the update: (number, version, changed) of each. Call it under their locks."""
         with self._lock:
             self._updates[key] = (*self._updates.get(key, ()), *outcomes)
-            if len(self._updates) > PS_ONCE_MAX:
+            if len(self._updates) > PS_UPDATE_KEYS_MAX:
                 self._updates.popitem(last=False)
 
     def saved(self, number: int, step: int) -> bytes:

@@ -54,13 +54,13 @@ Ticket: TypeAlias = Any
 
 
 class _Client:
-    """The updates of one client: all up to `settled` are settled; `answers` has the results of the others."""
+    """The updates of one client: all up to `settled` are settled; `results` has the results of the others."""
 
-    __slots__ = ("answers", "settled")
+    __slots__ = ("results", "settled")
 
     def __init__(self) -> None:
         self.settled = 0
-        self.answers: dict[int, Any] = {}
+        self.results: dict[int, Any] = {}
 
 
 class UpdateLog:
@@ -71,7 +71,7 @@ class UpdateLog:
         self._clients: OrderedDict[int, _Client] = OrderedDict()
 
     def __len__(self) -> int:
-        return sum(len(client.answers) for client in self._clients.values())
+        return sum(len(client.results) for client in self._clients.values())
 
     @property
     def clients(self) -> int:
@@ -89,29 +89,29 @@ class UpdateLog:
             self._clients.move_to_end(client)
         if settled > known.settled:
             known.settled = settled
-            if known.answers:
-                known.answers = {n: a for n, a in known.answers.items() if n > settled or a is _RUNNING}
-        answer = known.answers.get(sequence, None)
-        if answer is _RUNNING:
+            if known.results:
+                known.results = {n: a for n, a in known.results.items() if n > settled or a is _RUNNING}
+        result = known.results.get(sequence, None)
+        if result is _RUNNING:
             return RUNNING, None
-        if sequence in known.answers:
-            return DONE, answer
+        if sequence in known.results:
+            return DONE, result
         if sequence <= known.settled:
             return SETTLED, None
-        known.answers[sequence] = _RUNNING
+        known.results[sequence] = _RUNNING
         return NEW, None
 
-    def end(self, client: int, sequence: int, answer: Any) -> None:
+    def end(self, client: int, sequence: int, result: Any) -> None:
         """Note the result of an update for which `begin` returned NEW."""
-        self._clients[client].answers[sequence] = answer
+        self._clients[client].results[sequence] = result
 
     def fail(self, client: int, sequence: int) -> None:
         """Note that such an update was refused or raised, and has changed nothing."""
-        self._clients[client].answers.pop(sequence, None)
+        self._clients[client].results.pop(sequence, None)
 
     def _forget_one(self, but: int) -> None:
         for number, client in self._clients.items():
-            if number != but and not any(answer is _RUNNING for answer in client.answers.values()):
+            if number != but and not any(result is _RUNNING for result in client.results.values()):
                 del self._clients[number]
                 return
 
@@ -121,32 +121,32 @@ class UpdateKeys:
 
     def __init__(self, keys_max: int) -> None:
         self._keys_max = keys_max
-        self._answers: OrderedDict[str, Any] = OrderedDict()
+        self._results: OrderedDict[str, Any] = OrderedDict()
 
     def __len__(self) -> int:
-        return len(self._answers)
+        return len(self._results)
 
     def begin(self, key: str) -> tuple[str, Any]:
         """As `UpdateLog.begin`."""
-        answer = self._answers.get(key, None)
-        if answer is _RUNNING:
+        result = self._results.get(key, None)
+        if result is _RUNNING:
             return RUNNING, None
-        if key in self._answers:
-            return DONE, answer
-        self._answers[key] = _RUNNING
-        if len(self._answers) > self._keys_max:
-            oldest = next((name for name, outcome in self._answers.items() if outcome is not _RUNNING), None)
+        if key in self._results:
+            return DONE, result
+        self._results[key] = _RUNNING
+        if len(self._results) > self._keys_max:
+            oldest = next((name for name, outcome in self._results.items() if outcome is not _RUNNING), None)
             if oldest is not None:
-                del self._answers[oldest]
+                del self._results[oldest]
         return NEW, None
 
-    def end(self, key: str, answer: Any) -> None:
+    def end(self, key: str, result: Any) -> None:
         """As `UpdateLog.end`."""
-        self._answers[key] = answer
+        self._results[key] = result
 
     def fail(self, key: str) -> None:
         """As `UpdateLog.fail`."""
-        self._answers.pop(key, None)
+        self._results.pop(key, None)
 
 
 # -- updates that are being carried out ------------------------------------------------------------------------------
@@ -172,9 +172,9 @@ class Update:
 
 @dataclass(frozen=True, slots=True)
 class Repeated:
-    """The update was executed before: reply with `answer`. None: its client no longer waits."""
+    """The update was executed before: reply with `result`. None: its client no longer waits."""
 
-    answer: Any
+    result: Any
 
 
 class Updates:
@@ -198,17 +198,17 @@ class Updates:
           that is being executed.
         """
         id = client, sequence
-        found, answer = self._log.begin(client, sequence, settled)
+        found, result = self._log.begin(client, sequence, settled)
         if found == RUNNING:
             self._running[id].tickets.append(ticket)
             return None
         if found != NEW:
-            return Repeated(answer)
+            return Repeated(result)
         if key:
-            found, answer = keys.begin(key)
+            found, result = keys.begin(key)
             if found == DONE:
-                self._log.end(*id, answer)
-                return Repeated(answer)
+                self._log.end(*id, result)
+                return Repeated(result)
             if found == RUNNING:  # U3: if the running one fails, this id must be free to be requested again
                 self._log.fail(*id)
                 self._running[keys, key].tickets.append(ticket)
@@ -218,12 +218,12 @@ class Updates:
             self._running[keys, key] = update
         return update
 
-    def ended(self, update: Update, answer: Any) -> None:
+    def ended(self, update: Update, result: Any) -> None:
         """Note that an update was executed, with the result for all its tickets."""
         self._over(update)
-        self._log.end(*update.id, answer)
+        self._log.end(*update.id, result)
         if update.key:
-            update.keys.end(update.key, answer)
+            update.keys.end(update.key, result)
 
     def failed(self, update: Update) -> bool:
         """Note that an update was refused or raised, and has changed nothing. Return False if it had ended before."""
@@ -362,7 +362,7 @@ class KeptSessions:
         self._sessions[session] = _Session(program, holder)
         return dropped
 
-    def gone(self, holder: int, now: float) -> None:
+    def disconnected(self, holder: int, now: float) -> None:
         """Note that the connection of a holder has ended."""
         for each in self._sessions.values():
             if each.holder == holder and each.gone_at is None:

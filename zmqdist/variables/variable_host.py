@@ -27,15 +27,15 @@ from typing import Any, Final
 import numpy as np
 
 from zmqdist.errors import AbortedError, FailedPreconditionError, InvalidArgumentError
-from zmqdist.limits import INLINE_BYTES_MAX, PS_CLIENTS_MAX, PS_FUNCTIONS_MAX, PS_ONCE_MAX, PS_PROGRAM_GONE_S
-from zmqdist.rpc.pending_call import Asked
+from zmqdist.limits import INLINE_BYTES_MAX, PS_CLIENTS_MAX, PS_FUNCTIONS_MAX, PS_PROGRAM_GONE_S, PS_UPDATE_KEYS_MAX
+from zmqdist.rpc.pending_call import PendingCall
 from zmqdist.rpc.service import RpcService
 from zmqdist.specs import TensorSpec
 from zmqdist.transport.loop import Loop
 from zmqdist.transport.router import Peer, Router
 from zmqdist.variables.hosted_variable import HostedVariable, Sum
 from zmqdist.variables.update_execution import apply_changes, apply_missing, initial_value, is_small, with_values
-from zmqdist.variables.update_keys import Once
+from zmqdist.variables.update_keys import AppliedUpdates
 from zmqdist.variables.updates_machine import APPLIED, LATE, KeptSessions, Repeated, Update, UpdateKeys, Updates
 from zmqdist.wire import trusted
 
@@ -52,16 +52,16 @@ _Effect = Callable[[], None]
 class _Session:
     def __init__(self) -> None:
         self.variables: dict[int, HostedVariable] = {}
-        self.keys = UpdateKeys(PS_ONCE_MAX)
-        self.once = Once()
-        self.watching: set[Asked] = set()
+        self.keys = UpdateKeys(PS_UPDATE_KEYS_MAX)
+        self.applied_updates = AppliedUpdates()
+        self.watching: set[PendingCall] = set()
 
 
 @dataclass(frozen=True, slots=True)
 class _Request:
     """A request for an update: its variables, and whether the reply includes the new values."""
 
-    call: Asked
+    call: PendingCall
     variables: list[HostedVariable]
     want: bool
 
@@ -107,14 +107,14 @@ class VariableHost:
             "saved",
             "update",
             "drop",
-            "about",
+            "status",
         ):
             service.register_later(PREFIX + method, getattr(self, f"_{method}"), roles=ROLES)
-        router.on_gone.append(self._gone)
+        router.on_gone.append(self._peer_gone)
 
     # -- sessions -------------------------------------------------------------------------------------------------------
 
-    def _open(self, call: Asked, program: int, session: int) -> None:
+    def _open(self, call: PendingCall, program: int, session: int) -> None:
         """Reply with (incarnation, name, whether the session existed already)."""
         present = [_holder(peer) for peer in self._router.peers]
         was_there = session in self._known
@@ -122,23 +122,23 @@ class VariableHost:
         for each in self._known.open(program, session, holder, present, time.monotonic()):
             self._end(each, "was dropped: its program had gone")
         self._sessions.setdefault(session, _Session())
-        call.answer((self._incarnation, self._name, was_there))
+        call.reply((self._incarnation, self._name, was_there))
 
-    def _watch(self, call: Asked, session: int) -> None:
+    def _watch(self, call: PendingCall, session: int) -> None:
         """Reply when the session is closed. If this process ends first, the caller sees that by the end of its call."""
         watching = self._session(session).watching
         watching.add(call)
         call.on_dropped(lambda: watching.discard(call))
 
-    def _close(self, call: Asked, session: int) -> None:
+    def _close(self, call: PendingCall, session: int) -> None:
         self._known.close(session)
         for watcher in self._sessions[session].watching if session in self._sessions else ():
-            watcher.answer(None)
+            watcher.reply(None)
         self._end(session, "was closed")
-        call.answer(None)
+        call.reply(None)
 
-    def _gone(self, peer: Peer) -> None:
-        self._known.gone(_holder(peer), time.monotonic())
+    def _peer_gone(self, peer: Peer) -> None:
+        self._known.disconnected(_holder(peer), time.monotonic())
 
     def _end(self, session: int, why: str) -> None:
         ended = self._sessions.pop(session, None)
@@ -152,7 +152,7 @@ class VariableHost:
     def _abandon(self, variable: HostedVariable, why: str) -> None:
         """Fail the updates that wait in steps of a dropped variable. Runs in a thread."""
         with variable.lock:
-            variable.gone = why
+            variable.drop_reason = why
             waiting: list[Any] = variable.steps.waiting()
         for pending, _ in waiting:
             self._service.soon(self._fail, pending, AbortedError(f"{variable.label} {why}"))
@@ -174,7 +174,9 @@ class VariableHost:
 
     # -- variables ------------------------------------------------------------------------------------------------------
 
-    def _create(self, call: Asked, session: int, number: int, name: str, initial: Any, earlier: Any = None) -> None:
+    def _create(
+        self, call: PendingCall, session: int, number: int, name: str, initial: Any, earlier: Any = None
+    ) -> None:
         """Create a variable, unless it exists; reply with its spec.
 
         `initial`: an array; a TensorSpec, for zeros; or a pickled function, the spec of its result, and its keyword arguments.
@@ -182,42 +184,42 @@ class VariableHost:
         """
         found = self._session(session)
         if number in found.variables:
-            call.answer(_spec(found.variables[number]))
+            call.reply(_spec(found.variables[number]))
         else:
             self._service.submit(self._make, call, found, number, name, initial, earlier, refuse=call.fail)
 
-    def _make(self, call: Asked, session: _Session, number: int, name: str, initial: Any, earlier: Any) -> None:
+    def _make(self, call: PendingCall, session: _Session, number: int, name: str, initial: Any, earlier: Any) -> None:
         label = f"variable {name!r} on {self._name}"
         try:
-            made = HostedVariable(label, name, initial_value(label, initial))
+            variable = HostedVariable(label, name, initial_value(label, initial))
             if earlier is not None:
                 version, slots, updates = earlier
-                made.resume(version, slots)
-                made.steps.applied = session.once.restore(number, updates)
+                variable.resume(version, slots)
+                variable.steps.applied = session.applied_updates.restore(number, updates)
         except BaseException as error:
             call.fail(error)
         else:
-            self._service.soon(self._made, call, session, number, made)
+            self._service.soon(self._note_created, call, session, number, variable)
 
-    def _made(self, call: Asked, session: _Session, number: int, made: HostedVariable) -> None:
-        call.answer(_spec(session.variables.setdefault(number, made)))
+    def _note_created(self, call: PendingCall, session: _Session, number: int, variable: HostedVariable) -> None:
+        call.reply(_spec(session.variables.setdefault(number, variable)))
 
-    def _drop(self, call: Asked, session: int, numbers: list[int]) -> None:
+    def _drop(self, call: PendingCall, session: int, numbers: list[int]) -> None:
         variables = self._session(session).variables
         for number in numbers:
             dropped = variables.pop(number, None)
             if dropped is not None:
                 self._service.submit(self._abandon, dropped, "was dropped")
-        call.answer(None)
+        call.reply(None)
 
-    def _function(self, call: Asked, digest: bytes, blob: bytes) -> None:
+    def _function(self, call: PendingCall, digest: bytes, blob: bytes) -> None:
         """Keep a user's function for updates that name it by its digest."""
         if digest not in self._functions:
             fn = trusted.unpack(blob)
             self._functions[digest] = trusted.describe(fn), fn
             if len(self._functions) > PS_FUNCTIONS_MAX:
                 self._functions.popitem(last=False)
-        call.answer(None)
+        call.reply(None)
 
     def _function_of(self, digest: bytes) -> tuple[str, Callable[..., Any]]:
         found = self._functions.get(digest)
@@ -227,12 +229,12 @@ class VariableHost:
 
     # -- reading --------------------------------------------------------------------------------------------------------
 
-    def _read(self, call: Asked, session: int, numbers: list[int]) -> None:
+    def _read(self, call: PendingCall, session: int, numbers: list[int]) -> None:
         """Reply with version and value of each variable."""
         variables = self._variables(session, numbers)
         self._under_locks(call, variables, 0, lambda: [(each.version, each.read()) for each in variables])
 
-    def _rows(self, call: Asked, session: int, wanted: list[Any]) -> None:
+    def _rows(self, call: PendingCall, session: int, wanted: list[Any]) -> None:
         """Reply with rows of several variables as a list of arrays; `wanted` has (number, indices or a range) of each."""
         variables = self._variables(session, [number for number, _ in wanted])
         nbytes = sum(
@@ -246,20 +248,20 @@ class VariableHost:
 
         self._under_locks(call, variables, nbytes, read, sizes=False)
 
-    def _saved(self, call: Asked, session: int, numbers: list[int]) -> None:
+    def _saved(self, call: PendingCall, session: int, numbers: list[int]) -> None:
         """Reply with version, value, slots and applied updates (update_keys.py) of each variable, all of the same moment."""
         variables = self._variables(session, numbers)
-        once = self._sessions[session].once
+        applied_updates = self._sessions[session].applied_updates
 
         def saved() -> Any:
             return [
-                (each.version, each.read(), each.saved(), once.saved(number, each.steps.applied))
+                (each.version, each.read(), each.saved(), applied_updates.saved(number, each.steps.applied))
                 for number, each in zip(numbers, variables, strict=True)
             ]
 
         self._under_locks(call, variables, 0, saved, here=False)
 
-    def _about(self, call: Asked) -> None:
+    def _status(self, call: PendingCall) -> None:
         """Reply with the figures that `status` shows."""
         variables = []
         for session, found in self._sessions.items():
@@ -278,7 +280,7 @@ class VariableHost:
                         "bytes_out": each.bytes_out,
                     }
                 )
-        call.answer(
+        call.reply(
             {
                 "task": self._name,
                 "sessions": len(self._sessions),
@@ -289,7 +291,7 @@ class VariableHost:
 
     def _under_locks(
         self,
-        call: Asked,
+        call: PendingCall,
         variables: Sequence[HostedVariable],
         nbytes: int,
         fn: Callable[[], Any],
@@ -308,19 +310,19 @@ class VariableHost:
             taken = [each for each in variables if each.lock.acquire(blocking=False)]
             try:
                 if len(taken) == len(variables):
-                    call.answer(fn())
+                    call.reply(fn())
                     return
             finally:
                 for each in taken:
                     each.lock.release()
-        self._service.submit(self._answer_under_locks, call, variables, fn, refuse=call.fail)
+        self._service.submit(self._reply_under_locks, call, variables, fn, refuse=call.fail)
 
-    def _answer_under_locks(self, call: Asked, variables: Sequence[HostedVariable], fn: Callable[[], Any]) -> None:
+    def _reply_under_locks(self, call: PendingCall, variables: Sequence[HostedVariable], fn: Callable[[], Any]) -> None:
         try:
             with ExitStack() as stack:
                 for each in sorted(set(variables), key=id):
                     stack.enter_context(each.lock)
-                call.answer(fn())  # takes a snapshot, because another thread may write once the locks are released
+                call.reply(fn())  # takes a snapshot, because another thread may write once the locks are released
         except BaseException as error:
             call.fail(error)
 
@@ -328,7 +330,7 @@ class VariableHost:
 
     def _update(
         self,
-        call: Asked,
+        call: PendingCall,
         session: int,
         client: int,
         sequence: int,
@@ -358,7 +360,7 @@ class VariableHost:
         request = _Request(call, variables, want)
         update = self._updates.begin(request, client, sequence, settled, key, found.keys)
         if isinstance(update, Repeated):
-            self._answer_again(request, update.answer)
+            self._reply_again(request, update.result)
         elif update is not None and not (step < 0 and not key and self._at_once(update, request, changes)):
             self._begin(_PendingUpdate(update, found, variables, changes), step, wanted)
 
@@ -372,7 +374,7 @@ class VariableHost:
             if len(taken) < len(variables):
                 return False
             kept = apply_changes(variables, changes, self._function_of)
-            request.call.answer(with_values(kept, variables) if request.want else kept)
+            request.call.reply(with_values(kept, variables) if request.want else kept)
         except BaseException:
             self._updates.failed(update)
             raise
@@ -413,7 +415,7 @@ class VariableHost:
         except BaseException as error:
             return [partial(self._fail, pending, error)]
         first: _Request = pending.update.tickets[0]
-        first.call.answer(with_values(kept, pending.variables) if first.want else kept)
+        first.call.reply(with_values(kept, pending.variables) if first.want else kept)
         return [partial(self._finish, pending, kept, 1)]
 
     def _carry_out_once(self, pending: _PendingUpdate) -> tuple[Any, ...]:
@@ -421,28 +423,28 @@ class VariableHost:
         key = pending.update.key
         if not key:
             return apply_changes(pending.variables, pending.changes, self._function_of)
-        once = pending.session.once
-        applied = once.of(key)
+        applied_updates = pending.session.applied_updates
+        applied = applied_updates.of(key)
         kept = apply_missing(applied, pending.variables, pending.changes, self._function_of)
         outcomes = zip(pending.changes, kept[::2], kept[1::2], strict=True)
-        once.note(key, [(change[0], *outcome) for change, *outcome in outcomes if change[0] not in applied])
+        applied_updates.note(key, [(change[0], *outcome) for change, *outcome in outcomes if change[0] not in applied])
         return kept
 
     def _finish(self, pending: _PendingUpdate, kept: tuple[Any, ...], answered: int = 0) -> None:
         """Note that an update was executed, and reply to its requests except the first `answered`. Runs in the loop."""
         self._updates.ended(pending.update, kept)
         for request in pending.update.tickets[answered:]:
-            self._answer_again(request, kept)
+            self._reply_again(request, kept)
 
     def _fail(self, pending: _PendingUpdate, error: BaseException) -> None:
         if self._updates.failed(pending.update):
             for request in pending.update.tickets:
                 request.call.fail(error)
 
-    def _answer_again(self, request: _Request, kept: Any) -> None:
+    def _reply_again(self, request: _Request, kept: Any) -> None:
         """Reply with an earlier outcome; if values are wanted, with the current ones."""
         if kept is None or not request.want:
-            request.call.answer(kept)
+            request.call.reply(kept)
         else:
             self._under_locks(request.call, request.variables, 0, lambda: with_values(kept, request.variables))
 
@@ -461,8 +463,8 @@ class VariableHost:
                 each.prepare(change[1:], self._function_of)
             else:
                 raise each.wrong(f"update {change[1]!r} cannot be made by a step of several")
-            if each.gone:
-                raise AbortedError(f"{each.label} {each.gone}")
+            if each.drop_reason:
+                raise AbortedError(f"{each.label} {each.drop_reason}")
             each.steps.check(step, wanted)
             if step in each.sums and not each.sums[step].fits(gradient):
                 raise each.wrong(f"step {step} has dense gradients and sparse ones")
@@ -474,7 +476,7 @@ class VariableHost:
 
     def _push_one(self, pending: _PendingUpdate, index: int, gradient: Any, step: int, wanted: int) -> list[_Effect]:
         variable, change, key = pending.variables[index], pending.changes[index], pending.update.key
-        if key and (applied := pending.session.once.of(key).get(change[0])) is not None:
+        if key and (applied := pending.session.applied_updates.of(key).get(change[0])) is not None:
             return [partial(self._settle, [(pending, index)], applied, None)]
         pushed = variable.steps.push(step, (pending, index), wanted)
         if pushed.verdict == LATE:
@@ -494,7 +496,7 @@ class VariableHost:
             taking_part: Any = pushed.applied
             for other, _ in taking_part:
                 if other.update.key:
-                    other.session.once.note(other.update.key, [(change[0], variable.version, True)])
+                    other.session.applied_updates.note(other.update.key, [(change[0], variable.version, True)])
         return [
             partial(self._settle, pushed.applied, (variable.version, True), error),
             partial(self._settle, pushed.late, (variable.version, False), None),

@@ -1,5 +1,5 @@
-"""Bytes to values and back: hello, headers, arrays, and the two codecs with honest names.
+"""Values to bytes and back: hello, headers, arrays, and two codecs.
 
-`safe` builds nothing but a closed set of types, whatever the bytes say; `trusted` runs what the sender wrote and is only
-for authenticated peers that may send code. Nothing here waits or opens a socket.
+`safe` builds only a closed set of types, whatever the bytes say. `trusted` executes what the sender has pickled, so it is only for
+authenticated peers that may send code. Nothing here waits or opens a socket.
 """

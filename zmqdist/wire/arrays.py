@@ -1,17 +1,17 @@
 """Arrays as bytes: a description (dtype, shape, order) and one buffer.
 
 Rules
-    A dtype travels as plain data, never as a pickle: the string that numpy gives it ("<f4", ">M8[ns]"), the name of one of
-    ml_dtypes' ("bfloat16"), or, when it has fields, a list of them with their offsets. A long double also tells its bits,
-    because two machines that call it "<f16" may mean different numbers.
+    A dtype travels as plain data, never as a pickle: NumPy's string ("<f4", ">M8[ns]"), the name of one of ml_dtypes' dtypes
+    ("bfloat16"), or, if it has fields, a list of them with their offsets. The string of a long double also contains its number of
+    bits, because two machines that call it "<f16" may mean different numbers.
 
-    What is described by bytes alone can travel: bool, numbers, fixed strings, times, raw and structured data. What holds
-    pointers (object, numpy's variable strings) cannot.
+    Only dtypes that their bytes describe completely can travel: bool, numbers, fixed-length strings, times, raw and structured data.
+    Dtypes that hold pointers (object, NumPy's variable-length strings) cannot.
 
-    Everything about a received description is checked before memory is touched; what is wrong with it is a `BadArray`,
-    which the caller turns into an error that names the peer. Sizes are Python's integers, so nothing wraps around.
+    A received description is checked completely before memory is touched. A wrong one raises `BadArray`, which the caller turns into an
+    error that names the peer. Sizes are Python's integers, so no product overflows.
 
-Not here: which peer sent it, and where the buffer travels.
+Not here: the peer, and the way of the buffer.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from numpy.typing import NDArray
 
 from zmqdist.limits import ARRAY_BYTES_MAX, DEPTH_MAX, NDIM_MAX
 
-DTypeTold: TypeAlias = "str | list[Any]"
-"""A dtype as plain data, as `tell_dtype` gives it."""
+DTypeJson: TypeAlias = "str | list[Any]"
+"""A dtype as plain data, from `dtype_to_json`."""
 
 Buffer: TypeAlias = "bytes | bytearray | memoryview"
-"""What holds the bytes of an array. Any other object with the buffer protocol does as well."""
+"""A buffer with the bytes of an array. Any other object with the buffer protocol works, too."""
 
 
 class FrozenMemory:
-    """Marks the memory of a frozen array, at the end of its chain of bases: nobody can write to it, here or elsewhere."""
+    """Marks the memory of a frozen array, at the end of its chain of bases. *Invariant*: no process writes to it."""
 
     __slots__ = ()
 
 
 def is_frozen(array: NDArray[Any]) -> bool:
-    """Whether an array is over frozen memory: then it travels as such, and arrives read-only."""
+    """Return whether an array shows frozen memory. Then it travels as a frozen array and arrives read-only."""
     if array.flags.writeable:
         return False
     base: Any = array
@@ -50,7 +50,7 @@ def is_frozen(array: NDArray[Any]) -> bool:
 
 
 class _FrozenCopy(FrozenMemory):
-    """Frozen memory of this process alone."""
+    """Frozen memory that only this process has."""
 
     __slots__ = ("__array_interface__", "kept")
 
@@ -60,7 +60,7 @@ class _FrozenCopy(FrozenMemory):
 
 
 def frozen(array: NDArray[Any]) -> NDArray[Any]:
-    """A contiguous array that nobody else refers to, as a frozen one over the same memory."""
+    """Return a frozen array over the memory of `array`, which must be contiguous and which nothing else may refer to."""
     if array.nbytes == 0 or is_frozen(array):
         array.flags.writeable = False
         return array
@@ -70,7 +70,7 @@ def frozen(array: NDArray[Any]) -> NDArray[Any]:
 
 
 class _WritableAlias:
-    """The memory of a read-only array, as if it could be written to."""
+    """The memory of a read-only array, marked as writable."""
 
     __slots__ = ("__array_interface__", "kept")
 
@@ -80,12 +80,12 @@ class _WritableAlias:
 
 
 def writable_alias(data: memoryview) -> NDArray[np.uint8]:
-    """Read-only bytes as an array that says that it is writable: so pickles describe it, and what is unpickled is. Only read from it."""
+    """Return read-only bytes as an array marked as writable, so that its pickle describes a writable array. Never write to it."""
     return np.asarray(_WritableAlias(np.frombuffer(data, np.uint8)))
 
 
 class BadArray(ValueError):
-    """A description that no array has, or an array that has no description; the text says why."""
+    """A description that fits no array, or an array that has no description; the text says why."""
 
 
 _PLAIN = re.compile(
@@ -99,24 +99,24 @@ _ML = re.compile(r"(bfloat|float|int|uint|complex|bcomplex)\d{1,3}(_[a-z0-9]+)?"
 # -- dtypes ---------------------------------------------------------------------------------------------------------
 
 
-def tell_dtype(dtype: np.dtype[Any]) -> DTypeTold:
-    """A dtype as plain data.
+def dtype_to_json(dtype: np.dtype[Any]) -> DTypeJson:
+    """Return a dtype as plain data.
 
     Raises:
-      BadArray: it holds pointers, or is of a package that zmqdist does not know.
+      BadArray: the dtype holds pointers, or belongs to a package that zmqdist does not know.
     """
-    told = _KNOWN_DTYPES.get(dtype)
-    return told if told is not None else _tell_any(dtype)
+    described = _KNOWN_DTYPES.get(dtype)
+    return described if described is not None else _any_to_json(dtype)
 
 
-def _tell_any(dtype: np.dtype[Any]) -> DTypeTold:
+def _any_to_json(dtype: np.dtype[Any]) -> DTypeJson:
     if dtype.hasobject or dtype.kind in "OT":
         raise BadArray(f"dtype {dtype} holds Python objects, whose bytes mean nothing elsewhere")
     if dtype.subdtype is not None:
         base, shape = dtype.subdtype
-        return ["array", tell_dtype(base), list(shape)]
+        return ["array", dtype_to_json(base), list(shape)]
     if dtype.names is not None:
-        fields = [[name, *_tell_field(dtype.fields[name])] for name in dtype.names]  # type: ignore[index]
+        fields = [[name, *_field_to_json(dtype.fields[name])] for name in dtype.names]  # type: ignore[index]
         return ["fields", fields, dtype.itemsize, dtype.isalignedstruct]
     if dtype.type.__module__.partition(".")[0] == "ml_dtypes" and _ML.fullmatch(dtype.name):
         return str(dtype.name)
@@ -127,11 +127,11 @@ def _tell_any(dtype: np.dtype[Any]) -> DTypeTold:
     raise BadArray(f"dtype {dtype} is not one that zmqdist knows")
 
 
-def _tell_field(field: tuple[Any, ...]) -> tuple[Any, ...]:
+def _field_to_json(field: tuple[Any, ...]) -> tuple[Any, ...]:
     dtype, offset, *title = field
     if title and not isinstance(title[0], str):
         raise BadArray(f"the title {title[0]!r} of a field is not a str")
-    return (tell_dtype(dtype), offset, title[0] if title else None)
+    return (dtype_to_json(dtype), offset, title[0] if title else None)
 
 
 @lru_cache(maxsize=1)
@@ -139,27 +139,27 @@ def _long_bits() -> int:
     return int(np.finfo(np.longdouble).nmant)
 
 
-def read_dtype(told: Any) -> np.dtype[Any]:
-    """The dtype that `tell_dtype` told.
+def dtype_from_json(described: Any) -> np.dtype[Any]:
+    """Return the dtype that `dtype_to_json` described.
 
     Raises:
-      BadArray: nothing that it would have told, or of ml_dtypes where that is not installed.
+      BadArray: `dtype_to_json` never gives this description, or it names a dtype of ml_dtypes, which is not installed here.
     """
-    dtype = _KNOWN_NAMES.get(told) if type(told) is str else None
-    return dtype if dtype is not None else _read_any(told, DEPTH_MAX)
+    dtype = _KNOWN_NAMES.get(described) if type(described) is str else None
+    return dtype if dtype is not None else _any_from_json(described, DEPTH_MAX)
 
 
-def _read_any(told: Any, depth_left: int) -> np.dtype[Any]:
+def _any_from_json(described: Any, depth_left: int) -> np.dtype[Any]:
     if depth_left == 0:
         raise BadArray(f"a dtype nested deeper than {DEPTH_MAX}")
     try:
-        match told:
+        match described:
             case str():
-                return _read_name(told)
+                return _named_dtype(described)
             case ["array", base, [*shape]]:
-                return np.dtype((_read_any(base, depth_left - 1), _read_shape(shape)))
+                return np.dtype((_any_from_json(base, depth_left - 1), _checked_shape(shape)))
             case ["fields", [*fields], int(itemsize), bool(aligned)]:
-                return _read_fields(fields, itemsize, aligned, depth_left - 1)
+                return _fields_from_json(fields, itemsize, aligned, depth_left - 1)
     except BadArray:
         raise
     except (TypeError, ValueError, OverflowError) as error:  # numpy's own checks
@@ -168,21 +168,21 @@ def _read_any(told: Any, depth_left: int) -> np.dtype[Any]:
 
 
 @lru_cache(maxsize=256)
-def _read_name(name: str) -> np.dtype[Any]:
+def _named_dtype(name: str) -> np.dtype[Any]:
     if _PLAIN.fullmatch(name):
         return np.dtype(name)
     if _LONG.fullmatch(name):
-        told, _, bits = name.partition("/")
-        dtype = np.dtype(told[0] + ("g" if told[1] == "f" else "G"))
-        if dtype.str != told or int(bits) != _long_bits():
-            raise BadArray(f"a long double {name}, which this machine does not have (its own: {tell_dtype(dtype)})")
+        code, _, bits = name.partition("/")
+        dtype = np.dtype(code[0] + ("g" if code[1] == "f" else "G"))
+        if dtype.str != code or int(bits) != _long_bits():
+            raise BadArray(f"a long double {name}, which this machine does not have (it has {dtype_to_json(dtype)})")
         return dtype
     if _ML.fullmatch(name):
-        return _read_ml(name)
+        return _ml_dtype(name)
     raise BadArray(f"no such dtype: {name[:40]!r}")
 
 
-def _read_ml(name: str) -> np.dtype[Any]:
+def _ml_dtype(name: str) -> np.dtype[Any]:
     try:
         found = getattr(importlib.import_module("ml_dtypes"), name, None)
     except ImportError:
@@ -192,13 +192,13 @@ def _read_ml(name: str) -> np.dtype[Any]:
     return np.dtype(found)
 
 
-def _read_fields(fields: list[Any], itemsize: int, aligned: bool, depth_left: int) -> np.dtype[Any]:
+def _fields_from_json(fields: list[Any], itemsize: int, aligned: bool, depth_left: int) -> np.dtype[Any]:
     names, formats, offsets, titles = [], [], [], []
     for field in fields:
         match field:
-            case [str(name), told, int(offset), str() | None as title]:
+            case [str(name), described, int(offset), str() | None as title]:
                 names.append(name)
-                formats.append(_read_any(told, depth_left))
+                formats.append(_any_from_json(described, depth_left))
                 offsets.append(offset)
                 titles.append(title)
             case _:
@@ -210,7 +210,7 @@ def _read_fields(fields: list[Any], itemsize: int, aligned: bool, depth_left: in
         spec["titles"] = titles
     dtype = np.dtype(spec, align=aligned)  # type: ignore[call-overload]
     if dtype.itemsize != itemsize:
-        raise BadArray(f"a dtype of {dtype.itemsize} bytes that is said to have {itemsize}")
+        raise BadArray(f"a dtype of {dtype.itemsize} bytes whose description says {itemsize}")
     return dtype  # type: ignore[no-any-return]
 
 
@@ -220,21 +220,21 @@ def _common_dtypes() -> dict[np.dtype[Any], str]:
 
 
 _KNOWN_DTYPES = _common_dtypes()
-_KNOWN_NAMES = {told: dtype for dtype, told in _KNOWN_DTYPES.items()}
+_KNOWN_NAMES = {described: dtype for dtype, described in _KNOWN_DTYPES.items()}
 
 
 # -- arrays ---------------------------------------------------------------------------------------------------------
 
 
 def is_fortran(array: NDArray[Any]) -> bool:
-    """Whether the bytes of the array travel first index fastest; anything but a Fortran array goes last index fastest."""
+    """Return whether the bytes of an array travel in Fortran order (first index fastest). All but Fortran arrays travel in C order."""
     return array.flags.fnc
 
 
 def bytes_of(array: NDArray[Any]) -> memoryview:
-    """The bytes of an array in the order that `is_fortran` tells.
+    """Return the bytes of an array in the order that `is_fortran` gives.
 
-    They are the array's own memory where it is contiguous, so a later change of the array shows in them; else a copy.
+    They are the memory of a contiguous array, so that later changes show in them; of any other array they are a copy.
     """
     if array.nbytes == 0:
         return memoryview(b"")
@@ -243,15 +243,15 @@ def bytes_of(array: NDArray[Any]) -> memoryview:
 
 
 def rebuild(dtype: np.dtype[Any], shape: Any, fortran: bool, buffer: Any) -> NDArray[Any]:
-    """The array over `buffer`, without a copy: writable when the buffer is.
+    """Return the array over `buffer`, without a copy. It is writable if the buffer is.
 
     Args:
-      shape: list of sizes, as it was received.
+      shape: list of sizes, as received.
 
     Raises:
-      BadArray: sizes that no array has, or another number of bytes than they need.
+      BadArray: no array has such sizes, or the buffer has another number of bytes than they need.
     """
-    sizes = _read_shape(shape)
+    sizes = _checked_shape(shape)
     count = 1
     for size in sizes:
         count *= size
@@ -259,7 +259,7 @@ def rebuild(dtype: np.dtype[Any], shape: Any, fortran: bool, buffer: Any) -> NDA
         raise BadArray(f"an array of shape {_cut(sizes)} and dtype {dtype} is larger than {ARRAY_BYTES_MAX} bytes")
     have = memoryview(buffer).nbytes
     if count * dtype.itemsize != have:
-        raise BadArray(f"shape {_cut(sizes)} of {dtype} needs {count * dtype.itemsize} bytes, {have} came")
+        raise BadArray(f"shape {_cut(sizes)} of {dtype} needs {count * dtype.itemsize} bytes, and {have} arrived")
     try:
         array: NDArray[Any] = np.ndarray(sizes, dtype, buffer, order="F" if fortran else "C")
     except (ValueError, TypeError, OverflowError) as error:  # numpy's own bound on sides beside a 0
@@ -267,7 +267,7 @@ def rebuild(dtype: np.dtype[Any], shape: Any, fortran: bool, buffer: Any) -> NDA
     return array
 
 
-def _read_shape(shape: Any) -> tuple[int, ...]:
+def _checked_shape(shape: Any) -> tuple[int, ...]:
     if not isinstance(shape, (list, tuple)) or len(shape) > NDIM_MAX:
         raise BadArray(f"a shape is a list of at most {NDIM_MAX} sizes")
     for size in shape:

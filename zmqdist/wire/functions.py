@@ -1,16 +1,16 @@
-"""Which functions have to be pickled again: those that capture something that may have changed.
+"""Which functions must be pickled again: those that capture something that may have changed.
 
 Rule (promises.md, Memory)
-    One that captures nothing mutable: nothing but None, numbers, str, bytes, tuples and frozensets of those, importable
-    modules and classes, and functions for which the same holds. Captured is what cloudpickle puts into the pickle: closure
-    cells, the globals that the code names, defaults, attributes, the `self` of a method, the parts of a partial. It is
-    pickled again when one of them was rebound: the key is the identity of all of them, and the cache holds on to them, so
-    that no identity is used twice. Whatever this module does not know counts as mutable. So does a function that binds
-    captured names itself (`global`, `nonlocal`): it would find at its next run what an earlier one has left there.
+    A function is constant if it captures nothing mutable: only None, numbers, str, bytes, tuples and frozensets of those, importable
+    modules and classes, and constant functions. It captures all that cloudpickle puts into the pickle: closure cells, the globals that
+    the code names, defaults, attributes, the `self` of a method, the parts of a partial. A constant function is pickled again if one of
+    these was rebound: the key of the cache is the identity of all of them, and the cache holds references to them, so that no identity
+    is used twice. Anything that this module does not know counts as mutable. So does a function that binds captured names itself
+    (`global`, `nonlocal`), because its next run must see what the last run has left there.
 
-The way of a hit costs a few microseconds: no value is compared or hashed, only identities.
+A hit costs a few microseconds: only identities are compared, no value is compared or hashed.
 
-Not here: pickling itself (trusted.py), and which function has which number at the other side.
+Not here: pickling (trusted.py), and the numbers of functions at the other side.
 """
 
 from __future__ import annotations
@@ -36,41 +36,41 @@ from zmqdist.wire.trusted import (
     goes_by_name,
     is_importable_module,
     pack_function,
-    pack_function_apart,
+    pack_function_parts,
 )
 
 P = TypeVar("P")
 
 
 class FunctionCache:
-    """Functions that were pickled and have not changed since. Not thread-safe: its owner locks.
+    """Pickles of functions that have not changed since. Not thread-safe: its owner locks.
 
     Attributes:
       pickles: how often a function was pickled.
     """
 
     def __init__(self, kept_max: int = FUNCTIONS_KEPT_MAX) -> None:
-        """`kept_max` functions are kept, the longest unused go first."""
+        """Make a cache that keeps `kept_max` functions; the longest unused are dropped first."""
         self.pickles = 0
         self._kept_max = kept_max
-        # The captured objects are kept with the blob: while they live, nothing else has their ids.
+        # The captured objects are kept with the blob, because no other object can have their ids while they live.
         self._kept: OrderedDict[tuple[int, ...], tuple[bytes, list[Any]]] = OrderedDict()
 
-    def changing(self, fn: Callable[..., Any]) -> Packed:
-        """A function that is not constant, pickled now, with the large arrays that it captures beside the pickle.
+    def pack_changing(self, fn: Callable[..., Any]) -> Packed:
+        """Pickle a function that is not constant, with the large arrays that it captures beside the pickle.
 
         Raises:
           InvalidArgumentError: as `pack_function`.
         """
-        return self._counted(pack_function_apart, fn)
+        return self._counted(pack_function_parts, fn)
 
-    def constant(self, fn: Callable[..., Any]) -> bytes | None:
-        """The pickle of `fn` where it captures nothing mutable: the same object until something captured is rebound. Else None.
+    def pack_constant(self, fn: Callable[..., Any]) -> bytes | None:
+        """Return the pickle of a constant function, the same object until something captured is rebound; None if `fn` is not constant.
 
         Raises:
-          InvalidArgumentError: as `pack_function`; nothing is kept.
+          InvalidArgumentError: as `pack_function`; nothing is kept then.
         """
-        named = self._kept.get((id(fn),))  # only what goes by its name has a key of one
+        named = self._kept.get((id(fn),))  # only a function that is pickled by its name has a key of one id
         if named is not None and type(fn) is FunctionType and goes_by_name(fn):
             self._kept.move_to_end((id(fn),))
             return named[0]
@@ -95,7 +95,7 @@ class FunctionCache:
 
 
 class _Mark:
-    """Separates the parts of a key, so that two different functions cannot give the same one."""
+    """Separates the parts of a key, so that two different functions cannot have the same key."""
 
 
 _NEXT, _NAMED, _PARTIAL, _METHOD, _WITH_SPECS = (_Mark() for _ in range(5))
@@ -106,10 +106,10 @@ _OWN_ATTRIBUTES = frozenset(
 
 
 def _collect(value: Any, captured: list[Any], seen: dict[int, int]) -> bool:
-    """Append everything whose identity decides about the pickle of `value`; False at the first mutable thing.
+    """Append each object whose identity decides about the pickle of `value`; return False at the first mutable one.
 
     Args:
-      seen: number of each function that was met, by id: functions refer to themselves.
+      seen: number of each function met so far, by id, because functions may refer to themselves.
     """
     cls = type(value)
     if cls in ATOMS:
@@ -152,16 +152,16 @@ def _collect_callable(value: Any, captured: list[Any], seen: dict[int, int]) -> 
 
 
 def _reduces_to_name(value: Any) -> bool:
-    """Functions of other kinds (numpy's, cached ones, those with specs): their own rule for pickles says what it is."""
+    """Return whether the value's own rule for pickles reduces it to a name; for other kinds of functions (NumPy's, cached, with specs)."""
     reduce = copyreg.dispatch_table.get(type(value))
     try:
         return isinstance(reduce(value) if reduce else value.__reduce_ex__(4), str)
-    except Exception:  # pickling it will say why
+    except Exception:  # pickling the function will raise the same error, and name its place
         return False
 
 
 def _rebinds(code: CodeType) -> bool:
-    """Whether this code, or a function inside it, binds globals or cells that come from outside of it."""
+    """Return whether this code, or a function inside it, binds globals or cells from outside it."""
     known = _rebinding.get(id(code))  # by id, as in `global_names`
     if known is None:
         found = not set(code.co_freevars).isdisjoint(_bound_cells(code)) or _binds_globals(code)
@@ -174,20 +174,20 @@ def _rebinds(code: CodeType) -> bool:
 _rebinding: dict[int, tuple[CodeType, bool]] = {}
 
 
-def _inside(code: CodeType) -> Iterator[CodeType]:
+def _nested_code(code: CodeType) -> Iterator[CodeType]:
     yield code
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            yield from _inside(constant)
+            yield from _nested_code(constant)
 
 
 def _binds_globals(code: CodeType) -> bool:
-    ops = (i.opname for each in _inside(code) for i in dis.get_instructions(each))
+    ops = (i.opname for each in _nested_code(code) for i in dis.get_instructions(each))
     return any(op in ("STORE_GLOBAL", "DELETE_GLOBAL") for op in ops)
 
 
 def _bound_cells(code: CodeType) -> set[str]:
-    ops = ((i, each) for each in _inside(code) for i in dis.get_instructions(each))
+    ops = ((i, each) for each in _nested_code(code) for i in dis.get_instructions(each))
     return {i.argval for i, each in ops if i.opname in ("STORE_DEREF", "DELETE_DEREF") and i.argval in each.co_freevars}
 
 

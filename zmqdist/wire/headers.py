@@ -1,7 +1,7 @@
 """Header frames: a message of `zmqdist.messages` as MessagePack, and back.
 
-Any bytes give a message or a WireError, nothing else. A decoded header takes at most about 16 times its bytes, and no more
-than `HEADER_BYTES_MAX` of them are looked at.
+Any bytes give a message or a WireError, nothing else. A decoded header takes at most about 16 times its bytes, and is refused above
+`HEADER_BYTES_MAX`.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from zmqdist.messages import ALL, Message
 _DECODER: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Union[ALL])  # noqa: UP007
 
 encode = msgspec.msgpack.Encoder().encode
-"""`encode(message) -> bytes`."""
+"""`encode(message) -> bytes`: return the header of a message."""
 
 
 def decode(header: bytes | memoryview, peer: str) -> Message:
-    """The message in a header.
+    """Return the message of a header.
 
     Args:
-      peer: whom to blame in an error.
+      peer: name of the sender, for errors.
 
     Raises:
-      WireError: unknown tag, wrong field type, truncated or too long.
+      WireError: the header has an unknown tag or a wrong field type, or is truncated or too long.
     """
     if len(header) > HEADER_BYTES_MAX:
         raise WireError(peer, f"header of {len(header)} bytes, at most {HEADER_BYTES_MAX} are allowed")

@@ -1,8 +1,8 @@
-"""The first message of each side: who speaks, and which protocol.
+"""The first message of each side: its process, and its version of the protocol.
 
-It is the one message that every version can read: four magic bytes, the protocol's major and minor number as a byte each,
-then a MessagePack array whose first fields never change their meaning. A peer of another major version is answered with
-our own hello all the same, so that both sides can name both versions.
+Every version can read it: four magic bytes, the protocol's major and minor number as a byte each, then a MessagePack array whose first
+fields never change their meaning. A peer of another major version gets our hello in reply, too, so that both sides can name both
+versions.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ HELLO_BYTES_MAX = 4096
 
 
 class Hello(msgspec.Struct, array_like=True, frozen=True):
-    """What a side says of itself.
+    """The facts about one side of a connection.
 
     Attributes:
-      kind: what it wants to be: "client", "coordinator", "worker" or "server".
-      incarnation: random number of one life of the process, never 0.
-      name: for people: "worker:0", "host:pid"; not an identity.
-      host: identity of the host, see `host_identity`; only a hint until shared memory has been tried.
-      python: (major, minor) of the interpreter, because pickled functions carry byte code.
-      protocol: filled in by `decode_hello`.
-      memory: where the sender's shared memory is (transport/shm_pool.py); None without any.
+      kind: its part in the cluster: "client", "coordinator", "worker" or "server".
+      incarnation: random number that the process drew when it started; never 0.
+      name: for log lines: "worker:0", "host:pid". It is not an identity.
+      host: identity of the host, see `host_identity`; only a hint until shared memory was tried.
+      python: (major, minor) of the interpreter, because pickled functions contain byte code.
+      protocol: set by `decode_hello`.
+      memory: where the sender's shared memory is (transport/shm_pool.py); None if it has none.
       nonce: the number that the sender has read in the memory that our hello offered; 0 for none.
-      version: of zmqdist, whose own functions and classes pickles name.
+      version: of zmqdist, because pickles name its functions and classes.
     """
 
     kind: str
@@ -53,16 +53,16 @@ _DECODER = msgspec.msgpack.Decoder(Hello)
 
 
 def our_hello(kind: str, incarnation: int, name: str = "") -> Hello:
-    """The hello of this process."""
+    """Return the hello of this process."""
     python = sys.version_info[0], sys.version_info[1]
     return Hello(kind, incarnation, name, host_identity(), python, version=__version__)
 
 
 def pickles_differ(ours: Hello, theirs: Hello) -> list[tuple[str, str, str]]:
-    """Which versions of the two sides keep either from reading what the other has pickled: (of what, theirs, ours).
+    """Return the versions for which one side cannot read the pickles of the other: (name, theirs, ours).
 
-    Functions are pickled as byte code, which each minor version of Python changes, and name what zmqdist has inside, which each minor
-    version of zmqdist may change. A side that does not name a version is believed to have ours.
+    Pickled functions contain byte code, which each minor version of Python changes, and names inside zmqdist, which each minor version of
+    zmqdist may change. A side that names no version is assumed to have ours.
     """
     differ = []
     if theirs.python != ours.python and theirs.python != (0, 0):
@@ -77,20 +77,21 @@ def _dotted(version: tuple[int, int]) -> str:
 
 
 def encode_hello(hello: Hello) -> bytes:
+    """Return the header of a hello."""
     return MAGIC + bytes(hello.protocol) + _ENCODER.encode(hello)
 
 
 def is_hello(header: bytes) -> bool:
-    """Whether a header is a hello, of any version: no other message starts with these bytes."""
+    """Return whether a header is a hello, of any version: no other message begins with these bytes."""
     return header[:4] == MAGIC
 
 
 def decode_hello(header: bytes, peer: str) -> Hello:
-    """Read a hello.
+    """Read a hello. Nothing large is allocated.
 
     Raises:
-      ProtocolMismatchError: the peer's major version is another one; the rest was not read.
-      WireError: not a hello, or a damaged one. Nothing large has been allocated.
+      ProtocolMismatchError: the peer has another major version; the rest was not read.
+      WireError: the header is not a hello, or a damaged one.
     """
     if not is_hello(header) or len(header) < 6:
         raise WireError(peer, "its first message is not a zmqdist hello")
@@ -108,7 +109,7 @@ def decode_hello(header: bytes, peer: str) -> Hello:
 
 @lru_cache(maxsize=1)
 def host_identity() -> str:
-    """Boot id, pid namespace and user namespace: equal for processes that can share memory. Not the host name, which lies."""
+    """Return boot id, pid namespace and user namespace: equal for processes that can share memory, unlike the host name."""
     parts = []
     for path, read in (
         ("/proc/sys/kernel/random/boot_id", _read),

@@ -1,6 +1,7 @@
-"""Several items of a stream as the body of one answer.
+"""Several items of a stream as the body of one reply.
 
-Each item is a value of the safe codec, made when it was yielded. Their large parts are the payload frames of the answer, item after item.
+Each item is a value of the safe codec, encoded when the generator yielded it. The large parts of all items are the payload frames of
+the reply, item after item.
 """
 
 from __future__ import annotations
@@ -11,12 +12,12 @@ from zmqdist.errors import WireError
 
 
 class Items(msgspec.Struct, array_like=True, gc=False, frozen=True):
-    """What came next in a stream.
+    """The next items of a stream.
 
     Attributes:
-      bodies: of the items, in order.
-      parts: how many large parts each has; empty when none has any.
-      end: nothing follows: (0, "") for the end, else the code and message of the error that ended it. None: it goes on.
+      bodies: one for each item, in order.
+      parts: number of large parts of each item; empty if no item has any.
+      end: None if the stream goes on; (0, "") if it has ended; else the code and message of the error that ended it.
     """
 
     bodies: list[bytes]
@@ -29,16 +30,16 @@ _decode = msgspec.msgpack.Decoder(Items).decode
 
 
 def encode_items(items: Items) -> bytes:
-    """As bytes."""
+    """Return the items as bytes."""
     return _encode(items)
 
 
 def decode_items(body: bytes, frames: int, peer: str) -> Items:
-    """The items in a body that came with so many frames. Raises WireError: there are none."""
+    """Return the items of a body that came with `frames` payload frames. Raises WireError if the body is not that of such items."""
     try:
         items = _decode(body)
     except (msgspec.MsgspecError, RecursionError) as error:
-        raise WireError(peer, f"no items of a stream: {error}") from None
+        raise WireError(peer, f"not items of a stream: {error}") from None
     if min(items.parts, default=0) < 0 or len(items.parts) not in (0, len(items.bodies)) or sum(items.parts) != frames:
-        raise WireError(peer, "items of a stream whose parts are not these")
+        raise WireError(peer, "items of a stream with another number of parts than they say")
     return items

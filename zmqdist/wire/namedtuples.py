@@ -1,7 +1,7 @@
-"""Namedtuples that travel: which names they may have, and the class that a received one gets.
+"""Namedtuples that travel: the names that they may have, and the class of a received one.
 
-A received namedtuple is of a class made here from its name and fields, never of one that the sender has chosen; the classes of
-zmqdist itself that are registered with `known_namedtuple` come back as what they are.
+The class of a received namedtuple is made here from its name and fields; the sender never chooses a class. Classes of zmqdist itself
+that are registered with `known_namedtuple` are decoded as themselves.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ from zmqdist.limits import NAMEDTUPLE_FIELDS_MAX, NAMEDTUPLE_KINDS_KEPT_MAX
 
 
 @lru_cache(maxsize=NAMEDTUPLE_KINDS_KEPT_MAX)
-def is_kind(name: str, fields: tuple[str, ...]) -> bool:
-    """Whether a namedtuple can have these names; `_0`, `_1`, ... are what namedtuple(rename=True) gives bad ones."""
+def is_valid_kind(name: str, fields: tuple[str, ...]) -> bool:
+    """Return whether a namedtuple can have these names. `_0`, `_1`, ... are the names that namedtuple(rename=True) gives instead of
+    bad ones.
+    """
     if not isinstance(fields, tuple) or len(fields) > NAMEDTUPLE_FIELDS_MAX or len(set(fields)) != len(fields):
         return False
     if not _is_name(name):
@@ -34,7 +36,7 @@ _known: dict[tuple[str, tuple[str, ...]], type] = {}
 
 
 def known_namedtuple(cls: Kind) -> Kind:
-    """Decorates a namedtuple of ours: one with its name and fields is decoded as this class and not as a generic one."""
+    """Decorate a namedtuple of zmqdist, so that one with its name and fields is decoded as this class and not as a generic one."""
     _known[cls.__name__, cls._fields] = cls  # type: ignore[attr-defined]
     generic_namedtuple.cache_clear()
     return cls
@@ -42,7 +44,7 @@ def known_namedtuple(cls: Kind) -> Kind:
 
 @lru_cache(maxsize=NAMEDTUPLE_KINDS_KEPT_MAX)
 def generic_namedtuple(name: str, fields: tuple[str, ...]) -> Any:
-    """The namedtuple class of that name and those fields: always the same one, and its objects can be pickled."""
+    """Return the namedtuple class of this name and these fields: the same one each time. Its objects can be pickled."""
     if (name, fields) in _known:
         return _known[name, fields]
     kind: Any = namedtuple(name, fields, rename=True, module=__name__)  # type: ignore[misc]
@@ -51,7 +53,7 @@ def generic_namedtuple(name: str, fields: tuple[str, ...]) -> Any:
 
 
 def _reduce_kind(self: Any) -> tuple[Any, ...]:
-    """A pickle would find no such class by its name."""
+    """Reduce an object to a call that makes its class, because a pickle could not find the class by its name."""
     return _make_kind, (type(self).__name__, self._fields, tuple(self))
 
 

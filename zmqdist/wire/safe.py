@@ -1,22 +1,20 @@
-"""Values as bytes, for peers that may not send code: what RPC speaks.
+"""Values as bytes, for peers that may not send code: the codec of RPC.
 
 Rules
-    A closed set of types: None, bool, int of any size, float, complex, str, bytes, list, tuple, namedtuple, dict, numpy's
-    scalars and arrays, TensorSpec. Types come back exactly; only bytearray and memoryview become bytes, a namedtuple a
-    generic one with the same name and fields (but for those of ours that are known here), and np.memmap an array. Subclasses
-    are refused: they would come back as less.
+    The set of types is closed: None, bool, int of any size, float, complex, str, bytes, list, tuple, namedtuple, dict, NumPy's scalars
+    and arrays, TensorSpec. A value arrives with its exact type. The exceptions: bytearray and memoryview become bytes, a namedtuple
+    becomes a generic one with the same name and fields (unless it is registered here), and np.memmap becomes an array. Other
+    subclasses are refused, because they would arrive as their base class.
 
-    Any bytes give a value or a WireError, nothing else, and no class of the sender's choosing is made. A decoded value takes
-    at most about 80 times its body (a list of empty dicts does), and the body is bounded. So does the time: twice the bytes take
-    twice as long, whatever they are (dicts.py).
+    Any bytes give a value or a WireError, nothing else, and the sender chooses no class. A decoded value takes at most about 80 times
+    its body (a list of empty dicts does), and the body is bounded. Twice the bytes take twice the time, whatever they are (dicts.py).
 
 Form
-    The body is MessagePack. None, bool, float, str, bytes and ints of 64 bits are themselves, a dict whose keys are all str
-    is a map; everything else is an array that starts with a tag of `_READERS`. What is large (arrays, and in a large body str
-    and bytes) lies in the frames, in the order in which a walk from left to right meets it.
+    The body is MessagePack. None, bool, float, str, bytes and ints of 64 bits are themselves, a dict with only str as keys is a map.
+    Every other value is an array that begins with a tag of `_READERS`. Large parts (arrays, and in a large body str and bytes) are in
+    the frames, in the order in which a walk from left to right meets them.
 
-Not here: dicts of keys that a peer has chosen (dicts.py), functions and objects (trusted.py), the limit on a frame's size
-(whoever sends splits them).
+Not here: dicts of keys that a peer has chosen (dicts.py), functions and objects (trusted.py), the bound on a frame (transport).
 """
 
 from __future__ import annotations
@@ -38,9 +36,18 @@ from zmqdist.limits import (
     SAFE_BODY_BYTES_MAX,
 )
 from zmqdist.specs import TensorSpec
-from zmqdist.wire.arrays import BadArray, bytes_of, frozen, is_fortran, is_frozen, read_dtype, rebuild, tell_dtype
+from zmqdist.wire.arrays import (
+    BadArray,
+    bytes_of,
+    dtype_from_json,
+    dtype_to_json,
+    frozen,
+    is_fortran,
+    is_frozen,
+    rebuild,
+)
 from zmqdist.wire.dicts import dict_of, unpack
-from zmqdist.wire.namedtuples import generic_namedtuple, is_kind
+from zmqdist.wire.namedtuples import generic_namedtuple, is_valid_kind
 
 ALLOWED = (
     "None, bool, int, float, complex, str, bytes, list, tuple, namedtuple, dict, numpy scalars and arrays, TensorSpec"
@@ -53,7 +60,7 @@ _ALWAYS_PLAIN = frozenset({NoneType, bool, float})
 _STR = frozenset({str})
 
 _CAREFUL_BYTES = 2**20
-"""A body above this is made again with long str and bytes in frames, which are not copied on the way."""
+"""Bytes. A larger body is encoded again with long str and bytes in frames, which are not copied on the way."""
 
 _pack = msgspec.msgpack.Encoder().encode
 
@@ -62,11 +69,11 @@ _pack = msgspec.msgpack.Encoder().encode
 
 
 class _Refused(Exception):
-    """A value that does not travel; the text goes on after the place where it stands."""
+    """A value that cannot travel. Its text continues a sentence that begins with the place of the value."""
 
 
 class _TooDeep(_Refused):
-    pass
+    """A value that is nested too deeply, so that its place is not searched for."""
 
 
 class _Writer:
@@ -74,7 +81,8 @@ class _Writer:
 
     Attributes:
       frames: large parts so far.
-      plain: types that MessagePack takes as they are. The careful way looks at each int, str and bytes.
+      careful: this is the second attempt, for a large or difficult value, which looks at each int, str and bytes.
+      plain: types that MessagePack takes as they are.
     """
 
     __slots__ = ("careful", "frames", "plain")
@@ -86,24 +94,23 @@ class _Writer:
 
 
 def encode(value: Any) -> tuple[bytes, list[Any]]:
-    """`value` as a body and frames.
+    """Return a value as a body and frames.
 
-    The frames of contiguous arrays are views on the arrays' own memory: send or copy them before the owner of the value
-    goes on. The body is a copy.
+    The frames of contiguous arrays show the arrays' own memory: send or copy them before the caller's code goes on. The body is a copy.
 
     Raises:
-      InvalidArgumentError: something in the value has another type (the message says where), is nested too deeply or is
-        too large beside its arrays.
+      InvalidArgumentError: part of the value has another type (the text names its place), is nested too deeply, or is too large without its
+        arrays.
     """
     cls = type(value)
-    try:  # the short way of most answers, and of the arguments of most calls
+    try:  # the short way of most replies, and of the arguments of most calls
         if cls in _PLAIN:
             body = _pack(value)
         elif cls is tuple and _PLAIN.issuperset(map(type, value)):
             body = _pack((_TUPLE, *value))
         else:
             body = None
-    except (OverflowError, ValueError):  # an int of more than 64 bits, half of a surrogate pair, 4 GiB of bytes
+    except (OverflowError, ValueError):  # an int of more than 64 bits, half a surrogate pair, or 4 GiB of bytes
         body = None
     if body is None or len(body) > _CAREFUL_BYTES:
         return _encode(value)
@@ -124,19 +131,19 @@ def _encode(value: Any) -> tuple[bytes, list[Any]]:
         _explain(value, refused)
     if len(body) > SAFE_BODY_BYTES_MAX:
         _invalid(
-            f"a value of {len(body)} bytes beside its large arrays, at most {SAFE_BODY_BYTES_MAX} travel in one call: "
+            f"a value of {len(body)} bytes without its large arrays; at most {SAFE_BODY_BYTES_MAX} travel in one call: "
             "send long lists of numbers as arrays, or in several calls"
         )
     if len(out.frames) >= FRAMES_MAX:
         _invalid(
-            f"a value with {len(out.frames)} arrays above {INLINE_BYTES_MAX} bytes, at most {FRAMES_MAX - 1} travel in one "
+            f"a value with {len(out.frames)} arrays above {INLINE_BYTES_MAX} bytes; at most {FRAMES_MAX - 1} travel in one "
             "call: join them, or send several calls"
         )
     return body, out.frames
 
 
 def _node(value: Any, out: _Writer, depth: int) -> Any:
-    """What MessagePack gets for a value."""
+    """Return the MessagePack form of a value."""
     cls = type(value)
     if cls in out.plain:
         return value
@@ -202,36 +209,36 @@ def _is_key(key: Any) -> bool:
 def _write_named(value: Any, out: _Writer, depth: int) -> Any:
     depth = _deeper(depth)
     name, fields = type(value).__name__, value._fields
-    if not is_kind(name, fields) or len(fields) != len(value):
+    if not is_valid_kind(name, fields) or len(fields) != len(value):
         raise _Refused(f"is a {type(value).__qualname__}, which has no proper names for its fields")
     return (_NAMED, name, fields, *[_node(item, out, depth) for item in value])
 
 
 def _write_array(value: Any, out: _Writer, depth: int) -> Any:
     try:
-        told = tell_dtype(value.dtype)
+        described = dtype_to_json(value.dtype)
     except BadArray as error:
         raise _Refused(f"is an array that cannot travel by RPC: {error}") from None
     fortran = is_fortran(value)
     node: Any
     if value.nbytes > INLINE_BYTES_MAX:
         out.frames.append(bytes_of(value))
-        node = (_ARRAY, told, value.shape, fortran, None)
+        node = (_ARRAY, described, value.shape, fortran, None)
     else:
-        node = (_ARRAY, told, value.shape, fortran, value.tobytes("F" if fortran else "C"))
+        node = (_ARRAY, described, value.shape, fortran, value.tobytes("F" if fortran else "C"))
     return (_FROZEN, node) if is_frozen(value) else node
 
 
 def _write_scalar(value: Any, out: _Writer, depth: int) -> Any:
-    # As an array of one, a string would lose the zeros at its end; so it would in str(value).
+    # An array of one string would drop the zeros at its end, and so would str(value).
     if isinstance(value, np.str_):
         return (_SCALAR, "U", str.encode(value, "utf-8", "surrogatepass"))
     if isinstance(value, np.bytes_):
         return (_SCALAR, "S", bytes(value))
-    _, told, _, _, data = _write_array(np.asarray(value), _Writer(careful=False), depth)
+    _, described, _, _, data = _write_array(np.asarray(value), _Writer(careful=False), depth)
     if data is None:
         raise _Refused(f"is a scalar of {value.nbytes} bytes: make it an array")
-    return (_SCALAR, told, data)
+    return (_SCALAR, described, data)
 
 
 def _write_complex(value: complex, out: _Writer, depth: int) -> Any:
@@ -261,7 +268,7 @@ def _write_bytes(value: Any, out: _Writer, depth: int) -> Any:
 
 
 def _write_spec(value: TensorSpec, out: _Writer, depth: int) -> Any:
-    return (_SPEC, value.shape, tell_dtype(value.dtype), value.name)
+    return (_SPEC, value.shape, dtype_to_json(value.dtype), value.name)
 
 
 _WRITERS: dict[type, Callable[[Any, _Writer, int], Any]] = {
@@ -281,7 +288,7 @@ _WRITERS: dict[type, Callable[[Any, _Writer, int], Any]] = {
 
 
 def _explain(value: Any, refused: _Refused) -> NoReturn:
-    """Find the place by trying the parts one by one: encoding itself keeps no track of it, because that takes time."""
+    """Raise the error with the place of the refused part. It is found by encoding the parts one by one, because encoding keeps no track."""
     path, text = "value", str(refused)
     searching = not isinstance(refused, _TooDeep)
     while searching:
@@ -289,7 +296,7 @@ def _explain(value: Any, refused: _Refused) -> NoReturn:
         for where, part in _parts(value):
             try:
                 _node(part, _Writer(careful=True), 0)
-            except _Refused as deeper:  # its text only: kept itself, it would hold the callers' frames in a cycle
+            except _Refused as deeper:  # only its text is kept: the exception would hold the callers' frames in a cycle
                 path, value, text, searching = path + where, part, str(deeper), True
                 break
     _invalid(f"{path} {text}")
@@ -313,7 +320,7 @@ def _invalid(message: str) -> NoReturn:
 
 
 class _Reader:
-    """State of one decoding: frames that were used, kinds of namedtuple that were met."""
+    """State of one decoding: the unused frames, and the kinds of namedtuple so far."""
 
     __slots__ = ("_frames", "_kinds", "frames_left")
 
@@ -323,44 +330,45 @@ class _Reader:
         self._kinds: dict[tuple[str, tuple[str, ...]], type] = {}
 
     def frame(self) -> Any:
-        """The next frame; each is used once, so that no two arrays share memory."""
+        """Return the next frame. Each is used once, so that no two arrays share memory."""
         if self.frames_left == 0:
-            raise ValueError("it lacks a frame")
+            raise ValueError("a frame is missing")
         self.frames_left -= 1
         return next(self._frames)
 
     def kind(self, name: Any, fields: Any) -> Any:
-        """The namedtuple class of that name. Making one takes a third of a millisecond, so a value may not ask for many."""
+        """Return the namedtuple class of a name and fields. A value may have few kinds, because making a class takes a third of a
+        millisecond.
+        """
         if type(fields) is not list or not _STR.issuperset(map(type, [name, *fields])):
             raise ValueError("a namedtuple without proper names")
         key = (name, tuple(fields))
         kind = self._kinds.get(key)
         if kind is None:
-            if len(self._kinds) >= NAMEDTUPLE_KINDS_MAX or not is_kind(*key):
+            if len(self._kinds) >= NAMEDTUPLE_KINDS_MAX or not is_valid_kind(*key):
                 raise ValueError(f"more than {NAMEDTUPLE_KINDS_MAX} kinds of namedtuple, or one without proper names")
             kind = self._kinds[key] = generic_namedtuple(*key)
         return kind
 
 
 def decode(body: bytes | memoryview, frames: Sequence[Any], peer: str) -> Any:
-    """The value in a body and its frames.
+    """Return the value of a body and its frames.
 
-    Arrays are private to the caller and writable. A frame that is writable becomes the memory of its array without a copy:
-    give only frames that nobody else uses. A read-only one is copied, unless it is an array itself: that is frozen memory, and
-    what is made of it is read-only.
+    Arrays belong to the caller and are writable. A writable frame becomes the memory of its array without a copy, so pass only frames that
+    no other code uses. A read-only frame is copied, unless it is an array: that is frozen memory, and its array is read-only.
 
     Args:
-      frames: objects with the buffer protocol, as many as `encode` gave.
-      peer: whom to blame in an error.
+      frames: objects with the buffer protocol, as many as `encode` returned.
+      peer: name of the sender, for errors.
 
     Raises:
-      WireError: not the encoding of any value.
+      WireError: no value has this encoding.
     """
     if len(body) > HEADER_BYTES_MAX:
         raise WireError(peer, f"a value of {len(body)} bytes, at most {HEADER_BYTES_MAX} are allowed")
     try:
         node = unpack(body)
-        if not frames:  # the short way of most answers, and of the arguments of most calls
+        if not frames:  # the short way of most replies, and of the arguments of most calls
             cls = type(node)
             if cls in _PLAIN:
                 return node
@@ -375,25 +383,25 @@ def decode(body: bytes | memoryview, frames: Sequence[Any], peer: str) -> Any:
         reader = _Reader(frames)
         value = _value(node, reader, 0)
         if reader.frames_left:
-            raise ValueError(f"{reader.frames_left} frames too many")
+            raise ValueError(f"{reader.frames_left} frames are not used")
     except (msgspec.DecodeError, ValueError, TypeError, OverflowError, RecursionError) as error:
         raise WireError(peer, f"not a value of the safe codec: {error}") from None
     return value
 
 
-def array_alone(body: bytes | memoryview, peer: str) -> tuple[np.dtype[Any], tuple[int, ...], bool] | None:
-    """Dtype, shape, and whether the first index goes fastest, of a value that is one array with its bytes in a frame; else None.
+def single_array_layout(body: bytes | memoryview, peer: str) -> tuple[np.dtype[Any], tuple[int, ...], bool] | None:
+    """Return dtype, shape and Fortran order of a value that is a single array with its bytes in a frame; None for any other value.
 
     Raises:
-      WireError: not the encoding of any value.
+      WireError: no value has this encoding.
     """
     try:
         node = unpack(body)
         if type(node) is list and len(node) == 2 and node[0] == _FROZEN:
             node = node[1]
         match node:
-            case [int(tag), told, [*shape], bool(fortran), None] if tag == _ARRAY:
-                return read_dtype(told), tuple(shape), fortran
+            case [int(tag), described, [*shape], bool(fortran), None] if tag == _ARRAY:
+                return dtype_from_json(described), tuple(shape), fortran
     except (msgspec.DecodeError, ValueError, TypeError, OverflowError, RecursionError) as error:
         raise WireError(peer, f"not a value of the safe codec: {error}") from None
     return None
@@ -421,7 +429,7 @@ def _step(depth: int) -> int:
 def _read_map(node: dict[Any, Any], reader: _Reader, depth: int) -> Any:
     depth = _step(depth)
     if not _STR.issuperset(map(type, node)):
-        raise ValueError("a map with keys that are no str")
+        raise ValueError("a map with keys that are not str")
     if not _PLAIN.issuperset(map(type, node.values())):
         for key, item in node.items():
             node[key] = _value(item, reader, depth)
@@ -459,7 +467,7 @@ def _read_named(node: list[Any], reader: _Reader, depth: int) -> Any:
 
 
 def _read_array(node: list[Any], reader: _Reader, depth: int) -> Any:
-    _, told, shape, fortran, data = _exactly(node, 5)
+    _, described, shape, fortran, data = _exactly(node, 5)
     if type(fortran) is not bool:
         raise ValueError("an array without an order")
     if data is None:
@@ -468,30 +476,30 @@ def _read_array(node: list[Any], reader: _Reader, depth: int) -> Any:
             data = bytearray(data)
     else:
         data = bytearray(_bytes_in(data))
-    return rebuild(read_dtype(told), shape, fortran, data)
+    return rebuild(dtype_from_json(described), shape, fortran, data)
 
 
 def _read_frozen(node: list[Any], reader: _Reader, depth: int) -> Any:
     array = _value(_exactly(node, 2)[1], reader, _step(depth))
     if type(array) is not np.ndarray:
-        raise ValueError("something frozen that is no array")
+        raise ValueError("a frozen value that is not an array")
     return frozen(array)
 
 
 def _read_scalar(node: list[Any], reader: _Reader, depth: int) -> Any:
-    _, told, data = _exactly(node, 3)
+    _, described, data = _exactly(node, 3)
     data = _bytes_in(data)
-    if told == "U":
+    if described == "U":
         return np.str_(data.decode("utf-8", "surrogatepass"))
-    if told == "S":
+    if described == "S":
         return np.bytes_(data)
-    return rebuild(read_dtype(told), [], False, bytearray(data))[()]
+    return rebuild(dtype_from_json(described), [], False, bytearray(data))[()]
 
 
 def _read_complex(node: list[Any], reader: _Reader, depth: int) -> Any:
     _, real, imag = _exactly(node, 3)
     if type(real) is not float or type(imag) is not float:
-        raise ValueError("a complex number of other things than floats")
+        raise ValueError("a complex number whose parts are not floats")
     return complex(real, imag)
 
 
@@ -506,15 +514,15 @@ def _read_text(node: list[Any], reader: _Reader, depth: int) -> Any:
 
 def _read_bytes(node: list[Any], reader: _Reader, depth: int) -> Any:
     if _exactly(node, 2)[1] is not None:
-        raise ValueError("short bytes in a long form")
+        raise ValueError("short bytes in the form of long ones")
     return bytes(reader.frame())
 
 
 def _read_spec(node: list[Any], reader: _Reader, depth: int) -> Any:
-    _, shape, told, name = _exactly(node, 4)
+    _, shape, described, name = _exactly(node, 4)
     if not (shape is None or type(shape) is list) or not (name is None or type(name) is str):
         raise ValueError("a TensorSpec without a proper shape or name")
-    return TensorSpec(shape, read_dtype(told), name)
+    return TensorSpec(shape, dtype_from_json(described), name)
 
 
 _READERS: dict[int, Callable[[list[Any], _Reader, int], Any]] = {
@@ -547,5 +555,5 @@ def _at_least(node: list[Any], count: int) -> list[Any]:
 
 def _bytes_in(data: Any) -> bytes:
     if type(data) is not bytes:
-        raise ValueError("something else where bytes belong")
+        raise ValueError("another value where bytes belong")
     return data

@@ -1,17 +1,17 @@
 """Functions and any values as bytes, for peers that may run code here. The only module that pickles.
 
 Rules
-    Unpickling runs what the sender wrote: call `unpack*` only on what came from an authenticated peer that may send code.
+    Unpickling executes what the sender has written: call `unpack*` only for bytes of an authenticated peer that may send code.
 
-    Plain pickle goes first, because it is ten times faster; cloudpickle comes in for what plain pickle cannot do (lambdas,
-    closures) and for everything that refers to `__main__`, which is another module at the receiver. Functions and classes
-    of importable modules go by name, unless `send_by_value` says otherwise for their module.
+    Plain pickle is tried first, because it is ten times faster. cloudpickle does what plain pickle cannot (lambdas, closures), and
+    pickles all that refers to `__main__`, which is another module at the receiver. Functions and classes of importable modules are
+    pickled by name, unless `send_by_value` was called for their module.
 
-    What is in the pickle is a snapshot. Large arrays lie beside it as views of their memory: whoever packs copies them where they are
-    to be, or sends them, before the sender's code goes on. What is unpacked is private and writable, also where the sender's array
-    was read-only; only a frozen array is read-only everywhere.
+    The pickle is a snapshot. Large arrays lie beside it as views of their memory: the caller copies or sends them before the program
+    may change them. Unpickled arrays are private and writable, even if the sender's array was read-only; only frozen arrays are
+    read-only everywhere.
 
-Not here: which functions need to be pickled again (functions.py), and the bytes' way to the other side.
+Not here: which functions must be pickled again (functions.py), and the way of the bytes to the other side.
 """
 
 from __future__ import annotations
@@ -45,39 +45,41 @@ from zmqdist.specs import Function
 from zmqdist.wire.arrays import (
     BadArray,
     bytes_of,
+    dtype_from_json,
+    dtype_to_json,
     frozen,
     is_fortran,
     is_frozen,
-    read_dtype,
     rebuild,
-    tell_dtype,
     writable_alias,
 )
 
 Packed: TypeAlias = "bytes | list[Any]"
-"""One blob of at most INLINE_BYTES_MAX, or a list of buffers, the pickle first: a value for `unpack` or `unpack_parts`."""
+"""One blob of at most INLINE_BYTES_MAX, or a list of buffers with the pickle first: for `unpack` or `unpack_parts`."""
 
 
 class NotPicklableError(InvalidArgumentError, pickle.PicklingError):
-    """Something cannot be pickled; the message says what and where."""
+    """Part of a value cannot be pickled; the message names it and its place."""
 
 
 ATOMS = frozenset({NoneType, bool, int, float, complex, str, bytes})
 
 _NONE = pickle.dumps(None, 5)
 _NO_ARGUMENTS = pickle.dumps(((), {}), 5)
-"""What most functions return and many are called with: known by its bytes, without a pickler."""
+"""The result of most functions is None, and many calls have no arguments: their pickles are recognised without a pickler."""
 
 
 # -- values ---------------------------------------------------------------------------------------------------------
 
 
 def pack(value: Any) -> Packed:
-    """`value` as bytes when it is small, else as a list of buffers, which are the memory of large arrays in it: copy them, or send
-    them, before they change.
+    """Return a small value as bytes, a large one as a list of buffers.
+
+    The buffers show the memory of large arrays: copy or send them before the arrays change.
 
     Raises:
-      InvalidArgumentError: something in it cannot be pickled; the message says what and where, the cause is the original.
+      InvalidArgumentError: part of the value cannot be pickled; the message names it and its place, the cause is the original error.
+      ResourceExhaustedError: there is no memory for the pickle.
     """
     if value is None:
         return _NONE
@@ -89,11 +91,11 @@ def pack(value: Any) -> Packed:
 
 
 def unpack(blob: bytes | bytearray | memoryview) -> Any:
-    """The value of one blob. Its arrays are private and writable.
+    """Return the value of one blob. Its arrays are private and writable.
 
     Raises:
-      FailedPreconditionError: a module or a name in it does not exist here.
-      Exception: what a class in the pickle raises while it is rebuilt.
+      FailedPreconditionError: the pickle names a module or an object that does not exist here.
+      Exception: a class in the pickle raised it while an object was rebuilt.
     """
     if blob == _NONE:
         return None
@@ -103,10 +105,10 @@ def unpack(blob: bytes | bytearray | memoryview) -> Any:
 
 
 def unpack_parts(parts: Sequence[Any]) -> Any:
-    """The value of a list of buffers, in the order in which `pack` gave them. Raises as `unpack`.
+    """Return the value of a list of buffers, in the order in which `pack` returned them. Raises as `unpack`.
 
-    Writable buffers, and read-only arrays (the memory of frozen ones), become the memory of the arrays without a copy: give only buffers
-    that nobody else writes to. Other read-only buffers are copied.
+    A writable buffer, or a read-only array (the memory of a frozen one), becomes the memory of its array without a copy: pass only buffers
+    to which no other code writes. Other read-only buffers are copied.
     """
     buffers = [
         bytearray(part) if memoryview(part).readonly and not isinstance(part, np.ndarray) else part
@@ -116,7 +118,7 @@ def unpack_parts(parts: Sequence[Any]) -> Any:
 
 
 def pack_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Packed:
-    """The pair (args, kwargs) of one call, for `unpack` or `unpack_parts`. As `pack`; errors say `args[0]`, `kwargs['x']`."""
+    """Return the pair (args, kwargs) of a call for `unpack` or `unpack_parts`. As `pack`; errors name `args[0]`, `kwargs['x']`."""
     if not args and not kwargs:
         return _NO_ARGUMENTS
     if not kwargs and ATOMS.issuperset(map(type, args)):
@@ -130,9 +132,9 @@ def _pack(value: Any, roots: Sequence[tuple[str, Any]]) -> Packed:
     try:
         return _joined(_dumps(value, parts), parts)
     except MemoryError as error:
-        _fail_for_want_of_memory(roots[0][0], error)
+        _raise_no_memory(roots[0][0], error)
     except Exception as error:
-        _blame(roots, error)
+        _raise_not_picklable(roots, error)
 
 
 def _joined(blob: bytes, parts: list[Any]) -> Packed:
@@ -142,10 +144,10 @@ def _joined(blob: bytes, parts: list[Any]) -> Packed:
 
 
 class _Dump:
-    """One run of a pickler: its rule for arrays, and what it lays beside the pickle.
+    """One run of a pickler: its rule for arrays, and the buffers that it lays beside the pickle.
 
-    Must not be part of a reference cycle, and gives the pickler no views of views: the collector of some Pythons crashes on a memoryview
-    that a PickleBuffer of the same cycle was made from.
+    It must not be part of a reference cycle, and gives the pickler no views of views, because the garbage collector of some Pythons crashes
+    on a memoryview from which a PickleBuffer of the same cycle was made.
     """
 
     def __init__(self, parts: list[Any] | None) -> None:
@@ -154,18 +156,23 @@ class _Dump:
 
     def reduce_array(self, array: np.ndarray[Any, Any]) -> tuple[Any, ...] | str:
         try:
-            told = tell_dtype(array.dtype)
-        except BadArray:  # objects, and dtypes of other packages: numpy's own way
+            described = dtype_to_json(array.dtype)
+        except BadArray:  # objects, and dtypes of other packages, are pickled as NumPy does it
             return array.__reduce_ex__(5)
         fortran = is_fortran(array)
         if is_frozen(array):
-            return _frozen, (told, array.shape, fortran, _buffer(bytes_of(array)))
+            return _frozen, (described, array.shape, fortran, _buffer(bytes_of(array)))
         data = bytes_of(array)
-        # A read-only buffer would be one at the receiver, too.
-        return _array, (told, array.shape, fortran, _buffer(writable_alias(data) if data.readonly and data else data))
+        # A read-only buffer would be read-only at the receiver, too.
+        return _array, (
+            described,
+            array.shape,
+            fortran,
+            _buffer(writable_alias(data) if data.readonly and data else data),
+        )
 
     def keep(self, buffer: pickle.PickleBuffer) -> bool:
-        """Whether this buffer stays in the pickle."""
+        """Return whether this buffer stays in the pickle."""
         raw = buffer.raw()
         assert self._parts is not None
         if raw.nbytes <= INLINE_BYTES_MAX or len(self._parts) >= FRAMES_MAX - 2:
@@ -175,7 +182,7 @@ class _Dump:
 
 
 def _buffer(data: Any) -> pickle.PickleBuffer:
-    # An empty constant would be read-only.
+    # Not an empty constant, because that would be read-only.
     return pickle.PickleBuffer(np.frombuffer(data, np.uint8) if len(data) else bytearray())  # type: ignore[arg-type]
 
 
@@ -186,13 +193,15 @@ class _CloudPickler(cloudpickle.Pickler):  # type: ignore[misc]
 
 
 def _rules(table: dict[type, Callable[[Any], Any]]) -> dict[type, Callable[[Any], Any]]:
-    """With one for the proxies of multiprocessing's managers, where the program has some."""
+    """Return the rules of a pickler, with one for the proxies of multiprocessing's managers if the program has some."""
     managers = sys.modules.get("multiprocessing.managers")
     return table if managers is None else _WithProxies(table, managers.BaseProxy)
 
 
 class _WithProxies(dict[type, Callable[[Any], Any]]):
-    """Rules of a pickler that give a proxy the key of its manager along: a worker is no child of the program, which would inherit it."""
+    """Rules of a pickler that send a proxy with its manager's key, because a worker is no child of the program, which would inherit
+    the key.
+    """
 
     def __init__(self, table: dict[type, Callable[[Any], Any]], base: type) -> None:
         super().__init__(table)
@@ -210,7 +219,7 @@ def _reduce_proxy(proxy: Any) -> tuple[Any, ...]:
 
 
 def _dumps(value: Any, parts: list[Any] | None) -> bytes:
-    """The pickle of `value`; with `parts`, large arrays go there."""
+    """Return the pickle of a value; with `parts`, large arrays go there."""
     dump = _Dump(parts)
     pickler = pickle.Pickler(dump.file, 5, buffer_callback=None if parts is None else dump.keep)
     pickler.dispatch_table = _rules({**copyreg.dispatch_table, np.ndarray: dump.reduce_array})
@@ -219,12 +228,12 @@ def _dumps(value: Any, parts: list[Any] | None) -> bytes:
         blob = dump.file.getvalue()
         if b"__main__" not in blob and b"__mp_main__" not in blob and not _names_by_value_module(blob):
             return blob
-    except Exception:  # cloudpickle may know better; if not, its own error is raised below
+    except Exception:  # cloudpickle may be able to; if not, its error is raised below
         pass
     if parts is not None:
         parts.clear()
     main = sys.modules.get("__mp_main__")
-    if main is not None and main.__name__ == "__mp_main__":  # the script, in a child of multiprocessing
+    if main is not None and main.__name__ == "__mp_main__":  # this is a child of multiprocessing, and `main` the script
         cloudpickle.register_pickle_by_value(main)
     dump = _Dump(parts)
     _CloudPickler(dump, None if parts is None else dump.keep).dump(value)
@@ -235,14 +244,14 @@ def _names_by_value_module(blob: bytes) -> bool:
     return any(module.encode() in blob for module in cloudpickle.list_registry_pickle_by_value())
 
 
-def _array(told: Any, shape: tuple[int, ...], fortran: bool, buffer: Any) -> np.ndarray[Any, Any]:
-    """What the pickle of an array calls; the name is part of the protocol."""
-    return rebuild(read_dtype(told), shape, fortran, buffer)
+def _array(described: Any, shape: tuple[int, ...], fortran: bool, buffer: Any) -> np.ndarray[Any, Any]:
+    """Rebuild an array. The pickle calls it by this name, which is therefore part of the protocol."""
+    return rebuild(dtype_from_json(described), shape, fortran, buffer)
 
 
-def _frozen(told: Any, shape: tuple[int, ...], fortran: bool, buffer: Any) -> np.ndarray[Any, Any]:
-    """The same for a frozen one."""
-    return frozen(rebuild(read_dtype(told), shape, fortran, buffer))
+def _frozen(described: Any, shape: tuple[int, ...], fortran: bool, buffer: Any) -> np.ndarray[Any, Any]:
+    """Rebuild a frozen array; its name is part of the protocol, too."""
+    return frozen(rebuild(dtype_from_json(described), shape, fortran, buffer))
 
 
 def _loads(blob: Any, buffers: Sequence[Any]) -> Any:
@@ -250,15 +259,15 @@ def _loads(blob: Any, buffers: Sequence[Any]) -> Any:
         return pickle.loads(blob, buffers=buffers)
     except ModuleNotFoundError as error:
         raise FailedPreconditionError(
-            f"module {error.name!r} is not importable in {_here()}: functions and classes of importable modules go by name; "
-            "put it on the workers' PYTHONPATH, or send the module by value (zmqdist.coordinator.send_by_value)",
+            f"module {error.name!r} is not importable in {_here()}: functions and classes of importable modules are pickled by "
+            "name; put it on the workers' PYTHONPATH, or send the module by value (zmqdist.coordinator.send_by_value)",
         ) from error
     except AttributeError as error:
         if not str(error).startswith("Can't get attribute"):
             raise
         raise FailedPreconditionError(
-            f"{error} in {_here()}: functions and classes of importable modules go by name; put the sender's version of the "
-            "module on the workers' PYTHONPATH",
+            f"{error} in {_here()}: functions and classes of importable modules are pickled by name; put the sender's version "
+            "of the module on the workers' PYTHONPATH",
         ) from error
 
 
@@ -266,37 +275,37 @@ def _here() -> str:
     return f"process {os.getpid()} on {platform.node()}"
 
 
-# -- who is to blame ------------------------------------------------------------------------------------------------
+# -- what cannot be pickled -----------------------------------------------------------------------------------------
 
 
-def _fail_for_want_of_memory(what: str, error: MemoryError) -> NoReturn:
-    """What is pickled is not to blame, and is not pickled again to look at its parts."""
+def _raise_no_memory(what: str, error: MemoryError) -> NoReturn:
+    """Raise the error for missing memory. The value is not pickled again to find a part at fault, because none is."""
     said = f": {error}" if str(error) else ""
-    text = f"no memory to pickle {what}{said}. Give less at a time; arrays of NumPy are not copied into the pickle, lists and text are"
+    text = f"no memory to pickle {what}{said}. Send less at a time; NumPy arrays are not copied into the pickle, lists and text are"
     raise ResourceExhaustedError(text) from error
 
 
-def _blame(roots: Sequence[tuple[str, Any]], error: Exception) -> NoReturn:
-    """Go down to the smallest part that cannot be pickled on its own, and say where it is."""
-    path, culprit = roots[0]
+def _raise_not_picklable(roots: Sequence[tuple[str, Any]], error: Exception) -> NoReturn:
+    """Search for the smallest part that cannot be pickled on its own, and raise an error that names its place."""
+    path, smallest = roots[0]
     parts: Iterator[tuple[str, Any]] = iter(roots)
     seen: list[Any] = []
     while len(seen) < DEPTH_MAX:
         for where, part in parts:
-            fault = None if any(part is other for other in seen) else _fault(part)
+            fault = None if any(part is other for other in seen) else _pickling_error(part)
             if fault is not None:
-                path, culprit, error = (where if not seen else path + where), part, fault
+                path, smallest, error = (where if not seen else path + where), part, fault
                 seen.append(part)
                 parts = _parts(part)
                 break
         else:
             break
     raise NotPicklableError(
-        f"{path}, a {_type_name(culprit)}, cannot be pickled: {type(error).__name__}: {error}"
+        f"{path}, a {_type_name(smallest)}, cannot be pickled: {type(error).__name__}: {error}"
     ) from error
 
 
-def _fault(value: Any) -> Exception | None:
+def _pickling_error(value: Any) -> Exception | None:
     try:
         _dumps(value, None)
     except Exception as error:
@@ -324,7 +333,7 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
             yield from ((f".args[{index}]", item) for index, item in enumerate(value.args))
             yield from ((f".keywords[{key!r}]", item) for key, item in value.keywords.items())
         case _ if not any("__reduce__" in cls.__dict__ for cls in type(value).__mro__[:-1]):
-            # One with a rule of its own for pickles says by itself what is wrong.
+            # The error of an object with its own rule for pickles names the fault already.
             yield from ((f".{name}", item) for name, item in getattr(value, "__dict__", {}).items())
 
 
@@ -345,7 +354,7 @@ def _type_name(value: Any) -> str:
 
 
 def describe(fn: Any) -> str:
-    """`module.name` of a function, method, partial, class or callable object, for messages."""
+    """Return `module.name` of a function, method, partial, class or callable object, for messages."""
     if isinstance(fn, functools.partial):
         return describe(fn.func)
     if getattr(fn, "__qualname__", None) is None:
@@ -354,43 +363,43 @@ def describe(fn: Any) -> str:
 
 
 def pack_function(fn: Callable[..., Any]) -> bytes:
-    """A function for `unpack`: by name where it is importable, else with its code and a snapshot of what it captures.
+    """Return a function for `unpack`: by name if it is importable, else with its code and a snapshot of all that it captures.
 
     Raises:
-      InvalidArgumentError: it captures something that cannot be pickled; the message says what.
+      InvalidArgumentError: it captures a value that cannot be pickled; the message names it.
     """
     try:
         return _dumps(fn, None)
     except Exception as error:
-        _blame(((describe(fn), fn),), error)
+        _raise_not_picklable(((describe(fn), fn),), error)
 
 
-def pack_function_apart(fn: Callable[..., Any]) -> Packed:
-    """The same with the large arrays that it captures beside the pickle, as `pack`: for `unpack` or `unpack_parts`.
+def pack_function_parts(fn: Callable[..., Any]) -> Packed:
+    """As `pack_function`, with the large arrays that it captures beside the pickle, as `pack` does: for `unpack` or `unpack_parts`.
 
-    Raises: as `pack_function`.
+    Raises: as `pack_function`; ResourceExhaustedError if there is no memory for the pickle.
     """
     parts: list[Any] = []
     try:
         return _joined(_dumps(fn, parts), parts)
     except MemoryError as error:
-        _fail_for_want_of_memory(describe(fn), error)
+        _raise_no_memory(describe(fn), error)
     except Exception as error:
-        _blame(((describe(fn), fn),), error)
+        _raise_not_picklable(((describe(fn), fn),), error)
 
 
 class _Unset:
-    """Stands for a captured variable that has no value yet."""
+    """Stands for a captured variable without a value."""
 
 
 UNSET = _Unset()
 
 
 def cell_content(cell: Any) -> Any:
-    """What a closure cell holds; UNSET when nothing was assigned to its variable yet."""
+    """Return the value of a closure cell; UNSET if its variable has no value yet."""
     try:
         return cell.cell_contents
-    except ValueError:  # not assigned yet
+    except ValueError:  # nothing was assigned to the variable yet
         return UNSET
 
 
@@ -398,8 +407,10 @@ _names_of_code: dict[int, tuple[CodeType, tuple[str, ...]]] = {}
 
 
 def global_names(code: CodeType) -> tuple[str, ...]:
-    """The globals that a function's code names, inner functions included: those that cloudpickle takes along."""
-    known = _names_of_code.get(id(code))  # by id, because comparing code objects is slow; the entry holds the code
+    """Return the globals that a function's code names, inner functions included: cloudpickle pickles their values."""
+    known = _names_of_code.get(
+        id(code)
+    )  # by id, because comparing code objects is slow; the entry keeps the code alive
     if known is not None:
         return known[1]
     names = {i.argval: None for i in dis.get_instructions(code) if i.opname in _GLOBAL_OPS}
@@ -440,11 +451,11 @@ def send_by_value(module: ModuleType | str) -> None:
 
 
 _MAINS = frozenset({"__main__", "__mp_main__"})
-"""The script, also as children of multiprocessing know it."""
+"""Names of the script's module, the second one in children of multiprocessing."""
 
 
 def goes_by_name(value: Any) -> bool:
-    """Whether a function or class is found under its name in an importable module, so that its pickle is the name."""
+    """Return whether a function or class is pickled as its name: an importable module has it under that name."""
     name, path = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
     if name is None or path is None or name in _MAINS:
         return False
@@ -457,7 +468,7 @@ def goes_by_name(value: Any) -> bool:
 
 
 def is_importable_module(module: ModuleType) -> bool:
-    """Whether a module goes by its name: it is not `__main__`, not made by hand, not registered to be pickled by value."""
+    """Return whether a module is pickled as its name: it is not `__main__`, not made by hand, and not registered to be pickled by value."""
     name = getattr(module, "__name__", None)
     if name in _MAINS or name is None or sys.modules.get(name) is not module:
         return False
@@ -469,10 +480,10 @@ def is_importable_module(module: ModuleType) -> bool:
 
 
 class RemoteTraceback(Exception):
-    """The traceback of another process, as text; it is the `__cause__` of an error that came from there.
+    """The traceback of another process, as text. It is the `__cause__` of an error that was raised there.
 
     Attributes:
-      unpickling: the function had not begun: it, or its arguments, could not be unpickled there.
+      unpickling: the function had not begun, because it or its arguments could not be unpickled there.
     """
 
     unpickling = False
@@ -482,27 +493,27 @@ class RemoteTraceback(Exception):
 
 
 def pack_error(error: BaseException, *, unpickling: bool = False) -> bytes:
-    """An exception with its traceback, at most a few times ERROR_BYTES_MAX. Never raises.
+    """Return an exception with its traceback, at most a few times ERROR_BYTES_MAX. Never raises.
 
-    It keeps its class and attributes where these can be pickled *and* rebuilt, which is tried here; else it arrives as an
-    UnknownError with its class's name and its text. A StopIteration, which would end the receiver's own loops, becomes an
-    OutOfRangeError. With `unpickling` it was met before the function began, and its RemoteTraceback says so.
+    The exception keeps its class and attributes if it can be pickled *and* rebuilt, which is tried here; else it arrives as an UnknownError
+    with the name of its class and its text. A StopIteration would end loops of the receiver, so it becomes an OutOfRangeError. With
+    `unpickling`, it was raised before the function began, and its RemoteTraceback says so.
     """
-    told = traceback.format_exception(error)
-    text = _cut("".join(told))
+    lines = traceback.format_exception(error)
+    text = _cut("".join(lines))
     if isinstance(error, StopIteration):
         error = OutOfRangeError(f"StopIteration: {_text(error)}")
     return pickle.dumps((_pickled_error(error), _type_name(error), _text(error), text, unpickling), 5)
 
 
 def unpack_error(blob: bytes | bytearray | memoryview) -> BaseException:
-    """A fresh copy of the exception, with a `RemoteTraceback` as its `__cause__`."""
+    """Return a new copy of the exception, with a `RemoteTraceback` as its `__cause__`."""
     pickled, type_name, text, remote, unpickling = pickle.loads(blob)
     error: BaseException | None = None
     if pickled:
         try:
             error = _loads(pickled, ())
-        except Exception:  # its class is not importable here: the name and the text have to do
+        except Exception:  # its class is not importable here: use its name and text
             error = None
     if not isinstance(error, BaseException):
         error = UnknownError(f"{type_name}: {text}")
@@ -511,25 +522,28 @@ def unpack_error(blob: bytes | bytearray | memoryview) -> BaseException:
     return error
 
 
-def tamed(error: BaseException) -> BaseException:
-    """An error that a function raised, for whoever asked: SystemExit and KeyboardInterrupt end the one who raises them, and must not end
-    the one who gets the result, so they become an UnknownError, whose `original_exception` says which it was."""
+def as_ordinary_error(error: BaseException) -> BaseException:
+    """Return the error that a function raised in a form that ends no other process.
+
+    SystemExit and KeyboardInterrupt end the process that raises them, and must not end the one that gets the result. So they become an
+    UnknownError, whose `original_exception` is the original.
+    """
     if isinstance(error, Exception):
         return error
     mild = UnknownError(f"the function raised {type(error).__name__}({_text(error)})")
-    if type(error) in _ENDS and ATOMS.issuperset(map(type, error.args)):
+    if type(error) in _PROGRAM_ENDS and ATOMS.issuperset(map(type, error.args)):
         mild.original_exception = type(error)(*error.args)  # type: ignore[attr-defined]
     return mild.with_traceback(error.__traceback__)
 
 
-_ENDS: Final = (SystemExit, KeyboardInterrupt, GeneratorExit)
+_PROGRAM_ENDS: Final = (SystemExit, KeyboardInterrupt, GeneratorExit)
 
-_ITS_OWN: Final = (Exception, SystemExit, GeneratorExit)
+_RAISED_BY_METHODS: Final = (Exception, SystemExit, GeneratorExit)
 """What the methods of an exception may raise. Not KeyboardInterrupt, which may be the user's Ctrl-C."""
 
 
 class _Bare:
-    """An exception that is rebuilt without its constructor, whose arguments `args` often are not."""
+    """An exception that is rebuilt without its constructor, because `args` often are not the constructor's arguments."""
 
     def __init__(self, error: BaseException) -> None:
         self.error = error
@@ -546,12 +560,15 @@ def _rebuild_bare(cls: type[BaseException], args: tuple[Any, ...], state: dict[s
 
 
 def _pickled_error(error: BaseException) -> bytes:
-    """Empty when no way gives the same class again. A copy whose text differs was rebuilt from the wrong arguments."""
+    """Return the pickle of an exception; empty if no way gives the same class again.
+
+    A copy whose text differs was rebuilt from the wrong arguments.
+    """
     for form, is_last in ((error, False), (_Bare(error), True)):
         try:
             blob = _dumps(form, None)
             copy = pickle.loads(blob)
-        except _ITS_OWN:
+        except _RAISED_BY_METHODS:
             continue
         if type(copy) is type(error) and (is_last or _text(copy) == _text(error)):
             return blob if len(blob) <= ERROR_BYTES_MAX else b""
@@ -561,12 +578,12 @@ def _pickled_error(error: BaseException) -> bytes:
 def _text(error: BaseException) -> str:
     try:
         return _cut(str(error))
-    except _ITS_OWN as broken:
+    except _RAISED_BY_METHODS as broken:
         return f"(its own str() raised {type(broken).__name__})"
 
 
 def _cut(text: str) -> str:
-    """The end of a long text, which for a traceback is the place and the error. Without halves of surrogate pairs."""
+    """Return the end of a long text, where a traceback has the place and the error, without halves of surrogate pairs."""
     if len(text) > ERROR_BYTES_MAX // 4:
         text = f"({len(text)} characters, the last of them:) ..." + text[-ERROR_BYTES_MAX // 8 :]
     return text.encode("utf-8", "backslashreplace").decode()

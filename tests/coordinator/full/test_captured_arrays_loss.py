@@ -21,8 +21,8 @@ def test_a_worker_in_the_place_of_a_dead_one_and_one_that_joins_get_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared: bool
 ) -> None:
     if not shared:
-        monkeypatch.setenv(shm_pool.VARIABLE, "off")
-        monkeypatch.setattr(shm_pool, "_arena", None)
+        monkeypatch.setenv(shm_pool.POOL_VARIABLE, "off")
+        monkeypatch.setattr(shm_pool, "_pool", None)
         monkeypatch.setattr(shm_pool, "_tried", False)
     array = np.ones(SIZE)
 

@@ -17,8 +17,8 @@ from zmqdist.transport import shm_pool
 
 
 def test_without_shared_memory_it_is_read_from_its_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(shm_pool.VARIABLE, "off")
-    monkeypatch.setattr(shm_pool, "_arena", None)
+    monkeypatch.setenv(shm_pool.POOL_VARIABLE, "off")
+    monkeypatch.setattr(shm_pool, "_pool", None)
     monkeypatch.setattr(shm_pool, "_tried", False)
     with zd.local_cluster(workers=2) as cluster, ClusterCoordinator(cluster) as coordinator:
         value = kept(coordinator, zeros)

@@ -6,14 +6,14 @@ import json
 
 import pytest
 
-from zmqdist.data.service.dispatcher.machine.worker_slots import HostList, host_and_port
+from zmqdist.data.service.dispatcher.machine.worker_list import WorkerList, host_and_port
 from zmqdist.errors import FailedPreconditionError, NotFoundError
 
 REFUSED = "Failed to assign an index for worker {}. .*The worker's address is not configured, or other workers are already running"
 
 
-def joined(entries: list[str], *workers: str) -> HostList:
-    hosts = HostList(entries)
+def joined(entries: list[str], *workers: str) -> WorkerList:
+    hosts = WorkerList(entries)
     for worker in workers:
         hosts.join(worker)
     return hosts
@@ -76,10 +76,10 @@ def test_a_worker_has_the_place_of_the_entry_that_fits_it_best(
 )
 def test_who_fits_no_entry_is_refused_and_changes_nothing(entries: list[str], there: list[str], worker: str) -> None:
     hosts = joined(entries, *there)
-    before = hosts.told()
+    before = hosts.snapshot()
     with pytest.raises(FailedPreconditionError, match=REFUSED.format(worker.replace("[", r"\["))):
         hosts.join(worker)
-    assert hosts.told() == before
+    assert hosts.snapshot() == before
 
 
 def test_an_empty_list_refuses_nobody_and_has_a_place_for_nobody() -> None:
@@ -127,20 +127,20 @@ def test_an_entry_with_a_port_is_given_to_no_other_port() -> None:
 def test_its_state_is_plain_and_goes_on_in_another_process() -> None:
     hosts = joined(["a", "b:2", "a"], "a:1", "b:2")
     hosts.leave("a:1")
-    other = HostList(["a", "b:2", "a"])
-    other.restore(json.loads(json.dumps(hosts.told())))
-    assert other.told() == hosts.told() == (("a:1", False), ("b:2", True), ("", False))
+    other = WorkerList(["a", "b:2", "a"])
+    other.restore(json.loads(json.dumps(hosts.snapshot())))
+    assert other.snapshot() == hosts.snapshot() == (("a:1", False), ("b:2", True), ("", False))
     other.join("a:5")
     assert other.index_of("a:5") == 0
 
 
 def test_of_a_list_that_was_changed_only_what_fits_is_restored() -> None:
-    hosts = HostList(["b", "b:2"])
+    hosts = WorkerList(["b", "b:2"])
     hosts.restore([("a:1", True), ("b:2", True), ("c:1", True)])
-    assert hosts.told() == (("", False), ("b:2", True))
+    assert hosts.snapshot() == (("", False), ("b:2", True))
 
 
 def test_leaving_without_a_place_is_nothing() -> None:
     hosts = joined(["a"], "a:1")
     hosts.leave("b:1")
-    assert hosts.told() == (("a:1", True),)
+    assert hosts.snapshot() == (("a:1", True),)

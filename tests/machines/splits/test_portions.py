@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from zmqdist.data.service.dispatcher.machine import questions as q
+from zmqdist.data.service.dispatcher.machine import events as ev
 from zmqdist.data.service.dispatcher.machine import range_math
 from zmqdist.data.service.dispatcher.machine import records as r
 from zmqdist.data.service.dispatcher.machine import runs as sets
-from zmqdist.data.service.dispatcher.machine.machine import Splits
-from zmqdist.data.service.dispatcher.machine.state import State
+from zmqdist.data.service.dispatcher.machine.machine import DataDispatcherMachine
+from zmqdist.data.service.dispatcher.machine.state import DurableState
 from zmqdist.data.service.dispatcher.machine.tables import Rules
 from zmqdist.errors import ABORTED, FAILED_PRECONDITION, NOT_FOUND, RESOURCE_EXHAUSTED, UNAVAILABLE
 from zmqdist.events import Ticked
@@ -29,7 +29,7 @@ class World:
         self, positions: int = 20, repetitions: int = 1, grain: int = 1, ordered: bool = False, consumers: int = 0
     ) -> None:
         self.rules = Rules(fault_tolerant=True)
-        self.machine = Splits(self.rules, NUMBER, 0.0)
+        self.machine = DataDispatcherMachine(self.rules, NUMBER, 0.0)
         self.now = 0.0
         self.records: list[bytes] = []
         self.full = False
@@ -37,29 +37,29 @@ class World:
         self.tokens = 0
         self.terms = r.Terms("a", r.DYNAMIC, consumers, delivery=r.EXACTLY_ONCE, ordered=ordered)
         self.grain = (positions, repetitions, grain)
-        self.handle(q.RegisterRequest(self.token(), 1, "a", "print", "{}"))
+        self.handle(ev.RegisterRequest(self.token(), 1, "a", "print", "{}"))
 
     def token(self) -> int:
         self.tokens += 1
         return self.tokens
 
-    def handle(self, event: q.Event) -> None:
+    def handle(self, event: ev.Event) -> None:
         effects = self.machine.handle(event, self.now)
         while effects:
-            more: list[q.Effect] = []
+            more: list[ev.Effect] = []
             for effect in effects:
                 match effect:
-                    case q.AnswerRequest(token, value):
+                    case ev.ReplyToRequest(token, value):
                         self.answers[token] = value
-                    case q.FailRequest(token, code, message):
+                    case ev.FailRequest(token, code, message):
                         self.answers[token] = (code, message)
-                    case q.CommitJournal() if self.full:
-                        more += self.machine.handle(q.JournalFailed(RESOURCE_EXHAUSTED, "disk full"), self.now)
-                    case q.Reload():
+                    case ev.CommitJournal() if self.full:
+                        more += self.machine.handle(ev.JournalFailed(RESOURCE_EXHAUSTED, "disk full"), self.now)
+                    case ev.Reload():
                         self.machine.restore(self.replayed(), [], self.now)
-                    case q.CommitJournal(records):
+                    case ev.CommitJournal(records):
                         self.records += records
-                        more += self.machine.handle(q.JournalCommitted(), self.now)
+                        more += self.machine.handle(ev.JournalCommitted(), self.now)
             effects = more
 
     def ask(self, kind: Any, *args: Any, **more: Any) -> int:
@@ -70,33 +70,33 @@ class World:
     def answer(self, token: int) -> Any:
         return self.answers.get(token, NONE_YET)
 
-    def worker(self, life: int) -> int:
-        self.handle(q.WorkerJoined(f"worker:{life}", f"host:{life}", life))
-        return life
+    def worker(self, incarnation: int) -> int:
+        self.handle(ev.WorkerJoined(f"worker:{incarnation}", f"host:{incarnation}", incarnation))
+        return incarnation
 
-    def open(self, saved: q.SavedRequest | None = None, consumer: int = -1) -> int:
+    def open(self, saved: ev.SavedRequest | None = None, consumer: int = -1) -> int:
         token = self.ask(
-            q.Open, self.token(), "job", 0, self.terms, (20,), consumer=consumer, grain=self.grain, saved=saved
+            ev.OpenRequest, self.token(), "job", 0, self.terms, (20,), consumer=consumer, grain=self.grain, saved=saved
         )
         told = self.answer(token)
         if isinstance(told[1], str):
             raise AssertionError(told)
         return int(told[0])
 
-    def task(self, life: int) -> int:
-        number = next(each.number for each in self.machine.state.workers.values() if each.life == life)
+    def task(self, incarnation: int) -> int:
+        number = next(each.number for each in self.machine.state.workers.values() if each.incarnation == incarnation)
         return next(each.id for each in self.machine.state.tasks.values() if each.worker == number)
 
-    def want(self, life: int, client: int, count: int = 1, request: int | None = None) -> int:
+    def want(self, incarnation: int, client: int, count: int = 1, request: int | None = None) -> int:
         request = self.token() if request is None else request
-        return self.ask(q.AskPortions, NUMBER, self.task(life), life, client, request, count)
+        return self.ask(ev.PortionsRequest, NUMBER, self.task(incarnation), incarnation, client, request, count)
 
-    def given(self, life: int, client: int, count: int = 1) -> list[int]:
-        told = self.answer(self.want(life, client, count))
+    def given(self, incarnation: int, client: int, count: int = 1) -> list[int]:
+        told = self.answer(self.want(incarnation, client, count))
         return [] if told == NONE_YET else [each[0] for each in told]
 
     def acknowledge(self, client: int, *marks: tuple[int, int, bool]) -> Any:
-        return self.answer(self.ask(q.AcknowledgeRequest, NUMBER, client, marks))
+        return self.answer(self.ask(ev.AcknowledgeRequest, NUMBER, client, marks))
 
     @property
     def iteration(self) -> r.Iteration:
@@ -107,13 +107,13 @@ class World:
         assert self.iteration.portions is not None
         return self.iteration.portions
 
-    def saved(self, client: int, done: list[tuple[int, int]], open_: list[tuple[int, int]] = []) -> q.SavedRequest:  # noqa: B006
+    def saved(self, client: int, done: list[tuple[int, int]], open_: list[tuple[int, int]] = []) -> ev.SavedRequest:  # noqa: B006
         p = self.portions
         cut = p.positions, p.repetitions, p.length
-        return q.SavedRequest(NUMBER, self.iteration.id, client, cut, len(p.next), tuple(done), tuple(open_))
+        return ev.SavedRequest(NUMBER, self.iteration.id, client, cut, len(p.next), tuple(done), tuple(open_))
 
-    def replayed(self) -> State:
-        state = State(number=NUMBER)
+    def replayed(self) -> DurableState:
+        state = DurableState(number=NUMBER)
         for record in self.records:
             state.apply(r.decode(record))
         return state
@@ -179,10 +179,10 @@ def test_e1_a_portion_is_given_to_one_task_for_one_client_and_to_the_same_questi
 
 def test_e2_the_iteration_ends_with_the_last_acknowledgement() -> None:
     world = World(positions=2)
-    life = world.worker(1)
+    incarnation = world.worker(1)
     client = world.open()
-    assert world.given(life, client) + world.given(life, client) == [0, 1]
-    waits = world.want(life, client)
+    assert world.given(incarnation, client) + world.given(incarnation, client) == [0, 1]
+    waits = world.want(incarnation, client)
     world.acknowledge(client, (1, 5, True), (0, 4, False))
     assert world.answer(waits) == NONE_YET
     assert not world.iteration.finished
@@ -190,7 +190,7 @@ def test_e2_the_iteration_ends_with_the_last_acknowledgement() -> None:
     assert world.iteration.finished
     assert world.answer(waits) == []
     late = world.open()
-    assert world.answer(world.ask(q.Watch, NUMBER, late, 0))[2] is True
+    assert world.answer(world.ask(ev.WatchRequest, NUMBER, late, 0))[2] is True
 
 
 def test_e2_an_iteration_without_positions_ends_at_once() -> None:
@@ -208,7 +208,7 @@ def test_e3_what_a_lost_worker_had_is_given_out_first_without_what_was_acknowled
     waits = world.want(one, client, 2)
     assert [each[0] for each in world.answer(waits)] == [1, 2]
     world.acknowledge(client, (0, 3, True), (1, 2, False))
-    world.handle(q.WorkerGone(one))
+    world.handle(ev.WorkerGone(one))
     token = world.want(two, client)
     assert world.answer(token) == [(1, 0, 1, 1, 2)]
 
@@ -219,11 +219,11 @@ def test_e3_a_worker_whose_place_another_had_goes_on_when_it_has_the_place_again
     one = world.worker(1)
     client = world.open()
     task = world.task(one)
-    world.handle(q.WorkerGone(one))
-    world.handle(q.WorkerJoined("worker:1", "host:2", 2, (), False))
-    assert world.answer(world.ask(q.AskPortions, NUMBER, task, one, client, 50, 1))[0] == UNAVAILABLE
-    world.handle(q.WorkerGone(2))
-    world.handle(q.WorkerJoined("worker:1", "host:1", one, (), False))
+    world.handle(ev.WorkerGone(one))
+    world.handle(ev.WorkerJoined("worker:1", "host:2", 2, (), False))
+    assert world.answer(world.ask(ev.PortionsRequest, NUMBER, task, one, client, 50, 1))[0] == UNAVAILABLE
+    world.handle(ev.WorkerGone(2))
+    world.handle(ev.WorkerJoined("worker:1", "host:1", one, (), False))
     assert world.task(one) == task
     assert world.given(one, client) == [0]
 
@@ -236,12 +236,12 @@ def test_e3_a_question_that_waits_gets_what_becomes_free_and_is_refused_when_its
     assert world.given(one, client) == [0]
     waits = world.want(two, client)
     assert world.answer(waits) == NONE_YET
-    world.handle(q.WorkerGone(one))
+    world.handle(ev.WorkerGone(one))
     assert [each[0] for each in world.answer(waits)] == [0]
     world.worker(one)
     waits = world.want(one, client)
     assert world.answer(waits) == NONE_YET
-    world.handle(q.WorkerGone(one))
+    world.handle(ev.WorkerGone(one))
     assert world.answer(waits)[0] == UNAVAILABLE
 
 
@@ -250,7 +250,7 @@ def test_e3_a_worker_whose_connection_broke_is_given_nothing_until_it_is_back() 
     world = World(positions=2)
     one, two = world.worker(1), world.worker(2)
     client = world.open()
-    world.handle(q.WorkerGone(one))
+    world.handle(ev.WorkerGone(one))
     assert world.answer(world.want(one, client))[0] == UNAVAILABLE
     assert world.given(two, client) == [0]
     world.worker(one)
@@ -264,11 +264,11 @@ def test_e3_in_order_what_lies_before_a_portion_that_is_computed_alone_is_given_
     client = world.open()
     assert world.given(one, client) == [0]
     assert world.given(two, client) == [1]
-    world.handle(q.WorkerGone(two))
+    world.handle(ev.WorkerGone(two))
     assert world.given(three, client) == [1]
     waits = world.want(three, client, 4)
     assert world.answer(waits) == NONE_YET
-    world.handle(q.WorkerGone(one))
+    world.handle(ev.WorkerGone(one))
     assert [each[0] for each in world.answer(waits)] == [0]
     waits = world.want(three, client)
     assert world.answer(waits) == NONE_YET
@@ -278,11 +278,11 @@ def test_e3_in_order_what_lies_before_a_portion_that_is_computed_alone_is_given_
 
 def test_e3_an_answer_that_was_lost_is_computed_again() -> None:
     world = World(positions=1)
-    life = world.worker(1)
+    incarnation = world.worker(1)
     client = world.open()
-    assert world.given(life, client) == [0]
-    waits = world.want(life, client)
-    world.ask(q.Missed, NUMBER, client, life)
+    assert world.given(incarnation, client) == [0]
+    waits = world.want(incarnation, client)
+    world.ask(ev.MissedRequest, NUMBER, client, incarnation)
     assert [each[0] for each in world.answer(waits)] == [0]
 
 
@@ -291,47 +291,47 @@ def test_e3_a_worker_that_came_back_while_no_dispatcher_looked_has_nothing() -> 
     one = world.worker(1)
     client = world.open()
     assert world.given(one, client) == [0]
-    world.handle(q.WorkerJoined("worker:1", "host:1", 2))
+    world.handle(ev.WorkerJoined("worker:1", "host:1", 2))
     assert world.given(2, client) == [0]
 
 
 def test_e4_a_released_client_leaves_the_rest_to_others() -> None:
     world = World()
-    life = world.worker(1)
+    incarnation = world.worker(1)
     a, b = world.open(), world.open()
-    assert world.given(life, a) == [0]
+    assert world.given(incarnation, a) == [0]
     world.acknowledge(a, (0, 3, False))
-    world.ask(q.ReleaseRequest, NUMBER, a)
-    token = world.want(life, b)
+    world.ask(ev.ReleaseRequest, NUMBER, a)
+    token = world.want(incarnation, b)
     assert world.answer(token) == [(0, 0, 0, 1, 3)]
     assert world.acknowledge(a, (0, 9, True))[0] == NOT_FOUND
 
 
 def test_e4_a_client_that_is_silent_is_released() -> None:
     world = World()
-    life = world.worker(1)
+    incarnation = world.worker(1)
     a = world.open()
-    assert world.given(life, a) == [0]
-    world.ask(q.Watch, NUMBER, a, 0)
+    assert world.given(incarnation, a) == [0]
+    world.ask(ev.WatchRequest, NUMBER, a, 0)
     world.now = world.rules.gc_check_s + 1
     b = world.open()
     world.handle(Ticked())
     assert a not in world.machine.state.clients
-    assert world.given(life, b) == [0]
+    assert world.given(incarnation, b) == [0]
 
 
 @pytest.mark.parametrize("taken", [False, True])
 def test_e5_who_goes_on_from_a_state_gets_what_was_acknowledged_after_it(taken: bool) -> None:
     world = World(positions=5)
-    life = world.worker(1)
+    incarnation = world.worker(1)
     old = world.open()
     for number in range(5):
-        assert world.given(life, old) == [number]
+        assert world.given(incarnation, old) == [number]
     world.acknowledge(old, *((number, 4, True) for number in range(5 if taken else 3)))
     assert world.iteration.finished == taken
     new = world.open(world.saved(old, [(0, 1)], [(1, 2)]))
     assert not world.iteration.finished
-    told = [world.answer(world.want(life, new))[0] for _ in range(4)]
+    told = [world.answer(world.want(incarnation, new))[0] for _ in range(4)]
     assert [(each[0], each[4]) for each in told] == [(1, 2), (2, 0), (3, 0), (4, 0)]
     world.acknowledge(new, *((number, 4, True) for number in range(1, 5)))
     assert world.iteration.finished
@@ -339,41 +339,41 @@ def test_e5_who_goes_on_from_a_state_gets_what_was_acknowledged_after_it(taken: 
 
 def test_e5_the_reader_of_before_is_told_that_another_took_over() -> None:
     world = World()
-    life = world.worker(1)
+    incarnation = world.worker(1)
     old = world.open()
-    watch = world.ask(q.Watch, NUMBER, old, world.answer(world.ask(q.Watch, NUMBER, old, 0))[0])
+    watch = world.ask(ev.WatchRequest, NUMBER, old, world.answer(world.ask(ev.WatchRequest, NUMBER, old, 0))[0])
     new = world.open(world.saved(old, []))
     assert world.answer(watch) is None
-    for kind, args in ((q.Watch, (0,)), (q.AcknowledgeRequest, ((),))):
+    for kind, args in ((ev.WatchRequest, (0,)), (ev.AcknowledgeRequest, ((),))):
         code, message = world.answer(world.ask(kind, NUMBER, old, *args))
         assert code == ABORTED
         assert "taken over" in message
     newest = world.open(world.saved(old, []))  # the same state once more
     assert list(world.machine.state.clients) == [newest] != [new]
-    assert world.given(life, newest) == [0]
+    assert world.given(incarnation, newest) == [0]
 
 
 def test_e5_a_closed_reader_may_go_on_if_nobody_went_on_with_its_part() -> None:
     world = World()
-    life = world.worker(1)
+    incarnation = world.worker(1)
     old = world.open()
-    assert world.given(life, old) == [0]
+    assert world.given(incarnation, old) == [0]
     world.acknowledge(old, (0, 3, False))
     saved = world.saved(old, [], [(0, 1)])
-    world.ask(q.ReleaseRequest, NUMBER, old)
+    world.ask(ev.ReleaseRequest, NUMBER, old)
     new = world.open(saved)
-    assert world.answer(world.want(life, new)) == [(0, 0, 0, 1, 1)]
+    assert world.answer(world.want(incarnation, new)) == [(0, 0, 0, 1, 1)]
 
 
 def test_e5_a_state_whose_elements_would_be_lost_is_refused() -> None:
     world = World()
-    life = world.worker(1)
+    incarnation = world.worker(1)
     old, other = world.open(), world.open()
-    assert world.given(life, old) == [0]
+    assert world.given(incarnation, old) == [0]
     world.acknowledge(old, (0, 3, False))
     saved = world.saved(old, [], [(0, 1)])
-    world.ask(q.ReleaseRequest, NUMBER, old)
-    assert world.given(life, other) == [0]
+    world.ask(ev.ReleaseRequest, NUMBER, old)
+    assert world.given(incarnation, other) == [0]
     before = len(world.machine.state.clients)
     with pytest.raises(AssertionError, match=r"elements 1 to 2 of portion 0 would be lost"):
         world.open(saved)
@@ -392,10 +392,10 @@ def test_e5_a_state_of_another_dataset_is_refused() -> None:
 
 def test_e5_another_dispatcher_leaves_out_what_the_state_says() -> None:
     world = World(positions=6)
-    saved = q.SavedRequest(NUMBER + 1, 2000, 3000, (6, 1, 1), 1, ((0, 2), (3, 4)), ((4, 7),))
-    life = world.worker(1)
+    saved = ev.SavedRequest(NUMBER + 1, 2000, 3000, (6, 1, 1), 1, ((0, 2), (3, 4)), ((4, 7),))
+    incarnation = world.worker(1)
     client = world.open(saved)
-    told = [world.answer(world.want(life, client))[0] for _ in range(3)]
+    told = [world.answer(world.want(incarnation, client))[0] for _ in range(3)]
     assert [(each[0], each[4]) for each in told] == [(4, 7), (2, 0), (5, 0)]
     world.acknowledge(client, *((number, 9, True) for number in (2, 4, 5)))
     assert world.iteration.finished
@@ -407,8 +407,8 @@ def test_e6_consumers_have_fixed_shares_and_each_ends_by_itself() -> None:
     even, odd = world.open(consumer=0), world.open(consumer=1)
     assert world.given(one, odd) + world.given(two, odd) == [1, 3]
     assert world.given(two, even) + world.given(one, even) == [0, 2]
-    version = world.answer(world.ask(q.Watch, NUMBER, odd, 0))[0]
-    watch = world.ask(q.Watch, NUMBER, odd, version)
+    version = world.answer(world.ask(ev.WatchRequest, NUMBER, odd, 0))[0]
+    watch = world.ask(ev.WatchRequest, NUMBER, odd, version)
     world.acknowledge(odd, (1, 1, True), (3, 1, True))
     assert world.answer(watch)[2] is True
     assert not world.iteration.finished
@@ -417,63 +417,66 @@ def test_e6_consumers_have_fixed_shares_and_each_ends_by_itself() -> None:
 
 def test_e6_a_second_reader_of_a_consumer_takes_over() -> None:
     world = World(consumers=2)
-    life = world.worker(1)
+    incarnation = world.worker(1)
     first = world.open(consumer=1)
-    assert world.given(life, first) == [1]
+    assert world.given(incarnation, first) == [1]
     world.acknowledge(first, (1, 3, False))
     second = world.open(consumer=1)
-    assert world.answer(world.want(life, second)) == [(1, 0, 1, 1, 3)]
-    assert world.answer(world.ask(q.Watch, NUMBER, first, 0))[0] == ABORTED
+    assert world.answer(world.want(incarnation, second)) == [(1, 0, 1, 1, 3)]
+    assert world.answer(world.ask(ev.WatchRequest, NUMBER, first, 0))[0] == ABORTED
 
 
 def test_e6_in_order_nothing_is_given_out_far_ahead() -> None:
     world = World(positions=200, ordered=True)
-    life = world.worker(1)
+    incarnation = world.worker(1)
     client = world.open()
     numbers = []
-    while given := world.given(life, client, 100):
+    while given := world.given(incarnation, client, 100):
         numbers += given
     assert numbers == list(range(4))
     world.acknowledge(client, (1, 1, True))
-    assert world.given(life, client) == []
+    assert world.given(incarnation, client) == []
     world.acknowledge(client, (0, 1, True))
-    assert world.given(life, client, 100) == [5]  # the question of before had 4
+    assert world.given(incarnation, client, 100) == [5]  # the question of before had 4
 
 
 def test_e7_a_portion_that_kills_workers_ends_the_iteration() -> None:
     world = World(positions=1000)
     client = world.open()
-    for life in (1, 2, 3):
-        world.worker(life)
-        token = world.want(life, client, 4)
-        assert [each[0] for each in world.answer(token)] == ([0, 1, 2, 3] if life == 1 else [0])
-        if life > 1:
-            assert world.given(life, client, 4) == []
-        world.handle(q.WorkerGone(life))
-    failed = world.answer(world.ask(q.Watch, NUMBER, client, 0))[5]
+    for incarnation in (1, 2, 3):
+        world.worker(incarnation)
+        token = world.want(incarnation, client, 4)
+        assert [each[0] for each in world.answer(token)] == ([0, 1, 2, 3] if incarnation == 1 else [0])
+        if incarnation > 1:
+            assert world.given(incarnation, client, 4) == []
+        world.handle(ev.WorkerGone(incarnation))
+    failed = world.answer(world.ask(ev.WatchRequest, NUMBER, client, 0))[5]
     assert "positions 0 to 2" in failed
-    assert all(f"worker:{life}" in failed for life in (1, 2, 3))
+    assert all(f"worker:{incarnation}" in failed for incarnation in (1, 2, 3))
 
 
 def test_e7_a_death_counts_when_the_reader_saw_it_before_the_dispatcher() -> None:
     world = World()
     client = world.open()
-    for life in (1, 2, 3):
-        world.worker(life)
-        assert world.given(life, client) == [0]
-        world.ask(q.Missed, NUMBER, client, life)
-        world.handle(q.WorkerGone(life))
+    for incarnation in (1, 2, 3):
+        world.worker(incarnation)
+        assert world.given(incarnation, client) == [0]
+        world.ask(ev.MissedRequest, NUMBER, client, incarnation)
+        world.handle(ev.WorkerGone(incarnation))
     assert "positions 0 to 0" in world.portions.failed
 
 
 def test_e7_a_process_of_a_worker_that_died_is_charged_as_a_worker_is() -> None:
     world = World(positions=1)
-    client, life = world.open(), world.worker(1)
+    client, incarnation = world.open(), world.worker(1)
     for death in range(3):
-        assert world.given(life, client) == [0]
-        waits = world.want(life, client)
+        assert world.given(incarnation, client) == [0]
+        waits = world.want(incarnation, client)
         for _ in range(2 if death < 2 else 1):  # the second time is a repetition
-            assert world.answer(world.ask(q.Crashed, NUMBER, world.task(life), life, "fell over")) is None
+            assert (
+                world.answer(world.ask(ev.CrashReport, NUMBER, world.task(incarnation), incarnation, "fell over"))
+                is None
+            )
         if death < 2:
             assert world.portions.open[0].deaths == ["worker:1 (fell over)"] * (death + 1)
             assert world.answer(waits) == NONE_YET
@@ -483,63 +486,63 @@ def test_e7_a_process_of_a_worker_that_died_is_charged_as_a_worker_is() -> None:
 
 def test_e7_a_process_that_was_ended_for_its_worker_is_not_charged() -> None:
     world = World()
-    client, life = world.open(), world.worker(1)
-    assert world.given(life, client) == [0]
-    world.ask(q.Crashed, NUMBER, world.task(life), life, "")
+    client, incarnation = world.open(), world.worker(1)
+    assert world.given(incarnation, client) == [0]
+    world.ask(ev.CrashReport, NUMBER, world.task(incarnation), incarnation, "")
     assert world.portions.open[0].deaths == []
-    assert world.given(life, client) == [0]
+    assert world.given(incarnation, client) == [0]
 
 
 def test_e7_a_worker_that_had_only_lost_its_connection_is_not_charged() -> None:
     world = World(positions=1000)
     client = world.open()
-    for life in (1, 2, 1, 2, 1):
-        world.worker(life)
-        assert world.given(life, client, 4) == [0, 1, 2, 3], "nobody has died over it: it is not given out alone"
-        world.handle(q.WorkerGone(life))
-        assert world.portions.open[0].charged == [f"worker:{life}"]
-        world.worker(life)
+    for incarnation in (1, 2, 1, 2, 1):
+        world.worker(incarnation)
+        assert world.given(incarnation, client, 4) == [0, 1, 2, 3], "nobody has died over it: it is not given out alone"
+        world.handle(ev.WorkerGone(incarnation))
+        assert world.portions.open[0].charged == [f"worker:{incarnation}"]
+        world.worker(incarnation)
         assert world.portions.open[0].charged == []
-        world.handle(q.WorkerGone(life, left=True))
+        world.handle(ev.WorkerGone(incarnation, left=True))
     assert world.portions.failed == ""
 
 
 def test_e7_the_next_life_of_a_worker_takes_back_no_charge() -> None:
     world = World()
     client = world.open()
-    for life in (1, 2, 3):
-        world.handle(q.WorkerJoined("worker:0", "host:0", life))
-        assert world.given(life, client) == [0]
-        world.handle(q.WorkerGone(life))
+    for incarnation in (1, 2, 3):
+        world.handle(ev.WorkerJoined("worker:0", "host:0", incarnation))
+        assert world.given(incarnation, client) == [0]
+        world.handle(ev.WorkerGone(incarnation))
     assert "3 processes died" in world.portions.failed
 
 
 def test_e7_a_process_that_died_stays_charged_when_its_worker_loses_its_connection_and_is_back() -> None:
     world = World()
-    client, life = world.open(), world.worker(1)
-    assert world.given(life, client) == [0]
-    world.ask(q.Crashed, NUMBER, world.task(life), life, "fell over")
-    assert world.given(life, client) == [0]
-    world.handle(q.WorkerGone(life))
+    client, incarnation = world.open(), world.worker(1)
+    assert world.given(incarnation, client) == [0]
+    world.ask(ev.CrashReport, NUMBER, world.task(incarnation), incarnation, "fell over")
+    assert world.given(incarnation, client) == [0]
+    world.handle(ev.WorkerGone(incarnation))
     assert world.portions.open[0].charged == ["worker:1 (fell over)", "worker:1"]
-    world.worker(life)
+    world.worker(incarnation)
     assert world.portions.open[0].charged == ["worker:1 (fell over)"]
 
 
 def test_e7_a_charge_that_was_taken_back_while_the_journal_failed_does_not_count_for_the_next_loss() -> None:
     world = World()
     client = world.open()
-    for life in (1, 2):
-        world.worker(life)
-        assert world.given(life, client) == [0]
-        world.handle(q.WorkerGone(life))
+    for incarnation in (1, 2):
+        world.worker(incarnation)
+        assert world.given(incarnation, client) == [0]
+        world.handle(ev.WorkerGone(incarnation))
     world.worker(3)
     assert world.given(3, client) == [0]
     world.full = True
     world.worker(1)
     world.full = False
     assert world.portions.open[0].charged == ["worker:1", "worker:2"]
-    world.handle(q.WorkerGone(3))
+    world.handle(ev.WorkerGone(3))
     assert world.portions.open[0].charged == ["worker:2", "worker:3"]
     assert world.portions.failed == ""
 
@@ -547,10 +550,10 @@ def test_e7_a_charge_that_was_taken_back_while_the_journal_failed_does_not_count
 def test_e7_workers_that_leave_are_not_blamed() -> None:
     world = World()
     client = world.open()
-    for life in range(1, 6):
-        world.worker(life)
-        assert world.given(life, client) == [0]
-        world.handle(q.WorkerGone(life, left=True))
+    for incarnation in range(1, 6):
+        world.worker(incarnation)
+        assert world.given(incarnation, client) == [0]
+        world.handle(ev.WorkerGone(incarnation, left=True))
     assert world.portions.failed == ""
 
 
@@ -560,10 +563,10 @@ def test_who_is_gone_is_not_given_anything() -> None:
     client = world.open()
     assert world.given(one, client) == [0]
     waits = world.want(two, client)
-    world.handle(q.AskerGone(waits))
-    world.handle(q.WorkerGone(one))
+    world.handle(ev.CallerGone(waits))
+    world.handle(ev.WorkerGone(one))
     assert world.answer(waits) == NONE_YET
-    assert world.portions.open[0].life == 0
+    assert world.portions.open[0].incarnation == 0
 
 
 # -- at random -----------------------------------------------------------------------------------------------------------
@@ -575,7 +578,7 @@ class Reader:
     def __init__(self, client: int, had: dict[int, int], done: set[int]) -> None:
         self.client, self.had, self.done = client, had, done
 
-    def state(self, world: World) -> q.SavedRequest:
+    def state(self, world: World) -> ev.SavedRequest:
         runs: sets.Runs = []
         for number in self.done:
             sets.add(runs, number, number + 1)
@@ -598,12 +601,12 @@ def test_at_random_each_element_is_had_once(seed: int) -> None:
     for _ in range(5000):
         if world.iteration.finished and chance.random() < 0.7:
             break
-        life = chance.choice(lives)
+        incarnation = chance.choice(lives)
         action = chance.random()
-        if action < 0.3 and life not in outstanding and not world.iteration.finished:
-            outstanding[life] = world.want(life, reader.client, chance.randrange(1, 5))
-        elif action < 0.6 and holds[life]:
-            number, skip = holds[life].pop(0)
+        if action < 0.3 and incarnation not in outstanding and not world.iteration.finished:
+            outstanding[incarnation] = world.want(incarnation, reader.client, chance.randrange(1, 5))
+        elif action < 0.6 and holds[incarnation]:
+            number, skip = holds[incarnation].pop(0)
             if skip <= reader.had.get(number, 0) and number not in reader.done:  # else an answer on this way was lost
                 stop = size_of(number) if chance.random() < 0.8 else chance.randrange(skip, size_of(number) + 1)
                 reader.had[number] = max(reader.had.get(number, 0), stop)
@@ -612,14 +615,14 @@ def test_at_random_each_element_is_had_once(seed: int) -> None:
                 if chance.random() < 0.7:
                     world.acknowledge(reader.client, (number, reader.had[number], number in reader.done))
                 if stop < size_of(number):
-                    world.ask(q.Missed, NUMBER, reader.client, life)
+                    world.ask(ev.MissedRequest, NUMBER, reader.client, incarnation)
         elif action < 0.7:
             marks = [(n, count, n in reader.done) for n, count in reader.had.items()]
             world.acknowledge(reader.client, *marks, *((n, 0, True) for n in reader.done if n not in reader.had))
         elif action < 0.75:
-            world.handle(q.WorkerGone(life, left=chance.random() < 0.9))
-            lives.remove(life)
-            outstanding.pop(life, None)
+            world.handle(ev.WorkerGone(incarnation, left=chance.random() < 0.9))
+            lives.remove(incarnation)
+            outstanding.pop(incarnation, None)
             new = max(holds) + 1
             lives.append(world.worker(new))
             holds[new] = []

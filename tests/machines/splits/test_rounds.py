@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from zmqdist import errors
-from zmqdist.data.service.dispatcher.machine import questions as q
+from zmqdist.data.service.dispatcher.machine import events as ev
 from zmqdist.data.service.dispatcher.machine import records as r
-from zmqdist.data.service.dispatcher.machine.machine import Splits
-from zmqdist.data.service.dispatcher.machine.state import State
+from zmqdist.data.service.dispatcher.machine.machine import DataDispatcherMachine
+from zmqdist.data.service.dispatcher.machine.state import DurableState
 from zmqdist.data.service.dispatcher.machine.tables import Rules
 from zmqdist.events import Ticked
 
@@ -23,7 +23,7 @@ class Service:
 
     def __init__(self, consumers: int = CONSUMERS) -> None:
         self.rules = Rules(worker_timeout_s=5.0, fault_tolerant=True)
-        self.machine = Splits(self.rules, number=7, now=0.0)
+        self.machine = DataDispatcherMachine(self.rules, number=7, now=0.0)
         self.now = 0.0
         self.journal: list[bytes] = []
         self.answers: dict[Any, Any] = {}
@@ -34,17 +34,17 @@ class Service:
         self.tokens += 1
         return f"token {self.tokens}"
 
-    def handle(self, event: q.Event) -> None:
+    def handle(self, event: ev.Event) -> None:
         effects = self.machine.handle(event, self.now)
         while effects:
             effect = effects.pop(0)
             match effect:
-                case q.CommitJournal(records):
+                case ev.CommitJournal(records):
                     self.journal += records
-                    effects += self.machine.handle(q.JournalCommitted(), self.now)
-                case q.AnswerRequest(token, value):
+                    effects += self.machine.handle(ev.JournalCommitted(), self.now)
+                case ev.ReplyToRequest(token, value):
                     self.answers[token] = value
-                case q.FailRequest(token, code, message):
+                case ev.FailRequest(token, code, message):
                     self.answers[token] = (code, message)
 
     def ask(self, kind: Any, *args: Any, **named: Any) -> str:
@@ -54,20 +54,20 @@ class Service:
 
     def restart(self) -> None:
         """The dispatcher dies, and another goes on from the journal."""
-        self.machine = Splits(self.rules, number=random.getrandbits(30), now=self.now)
+        self.machine = DataDispatcherMachine(self.rules, number=random.getrandbits(30), now=self.now)
         records = [r.decode(each) for each in self.journal]
-        self.machine.restore(State(number=7), records, self.now)
+        self.machine.restore(DurableState(number=7), records, self.now)
 
-    def worker(self, life: int, name: str | None = None) -> None:
-        name = name or f"worker:{life}"
-        self.handle(q.WorkerJoined(name, f"{name}:5000", life))
-        self.work(life)
+    def worker(self, incarnation: int, name: str | None = None) -> None:
+        name = name or f"worker:{incarnation}"
+        self.handle(ev.WorkerJoined(name, f"{name}:5000", incarnation))
+        self.work(incarnation)
 
-    def work(self, life: int) -> None:
+    def work(self, incarnation: int) -> None:
         """The worker does whatever it is told."""
         has: dict[int, str] = {}
         while True:
-            token = self.ask(q.WorkRequest, 7, life, dict(has), ())
+            token = self.ask(ev.WorkRequest, 7, incarnation, dict(has), ())
             told = self.answers.get(token)
             if told is None:
                 return
@@ -77,7 +77,7 @@ class Service:
 
     def open(self) -> list[Client]:
         if not self.machine.state.datasets:
-            self.ask(q.RegisterRequest, 1, None, "fingerprint", "{}")
+            self.ask(ev.RegisterRequest, 1, None, "fingerprint", "{}")
         return [Client(self, each) for each in range(self.consumers)]
 
 
@@ -85,14 +85,14 @@ class Client:
     def __init__(self, service: Service, consumer: int) -> None:
         self.service = service
         terms = r.Terms("1000", r.OFF, service.consumers)
-        token = service.ask(q.Open, 100 + consumer, "job", 0, terms, consumer=consumer)
+        token = service.ask(ev.OpenRequest, 100 + consumer, "job", 0, terms, consumer=consumer)
         self.number = service.answers[token][0]
         self.version, self.tasks, self.hold = 0, [], False
         self.ended: dict[int, int] = {}
         self.question = ""
 
     def say(self, stopped: int = -1, lost: dict[int, int] | None = None) -> None:
-        self.question = self.service.ask(q.Watch, 7, self.number, self.version, stopped, lost or {})
+        self.question = self.service.ask(ev.WatchRequest, 7, self.number, self.version, stopped, lost or {})
         self.hear()
 
     def hear(self) -> bool:
@@ -163,12 +163,12 @@ def test_a_consumer_that_is_there_twice_has_to_stop_twice() -> None:
     service.worker(11)
     clients = service.open()
     terms = r.Terms("1000", r.OFF, CONSUMERS)
-    other = service.answers[service.ask(q.Open, 999, "job", 0, terms, consumer=0)][0]
+    other = service.answers[service.ask(ev.OpenRequest, 999, "job", 0, terms, consumer=0)][0]
     service.worker(12)
     all_say(clients)
     all_say(clients, 5, 5, 5)
     assert all(each.hold for each in clients)
-    service.handle(q.ReleaseRequest("gone", 7, other))
+    service.handle(ev.ReleaseRequest("gone", 7, other))
     all_say(clients, 5, 5, 5)
     assert not any(each.hold for each in clients)
 
@@ -176,8 +176,8 @@ def test_a_consumer_that_is_there_twice_has_to_stop_twice() -> None:
 def test_workers_that_come_together_begin_together() -> None:
     service = Service()
     clients = service.open()
-    for life in (11, 12, 13):
-        service.worker(life)
+    for incarnation in (11, 12, 13):
+        service.worker(incarnation)
     all_say(clients, 1, 1, 1)
     assert [set(each.starts().values()) for each in clients] == [{1}] * 3
 
@@ -188,7 +188,7 @@ def test_a_lost_task_ends_before_the_lowest_round_that_somebody_lacks() -> None:
     service.worker(12)
     clients = service.open()
     all_say(clients)
-    service.handle(q.WorkerGone(11))
+    service.handle(ev.WorkerGone(11))
     lost = [{4000: 8}, {4000: 7}, {4000: 8}]
     for client, told in zip(clients[:2], lost[:2], strict=True):
         client.say()
@@ -227,7 +227,7 @@ def test_another_life_of_a_worker_has_a_task_of_its_own() -> None:
     service = Service()
     service.worker(11, "worker:0")
     clients = service.open()
-    service.handle(q.WorkerGone(11))
+    service.handle(ev.WorkerGone(11))
     service.worker(12, "worker:0")
     all_say(clients)
     all_say(clients, 4, 4, 4, lost=[{4000: 3}] * 3)
@@ -241,7 +241,7 @@ def test_the_same_life_that_comes_back_goes_on_with_its_task() -> None:
     service.worker(11)
     clients = service.open()
     service.work(11)
-    service.handle(q.WorkerGone(11))
+    service.handle(ev.WorkerGone(11))
     service.worker(11)
     all_say(clients)
     assert [each.starts() for each in clients] == [{4000: 0}] * 3
@@ -255,7 +255,7 @@ def test_a_worker_that_goes_before_its_task_began_holds_nobody_up() -> None:
     clients = service.open()
     service.worker(12)
     all_say(clients)
-    service.handle(q.WorkerGone(12))
+    service.handle(ev.WorkerGone(12))
     all_say(clients)
     assert not any(each.hold for each in clients)
     service.now = 100.0
@@ -267,7 +267,7 @@ def test_a_task_of_a_worker_that_left_for_good_still_ends_where_all_agree() -> N
     service = Service()
     service.worker(11)
     clients = service.open()
-    service.handle(q.WorkerGone(11, left=True))
+    service.handle(ev.WorkerGone(11, left=True))
     all_say(clients)
     assert all(each.tasks[0][3] == -1 for each in clients)
     all_say(clients, lost=[{4000: 2}, {4000: 1}, {4000: 2}])
@@ -283,8 +283,8 @@ def test_decisions_are_in_the_journal_and_what_was_not_decided_is_asked_again() 
     service.worker(12)
     clients[0].say(8)
     service.restart()
-    for life in (11, 12):
-        service.worker(life)
+    for incarnation in (11, 12):
+        service.worker(incarnation)
     for client in clients:
         client.version = 0
     clients[1].ended = {}
@@ -301,18 +301,18 @@ def test_decisions_are_in_the_journal_and_what_was_not_decided_is_asked_again() 
 def test_only_consumers_speak_of_rounds() -> None:
     service = Service(consumers=0)
     service.worker(11)
-    service.ask(q.RegisterRequest, 1, None, "fingerprint", "{}")
-    opened = service.ask(q.Open, 5, "job", 0, r.Terms("1000", r.OFF))
+    service.ask(ev.RegisterRequest, 1, None, "fingerprint", "{}")
+    opened = service.ask(ev.OpenRequest, 5, "job", 0, r.Terms("1000", r.OFF))
     number = service.answers[opened][0]
-    token = service.ask(q.Watch, 7, number, 0, -1, {4000: 3})
+    token = service.ask(ev.WatchRequest, 7, number, 0, -1, {4000: 3})
     assert service.answers[token][0] == errors.FAILED_PRECONDITION
 
 
 @pytest.mark.parametrize("consumer", [-1, CONSUMERS])
 def test_a_consumer_that_the_job_does_not_have_is_refused(consumer: int) -> None:
     service = Service()
-    service.ask(q.RegisterRequest, 1, None, "fingerprint", "{}")
-    token = service.ask(q.Open, 5, "job", 0, r.Terms("1000", r.OFF, CONSUMERS), consumer=consumer)
+    service.ask(ev.RegisterRequest, 1, None, "fingerprint", "{}")
+    token = service.ask(ev.OpenRequest, 5, "job", 0, r.Terms("1000", r.OFF, CONSUMERS), consumer=consumer)
     code, message = service.answers[token]
     assert code == errors.FAILED_PRECONDITION
     assert f"Requesting data for consumer index {consumer}" in message
@@ -359,14 +359,14 @@ def test_consumers_show_the_same_rounds_of_every_task(seed: int) -> None:
     starts: dict[int, int] = {}
     ends: dict[int, int] = {}
     heard: set[tuple[int, int]] = set()
-    for life in range(20, 140):
+    for incarnation in range(20, 140):
         name = f"worker:{dice.randrange(4)}"
         chance = dice.random()
         if chance < 0.3 and name in lives:
-            service.handle(q.WorkerGone(lives.pop(name), left=dice.random() < 0.3))
+            service.handle(ev.WorkerGone(lives.pop(name), left=dice.random() < 0.3))
         elif chance < 0.6 and name not in lives:
-            lives[name] = life
-            service.worker(life, name)
+            lives[name] = incarnation
+            service.worker(incarnation, name)
         elif chance < 0.65:
             service.restart()
             for each, present in lives.items():

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from zmqdist.data.service.dispatcher.machine import questions as q
+from zmqdist.data.service.dispatcher.machine import events as ev
 from zmqdist.data.service.dispatcher.machine import records as r
-from zmqdist.data.service.dispatcher.machine.figures import SplitsReport
-from zmqdist.data.service.dispatcher.machine.machine import Splits
-from zmqdist.data.service.dispatcher.machine.state import State, decode_state
+from zmqdist.data.service.dispatcher.machine.figures import TaskReport
+from zmqdist.data.service.dispatcher.machine.machine import DataDispatcherMachine
+from zmqdist.data.service.dispatcher.machine.state import DurableState, decode_state
 from zmqdist.data.service.dispatcher.machine.tables import Rules
 from zmqdist.errors import (
     ALREADY_EXISTS,
@@ -30,7 +30,7 @@ class Driven:
     """A machine with a journal that takes everything at once, unless `full`."""
 
     def __init__(self, **rules: Any) -> None:
-        self.machine = Splits(Rules(fault_tolerant=True, **rules), STATE, 0.0)
+        self.machine = DataDispatcherMachine(Rules(fault_tolerant=True, **rules), STATE, 0.0)
         self.first = r.encode(self.machine.state)
         self.records: list[bytes] = []
         self.full = False
@@ -42,21 +42,21 @@ class Driven:
         while effects:
             effect = effects.pop(0)
             match effect:
-                case q.CommitJournal(records):
+                case ev.CommitJournal(records):
                     if self.full:
-                        effects += self.machine.handle(q.JournalFailed(RESOURCE_EXHAUSTED, "disk full"), self.now)
+                        effects += self.machine.handle(ev.JournalFailed(RESOURCE_EXHAUSTED, "disk full"), self.now)
                     else:
                         self.records += records
-                        effects += self.machine.handle(q.JournalCommitted(), self.now)
-                case q.Reload():
+                        effects += self.machine.handle(ev.JournalCommitted(), self.now)
+                case ev.Reload():
                     self.reload(self.machine)
-                case q.AnswerRequest(token, value):
+                case ev.ReplyToRequest(token, value):
                     self.answers[token] = value
-                case q.FailRequest(token, code, message):
+                case ev.FailRequest(token, code, message):
                     self.answers[token] = (code, message)
         return self.answers.pop(getattr(event, "token", None), None)
 
-    def reload(self, machine: Splits) -> None:
+    def reload(self, machine: DataDispatcherMachine) -> None:
         machine.restore(decode_state(self.first), [r.decode(record) for record in self.records], self.now)
 
     def tick(self, now: float) -> None:
@@ -67,16 +67,16 @@ class Driven:
 @pytest.fixture
 def driven() -> Driven:
     made = Driven()
-    made(q.WorkerJoined("worker:0", "a:1", 11))
-    made(q.WorkerJoined("worker:1", "b:1", 12))
-    assert made(q.RegisterRequest("t", 1, None, "print", "{}")) == ("1000", False)
+    made(ev.WorkerJoined("worker:0", "a:1", 11))
+    made(ev.WorkerJoined("worker:1", "b:1", 12))
+    assert made(ev.RegisterRequest("t", 1, None, "print", "{}")) == ("1000", False)
     return made
 
 
 def opened(driven: Driven, name: str | None, request: int, mode: int = OFF, repetition: int = 0) -> Any:
     terms = r.Terms("1000", mode)
     return driven(
-        q.Open("t", request, name, repetition, terms, (100,) if mode == DYNAMIC else (), f"anonymous_{request}")
+        ev.OpenRequest("t", request, name, repetition, terms, (100,) if mode == DYNAMIC else (), f"anonymous_{request}")
     )
 
 
@@ -87,7 +87,7 @@ def test_numbers_begin_where_those_of_tf_data_service_do(driven: Driven) -> None
 
 
 def test_the_same_question_has_the_same_answer(driven: Driven) -> None:
-    assert driven(q.RegisterRequest("t", 1, None, "print", "{}")) == ("1000", False)
+    assert driven(ev.RegisterRequest("t", 1, None, "print", "{}")) == ("1000", False)
     assert opened(driven, "job", 5) == opened(driven, "job", 5)
     assert len(driven.machine.state.clients) == 1
 
@@ -101,22 +101,22 @@ def test_readers_of_one_name_share_an_iteration_and_a_repetition_makes_another(d
 def test_an_iteration_ends_when_all_its_tasks_have(driven: Driven) -> None:
     opened(driven, "job", 5)
     iteration = driven.machine.state.iterations[2000]
-    driven(q.WorkRequest("w", STATE, 11, {4000: "a:1"}, (4000,)))
+    driven(ev.WorkRequest("w", STATE, 11, {4000: "a:1"}, (4000,)))
     assert driven.machine.state.tasks[4000].finished
     assert not iteration.finished
-    driven(q.WorkRequest("v", STATE, 12, {4001: "b:1"}, (4001,)))
+    driven(ev.WorkRequest("v", STATE, 12, {4001: "b:1"}, (4001,)))
     assert iteration.finished
     assert not driven.machine.state.tasks
 
 
 def test_the_last_reader_that_leaves_starts_the_time_after_which_an_iteration_is_collected() -> None:
     driven = Driven(gc_check_s=1.0, gc_timeout_s=10.0)
-    driven(q.RegisterRequest("t", 1, None, "print", "{}"))
+    driven(ev.RegisterRequest("t", 1, None, "print", "{}"))
     first, second = (opened(driven, "job", request)[0] for request in (5, 6))
-    driven(q.ReleaseRequest("t", STATE, first))
+    driven(ev.ReleaseRequest("t", STATE, first))
     driven.tick(20.0)
     assert not driven.machine.state.iterations[2000].collected
-    driven(q.ReleaseRequest("t", STATE, second))
+    driven(ev.ReleaseRequest("t", STATE, second))
     driven.tick(29.0)
     assert not driven.machine.state.iterations[2000].collected
     driven.tick(31.0)
@@ -127,29 +127,29 @@ def test_the_last_reader_that_leaves_starts_the_time_after_which_an_iteration_is
 @pytest.mark.parametrize(("timeout_s", "left"), [(5.0, 0), (1000.0, 1)])
 def test_silent_readers_are_let_go_after_their_time(timeout_s: float, left: int) -> None:
     driven = Driven(gc_check_s=1.0, client_timeout_s=timeout_s)
-    driven(q.RegisterRequest("t", 1, None, "print", "{}"))
+    driven(ev.RegisterRequest("t", 1, None, "print", "{}"))
     client = opened(driven, "job", 5)[0]
     driven.tick(500.0)
     assert client in driven.machine.state.clients, "not before its first question for news"
-    driven(q.Watch("news", STATE, client, 0))
+    driven(ev.WatchRequest("news", STATE, client, 0))
     driven.tick(600.0)
     assert len(driven.machine.state.clients) == left
 
 
 REFUSED = [
-    (q.Open("t", 9, "job", 0, r.Terms("2222", OFF)), NOT_FOUND, "Dataset id 2222 not found"),
+    (ev.OpenRequest("t", 9, "job", 0, r.Terms("2222", OFF)), NOT_FOUND, "Dataset id 2222 not found"),
     (
-        q.Open("t", 9, "job", 0, r.Terms("1000", DYNAMIC), (5,)),
+        ev.OpenRequest("t", 9, "job", 0, r.Terms("1000", DYNAMIC), (5,)),
         INVALID_ARGUMENT,
         "existing job with different parameters",
     ),
-    (q.RegisterRequest("t", 9, "1000", "print", '{"a": 1}'), INVALID_ARGUMENT, "should have the same structure"),
-    (q.RegisterRequest("t", 9, "1000", "other", "{}", "error"), ALREADY_EXISTS, "another pipeline"),
-    (q.Watch("t", STATE, 3999, 0), NOT_FOUND, "Unknown iteration client id 3999."),
-    (q.Watch("t", STATE + 1, 3000, 0), NOT_FOUND, "lost its state"),
-    (q.WorkRequest("t", STATE, 99, {}, ()), UNAVAILABLE, "not registered"),
-    (q.SplitsRequest("t", STATE, 4000, 11, 0, 1, 0, 1), FAILED_PRECONDITION, "does not read what is dealt out"),
-    (q.SplitsRequest("t", STATE, 4999, 11, 0, 1, 0, 1), NOT_FOUND, "is not there"),
+    (ev.RegisterRequest("t", 9, "1000", "print", '{"a": 1}'), INVALID_ARGUMENT, "should have the same structure"),
+    (ev.RegisterRequest("t", 9, "1000", "other", "{}", "error"), ALREADY_EXISTS, "another pipeline"),
+    (ev.WatchRequest("t", STATE, 3999, 0), NOT_FOUND, "Unknown iteration client id 3999."),
+    (ev.WatchRequest("t", STATE + 1, 3000, 0), NOT_FOUND, "lost its state"),
+    (ev.WorkRequest("t", STATE, 99, {}, ()), UNAVAILABLE, "not registered"),
+    (ev.SplitsRequest("t", STATE, 4000, 11, 0, 1, 0, 1), FAILED_PRECONDITION, "is not of a DYNAMIC job"),
+    (ev.SplitsRequest("t", STATE, 4999, 11, 0, 1, 0, 1), NOT_FOUND, "does not exist"),
 ]
 
 
@@ -165,12 +165,12 @@ def test_what_does_not_fit_changes_nothing(driven: Driven, question: Any, code: 
 
 def test_the_records_give_the_same_state_again(driven: Driven) -> None:
     opened(driven, "job", 5, DYNAMIC)
-    driven(q.SplitsRequest("t", STATE, 4000, 11, 0, 21, 0, 10))
-    driven(q.HandBack("t", STATE, 4000, 11, 0, 22, 0, ((4, 6),)))
-    driven(q.WorkRequest("w", STATE, 11, {}, (4000,)))
-    driven(q.CompressionAsked("t", "1000", True))
-    driven(q.ReleaseRequest("t", STATE, 3000))
-    other = Splits(Rules(fault_tolerant=True), 5, 0.0)
+    driven(ev.SplitsRequest("t", STATE, 4000, 11, 0, 21, 0, 10))
+    driven(ev.HandBackRequest("t", STATE, 4000, 11, 0, 22, 0, ((4, 6),)))
+    driven(ev.WorkRequest("w", STATE, 11, {}, (4000,)))
+    driven(ev.CompressionRequest("t", "1000", True))
+    driven(ev.ReleaseRequest("t", STATE, 3000))
+    other = DataDispatcherMachine(Rules(fault_tolerant=True), 5, 0.0)
     driven.reload(other)
     assert r.encode(other.state) == r.encode(driven.machine.state)
     assert decode_state(r.encode(other.state)) == other.state
@@ -178,24 +178,24 @@ def test_the_records_give_the_same_state_again(driven: Driven) -> None:
 
 def test_a_journal_that_fails_leaves_what_it_has_and_questions_for_news_are_asked_again(driven: Driven) -> None:
     client = opened(driven, "job", 5, DYNAMIC)[0]
-    driven(q.Watch("news", STATE, client, 0))
+    driven(ev.WatchRequest("news", STATE, client, 0))
     version = driven.answers.pop("news")[0] if "news" in driven.answers else 0
-    driven(q.Watch("waits", STATE, client, version))
+    driven(ev.WatchRequest("waits", STATE, client, version))
     before = r.encode(driven.machine.state)
     driven.full = True
-    told = driven(q.SplitsRequest("t", STATE, 4000, 11, 0, 21, 0, 10))
+    told = driven(ev.SplitsRequest("t", STATE, 4000, 11, 0, 21, 0, 10))
     assert told[0] == RESOURCE_EXHAUSTED
     assert driven.answers.get("waits", (UNAVAILABLE,))[0] == UNAVAILABLE
     assert r.encode(driven.machine.state) == before
     driven.full = False
-    start, length = driven(q.SplitsRequest("t", STATE, 4000, 11, 0, 23, 0, 10))
+    start, length = driven(ev.SplitsRequest("t", STATE, 4000, 11, 0, 23, 0, 10))
     assert (start, length > 0) == (0, True)
 
 
 def test_workers_have_time_to_come_back_after_a_restart() -> None:
     driven = Driven(worker_timeout_s=0.2)
-    driven(q.WorkerJoined("worker:0", "a:1", 11))
-    other = Splits(Rules(fault_tolerant=True, worker_timeout_s=0.2), 5, 0.0)
+    driven(ev.WorkerJoined("worker:0", "a:1", 11))
+    other = DataDispatcherMachine(Rules(fault_tolerant=True, worker_timeout_s=0.2), 5, 0.0)
     driven.reload(other)
     other.handle(Ticked(), 5.0)
     assert other.state.workers
@@ -213,15 +213,15 @@ def restarted(driven: Driven) -> Driven:
 
 def test_d4_dynamic_waits_after_a_restart_for_a_worker_that_may_have_positions(driven: Driven) -> None:
     opened(driven, "job", 5, DYNAMIC)
-    for task, life in ((4000, 11), (4001, 12)):
-        driven(q.SplitsRequest("t", STATE, task, life, 0, 20 + task, 0, 10))
+    for task, incarnation in ((4000, 11), (4001, 12)):
+        driven(ev.SplitsRequest("t", STATE, task, incarnation, 0, 20 + task, 0, 10))
     other = restarted(driven)
     iteration = other.machine.state.iterations[2000]
-    other(q.WorkerJoined("worker:0", "a:1", 11))
-    other(q.WorkRequest("w", STATE, 11, {4000: "a:1"}, (4000,)))
+    other(ev.WorkerJoined("worker:0", "a:1", 11))
+    other(ev.WorkRequest("w", STATE, 11, {4000: "a:1"}, (4000,)))
     assert not iteration.finished, "the other worker lives, and is on its way"
-    other(q.WorkerJoined("worker:1", "b:1", 12))
-    other(q.WorkRequest("v", STATE, 12, {4001: "b:1"}, (4001,)))
+    other(ev.WorkerJoined("worker:1", "b:1", 12))
+    other(ev.WorkRequest("v", STATE, 12, {4001: "b:1"}, (4001,)))
     assert iteration.finished
 
 
@@ -230,8 +230,8 @@ def test_d4_dynamic_does_not_wait_for_worker_timeout_for_one_that_is_not_back_so
 ) -> None:
     opened(driven, "job", 5, DYNAMIC)
     other = restarted(driven)
-    other(q.WorkerJoined("worker:0", "a:1", 11))
-    other(q.WorkRequest("w", STATE, 11, {4000: "a:1"}, (4000,)))
+    other(ev.WorkerJoined("worker:0", "a:1", 11))
+    other(ev.WorkRequest("w", STATE, 11, {4000: "a:1"}, (4000,)))
     iteration = other.machine.state.iterations[2000]
     other.tick(10.9)
     assert not iteration.finished
@@ -244,10 +244,14 @@ def test_d4_dynamic_does_not_wait_for_worker_timeout_for_one_that_is_not_back_so
 @pytest.mark.parametrize("named", [False, True])
 def test_after_a_restart_a_worker_keeps_its_place_whoever_has_its_name_now(driven: Driven, named: bool) -> None:
     other = restarted(driven)
-    other(q.WorkerJoined("worker:0", "c:1", 13, (), False))
-    other(q.WorkerJoined("worker:1", "a:1", 11, (), named))
-    other(q.WorkerJoined("worker:2", "b:1", 12, (), named))
-    assert {worker.life: number for number, worker in other.machine.state.workers.items()} == {11: 1, 12: 2, 13: 3}
+    other(ev.WorkerJoined("worker:0", "c:1", 13, (), False))
+    other(ev.WorkerJoined("worker:1", "a:1", 11, (), named))
+    other(ev.WorkerJoined("worker:2", "b:1", 12, (), named))
+    assert {worker.incarnation: number for number, worker in other.machine.state.workers.items()} == {
+        11: 1,
+        12: 2,
+        13: 3,
+    }
 
 
 @pytest.mark.parametrize(("named", "place"), [(False, 3), (True, 1)])
@@ -255,49 +259,49 @@ def test_after_a_restart_only_a_name_that_the_worker_asked_for_gives_it_the_plac
     driven: Driven, named: bool, place: int
 ) -> None:
     other = restarted(driven)
-    other(q.WorkerJoined("worker:0", "c:1", 13, (), named))
-    assert next(number for number, worker in other.machine.state.workers.items() if worker.life == 13) == place
+    other(ev.WorkerJoined("worker:0", "c:1", 13, (), named))
+    assert next(number for number, worker in other.machine.state.workers.items() if worker.incarnation == 13) == place
 
 
 def test_a_name_that_the_dispatcher_gave_gives_the_place_of_one_that_was_seen_to_go(driven: Driven) -> None:
-    driven(q.WorkerGone(11))
-    driven(q.WorkerJoined("worker:0", "c:1", 13, (), False))
-    assert {worker.life for worker in driven.machine.state.workers.values()} == {12, 13}
+    driven(ev.WorkerGone(11))
+    driven(ev.WorkerJoined("worker:0", "c:1", 13, (), False))
+    assert {worker.incarnation for worker in driven.machine.state.workers.values()} == {12, 13}
 
 
 def test_d6_a_successor_keeps_its_place_when_the_journal_fails_before_the_loss_of_the_other_is_known(
     driven: Driven,
 ) -> None:
-    driven(q.WorkerJoined("worker:2", "a:1", 13))
+    driven(ev.WorkerJoined("worker:2", "a:1", 13))
     driven.full = True
-    driven(q.CompressionAsked("t", "1000", True))
+    driven(ev.CompressionRequest("t", "1000", True))
     driven.full = False
     driven.tick(1.0)
-    driven(q.WorkerGone(11))
+    driven(ev.WorkerGone(11))
     assert driven.machine.places == {12, 13}
 
 
 def test_a_worker_that_has_gone_is_given_no_positions_before_it_is_back(driven: Driven) -> None:
     """It asks by another connection than the one that broke; nobody reads from it, and the iteration may end without it."""
     opened(driven, "job", 5, DYNAMIC)
-    assert driven(q.SplitsRequest("t", STATE, 4000, 11, 0, 20, 0, 10)) == (0, 10)
-    driven(q.WorkerGone(11))
-    assert driven(q.SplitsRequest("t", STATE, 4000, 11, 0, 20, 0, 10)) == (0, 10), "this was given before"
-    assert driven(q.SplitsRequest("t", STATE, 4000, 11, 0, 21, 0, 10))[0] == UNAVAILABLE
-    driven(q.WorkerJoined("worker:0", "a:1", 11))
-    assert driven(q.SplitsRequest("t", STATE, 4000, 11, 0, 21, 0, 10)) == (10, 10)
+    assert driven(ev.SplitsRequest("t", STATE, 4000, 11, 0, 20, 0, 10)) == (0, 10)
+    driven(ev.WorkerGone(11))
+    assert driven(ev.SplitsRequest("t", STATE, 4000, 11, 0, 20, 0, 10)) == (0, 10), "this was given before"
+    assert driven(ev.SplitsRequest("t", STATE, 4000, 11, 0, 21, 0, 10))[0] == UNAVAILABLE
+    driven(ev.WorkerJoined("worker:0", "a:1", 11))
+    assert driven(ev.SplitsRequest("t", STATE, 4000, 11, 0, 21, 0, 10)) == (10, 10)
 
 
 def test_a_worker_that_lost_its_place_does_not_serve_the_tasks_of_that_place_any_more(driven: Driven) -> None:
     """Else readers would be sent to it, which is about to drop them, and never to the worker that has the place now."""
     client = opened(driven, "job", 5)[0]
-    driven(q.WorkRequest("w", STATE, 11, {4000: "a:1"}, ()))
-    driven(q.WorkerGone(11))
-    driven(q.WorkerJoined("worker:0", "c:1", 13))
-    driven(q.WorkRequest("v", STATE, 13, {4000: "c:1"}, ()))
-    driven(q.WorkerJoined("worker:2", "a:1", 11))
-    driven(q.WorkRequest("w", STATE, 11, {4000: "a:1"}, ()))
-    _, tasks, *_ = driven(q.Watch("news", STATE, client, 0))
+    driven(ev.WorkRequest("w", STATE, 11, {4000: "a:1"}, ()))
+    driven(ev.WorkerGone(11))
+    driven(ev.WorkerJoined("worker:0", "c:1", 13))
+    driven(ev.WorkRequest("v", STATE, 13, {4000: "c:1"}, ()))
+    driven(ev.WorkerJoined("worker:2", "a:1", 11))
+    driven(ev.WorkRequest("w", STATE, 11, {4000: "a:1"}, ()))
+    _, tasks, *_ = driven(ev.WatchRequest("news", STATE, client, 0))
     assert [(task[2], task[3]) for task in tasks if task[0] == 4000] == [("c:1", 13)]
 
 
@@ -305,21 +309,21 @@ def test_d1_a_worker_that_lost_its_place_does_not_take_its_task_for_done_and_goe
     driven: Driven,
 ) -> None:
     opened(driven, "job", 5, DYNAMIC)
-    driven(q.WorkerGone(11))
-    driven(q.WorkerJoined("worker:0", "c:1", 13, (), False))
-    assert driven(q.SplitsRequest("t", STATE, 4000, 11, 0, 20, 0, 10))[0] == UNAVAILABLE, "it is to ask again"
-    driven(q.WorkerGone(13))
-    driven(q.WorkerJoined("worker:0", "a:1", 11, (), False))
-    assert driven(q.SplitsRequest("t", STATE, 4000, 11, 0, 20, 0, 10)) == (0, 10)
+    driven(ev.WorkerGone(11))
+    driven(ev.WorkerJoined("worker:0", "c:1", 13, (), False))
+    assert driven(ev.SplitsRequest("t", STATE, 4000, 11, 0, 20, 0, 10))[0] == UNAVAILABLE, "it is to ask again"
+    driven(ev.WorkerGone(13))
+    driven(ev.WorkerJoined("worker:0", "a:1", 11, (), False))
+    assert driven(ev.SplitsRequest("t", STATE, 4000, 11, 0, 20, 0, 10)) == (0, 10)
 
 
 def test_a_worker_that_has_another_place_is_told_to_drop_the_tasks_of_the_one_before(driven: Driven) -> None:
     """Until then it asks for their positions again and again."""
     opened(driven, "job", 5, DYNAMIC)
-    driven(q.WorkerGone(11))
-    driven(q.WorkerJoined("worker:0", "c:1", 13, (), False))
-    driven(q.WorkerJoined("worker:2", "a:1", 11, (), False))
-    _, _, drop = driven(q.WorkRequest("w", STATE, 11, {4000: "a:1"}, ()))
+    driven(ev.WorkerGone(11))
+    driven(ev.WorkerJoined("worker:0", "c:1", 13, (), False))
+    driven(ev.WorkerJoined("worker:2", "a:1", 11, (), False))
+    _, _, drop = driven(ev.WorkRequest("w", STATE, 11, {4000: "a:1"}, ()))
     assert drop == [4000]
 
 
@@ -327,11 +331,11 @@ def test_d4_a_worker_that_is_back_while_the_journal_fails_has_its_tasks_when_it_
     driven: Driven,
 ) -> None:
     """It kept its place, so only its tasks of what was opened meanwhile were lost with the records."""
-    driven(q.WorkerGone(11))
-    driven(q.WorkerGone(12))
+    driven(ev.WorkerGone(11))
+    driven(ev.WorkerGone(12))
     opened(driven, "job", 5, DYNAMIC)
     driven.full = True
-    driven(q.WorkerJoined("worker:0", "a:1", 11))
+    driven(ev.WorkerJoined("worker:0", "a:1", 11))
     driven.full = False
     driven.tick(driven.now + 1.0)
     (number,) = driven.machine.state.iterations[2000].tasks
@@ -342,50 +346,50 @@ def test_d4_a_worker_that_is_back_while_the_journal_fails_has_its_tasks_when_it_
 
 def test_a_worker_that_was_seen_to_go_has_gone_also_after_the_journal_failed(driven: Driven) -> None:
     opened(driven, "job", 5, DYNAMIC)
-    driven(q.WorkerGone(12))
+    driven(ev.WorkerGone(12))
     driven.full = True
-    driven(q.SplitsRequest("t", STATE, 4000, 11, 0, 21, 0, 10))
+    driven(ev.SplitsRequest("t", STATE, 4000, 11, 0, 21, 0, 10))
     driven.full = False
-    driven(q.WorkRequest("w", STATE, 11, {4000: "a:1"}, (4000,)))
+    driven(ev.WorkRequest("w", STATE, 11, {4000: "a:1"}, (4000,)))
     assert driven.machine.state.iterations[2000].finished
 
 
 def test_a_state_begins_empty() -> None:
-    assert decode_state(r.encode(State(number=3))) == State(number=3)
+    assert decode_state(r.encode(DurableState(number=3))) == DurableState(number=3)
 
 
 def test_a_reader_is_told_of_tasks_that_do_not_serve_yet() -> None:
     """Else one that reads from some workers alone would take the end of those it knows for the end of all."""
     driven = Driven()
-    for life in (11, 12):
-        driven(q.WorkerJoined(f"worker:{life}", f"host:{life}", life))
-    driven(q.RegisterRequest("t", 1, None, "print", "{}"))
+    for incarnation in (11, 12):
+        driven(ev.WorkerJoined(f"worker:{incarnation}", f"host:{incarnation}", incarnation))
+    driven(ev.RegisterRequest("t", 1, None, "print", "{}"))
     client = opened(driven, "job", 5)[0]
-    driven(q.WorkRequest("first", STATE, 11, {4000: "host:11"}, ()))
-    version, tasks, *_ = driven(q.Watch("news", STATE, client, 0))
+    driven(ev.WorkRequest("first", STATE, 11, {4000: "host:11"}, ()))
+    version, tasks, *_ = driven(ev.WatchRequest("news", STATE, client, 0))
     assert [(task[0], task[2], task[3]) for task in tasks] == [(4000, "host:11", 11), (4001, "", 12)]
-    driven(q.WorkRequest("second", STATE, 12, {4001: "host:12"}, ()))
-    _, tasks, *_ = driven(q.Watch("news", STATE, client, version))
+    driven(ev.WorkRequest("second", STATE, 12, {4001: "host:12"}, ()))
+    _, tasks, *_ = driven(ev.WatchRequest("news", STATE, client, version))
     assert [task[2] for task in tasks] == ["host:11", "host:12"]
-    driven(q.WorkerGone(12))
-    _, tasks, *_ = driven(q.Watch("news", STATE, client, version))
+    driven(ev.WorkerGone(12))
+    _, tasks, *_ = driven(ev.WatchRequest("news", STATE, client, version))
     assert [task[0] for task in tasks] == [4000], "one that has gone is waited for by the dispatcher"
 
 
 @pytest.mark.parametrize("mode", [OFF, DYNAMIC])
 def test_what_a_killed_reader_has_read_alone_ends_when_it_is_given_up(mode: int) -> None:
     driven = Driven(gc_check_s=1.0, client_timeout_s=5.0)
-    driven(q.WorkerJoined("worker:0", "a:1", 11))
-    driven(q.RegisterRequest("t", 1, None, "print", "{}"))
+    driven(ev.WorkerJoined("worker:0", "a:1", 11))
+    driven(ev.RegisterRequest("t", 1, None, "print", "{}"))
     client = opened(driven, None, 5, mode)[0]
-    driven(q.Watch("news", STATE, client, 0))
+    driven(ev.WatchRequest("news", STATE, client, 0))
     driven.tick(60.0)
     assert (driven.machine.num_tasks, driven.machine.state.iterations) == (0, {})
 
 
 def test_a_reader_that_has_opened_and_was_killed_before_it_asked_for_news_is_given_up_in_the_end() -> None:
     driven = Driven(gc_check_s=1.0, client_timeout_s=5.0)
-    driven(q.RegisterRequest("t", 1, None, "print", "{}"))
+    driven(ev.RegisterRequest("t", 1, None, "print", "{}"))
     opened(driven, "job", 5)
     driven.tick(3700.0)
     assert not driven.machine.state.clients
@@ -393,12 +397,15 @@ def test_a_reader_that_has_opened_and_was_killed_before_it_asked_for_news_is_giv
 
 @pytest.mark.parametrize("ends", ["read to the end", "closed", "given up"])
 def test_of_a_thousand_iterations_that_nobody_can_join_nothing_is_left(driven: Driven, ends: str) -> None:
-    book = driven.machine._book  # reach: a leak shows nowhere else
-    tables = ("watching", "wanting", "freed", "heard", "released", "versions", "serving", "requests", "keys", "jobs")
+    live = driven.machine._tables  # reach: a leak shows nowhere else
+    tables = (
+        *("watches", "portion_requests", "iterations_to_serve", "last_heard", "unread_since", "versions", "serving"),
+        *("client_by_request", "iteration_by_key", "job_by_name"),
+    )
 
     def size() -> tuple[int, ...]:
         driven.tick(driven.now + 700.0)
-        kept = [len(getattr(book, name)) for name in tables]
+        kept = [len(getattr(live, name)) for name in tables]
         figures = driven.machine.figures
         left = figures._reports, figures._rates, figures._scalers  # reach: a leak shows nowhere else
         kept += [len(left[0]), len(left[1]), len(left[2].iterations)]
@@ -407,19 +414,19 @@ def test_of_a_thousand_iterations_that_nobody_can_join_nothing_is_left(driven: D
     before = size()
     for request in range(1000, 2000):
         client, _, _, _ = opened(driven, None, request, DYNAMIC)
-        tasks = dict.fromkeys(book.tasks_of[1], "a:1")
-        driven(q.WorkRequest("w", STATE, 11, tasks, (), {task: SplitsReport(1, 1, 1, 1, 0.1) for task in tasks}))
-        driven(q.Watch("news", STATE, client, 0, target_s=0.1))
+        tasks = dict.fromkeys(live.tasks_of[1], "a:1")
+        driven(ev.WorkRequest("w", STATE, 11, tasks, (), {task: TaskReport(1, 1, 1, 1, 0.1) for task in tasks}))
+        driven(ev.WatchRequest("news", STATE, client, 0, target_s=0.1))
         if ends == "read to the end":
-            for worker, life in ((1, 11), (2, 12)):
-                driven(q.WorkRequest("w", STATE, life, {}, tuple(book.tasks_of[worker])))
+            for worker, incarnation in ((1, 11), (2, 12)):
+                driven(ev.WorkRequest("w", STATE, incarnation, {}, tuple(live.tasks_of[worker])))
         if ends == "given up":
             driven.tick(driven.now + 1000.0)
         else:
-            driven(q.ReleaseRequest("t", STATE, client))
+            driven(ev.ReleaseRequest("t", STATE, client))
         driven.answers.clear()
     assert size() == before
-    other = Splits(Rules(fault_tolerant=True), 5, 0.0)
+    other = DataDispatcherMachine(Rules(fault_tolerant=True), 5, 0.0)
     driven.reload(other)
     assert r.encode(other.state) == r.encode(driven.machine.state)
 
@@ -427,6 +434,6 @@ def test_of_a_thousand_iterations_that_nobody_can_join_nothing_is_left(driven: D
 def test_a_change_that_cannot_be_made_is_not_told_to_the_journal(driven: Driven) -> None:
     told = len(driven.records)
     with pytest.raises(KeyError):
-        driven.machine._book.change(r.ReleaseClient(9))  # reach: a leak shows nowhere else
+        driven.machine._tables.change(r.ReleaseClient(9))  # reach: a leak shows nowhere else
     driven(Ticked())
     assert len(driven.records) == told

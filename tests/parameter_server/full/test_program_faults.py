@@ -107,7 +107,7 @@ def test_a_program_that_was_killed_and_started_again_begins_clean_on_the_same_se
             with zd.ParameterServerStrategy(
                 servers.spec
             ):  # what a program has left is dropped when one opens a session
-                told = client_of(servers.spec["ps"][0]).about().get_value()["variables"]
+                told = client_of(servers.spec["ps"][0]).status().get_value()["variables"]
             return [each["name"] for each in told if each["session"] != strategy.session]
 
         eventually(lambda: not variables(), "the ps drops what the first one had", WITHIN_S)

@@ -229,7 +229,7 @@ def test_a_worker_that_dies_in_a_synchronous_step_counts_in_it_once(two: Program
             mean.apply(zd.optimizers.SGD(1.0), np.array([gradient]), step=0)
 
         def pushed() -> bool:
-            told = client.about().get_value()["variables"]
+            told = client.status().get_value()["variables"]
             return [each["bytes"] for each in told if each["session"] == strategy.session] == [16]
 
         strategy.coordinator.schedule(push, (1.0,), worker=0)

@@ -26,7 +26,7 @@ def free_bytes() -> int:
 
 
 @pytest.mark.timeout(300)
-def test_an_array_of_three_gib_passes(serve: Serve, connect: Connect, lane: str) -> None:
+def test_an_array_of_three_gib_passes(serve: Serve, connect: Connect, route: str) -> None:
     if free_bytes() < 8 * 2**30:
         pytest.skip("needs 8 GiB of free memory")
     step = 2**20

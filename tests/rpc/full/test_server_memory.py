@@ -13,7 +13,7 @@ import pytest
 from tests.conftest import ROOT
 from tests.rpc.large import address_of
 from tests.rpc.polled import until
-from zmqdist.limits import CLIENT_PULLED_BYTES_MAX, UNASKED_BYTES_MAX
+from zmqdist.limits import CLIENT_PULLED_BYTES_MAX, EAGER_BYTES_MAX
 from zmqdist.rpc import Client, Server, ZmqClient
 
 Child = Callable[..., "subprocess.Popen[str]"]
@@ -58,7 +58,7 @@ def resident_bytes(pid: int) -> int:
 
 
 @pytest.fixture
-def greedy(lane: str) -> Iterator[Callable[[str], subprocess.Popen[str]]]:
+def greedy(route: str) -> Iterator[Callable[[str], subprocess.Popen[str]]]:
     """greedy(address): a process that sends all its pieces at once."""
     started: list[subprocess.Popen[str]] = []
 
@@ -77,7 +77,7 @@ def greedy(lane: str) -> Iterator[Callable[[str], subprocess.Popen[str]]]:
 
 @pytest.mark.timeout(180)
 def test_a_client_that_sends_without_end_fills_its_bound_of_a_server_and_no_more(
-    lane: str, child: Child, connect: Connect, greedy: Callable[[str], subprocess.Popen[str]]
+    route: str, child: Child, connect: Connect, greedy: Callable[[str], subprocess.Popen[str]]
 ) -> None:
     process = child(SERVER)
     address = address_of(process)
@@ -88,7 +88,7 @@ def test_a_client_that_sends_without_end_fills_its_bound_of_a_server_and_no_more
     assert sender.stdout.readline() == "asked\n"
     until(lambda: modest.calls_blocking() == PIECES)
     until(lambda: modest.bytes_blocking() > CLIENT_PULLED_BYTES_MAX - PIECE)
-    bound = CLIENT_PULLED_BYTES_MAX + UNASKED_BYTES_MAX
+    bound = CLIENT_PULLED_BYTES_MAX + EAGER_BYTES_MAX
     assert modest.bytes_blocking() <= bound
     assert bound < PIECES * PIECE
     modest.go_blocking()

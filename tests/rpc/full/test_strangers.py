@@ -21,7 +21,7 @@ import zmq
 
 from tests.rpc.polled import until
 from zmqdist.limits import CHUNK_BYTES
-from zmqdist.messages import Call, Calls, CancelCall, Chunk, Credit, Ping, Replies, Reply, Shares
+from zmqdist.messages import Call, Calls, CancelCall, Chunk, Credit, Ping, Replies, Reply, SharedMemoryAccepted
 from zmqdist.rpc import ZmqClient
 from zmqdist.transport.address import endpoint, split
 from zmqdist.transport.security import client_security
@@ -173,7 +173,7 @@ def recorded(incarnation: int) -> list[list[bytes]]:
         [encode(Chunk(4, 0, 0)), bytes(CHUNK_BYTES // 64)],
         [encode(Credit(1 << 20))],
         [encode(CancelCall(4))],
-        [encode(Shares(12345))],
+        [encode(SharedMemoryAccepted(12345))],
         [encode(Ping())],
     ]
 

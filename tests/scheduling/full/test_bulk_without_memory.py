@@ -13,8 +13,8 @@ import zmqdist as zd
 from zmqdist import errors
 from zmqdist.coordinator import ClusterCoordinator
 from zmqdist.scheduling.worker import fetch
-from zmqdist.transport import shm_pool as arena_module
-from zmqdist.transport.shm_pool import this_arena
+from zmqdist.transport import shm_pool
+from zmqdist.transport.shm_pool import this_pool
 
 MIB = 2**20
 
@@ -24,11 +24,11 @@ def echo(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 @pytest.fixture
-def without_arena(monkeypatch: pytest.MonkeyPatch) -> None:
+def without_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither this process nor those that it starts have one."""
-    monkeypatch.setenv(arena_module.VARIABLE, "off")
-    monkeypatch.setattr(arena_module, "_arena", None)
-    monkeypatch.setattr(arena_module, "_tried", False)
+    monkeypatch.setenv(shm_pool.POOL_VARIABLE, "off")
+    monkeypatch.setattr(shm_pool, "_pool", None)
+    monkeypatch.setattr(shm_pool, "_tried", False)
 
 
 @pytest.mark.timeout(60)
@@ -44,9 +44,9 @@ def test_a_result_outlives_its_slot_and_its_worker() -> None:
 
 
 @pytest.mark.timeout(60)
-def test_without_shared_memory_everything_works(without_arena: None) -> None:
+def test_without_shared_memory_everything_works(without_shared_memory: None) -> None:
     with zd.local_cluster(workers=1) as cluster, ClusterCoordinator(cluster) as coordinator:
-        assert this_arena() is None
+        assert this_pool() is None
         array = np.arange(MIB)
         back = coordinator.schedule(echo, (array,)).fetch()
         assert np.array_equal(back, array)
@@ -57,7 +57,7 @@ def test_without_shared_memory_everything_works(without_arena: None) -> None:
 
 @pytest.mark.timeout(60)
 def test_a_pool_that_is_full_costs_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(arena_module.VARIABLE, "64")
+    monkeypatch.setenv(shm_pool.POOL_VARIABLE, "64")
     with zd.local_cluster(workers=1) as cluster, ClusterCoordinator(cluster) as coordinator:
         kept = [coordinator.schedule(np.full, (8 * MIB, number, np.uint8)).fetch() for number in range(12)]
         assert [(array[0], array[-1], array.size) for array in kept] == [(n, n, 8 * MIB) for n in range(12)]
@@ -66,7 +66,7 @@ def test_a_pool_that_is_full_costs_no_result(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.timeout(60)
 def test_a_result_for_which_there_is_no_memory_ends_its_own_work_only(
-    without_arena: None, monkeypatch: pytest.MonkeyPatch
+    without_shared_memory: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refused = iter([True, True])
 

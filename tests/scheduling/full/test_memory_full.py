@@ -21,7 +21,7 @@ import zmqdist as zd
 from tests.scheduling.work import until
 from zmqdist import errors
 from zmqdist.coordinator import ClusterCoordinator
-from zmqdist.transport import shm_pool as arena_module
+from zmqdist.transport import shm_pool
 from zmqdist.transport.memory_limits import oom_kills
 
 MIB = 2**20
@@ -122,9 +122,9 @@ def test_the_size_of_dev_shm_does_not_matter() -> None:
 def coordinator(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[ClusterCoordinator]:
     """One worker; where a test asks for it without shared memory."""
     if getattr(request, "param", None) == "off":
-        monkeypatch.setenv(arena_module.VARIABLE, "off")
-        monkeypatch.setattr(arena_module, "_arena", None)
-        monkeypatch.setattr(arena_module, "_tried", False)
+        monkeypatch.setenv(shm_pool.POOL_VARIABLE, "off")
+        monkeypatch.setattr(shm_pool, "_pool", None)
+        monkeypatch.setattr(shm_pool, "_tried", False)
     with zd.local_cluster(workers=1) as cluster, ClusterCoordinator(cluster) as made:
         assert made.schedule(int).get(60) == 0
         yield made

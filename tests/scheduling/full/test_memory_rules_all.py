@@ -8,16 +8,16 @@ import pytest
 
 import zmqdist as zd
 from tests.scheduling.memory_walk import walk
-from zmqdist.transport import shm_pool as arena_module
+from zmqdist.transport import shm_pool
 
 
 @pytest.fixture(scope="module", params=["shared memory", "sockets"])
 def cluster(request: pytest.FixtureRequest) -> Iterator[zd.local_cluster]:
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "sockets":
-            patch.setenv(arena_module.VARIABLE, "off")
-            patch.setattr(arena_module, "_arena", None)
-            patch.setattr(arena_module, "_tried", False)
+            patch.setenv(shm_pool.POOL_VARIABLE, "off")
+            patch.setattr(shm_pool, "_pool", None)
+            patch.setattr(shm_pool, "_tried", False)
         with zd.local_cluster(workers=2) as made:
             yield made
 

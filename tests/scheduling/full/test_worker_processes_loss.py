@@ -16,7 +16,7 @@ from tests.scheduling.work import begun, counts, dies_first, exits, starts, unti
 from zmqdist import errors
 from zmqdist.coordinator import ClusterCoordinator
 from zmqdist.launch.children import Child
-from zmqdist.scheduling.coordinator.result_fetcher import Fetching
+from zmqdist.scheduling.coordinator.result_fetcher import ResultFetcher
 from zmqdist.scheduling.dispatcher.config import DispatcherConfig
 
 Start = Callable[..., Child]
@@ -171,10 +171,10 @@ def test_a_worker_that_dies_with_a_result_that_is_being_fetched_runs_the_functio
     with zd.DispatchServer() as dispatcher, ClusterCoordinator(dispatcher) as coordinator:
         worker = start_worker(dispatcher.address, index=0)
         until(lambda: dispatcher.num_workers == 1)
-        ask = Fetching.ask
+        ask = ResultFetcher.fetch
         asked: list[Any] = []
 
-        def killed_first(self: Fetching, *told: Any) -> Any:
+        def killed_first(self: ResultFetcher, *told: Any) -> Any:
             """The result is ready and nothing of it has been copied when its worker dies."""
             if not asked:
                 asked.append(told)
@@ -183,7 +183,7 @@ def test_a_worker_that_dies_with_a_result_that_is_being_fetched_runs_the_functio
                 start_worker(dispatcher.address, index=0)
             return ask(self, *told)
 
-        monkeypatch.setattr(Fetching, "ask", killed_first)
+        monkeypatch.setattr(ResultFetcher, "fetch", killed_first)
         value = coordinator.schedule(large, (0.0,))
         assert len(value.get(20)) == 1_000_000
         coordinator.join(20)

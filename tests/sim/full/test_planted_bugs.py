@@ -12,7 +12,7 @@ import pytest
 
 from zmqdist.events import Send
 from zmqdist.messages import Assign, Begun, Define, Members, Submit
-from zmqdist.scheduling.coordinator.affinity import PLAIN, Pins
+from zmqdist.scheduling.coordinator.affinity import PLAIN, WorkerAffinity
 from zmqdist.scheduling.coordinator.closures import Closures
 from zmqdist.scheduling.dispatcher import placement
 from zmqdist.scheduling.dispatcher.machine import Dispatch
@@ -21,7 +21,7 @@ from zmqdist.scheduling.dispatcher.placement import Placement
 from zmqdist.scheduling.dispatcher.records import CoordinatorSession
 from zmqdist.scheduling.worker import machine as worker
 from zmqdist.scheduling.worker.machine import WorkerMachine
-from zmqdist.scheduling.worker.waiting_work import Waiting
+from zmqdist.scheduling.worker.waiting_work import WaitingWork
 from zmqdist.scheduling.worker.worker_events import FreeBulk, Reclaim
 from zmqdist.testing import simulate
 
@@ -62,17 +62,17 @@ def instead(owner: type, name: str, fn: Callable[..., Any]) -> Plant:
 
 
 def forget_leases(self: Dispatch, loss: Any, now: float) -> None:
-    self.hands[loss.member].leases.clear()
+    self.loads[loss.member].leases.clear()
 
 
 def all_started(self: Dispatch, loss: Any, now: float) -> None:
-    for lease in self.hands[loss.member].leases.values():
+    for lease in self.loads[loss.member].leases.values():
         lease.started = True
 
 
 def drop_returned(self: Dispatch, member: Any, numbers: list[int], now: float) -> None:
     for number in numbers:
-        self.hands[member].leases.pop(number, None)
+        self.loads[member].leases.pop(number, None)
 
 
 def nothing_unsent(self: Closures, effects: Any) -> Any:
@@ -95,20 +95,20 @@ def no_defines(self: Closures, effects: list[Any]) -> list[Any]:
 
 def never_careful(self: WorkerMachine, message: Any, now: float) -> None:
     if isinstance(message, Assign):
-        message.careful = False
+        message.report_before_start = False
 
 
-def newest_of_own(_: Waiting, items: list[Any]) -> list[Any]:
+def newest_of_own(_: WaitingWork, items: list[Any]) -> list[Any]:
     return sorted(items, reverse=True)
 
 
 def never_first(self: WorkerMachine, message: Any, now: float) -> None:
     if isinstance(message, Assign):
-        message.first = False
+        message.pinned = False
 
 
 def no_charge(self: Dispatch, lost: Any, worker: str) -> list[Send]:
-    return self._give_back([lease for lease, _, _ in lost], careful=True)
+    return self._give_back([lease for lease, _, _ in lost], report_before_start=True)
 
 
 def resolve_and_keep(self: Closures, items: list[Any]) -> Any:
@@ -145,7 +145,7 @@ def abandon_without_kill(self: WorkerMachine) -> list[Any]:
 
 def uncut(self: Dispatch, leases: list[Any], **kwargs: Any) -> None:
     for lease in leases:
-        lease.cut = False
+        lease.cancelled = False
 
 
 def not_kept(self: Dispatch, leases: Any) -> None:
@@ -154,8 +154,8 @@ def not_kept(self: Dispatch, leases: Any) -> None:
 
 
 def none_kept(self: Dispatch, session: CoordinatorSession, *args: Any) -> None:
-    for hands, number in session.held.values():
-        hands.held[number].kept = False
+    for load, number in session.held.values():
+        load.held[number].kept = False
 
 
 def pinned_to_nobody(
@@ -170,40 +170,42 @@ def of_no_priority(self: Placement, session: CoordinatorSession, worker: str, pr
 
 def newest_first(self: Placement, session: CoordinatorSession, worker: str, priority: int, items: list[Any]) -> None:
     ENQUEUE(self, session, worker, priority, items)
-    session.line(worker).rank(priority).queue.rotate(len(items))
+    session.queue_for(worker).band(priority).items.rotate(len(items))
 
 
-def back_to_all(self: Placement, lease: Any, *, careful: bool) -> None:
-    lease.rank = lease.session.line("").rank(0)
-    PUT_BACK(self, lease, careful=careful)
+def back_to_all(self: Placement, lease: Any, *, report_before_start: bool) -> None:
+    lease.band = lease.session.queue_for("").band(0)
+    PUT_BACK(self, lease, report_before_start=report_before_start)
 
 
 def nothing_apart(self: Dispatch, session: CoordinatorSession, submit: Submit) -> None:
-    submit.apart = False
+    submit.detached = False
 
 
 def losses_untold(self: Dispatch, effects: list[Send]) -> list[Send]:
     return [effect for effect in effects if not isinstance(effect.message, Members)]
 
 
-def all_plain(self: Pins, items: list[Any]) -> Any:
+def all_plain(self: WorkerAffinity, items: list[Any]) -> Any:
     return [(PLAIN, items)]
 
 
-def all_count(self: Pins, apart: bool) -> bool:
+def all_count(self: WorkerAffinity, apart: bool) -> bool:
     return False
 
 
 def all_spare(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(placement, "_spare", lambda hands: [n for n, lease in hands.leases.items() if not lease.started][1:])
+    patch.setattr(
+        placement, "_stealable", lambda load: [n for n, lease in load.leases.items() if not lease.started][1:]
+    )
 
 
 ENQUEUE, PUT_BACK = Placement.enqueue, Placement.put_back
 
 
 def greedy(patch: pytest.MonkeyPatch) -> None:
-    give = Placement._give  # reach: the planted bug changes what it does
-    patch.setattr(Placement, "_give", lambda self, hands, count, *args: give(self, hands, 3 * count + 5, *args))
+    give = Placement._hand_out  # reach: the planted bug changes what it does
+    patch.setattr(Placement, "_hand_out", lambda self, load, count, *args: give(self, load, 3 * count + 5, *args))
 
 
 def endless_grace(self: Membership, peer: Any, now: float) -> None:
@@ -217,39 +219,39 @@ def nothing_begun(self: Dispatch, effects: list[Send]) -> list[Send]:
 BUGS: list[tuple[str, Plant, str | tuple[str, ...]]] = [
     ("a result is accepted twice", instead(Closures, "_resolve", resolve_and_keep), "closures P1"),
     ("the leases of a lost worker are forgotten", before(Dispatch, "lost", forget_leases), "dispatch P"),
-    ("a worker whose connection went is never lost", before(Membership, "_gone", endless_grace), "dispatch P"),
+    ("a worker whose connection went is never lost", before(Membership, "_peer_gone", endless_grace), "dispatch P"),
     ("work that had not started is charged", before(Dispatch, "lost", all_started), "dispatch P3"),
-    ("lost starts are not charged", instead(Dispatch, "_charge", no_charge), "dispatch P7"),
+    ("lost starts are not charged", instead(Dispatch, "_charge_lost_starts", no_charge), "dispatch P7"),
     ("the window is ignored", greedy, "dispatch P6"),
     (
         "the end of a generation does not wait for leases",
-        instead(CoordinatorSession, "quiet", lambda self, now: now >= self.unsettled_until),
+        instead(CoordinatorSession, "is_quiet", lambda self, now: now >= self.unsettled_until),
         "dispatch P5",
     ),
     (
         "the end of a generation does not wait for what was lost from sight",
-        instead(CoordinatorSession, "quiet", lambda self, now: self.outstanding == 0),
+        instead(CoordinatorSession, "is_quiet", lambda self, now: self.outstanding == 0),
         "dispatch P5",
     ),
     (
         "what is unfinished is not submitted again",
-        after(Closures, "_welcome", nothing_unsent),
+        after(Closures, "_handle_registered", nothing_unsent),
         ("dispatch P7", "dispatch P17"),
     ),
     ("lost starts are not counted over dispatchers", after(Closures, "_submit", no_losses_told), "closures P5"),
-    ("functions are not sent to a new dispatcher", after(Closures, "_welcome", no_defines), "dispatch P7"),
-    ("careful work is begun like any other", before(WorkerMachine, "_hear", never_careful), "worker P6"),
+    ("functions are not sent to a new dispatcher", after(Closures, "_handle_registered", no_defines), "dispatch P7"),
+    ("careful work is begun like any other", before(WorkerMachine, "_handle_message", never_careful), "worker P6"),
     (
         "work for this worker is begun newest first",
-        instead(Waiting, "_in_order", lambda self, items: sorted(items, reverse=True)),
+        instead(WaitingWork, "_in_order", lambda self, items: sorted(items, reverse=True)),
         "worker P9",
     ),
-    ("work for this worker waits like any other", before(WorkerMachine, "_hear", never_first), "worker P9"),
+    ("work for this worker waits like any other", before(WorkerMachine, "_handle_message", never_first), "worker P9"),
     ("a slot is asked again what it has not begun before it has answered", asked_again, "worker P10"),
-    ("work that was returned is lost", before(Dispatch, "returned", drop_returned), "dispatch P"),
+    ("work that was returned is lost", before(Dispatch, "leases_returned", drop_returned), "dispatch P"),
     (
         "a bulk result is forgotten with its worker",
-        instead(Dispatch, "_unhold", lambda self, leases: []),
+        instead(Dispatch, "_lose_results", lambda self, leases: []),
         "dispatch P7",
     ),
     ("a worker without contact goes on", after(WorkerMachine, "_apply", never_stop), "dispatch P"),
@@ -257,28 +259,36 @@ BUGS: list[tuple[str, Plant, str | tuple[str, ...]]] = [
     ("functions are never forgotten", instead(Closures, "_forget_unused", lambda self, functions: []), "closures P7"),
     (
         "a kept result is made again when its worker is lost",
-        before(Dispatch, "_unhold", not_kept),
+        before(Dispatch, "_lose_results", not_kept),
         "dispatch P11",
     ),
-    ("a kept result is released with its round", before(Dispatch, "end_generation", none_kept), "dispatch P11"),
+    ("a kept result is released with its round", before(Dispatch, "end_round", none_kept), "dispatch P11"),
     (
         "what was kept and dropped stays with its worker",
-        instead(Closures, "_let_go", lambda self, works: []),
+        instead(Closures, "_release_kept", lambda self, works: []),
         "dispatch P9",
     ),
     ("work for one worker goes to any", instead(Placement, "enqueue", pinned_to_nobody), "dispatch P12"),
     ("work for one worker that comes back goes to any", instead(Placement, "put_back", back_to_all), "dispatch P1"),
     ("work for one worker is called back", all_spare, "dispatch P12"),
-    ("the options of work are not sent", instead(Pins, "grouped", all_plain), ("dispatch P1", "closures P13")),
+    (
+        "the options of work are not sent",
+        instead(WorkerAffinity, "grouped", all_plain),
+        ("dispatch P1", "closures P13"),
+    ),
     ("priorities are ignored", instead(Placement, "enqueue", of_no_priority), "dispatch P13"),
     ("the newest goes first", instead(Placement, "enqueue", newest_first), "dispatch P13"),
     ("work apart ends with the generation", before(Dispatch, "submit", nothing_apart), ("dispatch P7", "dispatch P14")),
-    ("an error of work apart ends the round", after(Pins, "ended", all_count), "closures P10"),
+    ("an error of work apart ends the round", after(WorkerAffinity, "ended", all_count), "closures P10"),
     ("a loss is not told to those who watch", after(Dispatch, "lost", losses_untold), ("dispatch P7", "dispatch P15")),
-    ("nobody is missed", instead(Pins, "deadline", property(lambda self: None)), "dispatch P7"),
+    ("nobody is missed", instead(WorkerAffinity, "deadline", property(lambda self: None)), "dispatch P7"),
     ("a cancelled piece of work runs again", before(Dispatch, "_give_back", uncut), ""),
-    ("the width is ignored", instead(Pins, "within", lambda self, width, out, unsent: unsent), "closures P13"),
-    ("who asks too late is not told so", after(Dispatch, "_take_back", nothing_begun), "dispatch P17"),
+    (
+        "the width is ignored",
+        instead(WorkerAffinity, "within", lambda self, width, out, unsent: unsent),
+        "closures P13",
+    ),
+    ("who asks too late is not told so", after(Dispatch, "_cancel_unbegun", nothing_begun), "dispatch P17"),
 ]
 
 

@@ -15,11 +15,11 @@ from tests.sim.full.test_planted_bugs import Plant, after, first_complaint, inst
 from zmqdist.messages import ERROR
 from zmqdist.scheduling.coordinator import machine
 from zmqdist.scheduling.coordinator.dependencies_and_retries import (
+    CancelAttempts,
     Dependencies,
     DropFunctions,
     End,
     Free,
-    WithdrawAttempts,
 )
 from zmqdist.scheduling.coordinator.effects import KeepInput, Resolve
 from zmqdist.scheduling.coordinator.machine import CoordinatorMachine
@@ -29,7 +29,8 @@ pytestmark = pytest.mark.timeout(300)
 SEEDS_MAX = 300
 
 REAL = {
-    name: Dependencies.__dict__[name] for name in ("_go_on", "_ended", "_tell", "_end", "_input_lost", "_make_again")
+    name: Dependencies.__dict__[name]
+    for name in ("_hand_in_when_ready", "_ended", "_notify_waiting", "_end", "_input_lost", "_recompute")
 }
 
 
@@ -39,12 +40,12 @@ def without(*kinds: type) -> Callable[[Any, list[Any]], list[Any]]:
 
 def hands_in_at_once(self: Any, plan: Any, effects: list[Any]) -> None:
     plan.missing.clear()
-    REAL["_go_on"](self, plan, effects)
+    REAL["_hand_in_when_ready"](self, plan, effects)
 
 
 def hands_in_while_ending(self: Any, work: int, well: bool, effects: list[Any]) -> None:
     ending, self._ending = self._ending, False
-    REAL["_tell"](self, work, well, effects)
+    REAL["_notify_waiting"](self, work, well, effects)
     self._ending = ending
 
 
@@ -63,12 +64,12 @@ def never_tries_again(self: Any, number: int, kind: int, lost: int, effects: lis
 
 
 def tells_all_is_well(self: Any, work: int, well: bool, effects: list[Any]) -> None:
-    REAL["_tell"](self, work, True, effects)
+    REAL["_notify_waiting"](self, work, True, effects)
 
 
 def makes_again_for_ever(self: Any, plan: Any, effects: list[Any]) -> None:
-    plan.remakes = 0
-    REAL["_make_again"](self, plan, effects)
+    plan.recomputations = 0
+    REAL["_recompute"](self, plan, effects)
 
 
 def fails_by_a_retried_error(self: CoordinatorMachine, number: int, kind: int, payload: Any, now: float) -> None:
@@ -114,19 +115,19 @@ def names_the_asker(self: Any, effects: list[Any]) -> list[Any]:
 BUGS: list[tuple[str, Plant, str | tuple[str, ...]]] = [
     (
         "a plan does not wait for its inputs",
-        instead(Dependencies, "_go_on", hands_in_at_once),
+        instead(Dependencies, "_hand_in_when_ready", hands_in_at_once),
         ("dependencies G2", "coordinator C3", ""),
     ),
     (
         "a plan is handed in while its round ends",
-        instead(Dependencies, "_tell", hands_in_while_ending),
+        instead(Dependencies, "_notify_waiting", hands_in_while_ending),
         "dependencies G5",
     ),
     ("an error is tried again for ever", instead(Dependencies, "_ended", tries_for_ever), "dependencies G4"),
     ("an error is never tried again", instead(Dependencies, "_ended", never_tries_again), "dependencies G4"),
     (
         "a failed input counts like a good one",
-        instead(Dependencies, "_tell", tells_all_is_well),
+        instead(Dependencies, "_notify_waiting", tells_all_is_well),
         ("dependencies G", ""),
     ),
     ("the wrong input is named", after(Dependencies, "handle", names_the_asker), ("dependencies G3", "")),
@@ -134,7 +135,7 @@ BUGS: list[tuple[str, Plant, str | tuple[str, ...]]] = [
     ("a lost value is not made again", instead(Dependencies, "_value_lost", lambda self, *args: None), "dispatch P7"),
     (
         "a lost value is made again too often",
-        instead(Dependencies, "_make_again", makes_again_for_ever),
+        instead(Dependencies, "_recompute", makes_again_for_ever),
         "dependencies G7",
     ),
     (
@@ -150,7 +151,7 @@ BUGS: list[tuple[str, Plant, str | tuple[str, ...]]] = [
     ),
     (
         "the attempts of what has ended go on",
-        after(Dependencies, "handle", without(WithdrawAttempts)),
+        after(Dependencies, "handle", without(CancelAttempts)),
         "dependencies G6",
     ),
     (

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from tests.sim.simulations.rpc import simulate_rpc
-from zmqdist.limits import LANE_WINDOW_BYTES
-from zmqdist.rpc.admission_machine import Turns
+from zmqdist.limits import BULK_CHANNEL_WINDOW_BYTES
+from zmqdist.rpc.admission_machine import FairAdmission
 from zmqdist.rpc.batching_machine import Batches
-from zmqdist.transport.bulk_machine import Inbound, Outbound
+from zmqdist.transport.bulk_machine import InboundTransfers, OutboundTransfers
 from zmqdist.transport.calls_machine import ClientCalls, ServedCall, ServerCalls
 from zmqdist.transport.pace import Pace
-from zmqdist.transport.transfers import Lanes
+from zmqdist.transport.transfers import BulkChannel
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -55,7 +55,7 @@ def lost_where_not_delivered(_: Any) -> Any:
     def spoiled(self: ClientCalls, calls: Any) -> None:
         for call in calls:
             del self.in_flight[call.id]
-            self.unasked -= call.nbytes
+            self.eager_bytes -= call.nbytes
 
     return spoiled
 
@@ -70,9 +70,9 @@ def forgetting_what_is_held_back(wait_again: Any) -> Any:
 
 def bytes_are_kept(forget: Any) -> Any:
     def spoiled(self: ClientCalls, call: Any) -> Any:
-        unasked = self.unasked
+        unasked = self.eager_bytes
         was_in_flight = forget(self, call)
-        self.unasked = unasked
+        self.eager_bytes = unasked
         return was_in_flight
 
     return spoiled
@@ -106,16 +106,16 @@ def answered_again(answered: Any) -> Any:
 
 
 def same_client_again(next_turn: Any) -> Any:
-    def spoiled(self: Turns) -> Any:
-        if self._turns:
-            self._turns.move_to_end(next(reversed(self._turns)), last=False)
+    def spoiled(self: FairAdmission) -> Any:
+        if self._in_turn:
+            self._in_turn.move_to_end(next(reversed(self._in_turn)), last=False)
         return next_turn(self)
 
     return spoiled
 
 
 def pulled_bytes_stay(gone: Any) -> Any:
-    def spoiled(self: Turns, client: Any) -> None:
+    def spoiled(self: FairAdmission, client: Any) -> None:
         pulled = self.pulled
         gone(self, client)
         self.pulled = pulled
@@ -124,7 +124,7 @@ def pulled_bytes_stay(gone: Any) -> Any:
 
 
 def dropped_calls_begin(dropped: Any) -> Any:
-    def spoiled(self: Turns, client: Any, key: Any) -> bool:
+    def spoiled(self: FairAdmission, client: Any, key: Any) -> bool:
         its = self._clients.get(client)
         if its is not None and key in its.ready:
             return False
@@ -156,17 +156,17 @@ def youngest_batch(ready: Any) -> Any:
 
 
 def one_transfer_at_a_time(next_piece: Any) -> Any:
-    def spoiled(self: Outbound, now: float) -> Any:
+    def spoiled(self: OutboundTransfers, now: float) -> Any:
         piece = next_piece(self, now)
-        if piece is not None and piece.id in self._turns:
-            self._turns = {piece.id: self._turns.pop(piece.id), **self._turns}
+        if piece is not None and piece.id in self._queue:
+            self._queue = {piece.id: self._queue.pop(piece.id), **self._queue}
         return piece
 
     return spoiled
 
 
 def without_its_first_byte(next_piece: Any) -> Any:
-    def spoiled(self: Outbound, now: float) -> Any:
+    def spoiled(self: OutboundTransfers, now: float) -> Any:
         piece = next_piece(self, now)
         return piece if piece is None or piece.nbytes < 50_000 else piece._replace(nbytes=piece.nbytes - 1)
 
@@ -174,39 +174,39 @@ def without_its_first_byte(next_piece: Any) -> Any:
 
 
 def begins_with_the_largest(init: Any) -> Any:
-    return lambda self, *args, **kwargs: init(self, *args, **{**kwargs, "window_bytes": LANE_WINDOW_BYTES})
+    return lambda self, *args, **kwargs: init(self, *args, **{**kwargs, "window_bytes": BULK_CHANNEL_WINDOW_BYTES})
 
 
 BUGS: list[tuple[str, type, str, Spoil, str | tuple[str, ...]]] = [
     ("calls in flight are sent again", ClientCalls, "connection_lost", sent_again, "calls P2"),
     ("what was not delivered is forgotten", ClientCalls, "undelivered", lost_where_not_delivered, "calls P"),
-    ("what was held back is forgotten", ClientCalls, "_wait_again", forgetting_what_is_held_back, "calls P"),
+    ("what was held back is forgotten", ClientCalls, "_requeue", forgetting_what_is_held_back, "calls P"),
     ("bytes of calls that ended still count", ClientCalls, "_forget", bytes_are_kept, "calls P"),
-    ("the window of arguments is ignored", ClientCalls, "__init__", with_bound("_unasked_max"), "calls P9"),
+    ("the window of arguments is ignored", ClientCalls, "__init__", with_bound("_eager_bytes_max"), "calls P9"),
     ("calls leave newest first", ClientCalls, "next_message", newest_first, "calls P7"),
     ("deadlines are ignored", ClientCalls, "ticked", always([]), "a machine asks to be called again and again"),
-    ("an answered call stays in the table", ClientCalls, "answered", answered_again, ""),
-    ("calls wait for company of nothing", ClientCalls, "asked", waiting_alone, "calls P8"),
+    ("an answered call stays in the table", ClientCalls, "replied", answered_again, ""),
+    ("calls wait for company of nothing", ClientCalls, "submitted", waiting_alone, "calls P8"),
     ("a server holds any number of calls", ServerCalls, "__init__", with_bound("_pending_max"), "calls P6"),
     ("an answered call stays with the server", ServerCalls, "finished", always(True), ""),
-    ("a cancelled call is wanted", ServedCall, "wanted", always(True), ("turns P1", "")),
-    ("a client has turn after turn", Turns, "next", same_client_again, "turns P2"),
-    ("a client's arguments have no bound", Turns, "__init__", with_bound("_client_bytes_max"), "turns P3"),
-    ("the arguments of all have no bound", Turns, "__init__", with_bound("_all_bytes_max"), "turns P3"),
-    ("unasked arguments have no bound", Turns, "__init__", with_bound("_client_unasked_max"), "turns P5"),
-    ("bytes of a client that has gone still count", Turns, "gone", pulled_bytes_stay, ("turns P", "calls P1")),
-    ("calls that were dropped begin", Turns, "dropped", dropped_calls_begin, ("turns P", "calls P")),
+    ("a cancelled call is wanted", ServedCall, "is_wanted", always(True), ("turns P1", "")),
+    ("a client has turn after turn", FairAdmission, "next", same_client_again, "turns P2"),
+    ("a client's arguments have no bound", FairAdmission, "__init__", with_bound("_client_bytes_max"), "turns P3"),
+    ("the arguments of all have no bound", FairAdmission, "__init__", with_bound("_all_bytes_max"), "turns P3"),
+    ("unasked arguments have no bound", FairAdmission, "__init__", with_bound("_client_unasked_max"), "turns P5"),
+    ("bytes of a client that has gone still count", FairAdmission, "gone", pulled_bytes_stay, ("turns P", "calls P1")),
+    ("calls that were dropped begin", FairAdmission, "dropped", dropped_calls_begin, ("turns P", "calls P")),
     ("calls of different kinds run together", Batches, "arrived", of_any_kind, "batching P1"),
     ("batches have no bound", Batches, "__init__", with_bound("_rows_max"), "batching P2"),
     ("batches wait on and on", Batches, "__init__", with_bound("_delay_s"), ("batching P", "calls P1")),
     ("a dropped call stays in its batch", Batches, "dropped", still_in_the_batch, ("batching P", "turns P", "")),
     ("the youngest of full batches is next", Batches, "ready", youngest_batch, ("batching P4", "batching P1")),
-    ("transfers do not take turns", Outbound, "next", one_transfer_at_a_time, "bulk P3"),
-    ("a byte of a chunk is lost", Outbound, "next", without_its_first_byte, "bulk P1"),
-    ("the last chunks are not acknowledged", Inbound, "owed", always(0), "bulk P5"),
+    ("transfers do not take turns", OutboundTransfers, "next_chunk", one_transfer_at_a_time, "bulk P3"),
+    ("a byte of a chunk is lost", OutboundTransfers, "next_chunk", without_its_first_byte, "bulk P1"),
+    ("the last chunks are not acknowledged", InboundTransfers, "idle_credit", always(0), "bulk P5"),
     ("chunks leave without a window", Pace, "fits", always(True), ("bulk P2", "pace P3")),
     ("a slow link begins with the largest window", Pace, "__init__", begins_with_the_largest, "pace P3"),
-    ("transfers of calls that are over go on", Lanes, "over", always(False), ("bulk P", "")),
+    ("transfers of calls that are over go on", BulkChannel, "call_ended", always(False), ("bulk P", "")),
 ]
 
 

@@ -21,7 +21,7 @@ from zmqdist.coordination.machine import Coordination
 from zmqdist.tasks import collectives_machine
 from zmqdist.tasks.agreement_machine import Agreed, Agreements
 from zmqdist.tasks.mailbox_machine import Mailbox, Outbox
-from zmqdist.variables.update_keys import Once
+from zmqdist.variables.update_keys import AppliedUpdates
 from zmqdist.variables.updates_machine import DONE, NEW, RUNNING, KeptSessions, Steps, UpdateLog
 
 pytestmark = pytest.mark.timeout(300)  # some are found after hundreds of seeds
@@ -42,7 +42,7 @@ def anything_agrees(self: Agreements, group: str, code: int, message: str, count
 
 
 VERDICT = Agreements._verdict  # reach: plants bugs
-CAME = Barriers.came
+CAME = Barriers.arrived
 BEGIN = UpdateLog.begin
 PUSH = Steps.push
 SENT = Mailbox.sent
@@ -157,8 +157,15 @@ BUGS: list[tuple[str, Simulate, Any, str, Any, str | tuple[str, ...]]] = [
     ("a letter of another life is given out", simulate_mail, Mailbox, "heard", other_lives, "mailbox"),
     ("an update runs twice", simulate_variables, UpdateLog, "begin", runs_twice, ""),
     ("an update is carried out again", simulate_variables, UpdateLog, "begin", forgets, ("U1", "U2")),
-    ("a value is not asked what it has", simulate_variables, Once, "of", lambda self, key: {}, "U1"),
-    ("a restored value knows no keys", simulate_variables, Once, "saved", lambda self, *args: b"", ("U1", "U5")),
+    ("a value is not asked what it has", simulate_variables, AppliedUpdates, "of", lambda self, key: {}, "U1"),
+    (
+        "a restored value knows no keys",
+        simulate_variables,
+        AppliedUpdates,
+        "saved",
+        lambda self, *args: b"",
+        ("U1", "U5"),
+    ),
     ("a step takes one update less", simulate_variables, Steps, "push", one_too_few, ("U5", "U2")),
     ("an earlier step is applied later", simulate_variables, Steps, "push", earlier_steps_too, "U5"),
     ("who is late is not told", simulate_variables, Steps, "push", nobody_late, "U2"),

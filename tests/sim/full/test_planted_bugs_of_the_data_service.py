@@ -9,20 +9,20 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.sim.simulations.data_rounds import simulate_rounds
-from zmqdist.data.service.dispatcher.machine import questions as q
+from zmqdist.data.service.dispatcher.machine import events as ev
 from zmqdist.data.service.dispatcher.machine import range_math
 from zmqdist.data.service.dispatcher.machine import records as r
 from zmqdist.data.service.dispatcher.machine.clients import Clients
-from zmqdist.data.service.dispatcher.machine.group_commit import Commits
-from zmqdist.data.service.dispatcher.machine.machine import Splits
-from zmqdist.data.service.dispatcher.machine.portions import Portioning
-from zmqdist.data.service.dispatcher.machine.split_assignment import Dealing
-from zmqdist.data.service.dispatcher.machine.state import State
-from zmqdist.data.service.dispatcher.machine.tables import Book
+from zmqdist.data.service.dispatcher.machine.group_commit import GroupCommit
+from zmqdist.data.service.dispatcher.machine.machine import DataDispatcherMachine
+from zmqdist.data.service.dispatcher.machine.portions import PortionAssignment
+from zmqdist.data.service.dispatcher.machine.split_assignment import SplitAssignment
+from zmqdist.data.service.dispatcher.machine.state import DurableState
+from zmqdist.data.service.dispatcher.machine.tables import DispatcherTables
 from zmqdist.data.service.dispatcher.machine.workers import WorkerTable
 from zmqdist.data.service.reader import window_machine
 from zmqdist.data.service.reader.coordinated_machine import CoordinatedDelivery, RoundsSource
-from zmqdist.data.service.reader.delivery import Answered, Effect, TellDispatcher, Wanted
+from zmqdist.data.service.reader.delivery import Effect, NotifyDispatcher, TaskReplied, Wanted
 from zmqdist.data.service.reader.exactly_once_machine import Consumption, ExactlyOnceDelivery, Marks
 from zmqdist.data.service.reader.window_machine import TaskSource, TaskWindow
 from zmqdist.data.service.worker.portions_machine import PortionSegment, PortionsLane
@@ -49,7 +49,7 @@ def deaf(_method: Any) -> Any:
 
 
 def standing_still(give: Any) -> Any:
-    def spoiled(self: State, record: r.GiveSplits) -> None:
+    def spoiled(self: DurableState, record: r.GiveSplits) -> None:
         give(self, record)
         if record.task in self.tasks:
             cursor = self.iterations[self.tasks[record.task].iteration].cursors[record.source]
@@ -60,38 +60,38 @@ def standing_still(give: Any) -> Any:
 
 
 def forgetful(splits: Any) -> Any:
-    def spoiled(self: Dealing, asked: q.SplitsRequest) -> None:
-        task = self._book.state.tasks.get(asked.task)
+    def spoiled(self: SplitAssignment, asked: ev.SplitsRequest) -> None:
+        task = self._tables.state.tasks.get(asked.task)
         if task is not None:
-            task.given.clear()
+            task.last_given.clear()
         splits(self, asked)
 
     return spoiled
 
 
 def hasty(flush: Any) -> Any:
-    def spoiled(self: Commits) -> list[q.Effect]:
-        answers = [each for each in self._effects if isinstance(each, q.AnswerRequest)]
-        self._effects = [each for each in self._effects if not isinstance(each, q.AnswerRequest)]
+    def spoiled(self: GroupCommit) -> list[ev.Effect]:
+        answers = [each for each in self._effects if isinstance(each, ev.ReplyToRequest)]
+        self._effects = [each for each in self._effects if not isinstance(each, ev.ReplyToRequest)]
         return [*answers, *flush(self)]
 
     return spoiled
 
 
 def careless(failed: Any) -> Any:
-    return lambda self, code, message: [each for each in failed(self, code, message) if not isinstance(each, q.Reload)]
+    return lambda self, code, message: [each for each in failed(self, code, message) if not isinstance(each, ev.Reload)]
 
 
 def unrecorded(kind: type) -> Callable[[Any], Any]:
     def make(record: Any) -> Any:
-        return lambda self, told: None if isinstance(r.decode(told), kind) else record(self, told)
+        return lambda self, change: None if isinstance(r.decode(change), kind) else record(self, change)
 
     return make
 
 
 def always_new(iteration: Any) -> Any:
-    def spoiled(self: Splits, job: r.JobEntry, asked: q.Open) -> r.Iteration:
-        self._book.keys.clear()
+    def spoiled(self: DataDispatcherMachine, job: r.JobEntry, asked: ev.OpenRequest) -> r.Iteration:
+        self._tables.iteration_by_key.clear()
         return iteration(self, job, asked)  # type: ignore[no-any-return]
 
     return spoiled
@@ -99,19 +99,19 @@ def always_new(iteration: Any) -> Any:
 
 def ends_with_the_first(finish: Any) -> Any:
     def spoiled(self: WorkerTable, number: int) -> None:
-        iteration = self._book.state.iterations[number]
-        if any(self._book.state.tasks[task].finished for task in iteration.tasks):
+        iteration = self._tables.state.iterations[number]
+        if any(self._tables.state.tasks[task].finished for task in iteration.tasks):
             self.end(iteration, r.FinishIteration(number))
 
     return spoiled
 
 
 def no_tasks_for_newcomers(joined: Any) -> Any:
-    def spoiled(self: WorkerTable, event: q.WorkerJoined) -> None:
-        iterations = self._book.state.iterations
-        self._book.state.iterations = {}
+    def spoiled(self: WorkerTable, event: ev.WorkerJoined) -> None:
+        iterations = self._tables.state.iterations
+        self._tables.state.iterations = {}
         joined(self, event)
-        self._book.state.iterations = iterations
+        self._tables.state.iterations = iterations
 
     return spoiled
 
@@ -128,26 +128,26 @@ def without_marks(leave: Any) -> Any:
 def insistent(refused: Any) -> Any:
     def spoiled(self: Contact, code: int, now: float) -> bool:
         again: bool = refused(self, code, now)
-        self.another_has_it = False
+        self.index_taken = False
         return again
 
     return spoiled
 
 
 def forgetting_questions(lost: Any) -> Any:
-    def spoiled(self: Portioning, event: q.WorkerGone) -> None:
-        for key in [key for key in self._book.wanting if key[1] == event.life]:
-            del self._book.wanting[key]
+    def spoiled(self: PortionAssignment, event: ev.WorkerGone) -> None:
+        for key in [key for key in self._tables.portion_requests if key[1] == event.incarnation]:
+            del self._tables.portion_requests[key]
         lost(self, event)
 
     return spoiled
 
 
 def whosever_they_are(note: Any) -> Any:
-    def spoiled(self: WorkerTable, asked: q.WorkRequest, number: int) -> None:
+    def spoiled(self: WorkerTable, asked: ev.WorkRequest, number: int) -> None:
         for task, address in asked.has.items():
-            if address and task in self._book.state.tasks:
-                note(self, replace(asked, has={task: address}), self._book.state.tasks[task].worker)
+            if address and task in self._tables.state.tasks:
+                note(self, replace(asked, has={task: address}), self._tables.state.tasks[task].worker)
 
     return spoiled
 
@@ -157,15 +157,15 @@ def by_any_name(place: Any) -> Any:
 
 
 def waiting_for_nobody(restore: Any) -> Any:
-    def spoiled(self: Book, *args: Any) -> None:
+    def spoiled(self: DispatcherTables, *args: Any) -> None:
         restore(self, *args)
-        self.gone = set(self.missing)
+        self.confirmed_gone = set(self.missing)
 
     return spoiled
 
 
-def without_tasks(told: Any) -> Any:
-    return lambda self, iteration: (told(self, iteration)[0], [], told(self, iteration)[2])
+def without_tasks(news_for: Any) -> Any:
+    return lambda self, iteration: (news_for(self, iteration)[0], [], news_for(self, iteration)[2])
 
 
 def without_the_end(restore: Any) -> Any:
@@ -183,8 +183,8 @@ def taking_everything(accept: Any) -> Any:
 
 
 def silent_about_losses(answered: Any) -> Any:
-    def spoiled(self: ExactlyOnceDelivery, event: Answered, now: float) -> list[Effect]:
-        return [each for each in answered(self, event, now) if not isinstance(each, TellDispatcher)]
+    def spoiled(self: ExactlyOnceDelivery, event: TaskReplied, now: float) -> list[Effect]:
+        return [each for each in answered(self, event, now) if not isinstance(each, NotifyDispatcher)]
 
     return spoiled
 
@@ -297,7 +297,7 @@ def never_done(take: Any) -> Any:
 
 
 def a_lost_connection_is_a_death(lose: Any) -> Any:
-    return lambda portions, life, client, died, crashed: lose(portions, life, client, died, True)
+    return lambda portions, incarnation, client, died, crashed: lose(portions, incarnation, client, died, True)
 
 
 def any_index_is_its_own(_named: Any) -> Any:
@@ -318,31 +318,37 @@ class Bug(NamedTuple):
 
 
 BUGS: list[Bug] = [
-    Bug("positions are given twice", replaced(State, "_give", standing_still), "D"),
-    Bug("a repeated question gets new positions", replaced(Dealing, "splits", forgetful), "D1", 79),
-    Bug("answers leave before they are durable", replaced(Commits, "flush", hasty), ""),
-    Bug("positions that were given are not written down", replaced(Commits, "record", unrecorded(r.GiveSplits)), "D1"),
-    Bug("the end of a task is not written down", replaced(Commits, "record", unrecorded(r.FinishTask)), "", 25),
-    Bug("the state is kept although the journal failed", replaced(Commits, "failed", careless), "D"),
-    Bug("each iterator has an iteration of its own", replaced(Splits, "_iteration", always_new), "D2"),
+    Bug("positions are given twice", replaced(DurableState, "_give", standing_still), "D"),
+    Bug("a repeated question gets new positions", replaced(SplitAssignment, "splits", forgetful), "D1", 79),
+    Bug("answers leave before they are durable", replaced(GroupCommit, "flush", hasty), ""),
+    Bug(
+        "positions that were given are not written down",
+        replaced(GroupCommit, "record", unrecorded(r.GiveSplits)),
+        "D1",
+    ),
+    Bug("the end of a task is not written down", replaced(GroupCommit, "record", unrecorded(r.FinishTask)), "", 25),
+    Bug("the state is kept although the journal failed", replaced(GroupCommit, "failed", careless), "D"),
+    Bug("each iterator has an iteration of its own", replaced(DataDispatcherMachine, "_iteration", always_new), "D2"),
     Bug(
         "an iteration ends when the first task does", replaced(WorkerTable, "_finish_if_over", ends_with_the_first), ""
     ),
     Bug("newcomers get no tasks", replaced(WorkerTable, "joined", no_tasks_for_newcomers), "D"),
-    Bug("clients are told of no tasks", replaced(Clients, "_told", without_tasks), "D4"),
-    Bug("workers are not told when tasks change", replaced(WorkerTable, "news", deaf), "D4"),
+    Bug("clients are told of no tasks", replaced(Clients, "_news_for", without_tasks), "D4"),
+    Bug("workers are not told when tasks change", replaced(WorkerTable, "notify", deaf), "D4"),
     Bug("a worker that does not come back is never given up", replaced(WorkerTable, "tick", deaf), "D4"),
     Bug("members are not placed again after the journal failed", replaced(WorkerTable, "reconcile", deaf), "D"),
-    Bug("a restart brings the state back without its end", replaced(Book, "restore", without_the_end), ""),
-    Bug("a lost answer is not computed again", replaced(Portioning, "missed", deaf), "D4"),
-    Bug("acknowledgements are not written down", replaced(Commits, "record", unrecorded(r.Acknowledge)), ""),
+    Bug("a restart brings the state back without its end", replaced(DispatcherTables, "restore", without_the_end), ""),
+    Bug("a lost answer is not computed again", replaced(PortionAssignment, "missed", deaf), "D4"),
+    Bug("acknowledgements are not written down", replaced(GroupCommit, "record", unrecorded(r.Acknowledge)), ""),
     Bug(
-        "portions that were given out are not written down", replaced(Commits, "record", unrecorded(r.GivePortions)), ""
+        "portions that were given out are not written down",
+        replaced(GroupCommit, "record", unrecorded(r.GivePortions)),
+        "",
     ),
     Bug("a worker insists on a number that another has", replaced(Contact, "refused", insistent), "D6"),
     Bug(
         "a question that waits is forgotten with its worker",
-        replaced(Portioning, "lost", forgetting_questions),
+        replaced(PortionAssignment, "lost", forgetting_questions),
         "D4",
         kinds=("cut",),
         faults=40,
@@ -351,7 +357,12 @@ BUGS: list[Bug] = [
     Bug(
         "a newcomer has the place of one that is on its way", replaced(WorkerTable, "_place_for", by_any_name), "D", 19
     ),
-    Bug("DYNAMIC ends while a worker is on its way", replaced(Book, "restore", waiting_for_nobody), "D1", 1290),
+    Bug(
+        "DYNAMIC ends while a worker is on its way",
+        replaced(DispatcherTables, "restore", waiting_for_nobody),
+        "D1",
+        1290,
+    ),
     Bug("what was acknowledged is given out again", replaced(range_math, "leave", without_marks), "exactly once", 926),
     Bug("a reader takes what came twice", replaced(ExactlyOnceDelivery, "_accept", taking_everything), ""),
     Bug("a reader says nothing of lost answers", replaced(ExactlyOnceDelivery, "_answered", silent_about_losses), "D4"),

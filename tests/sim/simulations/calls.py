@@ -1,8 +1,8 @@
-"""Processes in virtual time that call methods of each other, over connections that end, as tasks and parameter servers do.
+"""Simulated processes that call methods of each other over connections that end, as tasks and parameter servers do, in virtual time.
 
-What holds: calls of one process to another arrive in the order of sending, each once or not at all. What is lost: when a connection ends,
-what is on the way in either direction. Each side notices that at its own time: the caller gets UNAVAILABLE for what it has asked (its
-call may have been carried out), the callee is told that its caller waits no more (`SimCall.on_dropped`).
+The calls of one process to another arrive in the order of sending, each once or not at all. When a connection ends, the messages on the way
+are lost in both directions. Each side notices the end at its own time. The caller gets UNAVAILABLE for its pending calls, which may have
+been carried out; the callee learns that its caller waits no longer (`SimCall.on_dropped`).
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from zmqdist.testing.simulation.clock import SimClock
 from zmqdist.testing.simulation.network import SimConnection, SimProcess
 
 NOTICE_S = 0.05
-"""An end of a connection is noticed at most so long after it."""
+"""The longest time until a side notices the end of a connection, in seconds."""
 
 Then: TypeAlias = Callable[[Any, int, str], object]
 """Gets (value, 0, "") or (None, code, message)."""
 
 
 class SimCall:
-    """One call as its callee sees it: it is answered once, or its caller is gone."""
+    """One call as its callee sees it. The callee replies once, or the caller is gone."""
 
     def __init__(self, connection: SimConnection, number: int) -> None:
         self.connection = connection
@@ -39,7 +39,7 @@ class SimCall:
         self._end((self._number, None, code, message))
 
     def drop(self) -> None:
-        """The callee notices that the connection has ended."""
+        """Note that the callee has noticed the end of the connection."""
         if not self._over:
             self._over = True
             self.on_dropped()
@@ -52,10 +52,10 @@ class SimCall:
 
 
 class SimHost(SimProcess):
-    """One life of a process with methods that others call.
+    """One incarnation of a process with methods that other processes call.
 
     Attributes:
-      name: of the process, which its next life has, too.
+      name: of the process; its next incarnation has the same name.
       life: its incarnation.
       methods: name -> fn(call, *args).
     """
@@ -78,7 +78,7 @@ def _copied(message: Any) -> tuple[Any, int]:
 
 
 class _Channel:
-    """A connection with the calls over it."""
+    """A connection, and the pending calls over it."""
 
     def __init__(self, network: SimCalls, caller: SimHost, callee: SimHost) -> None:
         self.ends = caller, callee
@@ -108,7 +108,7 @@ class _Channel:
         self.ends[0].post(lambda: then(*outcome))
 
     def end(self) -> None:
-        """The connection ends; both sides notice it, each at its own time."""
+        """End the connection. Each side notices it at its own time."""
         self.connection.end()
         caller, callee = self.ends
         clock, random = self._network.clock, self._network.random
@@ -128,7 +128,7 @@ class _Channel:
 
 
 class SimCalls:
-    """The processes by name, and the connections among them. A call to a process that is not there fails after a moment."""
+    """The processes by name, and the connections between them. A call to a process that does not run fails after a moment."""
 
     def __init__(self, clock: SimClock, random: Random) -> None:
         self.clock = clock
@@ -137,24 +137,24 @@ class SimCalls:
         self._channels: dict[tuple[SimHost, SimHost], _Channel] = {}
 
     def start(self, host: SimHost) -> None:
-        """This life of a process is there from now on."""
+        """Add an incarnation of a process, which can be called now."""
         self.hosts[host.name] = host
 
     def kill(self, name: str) -> None:
-        """Its present life ends, with all its connections."""
+        """End the current incarnation of a process, with all its connections."""
         host = self.hosts.pop(name)
         host.kill()
         for ends in [ends for ends in self._channels if host in ends]:
             self._channels.pop(ends).end()
 
     def cut(self, caller: str, callee: str) -> None:
-        """The connection ends, if there is one; the next call makes another."""
+        """End a connection, if there is one; the next call makes another."""
         ends = next((ends for ends in self._channels if (ends[0].name, ends[1].name) == (caller, callee)), None)
         if ends is not None:
             self._channels.pop(ends).end()
 
     def call(self, caller: SimHost, callee: str, method: str, *args: Any, then: Then = lambda *_: None) -> None:
-        """Call a method of the present life of a process; `then` hears of the outcome, if the caller still lives."""
+        """Call a method of the current incarnation of a process. `then` gets the outcome, unless the caller has died."""
         host = self.hosts.get(callee)
         if host is None:
             moment_s = self.random.random() * NOTICE_S
@@ -167,10 +167,10 @@ class SimCalls:
 
 
 class SimWorld:
-    """What a simulation of such processes begins with: a seed, a clock, a network, and what has happened so far.
+    """The base of a simulation of such processes: a seed, a clock, a network, and a trace of the events.
 
     Attributes:
-      lives: incarnations that were given out.
+      lives: the incarnations that were given out.
     """
 
     def __init__(self, seed: int) -> None:
@@ -186,17 +186,17 @@ class SimWorld:
         return self.lives
 
     def note(self, what: str) -> None:
-        """For the text of a broken promise."""
+        """Add an event to the trace, which is in the text of a broken promise."""
         self.trace.append(f"{self.clock.now:9.4f}  {what}")
 
     def promise(self, holds: bool, name: str) -> None:
-        """Raises AssertionError, with the seed and what has happened, where a promise is broken."""
+        """Raise AssertionError, with the seed and the trace, if a promise is broken."""
         if not holds:
             happened = "\n".join(self.trace[-60:])
             raise AssertionError(f"{name} is broken; pytest tests/sim --seed {self.seed}\n{happened}")
 
     def wake(self, machine: Any, host: SimHost, tick: Callable[[], object]) -> None:
-        """Have `tick` called when a machine wants to be; to be called after each event."""
+        """Have `tick` called at a machine's deadline. Call this after each event."""
         if machine.deadline < float("inf"):
             due = machine.deadline
             self.clock.at(due, lambda: host.post(tick) if machine.deadline <= self.clock.now else None)

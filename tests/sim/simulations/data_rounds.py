@@ -1,7 +1,7 @@
-"""Coordinated reads in virtual time: the real delivery machines of all consumers, workers that are killed and added, answers that get lost.
+"""Coordinated reads in virtual time: the real delivery machines of all consumers, workers that are killed and added, and lost replies.
 
-The machines of the tasks (data/service/worker/rounds_machine.py) are the real ones, too. The dispatcher is a short model that keeps to
-what data/service/dispatcher/machine/rounds.py promises.
+The machines of the tasks (data/service/worker/rounds_machine.py) are real, too. The dispatcher is a short model that keeps the promises of
+data/service/dispatcher/machine/rounds.py.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from zmqdist.data.service.reader.delivery import (
     FAILED,
     SKIP,
     SOME,
-    Answered,
-    Ask,
-    AskForNews,
-    Began,
+    BatchTaken,
+    ConsumerBegan,
     Deliver,
     Event,
     News,
-    Over,
-    TaskPlace,
-    Took,
+    ReadingEnded,
+    RequestElements,
+    RequestNews,
+    TaskLocation,
+    TaskReplied,
     Wanted,
 )
 from zmqdist.data.service.worker.rounds_machine import RoundsMachine
-from zmqdist.data.service.worker.task_answers import GiveElements, GiveEnd, GiveError, TaskAnswer
+from zmqdist.data.service.worker.task_replies import GiveElements, GiveEnd, GiveError, TaskReply
 from zmqdist.errors import AbortedError, UnavailableError
 from zmqdist.events import Ticked
 from zmqdist.testing.simulation.clock import SimClock
@@ -47,7 +47,7 @@ Reply = Callable[[int, Any], None]
 
 @dataclass(eq=False)
 class Question:
-    """One of a consumer, at a task; `reply` gets the answer, unless that is lost."""
+    """A request of a consumer at a task; `reply` gets the reply, unless it is lost."""
 
     wanted: Wanted
     reply: Reply
@@ -55,7 +55,7 @@ class Question:
 
 
 class SimRoundsTask:
-    """A task in its only life: the real machine, and a thread that makes groups. The k-th group has k for each consumer."""
+    """A task: the real machine, and a model of the thread that makes groups. The k-th group has the element k for each consumer."""
 
     def __init__(self, sim: RoundsSim, number: int, start: int) -> None:
         self.sim, self.number, self.start = sim, number, start
@@ -70,7 +70,7 @@ class SimRoundsTask:
         question = Question(wanted, reply)
         assert wanted.wait_s is not None
         self.sim.clock.after(wanted.wait_s, partial(self._expire, question))
-        self._perform(self._machine.elements_wanted(wanted, question))
+        self._perform(self._machine.add_request(wanted, question))
 
     def kill(self) -> None:
         self.alive = False
@@ -82,7 +82,7 @@ class SimRoundsTask:
             self._perform(self._machine.expired(question))
 
     def _make(self) -> None:
-        """Groups are made while there is room, and are served a little later, so that some go together."""
+        """Make groups while there is room, and serve them a little later, so that several go out together."""
         sim = self.sim
         if not self.alive:
             return
@@ -99,7 +99,7 @@ class SimRoundsTask:
         if self.alive:
             self._perform(self._machine.serve())
 
-    def _perform(self, effects: list[TaskAnswer]) -> None:
+    def _perform(self, effects: list[TaskReply]) -> None:
         sim = self.sim
         for effect in effects:
             question: Question = effect.reply
@@ -109,7 +109,7 @@ class SimRoundsTask:
                 assert isinstance(effect.error, AbortedError), (
                     f"K5: consumer {question.wanted.consumer}: {effect.error}"
                 )
-                continue  # its consumer has asked again, and waits for that
+                continue  # a newer request of this consumer has replaced it
             elements: list[Any] | None = None
             if isinstance(effect, GiveElements):
                 first = question.wanted.round
@@ -123,7 +123,7 @@ class SimRoundsTask:
 
 
 class SimRoundsConsumer:
-    """One consumer: the machine, and what a runtime does for it."""
+    """One consumer: the real machine, and a model of its runtime."""
 
     def __init__(self, sim: RoundsSim, number: int) -> None:
         self.sim, self.number = sim, number
@@ -137,15 +137,15 @@ class SimRoundsConsumer:
         sim = self.sim
         for effect in self.machine.handle(event, sim.clock.now):
             match effect:
-                case Ask(source, wanted):
+                case RequestElements(source, wanted):
                     sim.soon(partial(self._ask, source, wanted))
                 case Deliver(items):
                     for batch in items:
                         self.got += batch
-                        sim.clock.after(sim.random.uniform(0.001, 0.03), partial(self.handle, Took()))
-                case AskForNews():
+                        sim.clock.after(sim.random.uniform(0.001, 0.03), partial(self.handle, BatchTaken()))
+                case RequestNews():
                     self.watch()
-                case Over(error):
+                case ReadingEnded(error):
                     raise AssertionError(f"C2: consumer {self.number} is at its end: {error}")
         if self.machine.deadline < self._tick_at:
             self._tick_at = self.machine.deadline
@@ -158,7 +158,7 @@ class SimRoundsConsumer:
     def _ask(self, source: Any, wanted: Wanted) -> None:
         def reply(kind: int, value: Any) -> None:
             error = UnavailableError("the worker does not answer") if kind == FAILED else None
-            self.handle(Answered(source, kind, value, error))
+            self.handle(TaskReplied(source, kind, value, error))
 
         task = self.sim.tasks[source.task]
         if task.alive:
@@ -167,21 +167,21 @@ class SimRoundsConsumer:
             reply(FAILED, None)
 
     def watch(self) -> None:
-        """Ask for news. What this consumer says with it stands until the answer."""
+        """Send a watch request. The consumer keeps to the position in it until the reply."""
         self._arrives_at = max(self._arrives_at, self.sim.clock.now + self.sim.random.expovariate(1 / DELAY_S))
-        stopped, lost = self.machine.standing()
+        stopped, lost = self.machine.watch_args()
         self.sim.clock.at(self._arrives_at, partial(self.sim.watched, self, self.version, stopped, lost))
 
     def news(self, version: int, news: News) -> None:
         if version <= self.version:
-            return  # it has come in answer to a later question
+            return  # a later watch request has got its reply
         self.version = version
         self.handle(news)
         self.watch()
 
 
 class RoundsSim:
-    """One run; see the module's docstring. Promises: C1 to C3 of CoordinatedDelivery, and that all consumers go on at the end."""
+    """One run. It checks the promises C1 to C3 of CoordinatedDelivery, and that all consumers proceed at the end."""
 
     def __init__(self, seed: int, faults: int = 8) -> None:
         self.random = Random(seed)
@@ -198,7 +198,7 @@ class RoundsSim:
         for number in range(self.count):
             self.consumers.append(SimRoundsConsumer(self, number))
         for consumer in self.consumers:
-            consumer.handle(Began())
+            consumer.handle(ConsumerBegan())
             consumer.watch()
         for _ in range(faults):
             self.clock.after(self.random.uniform(0.1, FAULTS_S), self._fault)
@@ -236,18 +236,18 @@ class RoundsSim:
             self._decide()
 
     def _decide(self) -> None:
-        standing = list(self._watching.values())
+        watch_args = list(self._watching.values())
         ended = [
             task
             for number, task in self.tasks.items()
-            if task.end == inf and all(number in lost for _, lost in standing)
+            if task.end == inf and all(number in lost for _, lost in watch_args)
         ]
         for task in ended:
-            task.end = min(lost[task.number] for _, lost in standing)
+            task.end = min(lost[task.number] for _, lost in watch_args)
             task.kill()
-        begins = self._pending and all(stopped >= 0 for stopped, _ in standing)
+        begins = self._pending and all(stopped >= 0 for stopped, _ in watch_args)
         if begins:
-            start = max(stopped for stopped, _ in standing)
+            start = max(stopped for stopped, _ in watch_args)
             seen = max((consumer.got[-1][0] for consumer in self.consumers if consumer.got), default=-1)
             assert seen < start, f"C3: round {seen} was begun by a consumer that is held, and a task begins at {start}"
             for _ in range(self._pending):
@@ -265,14 +265,14 @@ class RoundsSim:
     def _answer(self, consumer: SimRoundsConsumer) -> None:
         del self._watching[consumer.number]
         places = [
-            TaskPlace(task.number, "host", "host", 7 if task.listed else -1, task.start)
+            TaskLocation(task.number, "host", "host", 7 if task.listed else -1, task.start)
             for task in self.tasks.values()
             if task.end == inf
         ]
         ended = {task.number: int(task.end) for task in self.tasks.values() if task.end < inf}
         self.soon(partial(consumer.news, self._version, News(places, False, False, bool(self._pending), ended)))
 
-    # -- what must be so --------------------------------------------------------------------------------------------------
+    # -- checks at the end ------------------------------------------------------------------------------------------------
 
     def check(self, calm: list[int]) -> None:
         longest = max((consumer.got for consumer in self.consumers), key=len)
@@ -287,7 +287,7 @@ class RoundsSim:
 
 
 def simulate_rounds(seed: int, faults: int = 8) -> RoundsSim:
-    """One run with seeded faults. Raises AssertionError, with the seed, where a promise was broken."""
+    """Run one seed with faults. Raise AssertionError, with the seed, if a promise is broken."""
     try:
         sim = RoundsSim(seed, faults)
         sim.clock.run(FAULTS_S + 1.5)

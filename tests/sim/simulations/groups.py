@@ -1,8 +1,8 @@
 """A group of tasks in virtual time: the real Agreements of its leader, and the real schedules and mailboxes of its members.
 
-Each member does one operation after the other, sometimes with an array that must be exchanged, in as many lives as it gets. Faults: members
-and the leader die and come back in another life, lose connections, cancel, wait too long, fail of their own, bring something else than
-the others; the group is aborted and reset. After FAULTS_S everything is calm, and the group must work again.
+Each member does one operation after the other, sometimes with an array that must be exchanged, over several incarnations. Faults: members
+and the leader die and come back in another incarnation, lose connections, cancel, time out, fail by themselves, or bring a value that
+differs from the others'; the group is aborted and reset. After FAULTS_S no more faults come, and the group must work again.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from tests.sim.simulations.calls import SimCall, SimHost, SimWorld
-from zmqdist.coordination.answers import Task
+from zmqdist.coordination.replies import Task
 from zmqdist.errors import ABORTED, CANCELLED, DEADLINE_EXCEEDED
 from zmqdist.tasks import collectives_machine as collectives
 from zmqdist.tasks.agreement_machine import Agreed, Agreements, Announcement, Verdict
@@ -26,7 +26,7 @@ END_S = 11.0
 PAUSE_S = 0.2
 TIMEOUTS_S = (0.3, 1.0, 3.0)
 GRACE_S = 0.5
-"""The leader says when the time of an announcement has passed; so long after that its member gives up."""
+"""The leader reports when the time of an announcement has passed. The member itself gives up this many seconds later."""
 DOWN_S = 0.4
 FAULTS = ("kill", "cut", "abort")
 OWN_FAULTS = ("cancel", "fail", "mismatch")
@@ -37,10 +37,10 @@ class Operation:
     """One operation at one member.
 
     Attributes:
-      index: of the operations of this life.
-      value: what it brings: an array that no other operation has.
-      code: what it has ended with; None while it is on.
-      unnumbered: a failure whose member does not know the number of its round.
+      index: the number of the operation in this incarnation.
+      value: the array that the member brings; no other operation has it.
+      code: the code with which it has ended; None before that.
+      unnumbered: the operation has failed, and its member does not know the number of its round.
     """
 
     member: SimMember
@@ -74,7 +74,7 @@ class _LocalCall:
 
 
 class SimLeader:
-    """What tasks/collective_leader.py does, for one life of the member of rank 0."""
+    """A model of tasks/collective_leader.py, for one incarnation of the member of rank 0."""
 
     def __init__(self, world: GroupSim, host: SimHost) -> None:
         self._world = world
@@ -101,17 +101,17 @@ class SimLeader:
         one = Announcement(rank, counter, what, due, load, failure, call)
         verdicts = self.machine.announced("g", self._world.tasks, one)
         for task in self._gone:
-            verdicts += self.machine.gone(task, "gone")
+            verdicts += self.machine.member_gone(task, "gone")
         self._hear(verdicts)
 
     def withdrew(self, load: int) -> None:
         if load in self._tokens:
-            self._hear(self.machine.withdrew("g", self._tokens[load]))
+            self._hear(self.machine.announcement_withdrawn("g", self._tokens[load]))
 
     def left(self, peer: SimHost) -> None:
         task = self._world.task_of(peer)
         self._gone.add(task)
-        self._hear(self.machine.gone(task, f"{peer} has gone"))
+        self._hear(self.machine.member_gone(task, f"{peer} has gone"))
 
     def _hear(self, verdicts: list[Verdict]) -> None:
         for verdict in verdicts:
@@ -142,7 +142,7 @@ class SimLeader:
 
 
 class SimMember:
-    """What tasks/collectives.py does, for one life of a member."""
+    """A model of tasks/collectives.py, for one incarnation of a member."""
 
     def __init__(self, world: GroupSim, rank: int) -> None:
         self.world = world
@@ -151,7 +151,7 @@ class SimMember:
         self.counter: int | None = 0
         self.index = 0
         self.errors: list[int] = []
-        """Operations that have ended with an error that this member knows of."""
+        """The operations that have ended with an error, as far as this member knows."""
         self.succeeded = 0
         self._boxes: dict[str, Mailbox] = {}
         self.leader = SimLeader(world, self.host) if rank == 0 else None
@@ -179,7 +179,7 @@ class SimMember:
             operation.failure = CANCELLED, f"{self.host} cannot take part"
             operation.unnumbered = counter is None
             self.counter = None if counter is None else counter + 1
-        then = partial(self._told, operation)
+        then = partial(self._replied, operation)
         args = self.rank, counter, what, timeout_s, operation.failure, load
         world.note(f"{self.host} announces {load}: {what}, round {counter}{', as failed' if own == 'fail' else ''}")
         if self.leader is not None:
@@ -205,7 +205,7 @@ class SimMember:
                 self.world.network.call(self.host, "worker:0", "withdraw", load)
             self.end(operation, code)
 
-    def _told(self, operation: Operation, answer: Any, code: int, message: str) -> None:
+    def _replied(self, operation: Operation, answer: Any, code: int, message: str) -> None:
         if operation.unnumbered:
             self.counter = None if code else answer[0] + 1
             self._pause()
@@ -233,7 +233,7 @@ class SimMember:
                 self.errors.append(operation.index)
         else:
             self.succeeded += 1
-        if not operation.unnumbered:  # else its answer says which round is next
+        if not operation.unnumbered:  # otherwise the reply says which round is next
             self._pause()
 
     def _pause(self) -> None:
@@ -278,7 +278,7 @@ class SimMember:
         if self.leader is not None:
             self.leader.left(peer)
         for box in list(self._boxes.values()):
-            wake(box.gone(str(self.world.task_of(peer)[1]), f"{peer} has gone"))
+            wake(box.sender_gone(str(self.world.task_of(peer)[1]), f"{peer} has gone"))
 
 
 def wake(ended: list[Wait]) -> None:
@@ -365,7 +365,7 @@ class _Exchange:
 
 
 class GroupSim(SimWorld):
-    """One run; see the module's docstring."""
+    """One run of a group with seeded faults."""
 
     def __init__(self, seed: int, faults: int = 12) -> None:
         super().__init__(seed)
@@ -396,7 +396,7 @@ class GroupSim(SimWorld):
         return "worker", int(host.name.rpartition(":")[2])
 
     def agreed(self, operations: list[Operation]) -> None:
-        """The leader says that these are done together."""
+        """Note the operations that the leader has agreed on as one round."""
         self.note(f"agreed: {[f'{each.member.host}/{each.index}' for each in operations]}")
         self.agreements += 1
         self.agreed_in_calm += self.clock.now > FAULTS_S
@@ -445,7 +445,7 @@ class GroupSim(SimWorld):
 
 
 def simulate_group(seed: int, faults: int = 12) -> GroupSim:
-    """Run one world. Raises AssertionError, with the seed, when a promise is broken."""
+    """Run one seed. Raise AssertionError, with the seed, if a promise is broken."""
     world = GroupSim(seed, faults)
     world.run()
     return world

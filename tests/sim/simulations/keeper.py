@@ -1,8 +1,8 @@
-"""A keeper of barriers, keys and who is there, with its tasks, in virtual time: the real Coordination, Barriers and Keys.
+"""A keeper of barriers, keys and task states, with its tasks, in virtual time: the real Coordination, Barriers and Keys.
 
-Each task registers, asks for errors all the time, goes from barrier to barrier, and sets and gets keys. Faults: tasks die and come back in
-another life, lose their connection, freeze, report an error and are reset, give a barrier up, wait too short. After FAULTS_S everything is
-calm, and all must meet at barriers again.
+Each task registers, polls for errors, goes from barrier to barrier, and sets and gets keys. Faults: tasks die and come back in another
+incarnation, lose their connection, freeze, report an error and are reset, cancel a barrier, or time out too early. After FAULTS_S no more
+faults come, and all tasks must meet at barriers again.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from math import inf
 from typing import Any
 
 from tests.sim.simulations.calls import SimCall, SimHost, SimWorld
-from zmqdist.coordination.answers import Answer, Effect, Task, named
 from zmqdist.coordination.keys_machine import Keys
 from zmqdist.coordination.machine import ERROR, UP, Coordination, CoordinationConfig
+from zmqdist.coordination.replies import Effect, ReplyValue, Task, task_name
 from zmqdist.errors import ALREADY_EXISTS, CANCELLED, DEADLINE_EXCEEDED, INTERNAL, NOT_FOUND, OK, UNAVAILABLE
 
 FAULTS_S = 5.0
@@ -28,7 +28,7 @@ FAULTS = ("kill", "kill", "cut", "freeze", "report", "cancel")
 
 
 class SimKeeper:
-    """What coordination/service.py does."""
+    """A model of coordination/service.py."""
 
     def __init__(self, world: KeeperSim) -> None:
         self.world = world
@@ -52,9 +52,9 @@ class SimKeeper:
         self.host.on_left = self._left
         self.ended: set[Any] = set()
         self.waiting: dict[Any, tuple[Task, int, int, float]] = {}
-        """Callers of the barrier: task, life, counter, deadline of the caller."""
+        """The callers of the barrier: task, incarnation, counter, deadline of the caller."""
         self.life: dict[Task, int] = {}
-        """The life of each task that has registered last."""
+        """The incarnation of each task that has registered last."""
         self.last_passed: dict[Task, tuple[int, int]] = {}
         self._values: dict[str, int] = {}
         self._getting: dict[Any, tuple[str, float]] = {}
@@ -64,7 +64,7 @@ class SimKeeper:
     def _now(self) -> float:
         return self.world.clock.now
 
-    # -- what callers ask -------------------------------------------------------------------------------------------------
+    # -- calls of tasks ---------------------------------------------------------------------------------------------------
 
     def _keep(self, call: SimCall) -> None:
         call.on_dropped = partial(self._dropped, call)
@@ -80,7 +80,7 @@ class SimKeeper:
         self._keep(call)
         before = self.life.get(task, 0)
         effects = self.tasks.registered(call, task, life, self._now)
-        if self.tasks.holds(task, life):
+        if self.tasks.is_registered(task, life):
             self.world.promise(life >= before, "coordination P1: a former life is taken for the present one")
             self.life[task] = life
         self._perform(effects)
@@ -98,7 +98,7 @@ class SimKeeper:
     def _put(self, call: SimCall, key: str, value: int, overwrite: bool) -> None:
         there = key in self._values
         effects = self.keys.put(call, key, value, 8, overwrite)
-        code = 0 if isinstance(effects[-1], Answer) else effects[-1].code
+        code = 0 if isinstance(effects[-1], ReplyValue) else effects[-1].code
         self.world.promise(
             code == (ALREADY_EXISTS if there and not overwrite else OK), "keys P1: the wrong value stays"
         )
@@ -114,7 +114,7 @@ class SimKeeper:
         else:
             self._perform(self.keys.try_get(call, key))
 
-    # -- what is answered -------------------------------------------------------------------------------------------------
+    # -- replies ----------------------------------------------------------------------------------------------------------
 
     def _perform(self, effects: list[Effect]) -> None:
         world = self.world
@@ -124,7 +124,7 @@ class SimKeeper:
             world.promise(call not in self.ended, "coordination P2: a ticket is answered twice")
             self.ended.add(call)
             waiting, getting = self.waiting.pop(call, None), self._getting.pop(call, None)
-            if isinstance(effect, Answer):
+            if isinstance(effect, ReplyValue):
                 if waiting is not None and effect.value.code == OK:
                     passed.append(waiting)
                 if getting is not None:
@@ -146,7 +146,7 @@ class SimKeeper:
     def _passed(self, callers: list[tuple[Task, int, int, float]]) -> None:
         world = self.world
         repeated = [self.last_passed.get(task) == (life, counter) for task, life, counter, _ in callers]
-        if all(repeated):  # the answer was lost: it is given again
+        if all(repeated):  # the reply was lost, and the keeper repeats it
             return
         world.rounds += 1
         world.rounds_in_calm += self._now > FAULTS_S
@@ -174,12 +174,12 @@ class SimKeeper:
 
 
 class SimKeptTask:
-    """What coordination/link.py and client.py do, for one life of a task."""
+    """A model of coordination/link.py and client.py, for one incarnation of a task."""
 
     def __init__(self, world: KeeperSim, index: int) -> None:
         self.world = world
         self.task: Task = ("worker", index)
-        self.host = SimHost(world.network, named(self.task), world.new_life())
+        self.host = SimHost(world.network, task_name(self.task), world.new_life())
         self.counter = 0
         self.passed = 0
         self._after = -1
@@ -201,7 +201,7 @@ class SimKeptTask:
     def _registered(self, welcome: Any, code: int, message: str) -> None:
         if code == UNAVAILABLE:
             self._later(self._register, AGAIN_S)
-        elif code:  # in error, because it has said so: reset
+        elif code:  # the task is in error, because it has reported one: reset it
             self._up = False
             self._ask("reset", self.task, then=lambda *_: self._later(self._register, AGAIN_S))
         else:
@@ -253,7 +253,7 @@ class SimKeptTask:
 
 
 class KeeperSim(SimWorld):
-    """One run; see the module's docstring."""
+    """One run of a keeper with seeded faults."""
 
     def __init__(self, seed: int, faults: int = 12) -> None:
         super().__init__(seed)
@@ -316,7 +316,7 @@ class KeeperSim(SimWorld):
 
 
 def simulate_keeper(seed: int, faults: int = 12) -> KeeperSim:
-    """Run one world. Raises AssertionError, with the seed, when a promise is broken."""
+    """Run one seed. Raise AssertionError, with the seed, if a promise is broken."""
     world = KeeperSim(seed, faults)
     world.run()
     return world

@@ -1,7 +1,7 @@
 """Letters from one task to another in virtual time: the real Outbox of the sender and the real Mailbox of the receiver.
 
-Large letters are overtaken by small ones. Faults: sender and receiver die and come back in another life, connections end with letters on
-the way, receivers cancel, wait too short, or put a letter back. In the end every letter that was confirmed has been received.
+Small letters overtake large ones. Faults: sender and receiver die and come back in another incarnation, connections end with letters on the
+way, receivers cancel, time out too early, or put a letter back. In the end every confirmed letter has been received.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ ITEMS_MAX = 30
 
 @dataclass(eq=False)
 class Letter:
-    """One letter as its sender knows it. `number` counts those of this life under this tag."""
+    """One letter as its sender knows it. `number` counts the letters of this incarnation under this tag."""
 
     life: int
     tag: str
     number: int
     at_life: int = 0
-    """Of the receiver that has confirmed it."""
+    """The incarnation of the receiver that has confirmed the letter."""
     code: int | None = None
 
 
 class SimSender:
-    """What Mail.send does, for one life of a task."""
+    """A model of Mail.send, for one incarnation of a task."""
 
     def __init__(self, world: MailSim) -> None:
         self.world = world
@@ -82,7 +82,7 @@ class SimSender:
 
 
 class SimReceiver:
-    """What Mail.recv does, for one life of a task."""
+    """A model of Mail.recv, for one incarnation of a task."""
 
     def __init__(self, world: MailSim) -> None:
         self.world = world
@@ -97,7 +97,7 @@ class SimReceiver:
 
     def _put(self, call: SimCall, key: str, number: int, low: int, after: int, value: Any) -> None:
         ended, refusal = self.box.sent(Key.parse(key), value, 1, number, low, after)
-        most = ITEMS_MAX + len(TAGS)  # each receiver may put one back
+        most = ITEMS_MAX + len(TAGS)  # each receiver may put one letter back
         self.world.promise(self.box.items <= most, "mailbox P5: more letters than allowed")
         if refusal is None:
             call.answer((self.host.life, self.host.life if self.box.holds("worker:0", number, after) else 0))
@@ -110,10 +110,10 @@ class SimReceiver:
         call.answer(None)
 
     def _hello(self, call: SimCall, life: int) -> None:
-        self._wake(self.box.heard("worker:0", life))
+        self._wake(self.box.incarnation_seen("worker:0", life))
 
     def gone(self) -> None:
-        self._wake(self.box.gone("worker:0", "worker:0 has gone"))
+        self._wake(self.box.sender_gone("worker:0", "worker:0 has gone"))
 
     # -- one reader for each tag ------------------------------------------------------------------------------------------
 
@@ -146,9 +146,9 @@ class SimReceiver:
         tag = wait.key.tag
         if not wait.code:
             life, sent_under, number = wait.letter
-            world.promise(wait.life in (0, life), "mailbox P2: a letter of another life")
+            world.promise(wait.incarnation in (0, life), "mailbox P2: a letter of another life")
             world.promise(sent_under == tag, "mailbox P1: a letter of another tag")
-            if world.random.random() < 0.05:  # it did not fit
+            if world.random.random() < 0.05:  # the letter did not fit into the receiver's array
                 self._wake(self.box.returned(wait))
             else:
                 self._got(life, tag, number)
@@ -164,14 +164,14 @@ class SimReceiver:
 
 
 class MailSim(SimWorld):
-    """One run; see the module's docstring."""
+    """One run of sender and receiver with seeded faults."""
 
     def __init__(self, seed: int, faults: int = 10) -> None:
         super().__init__(seed)
         self.faulty = faults > 0
         self.letters: dict[tuple[int, str, int], Letter] = {}
         self.kept: list[Wait] = []
-        """All of them, so that none gets the id of another one."""
+        """Keep all letters, so that no letter gets the id() of another one."""
         self.receiver = SimReceiver(self)
         self.sender = SimSender(self)
         self.received = 0
@@ -213,7 +213,7 @@ class MailSim(SimWorld):
 
 
 def simulate_mail(seed: int, faults: int = 10) -> MailSim:
-    """Run one world. Raises AssertionError, with the seed, when a promise is broken."""
+    """Run one seed. Raise AssertionError, with the seed, if a promise is broken."""
     world = MailSim(seed, faults)
     world.run()
     return world

@@ -1,13 +1,13 @@
-"""RPC in virtual time: real call tables, turns, batches, bulk lanes and paces at both ends, and seeded faults.
+"""RPC in virtual time: real call tables, turns, batches, bulk channels and paces at both ends, and seeded faults.
 
 A server with threads, some clients, and a network of which some links are slow. Calls are large and small, in a pool, in batches, in the
 loop or answered later; some have deadlines, some are cancelled. Connections are lost, the server is killed, frozen or leaves in good order
-and comes back in a new incarnation; clients are frozen and killed. After FAULTS_UNTIL_S everything is calm, and every call must end within
+and comes back in a new incarnation; clients are frozen and killed. After FAULTS_UNTIL_S no more faults come, and every call must end within
 CALM_LIMIT_S, with nothing left over.
 
-What is checked are the numbered promises of transport/calls_machine.py ("calls"), rpc/admission_machine.py ("turns"),
-rpc/batching_machine.py ("batching"), transport/bulk_machine.py ("bulk") and transport/pace.py ("pace"), while it runs (rpc_truth.py) and at
-the end.
+The simulation checks the numbered promises of transport/calls_machine.py ("calls"), rpc/admission_machine.py ("turns"),
+rpc/batching_machine.py ("batching"), transport/bulk_machine.py ("bulk") and transport/pace.py ("pace"), while it runs (rpc_oracle.py) and
+at the end.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from __future__ import annotations
 from functools import partial
 
 from tests.sim.simulations.rpc_ends import SimRpcClient, SimRpcServer
-from tests.sim.simulations.rpc_truth import KIB, Question, RpcWorld
+from tests.sim.simulations.rpc_oracle import KIB, Question, RpcWorld
 from zmqdist.messages import Message
 from zmqdist.testing.simulation.network import SimConnection
 
 FAULTS_UNTIL_S = 6.0
 CALM_LIMIT_S = 300.0
 HEARTBEAT_S = 2.0
-"""So long after a process was frozen its connections are ended from the other side."""
+"""How long after a process was frozen the other side ends its connections, in seconds."""
 
 FAULTS = (
     "server",
@@ -43,7 +43,7 @@ class RpcSim(RpcWorld):
     """One run.
 
     Args:
-      faults: how many things go wrong; 0 for a world in which nothing does, and nobody gives up.
+      faults: the number of faults; 0: there are none, and no call is cancelled.
 
     Raises (from `run`):
       AssertionError: a promise was broken; the text begins with the machine and the promise's number.
@@ -66,19 +66,19 @@ class RpcSim(RpcWorld):
             self.clock.at(random.uniform(0.05, FAULTS_UNTIL_S), self._fault)
 
     def run(self) -> None:
-        """Faults, then calm, then the account."""
+        """Run the phase with faults, the phase without, and the final checks."""
         self.clock.run(FAULTS_UNTIL_S)
         self._be_calm()
         self.clock.run(self.clock.now + CALM_LIMIT_S, self._all_ended)
         left = [question.key for question in self._asked_by_the_living() if question.code == -1]
         assert not left, f"calls P1: questions {left} never end"
-        self.clock.run(self.clock.now + 60.0)  # what is on the way arrives
+        self.clock.run(self.clock.now + 60.0)  # messages on the way arrive
         assert self.server is not None
         self.server.check_end()
         for client in self.clients:
             client.check_end()
 
-    # -- questions --------------------------------------------------------------------------------------------------------
+    # -- calls ------------------------------------------------------------------------------------------------------------
 
     def _ask(self, key: int, calm: bool) -> None:
         random = self.random
@@ -97,7 +97,7 @@ class RpcSim(RpcWorld):
             client.after(random.expovariate(10.0), partial(client.cancel, question))
 
     def _sizes(self, most: int) -> list[int]:
-        """Of the large parts of a call or an answer: mostly none."""
+        """Return the sizes of the large parts of a call or a reply; mostly there are none."""
         if self.random.random() < 0.6:
             return []
         return [
@@ -113,7 +113,7 @@ class RpcSim(RpcWorld):
     # -- the network ------------------------------------------------------------------------------------------------------
 
     def connect(self, client: SimRpcClient) -> SimConnection | None:
-        """A connection to the present server, if its port is open."""
+        """Return a connection to the current server, or None if its port is closed."""
         server = self.server
         if server is None or server.leaving:
             return None
@@ -132,7 +132,7 @@ class RpcSim(RpcWorld):
         return connection
 
     def end_connection(self, connection: SimConnection) -> None:
-        """What is on the way is lost; each side notices at its own time."""
+        """End a connection. Messages on the way are lost; each side notices at its own time."""
         client, server = self._ends.pop(connection, (None, None))
         if client is None or server is None:
             return
@@ -190,7 +190,7 @@ class RpcSim(RpcWorld):
             self.clock.after(self.random.uniform(0.0, 1.0), partial(self._end_server, server))
 
     def _freeze(self, end: SimRpcClient | SimRpcServer) -> None:
-        """Stop a process; where that lasts, the heartbeats of the other side end its connections."""
+        """Freeze a process. If the freeze lasts, the heartbeats of the other side end its connections."""
         end.process.freeze()
         self.server_was_late |= end is self.server
         frozen_s = self.random.choice((0.1, 1.0, 4.0))
@@ -211,7 +211,7 @@ class RpcSim(RpcWorld):
 
 
 def simulate_rpc(seed: int, **options: int) -> RpcSim:
-    """Run one seed to its end; a broken promise is an AssertionError that has the seed and the faults in its text."""
+    """Run one seed to its end. Raise AssertionError, with the seed and the faults, if a promise is broken."""
     sim = RpcSim(seed, **options)
     try:
         sim.run()

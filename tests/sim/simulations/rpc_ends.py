@@ -1,7 +1,7 @@
-"""The two ends of RPC in the simulation: the real call tables, turns, batches, lanes and paces, with models of what drives them.
+"""The two ends of RPC in the simulation: the real call tables, turns, batches, bulk channels and paces, with models of their runtimes.
 
-A client does what transport/client_connection.py and transport/channel.py do with their table, a server what rpc/service.py,
-rpc/handler_pool.py and rpc/batching.py do with theirs. Questions, results and the account of what each end did are in rpc_truth.py.
+A client is a model of transport/client_connection.py and transport/channel.py, a server one of rpc/service.py, rpc/handler_pool.py and
+rpc/batching.py. The calls, their results, and the accounts of both ends are in rpc_oracle.py.
 """
 
 from __future__ import annotations
@@ -12,33 +12,33 @@ from functools import partial
 from math import inf
 from typing import Any, Final
 
-from tests.sim.simulations.rpc_truth import LaneAccount, Question, RpcWorld, ServerAccount
+from tests.sim.simulations.rpc_oracle import LaneAccount, Question, RpcWorld, ServerAccount
 from zmqdist.errors import OK, OpError
-from zmqdist.messages import Call, Calls, CancelCall, Chunk, Credit, Goodbye, LetIn, Message, Replies, Reply
-from zmqdist.rpc.admission_machine import Turns
+from zmqdist.messages import Call, Calls, CancelCall, Chunk, Credit, Goodbye, Message, Replies, Reply, SendParts
+from zmqdist.rpc.admission_machine import FairAdmission
 from zmqdist.rpc.batching_machine import Batches, CallBatch
 from zmqdist.rpc.handler_errors import failed, no_room, stopping
 from zmqdist.testing.simulation.network import SimConnection, SimProcess
-from zmqdist.transport.calls_machine import ClientCall, ClientCalls, ServedCall, ServerCalls, counted
-from zmqdist.transport.transfers import Lanes, fresh, nbytes_told
+from zmqdist.transport.calls_machine import ClientCall, ClientCalls, ServedCall, ServerCalls, counted_bytes
+from zmqdist.transport.transfers import BulkChannel, allocate_fresh, announced_bytes
 
 NAP_S: Final = 0.002
-"""As of transport/channel.py."""
+"""The same bound as in transport/channel.py."""
 
 
 class SimEnd:
-    """What both ends have: a process, and timers that wait while it is frozen."""
+    """The base of both ends: a process, and timers that wait while it is frozen."""
 
     def __init__(self, sim: RpcWorld) -> None:
         self.sim = sim
         self.process = SimProcess()
 
     def after(self, delay_s: float, fn: Callable[[], object]) -> None:
-        """Call `fn` in so many seconds, if the process lives then."""
+        """Call `fn` after some seconds, if the process is alive then."""
         self.sim.clock.after(delay_s, lambda: self.process.post(fn))
 
-    def lanes(self, name: str, connection: SimConnection, send: Callable[..., None]) -> Lanes:
-        """The lanes of a connection, whose chunks are watched."""
+    def bulk(self, name: str, connection: SimConnection, send: Callable[..., None]) -> BulkChannel:
+        """Return the bulk channel of a connection, whose chunks an account checks."""
         account = LaneAccount(name, self.sim.clock, connection.bytes_per_s)
 
         def put(message: Message, frames: Sequence[Any]) -> bool:
@@ -46,28 +46,28 @@ class SimEnd:
             send(message, *map(bytes, frames))
             return True
 
-        lanes = Lanes(name, put, lambda: self.sim.clock.now)
-        credited, let_in = lanes.credited, lanes.let_in
+        bulk = BulkChannel(name, put, lambda: self.sim.clock.now)
+        credited, let_in = bulk.credited, bulk.send_held_parts
 
         def acknowledged(message: Credit) -> None:
             account.credited(message.nbytes)
             credited(message)
 
-        def begun(message: LetIn) -> None:
+        def begun(message: SendParts) -> None:
             account.begun(message.id)
             let_in(message)
 
-        lanes.credited, lanes.let_in = acknowledged, begun  # type: ignore[method-assign]
+        bulk.credited, bulk.send_held_parts = acknowledged, begun  # type: ignore[method-assign]
         if connection.bytes_per_s == inf:
-            lanes.met(self.sim.hello)
-        return lanes
+            bulk.hello_arrived(self.sim.hello)
+        return bulk
 
 
 class SimRpcClient(SimEnd):
-    """One client: asks, waits for its server, gives up, and loses connections.
+    """One client: it sends calls, waits for its server, cancels calls, and loses connections.
 
     Attributes:
-      losses: connections that have ended, or whose server said that it leaves.
+      losses: the number of connections that have ended, or whose server has announced that it leaves.
     """
 
     def __init__(self, sim: RpcWorld, number: int) -> None:
@@ -81,19 +81,19 @@ class SimRpcClient(SimEnd):
         self._last_left = {"small": 0, "large": 0}
         self._tick_at = inf
         self._napping = False
-        self._lanes: Lanes | None = None
+        self._bulk: BulkChannel | None = None
         self._connect()
 
-    # -- what the program does ------------------------------------------------------------------------------------------
+    # -- the program ----------------------------------------------------------------------------------------------------
 
     def ask(self, question: Question, waits: bool) -> None:
-        """Ask; `waits`: a thread wants the answer, so it does not wait for company."""
+        """Send a call. `waits`: a thread waits for the reply, so that the call does not wait for others to be sent with it."""
         call = ClientCall(question.method, question.body, question.frames, question.due)
         call.bounded = question.method in ("pool", "batch")
         call.waits_for_server = question.waits_for_server
         self.questions[call] = question
         question.losses = self.losses
-        leave = self.table.asked(call)
+        leave = self.table.submitted(call)
         if call.ended:
             self._ended([call])
             return
@@ -109,7 +109,7 @@ class SimRpcClient(SimEnd):
         self._set_tick()
 
     def cancel(self, question: Question) -> None:
-        """The program gives up."""
+        """Cancel a call on behalf of the program."""
         call = next((call for call, asked in self.questions.items() if asked is question), None)
         if call is None or call.ended:
             return
@@ -132,7 +132,7 @@ class SimRpcClient(SimEnd):
         return self.connection is not None and self.connection.open
 
     def _put(self, message: Message) -> bool:
-        """False: nothing was sent. What is sent by a connection that has ended, and was not noticed, is lost or refused."""
+        """Send a message. Return False if it was not sent. Over a connection whose end was not noticed yet, it is lost or refused."""
         connection = self.connection
         if connection is None or (not connection.open and self.sim.random.random() < 0.5):
             return False
@@ -148,7 +148,7 @@ class SimRpcClient(SimEnd):
             if len(calls) > 1:
                 sent = self._put(Calls(requests))
             elif frames:
-                sent = self._lanes is not None and self._lanes.send(requests[0], frames)
+                sent = self._bulk is not None and self._bulk.send(requests[0], frames)
             else:
                 sent = self._put(requests[0])
             if not sent:
@@ -159,15 +159,17 @@ class SimRpcClient(SimEnd):
                 call.body, call.frames = b"", ()
 
     def _left(self, call: ClientCall, request: Call) -> None:
-        """Check what the table promises of a call that leaves."""
+        """Check the table's promises about a call that leaves."""
         question = self.questions[call]
         question.sent += 1
         assert question.sent == 1, f"calls P2: question {question.key} was sent twice"
         assert request.incarnation == self.known_life != 0, f"calls P3: {question.key} names another life of the server"
         if request.held:
-            assert not counted(request.body, ()) or question.frames, "calls P9: a call without large parts is held"
+            assert not counted_bytes(request.body, ()) or question.frames, (
+                "calls P9: a call without large parts is held"
+            )
             return
-        count = counted(call.body, call.frames) if call.bounded else 0
+        count = counted_bytes(call.body, call.frames) if call.bounded else 0
         kind = "large" if count else "small"
         assert call.id > self._last_left[kind], f"calls P7: question {question.key} left behind a later one"
         self._last_left[kind] = call.id
@@ -181,34 +183,34 @@ class SimRpcClient(SimEnd):
     # -- in -------------------------------------------------------------------------------------------------------------
 
     def hear(self, connection: SimConnection, message: Message, *frames: bytes) -> None:
-        """A message has arrived by a connection."""
-        if connection is not self.connection or self._lanes is None:
+        """Handle a message that has arrived over a connection."""
+        if connection is not self.connection or self._bulk is None:
             return
         if isinstance(message, Reply):
             if message.parts:
-                self._take_parts(self._lanes, message)
+                self._take_parts(self._bulk, message)
             else:
                 self._answered(message, frames)
         elif isinstance(message, Replies):
             for reply in message.items:
                 self._answered(reply, ())
         elif isinstance(message, Chunk):
-            self._lanes.chunk(message, frames)
+            self._bulk.chunk_arrived(message, frames)
         elif isinstance(message, Credit):
-            self._lanes.credited(message)
-        elif isinstance(message, LetIn):
-            self._lanes.let_in(message)
+            self._bulk.credited(message)
+        elif isinstance(message, SendParts):
+            self._bulk.send_held_parts(message)
         elif isinstance(message, Goodbye):
             self.losses += 1
             self.table.server_leaving()
         self._send_waiting()
 
-    def _take_parts(self, lanes: Lanes, message: Reply) -> None:
+    def _take_parts(self, bulk: BulkChannel, message: Reply) -> None:
         if message.id not in self.table.in_flight:
-            lanes.decline(message.parts)
+            bulk.decline(message.parts)
             self._put(CancelCall(message.id))
             return
-        frames = lanes.receive(message.id, message.parts, fresh, partial(self._parts_arrived, message))
+        frames = bulk.receive(message.id, message.parts, allocate_fresh, partial(self._parts_arrived, message))
         assert frames is None, "no memory is shared here"
 
     def _parts_arrived(self, message: Reply, frames: list[Any] | None, problem: str) -> None:
@@ -217,13 +219,13 @@ class SimRpcClient(SimEnd):
 
     def _answered(self, message: Reply, frames: Sequence[Any]) -> None:
         self._over(message.id)
-        call = self.table.answered(message, frames)
+        call = self.table.replied(message, frames)
         if call is not None:
             self._ended([call])
 
     def _over(self, id: int) -> None:
-        if self._lanes is not None:
-            self._lanes.over(id)
+        if self._bulk is not None:
+            self._bulk.call_ended(id)
 
     def _ended(self, calls: list[ClientCall]) -> None:
         for call in calls:
@@ -241,56 +243,56 @@ class SimRpcClient(SimEnd):
         self._tick_at = inf
         ended = self.table.ticked(self.sim.clock.now)
         for call in ended:
-            if self._lanes is not None and self._lanes.over(call.id):
+            if self._bulk is not None and self._bulk.call_ended(call.id):
                 self._put(CancelCall(call.id))
         self._ended(ended)
         self._send_waiting()
         self._set_tick()
 
     def _connect(self) -> None:
-        """Try to connect, and again; a server that is frozen has its kernel take the connection."""
+        """Try to connect until it succeeds. A frozen server is reachable, because its kernel accepts connections."""
         self.known_life = 0
         self.connection = self.sim.connect(self)
         if self.connection is None:
             self.after(self.sim.random.uniform(0.05, 0.5), self._connect)
         else:
-            self._lanes = self.lanes(f"client {self.number}", self.connection, self.connection.send_up)
+            self._bulk = self.bulk(f"client {self.number}", self.connection, self.connection.send_up)
             self._last_left = dict.fromkeys(self._last_left, 0)
 
     def welcome(self, connection: SimConnection, incarnation: int) -> None:
-        """The hello of a server."""
+        """Handle the hello of a server."""
         if connection is self.connection:
             self.known_life = incarnation
             self.table.server_up(incarnation)
             self._send_waiting()
 
     def lose(self, connection: SimConnection) -> None:
-        """The connection has ended, and what it brought was read."""
-        if connection is not self.connection or self._lanes is None:
+        """Handle the end of the connection, after all its messages were read."""
+        if connection is not self.connection or self._bulk is None:
             return
         self.losses += 1
         self._unasked.clear()
         ended = self.table.connection_lost()
-        self._lanes.gone()
-        self._lanes = None
+        self._bulk.connection_lost()
+        self._bulk = None
         self._ended(ended)
         self._connect()
 
     def check_end(self) -> None:
-        """Nothing is left of calls that have ended."""
+        """Check that the client has kept nothing of calls that have ended."""
         table, who = self.table, f"client {self.number}"
         left = [*table.in_flight.values(), *table.held_back.values(), *table.waiting.values()]
         assert not left, f"calls P4: {who} has {len(left)} calls at the end"
-        assert table.unasked == table.waiting_bytes == 0, f"calls P4: {who} counts bytes of calls that have ended"
-        if self._lanes is not None:
-            assert not self._lanes.tracked, f"bulk P6: {who} has transfers at the end"
-            assert not self._lanes.unacknowledged, f"bulk P5: {who} waits for acknowledgments at the end"
-            assert not self._lanes.faults, f"bulk P4: {who} counts faults of its server"
+        assert table.eager_bytes == table.waiting_bytes == 0, f"calls P4: {who} counts bytes of calls that have ended"
+        if self._bulk is not None:
+            assert not self._bulk.tracked, f"bulk P6: {who} has transfers at the end"
+            assert not self._bulk.unacknowledged, f"bulk P5: {who} waits for acknowledgments at the end"
+            assert not self._bulk.faults, f"bulk P4: {who} counts faults of its server"
 
 
 @dataclass(eq=False)
 class _Work:
-    """A call whose arguments are all here."""
+    """A call whose arguments have all arrived."""
 
     served: ServedCall
     peer: SimConnection
@@ -299,7 +301,7 @@ class _Work:
 
 
 class SimRpcServer(SimEnd):
-    """One life of the server."""
+    """One incarnation of the server."""
 
     def __init__(self, sim: RpcWorld, incarnation: int) -> None:
         super().__init__(sim)
@@ -307,9 +309,9 @@ class SimRpcServer(SimEnd):
         self.leaving = False
         self.account = ServerAccount(sim)
         self.calls = ServerCalls(incarnation, sim.pending_max)
-        self.turns = Turns(*sim.turn_bounds)
+        self.turns = FairAdmission(*sim.turn_bounds)
         self.batches: Batches[_Work] = Batches(sim.rows_max, sim.delay_s)
-        self.peers: dict[SimConnection, Lanes] = {}
+        self.peers: dict[SimConnection, BulkChannel] = {}
         self._replies: dict[SimConnection, list[Reply]] = {}
         self._busy = 0
         self._batch_runs = False
@@ -317,32 +319,32 @@ class SimRpcServer(SimEnd):
     # -- the connection ---------------------------------------------------------------------------------------------------
 
     def meet(self, client: SimRpcClient, connection: SimConnection) -> None:
-        """A client has connected. One that comes while the server leaves is not greeted, as in transport/router.py."""
+        """Handle a new connection. A client that comes while the server leaves gets no hello, as in transport/router.py."""
         if self.leaving:
             return
-        self.peers[connection] = self.lanes(f"server {self.incarnation}", connection, connection.send_down)
+        self.peers[connection] = self.bulk(f"server {self.incarnation}", connection, connection.send_down)
         greet = partial(client.welcome, connection, self.incarnation)
         connection.in_order(1, 0, lambda: client.process.post(greet))
 
     def lose(self, connection: SimConnection) -> None:
-        """The connection of a client has ended, and what it brought was read."""
-        lanes = self.peers.pop(connection, None)
-        if lanes is None:
+        """Handle the end of a client's connection, after all its messages were read."""
+        bulk = self.peers.pop(connection, None)
+        if bulk is None:
             return
         self.account.gone(connection)
-        self.turns.gone(connection)
+        self.turns.client_lost(connection)
         self._replies.pop(connection, None)
         for served in self.calls.peer_gone(connection):
             if served.on_dropped is not None:
                 served.on_dropped()
-        lanes.gone()
+        bulk.connection_lost()
         self._let_in()
         self._send_replies()
 
     def hear(self, connection: SimConnection, message: Message, *frames: bytes) -> None:
-        """A message has arrived by a connection."""
-        lanes = self.peers.get(connection)
-        if lanes is None:
+        """Handle a message that has arrived over a connection."""
+        bulk = self.peers.get(connection)
+        if bulk is None:
             return
         if isinstance(message, Call):
             self._take(connection, message, frames)
@@ -350,17 +352,17 @@ class SimRpcServer(SimEnd):
             for call in message.items:
                 self._take(connection, call, ())
         elif isinstance(message, CancelCall):
-            self._cancelled(connection, lanes, message.id)
+            self._cancelled(connection, bulk, message.id)
         elif isinstance(message, Chunk):
-            lanes.chunk(message, frames)
+            bulk.chunk_arrived(message, frames)
         elif isinstance(message, Credit):
-            lanes.credited(message)
+            bulk.credited(message)
         self._send_replies()
 
     # -- calls ------------------------------------------------------------------------------------------------------------
 
     def _take(self, peer: SimConnection, call: Call, frames: Sequence[Any]) -> None:
-        stale = self.calls.stale(call)
+        stale = self.calls.stale_reply(call)
         if stale is not None or self.leaving:
             self._gather(peer, stale or failed(call.id, stopping()))
             return
@@ -369,7 +371,7 @@ class SimRpcServer(SimEnd):
             question.begin(None, frames, self.sim.clock.now)
             self._gather(peer, Reply(call.id, OK, "", question.body), question.result())
             return
-        served = self.calls.called(peer, call, self.sim.clock.now)
+        served = self.calls.call_arrived(peer, call, self.sim.clock.now)
         if isinstance(served, Reply):
             self._gather(peer, served)
             return
@@ -377,16 +379,16 @@ class SimRpcServer(SimEnd):
         assert question.taken == 1, f"calls P2: question {question.key} arrived twice"
         self.account.taken(peer, served)
         if not call.parts:
-            nbytes = counted(call.body, frames) if call.method in ("pool", "batch") else 0
+            nbytes = counted_bytes(call.body, frames) if call.method in ("pool", "batch") else 0
             if not nbytes or self._count(served, peer, call, nbytes):
                 self._run(served, peer, call, frames)
         elif call.held:
-            nbytes = len(call.body) + nbytes_told(call.parts)
+            nbytes = len(call.body) + announced_bytes(call.parts)
             self.turns.announced(peer, served, nbytes, (served, peer, call))
             self.account.announced(peer, served, nbytes)
             self._let_in()
         elif call.method in ("later", "inline") or self._count(
-            served, peer, call, len(call.body) + nbytes_told(call.parts)
+            served, peer, call, len(call.body) + announced_bytes(call.parts)
         ):
             self._receive(served, peer, call)
 
@@ -403,7 +405,7 @@ class SimRpcServer(SimEnd):
             served, peer, call = item
             self.account.let_in(peer, served)
             self.sim.held += 1
-            if served.wanted(self.sim.clock.now):
+            if served.is_wanted(self.sim.clock.now):
                 self._receive(served, peer, call)
             else:
                 self._drop_turn(served)
@@ -411,14 +413,16 @@ class SimRpcServer(SimEnd):
 
     def _receive(self, served: ServedCall, peer: SimConnection, call: Call) -> None:
         try:
-            frames = self.peers[peer].receive(call.id, call.parts, fresh, partial(self._arrived, served, peer, call))
+            frames = self.peers[peer].receive(
+                call.id, call.parts, allocate_fresh, partial(self._arrived, served, peer, call)
+            )
         except OpError as error:
             self._drop_turn(served)
             self._finished(served, peer, failed(call.id, error))
             return
         assert frames is None, "no memory is shared here"
         if call.held:
-            peer.send_down(LetIn(call.id))
+            peer.send_down(SendParts(call.id))
 
     def _arrived(
         self, served: ServedCall, peer: SimConnection, call: Call, frames: list[Any] | None, problem: str
@@ -442,7 +446,7 @@ class SimRpcServer(SimEnd):
             question.begin(served, frames, self.sim.clock.now)
             served.on_dropped = partial(self._drop, served)
             self.after(self.sim.random.expovariate(20.0), partial(self._answer, served, peer, question))
-        elif served.wanted(self.sim.clock.now):
+        elif served.is_wanted(self.sim.clock.now):
             question.begin(served, frames, self.sim.clock.now)
             self._answer(served, peer, question)
         else:
@@ -468,15 +472,15 @@ class SimRpcServer(SimEnd):
         for peer, replies in gathered.items():
             peer.send_down(replies[0] if len(replies) == 1 else Replies(replies))
 
-    def _cancelled(self, peer: SimConnection, lanes: Lanes, id: int) -> None:
+    def _cancelled(self, peer: SimConnection, bulk: BulkChannel, id: int) -> None:
         served = self.calls.cancelled(peer, id)
         if served is not None and served.on_dropped is not None:
             served.on_dropped()
-        if lanes.receiving(id):
-            self.calls.withdrawn(peer, id)
+        if bulk.receiving(id):
+            self.calls.arguments_lost(peer, id)
             if served is not None:
                 self.account.finished(peer, served)
-        lanes.over(id)
+        bulk.call_ended(id)
         if served is not None and served.on_dropped is None:
             if self._drop_turn(served):
                 self._finished(served, peer, None)
@@ -494,7 +498,7 @@ class SimRpcServer(SimEnd):
     # -- threads ----------------------------------------------------------------------------------------------------------
 
     def _serve(self) -> None:
-        """Begin what has its turn, as far as there are threads."""
+        """Begin the calls whose turn it is, as far as there are threads."""
         while self._busy < self.sim.threads_max and (item := self.turns.next()) is not None:
             self._busy += 1
             if isinstance(item, list):
@@ -505,7 +509,7 @@ class SimRpcServer(SimEnd):
             self.account.begun(peer, served)
             if self.turns.outside:
                 self.after(0.0, self._let_in)
-            if served.wanted(self.sim.clock.now):
+            if served.is_wanted(self.sim.clock.now):
                 item.question.begin(served, item.frames, self.sim.clock.now)
                 self.after(self.sim.random.expovariate(30.0), partial(self._done, served, peer, item.question))
             else:
@@ -536,7 +540,7 @@ class SimRpcServer(SimEnd):
                     self.after(max(0.0, self.batches.deadline - self.sim.clock.now), self._run_batches)
                 return
             self.account.batches.begun([work.question for work in batch], self.sim)
-            wanted = [work for work in batch if work.served.wanted(self.sim.clock.now)]
+            wanted = [work for work in batch if work.served.is_wanted(self.sim.clock.now)]
             for work in batch:
                 self._drop_turn(work.served)
                 if work not in wanted:
@@ -554,7 +558,7 @@ class SimRpcServer(SimEnd):
     def _batch_done(self, batch: list[_Work]) -> None:
         self._busy -= 1
         for work in batch:
-            if work.served.wanted(self.sim.clock.now):
+            if work.served.is_wanted(self.sim.clock.now):
                 work.question.begin(work.served, work.frames, self.sim.clock.now)
                 self._answer(work.served, work.peer, work.question)
             else:
@@ -567,7 +571,7 @@ class SimRpcServer(SimEnd):
     # -- the end ----------------------------------------------------------------------------------------------------------
 
     def leave(self) -> None:
-        """Say goodbye, refuse what has not begun, and go on with the rest for a while."""
+        """Say goodbye to the clients, refuse the calls that have not begun, and continue with the others for a while."""
         self._send_replies()
         self.leaving = True
         for peer in self.peers:
@@ -580,14 +584,14 @@ class SimRpcServer(SimEnd):
         for peer, served, item in self.turns.cut_off(False):
             self.account.dropped(peer, served)
             if item is None:
-                self.peers[peer].over(served.id)
+                self.peers[peer].call_ended(served.id)
             else:
                 self.peers[peer].decline(item[2].parts)
             self._finished(served, peer, failed(served.id, stopping()))
         self._send_replies()
 
     def check_end(self) -> None:
-        """Nothing is left of calls that were answered, or dropped."""
+        """Check that the server has kept nothing of calls that have ended."""
         assert not len(self.calls), f"calls P4: the server has {len(self.calls)} calls at the end"
         assert not self.calls.repeated, "calls P2: a number was used twice"
         assert not len(self.turns), f"turns P6: {len(self.turns)} calls wait for a turn at the end"
@@ -595,7 +599,7 @@ class SimRpcServer(SimEnd):
             "turns P6: bytes are counted at the end"
         )
         assert not len(self.batches), f"batching P5: {len(self.batches)} calls wait for company at the end"
-        for lanes in self.peers.values():
-            assert not lanes.tracked, "bulk P6: the server has transfers at the end"
-            assert not lanes.unacknowledged, "bulk P5: the server waits for acknowledgments at the end"
-            assert not lanes.faults, "bulk P4: the server counts faults of a client"
+        for bulk in self.peers.values():
+            assert not bulk.tracked, "bulk P6: the server has transfers at the end"
+            assert not bulk.unacknowledged, "bulk P5: the server waits for acknowledgments at the end"
+            assert not bulk.faults, "bulk P4: the server counts faults of a client"

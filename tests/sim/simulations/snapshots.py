@@ -1,9 +1,10 @@
-"""A data service that writes snapshots, in steps that a seed chooses: the machine of each snapshot, models of the folder and the workers.
+"""A data service that writes snapshots, in steps that a seed chooses: the real machine of each snapshot, models of folder and workers.
 
-Faults: workers die, with or without word to the dispatcher, and come back; a worker is thought lost and writes on; the dispatcher dies
-between a record and its answer, and restores the machines from the folders; answers are lost; writing fails; a pipeline raises.
+Faults: workers die, noticed by the dispatcher or not, and come back; the dispatcher counts a worker as lost that continues to write; the
+dispatcher dies between a record and its reply, and restores the machines from the folders; replies are lost; writing fails; a pipeline
+raises.
 
-What is checked is said by `Broken`: the promises of machine.py, and that the chunks of a whole snapshot hold each position once.
+The simulation raises `Broken` if a promise of machine.py is broken, or if the chunks of a complete snapshot do not hold each position once.
 """
 
 from __future__ import annotations
@@ -21,16 +22,16 @@ FAULTY_STEPS_MAX, STEPS_MAX = 400, 6000
 
 
 class Broken(AssertionError):
-    """A promise does not hold."""
+    """A promise is broken."""
 
 
 class Crashed(Exception):
-    """The dispatcher has died between a record and its answer."""
+    """The dispatcher has died between a record and its reply."""
 
 
 @dataclass
 class Folder:
-    """What is on the disk. `numbers` are the positions of each (stream, source, repetition), by the stream's own numbers."""
+    """The files on the disk. `numbers`: (stream, source, repetition) -> its positions, by the stream's own indexes."""
 
     counts: list[int]
     repetitions: list[int]
@@ -46,7 +47,7 @@ class Folder:
     chunks: Counter[tuple[int, int, int]] = field(default_factory=Counter)
 
     def write(self, record: m.Record) -> None:
-        """Put a record there, and see whether it may be there."""
+        """Write a record, and check that it is allowed."""
         if self.done or (self.error is not None and not isinstance(record, m.SnapshotFailed)):
             raise Broken(f"P3: {record} after the end")
         match record:
@@ -72,7 +73,7 @@ class Folder:
         self.records.append(record)
 
     def read(self) -> tuple[list[m.StreamAssignment], bool, OpError | None, list[OpError]]:
-        """What a dispatcher that begins again finds."""
+        """Return the content of the folder, as a dispatcher finds it after a restart."""
         streams = []
         for index, owner in sorted(self.owners.items()):
             state = m.StreamState.DONE if index in self.stream_done else m.StreamState.ASSIGNED
@@ -86,11 +87,11 @@ class Folder:
 
 @dataclass
 class Writer:
-    """A worker's stream, from its checkpoint on. `places` says how many positions of each (source, repetition) it had."""
+    """A worker's stream, from its checkpoint on. `places`: (source, repetition) -> the number of positions that it has used."""
 
     path: str
     stream: int
-    life: int
+    incarnation: int
     places: dict[tuple[int, int], int]
     rest: list[tuple[int, int]]
     uncommitted: list[tuple[int, int, int]] = field(default_factory=list)
@@ -99,7 +100,7 @@ class Writer:
 
 @dataclass
 class WorkerModel:
-    """A worker: what it writes by snapshot."""
+    """A worker, and the streams that it writes, by snapshot."""
 
     address: str
     alive: bool = True
@@ -107,7 +108,7 @@ class WorkerModel:
 
 
 class SnapshotWorld:
-    """See the module's docstring."""
+    """One run, in steps."""
 
     def __init__(self, seed: int, faults: float = 0.15) -> None:
         self.random = random.Random(seed)
@@ -129,7 +130,7 @@ class SnapshotWorld:
     # -- the dispatcher -----------------------------------------------------------------------------------------------------
 
     def begin_dispatcher(self) -> None:
-        """Restore all machines; owners that are dead, or do not come back, are lost."""
+        """Restore all machines from the folders. Owners that are dead, or do not come back, count as lost."""
         for path, folder in self.folders.items():
             machine = self.machines[path] = m.SnapshotMachine(path, folder.counts, folder.repetitions)
             self.carry_out(path, machine.restore(*folder.read()), certain=True)
@@ -137,7 +138,7 @@ class SnapshotWorld:
                 machine.worker_lost(address)
 
     def carry_out(self, path: str, records: list[m.Record], certain: bool = False) -> None:
-        """Write and apply, as manager.py does."""
+        """Write and apply records as manager.py does."""
         for record in records:
             if not certain and self.chance(0.1):
                 self.met["writing fails"] += 1
@@ -153,7 +154,7 @@ class SnapshotWorld:
             self.machines[path].apply(record)
 
     def assign(self, worker: str) -> dict[str, int]:
-        """As the manager does for a question of a worker."""
+        """Assign streams to a worker as manager.py does."""
         found = {}
         running = {path: machine for path, machine in self.machines.items() if not machine.over}
         for path, machine in running.items():
@@ -178,13 +179,13 @@ class SnapshotWorld:
         return found
 
     def chance(self, share: float) -> bool:
-        """Whether a fault happens, of this share of the faults."""
+        """Return whether a fault of this kind happens now; `share` is its part of all faults."""
         return self.random.random() < share * self.faults
 
     # -- the workers --------------------------------------------------------------------------------------------------------
 
     def poll(self, worker: WorkerModel) -> None:
-        """It asks what to write."""
+        """Have a worker request its streams."""
         found = self.assign(worker.address)
         if self.lost():
             return
@@ -199,13 +200,13 @@ class SnapshotWorld:
                 worker.writing[path] = Writer(path, stream, self._lives, places, keys)
 
     def lost(self) -> bool:
-        """Whether an answer is lost on its way."""
+        """Return whether a reply is lost on its way."""
         gone = self.chance(0.5)
         self.met["an answer is lost"] += gone
         return gone
 
     def write(self, worker: WorkerModel, writer: Writer) -> None:
-        """A step of a stream: ask for positions, commit, or end."""
+        """Take a step of a stream: request positions, commit, or end."""
         folder = self.folders[writer.path]
         if self.fails and self.random.random() < 0.01:
             folder.stream_errors[writer.stream] = DataLossError("a bad file")
@@ -220,12 +221,12 @@ class SnapshotWorld:
             self.ask(worker, writer)
 
     def failed(self, worker: WorkerModel, writer: Writer) -> list[m.Record]:
-        """The dispatcher's records for a stream that failed."""
+        """Report a failed stream to the dispatcher, which writes its records."""
         self.met["a pipeline raises"] += 1
         return self.machines[writer.path].failed(worker.address, writer.stream, DataLossError("a bad file"))
 
     def ask(self, worker: WorkerModel, writer: Writer) -> None:
-        """Ask for positions of the source and repetition that it is in."""
+        """Request positions of the stream's current source and repetition."""
         key = writer.rest[0]
         local, folder = writer.places.get(key, 0), self.folders[writer.path]
         count = self.random.choice((1, 2, 8))
@@ -245,9 +246,9 @@ class SnapshotWorld:
         writer.places[key] = local + number
 
     def commit(self, writer: Writer) -> bool:
-        """Publish what it has computed, if the stream has no other writer by now."""
+        """Publish the computed positions, unless another writer has taken over the stream."""
         folder = self.folders[writer.path]
-        if folder.fences[writer.stream] != writer.life:
+        if folder.fences[writer.stream] != writer.incarnation:
             self.met["a former writer is refused"] += 1
             return False
         folder.chunks.update(writer.uncommitted)
@@ -256,7 +257,7 @@ class SnapshotWorld:
         return True
 
     def end(self, worker: WorkerModel, writer: Writer) -> None:
-        """Leave DONE, and say so until the dispatcher answers."""
+        """Leave DONE, and report it until the dispatcher replies."""
         if not writer.left_done:
             if self.commit(writer):
                 self.folders[writer.path].stream_done.add(writer.stream)
@@ -267,7 +268,7 @@ class SnapshotWorld:
         try:
             self.carry_out(writer.path, self.machines[writer.path].finished(worker.address, writer.stream))
         except Crashed:
-            return  # it asks again
+            return  # the worker sends the report again
         except OpError:
             self.met["an end is refused"] += 1
         if not self.lost():
@@ -276,7 +277,7 @@ class SnapshotWorld:
     # -- steps --------------------------------------------------------------------------------------------------------------
 
     def run(self) -> SnapshotWorld:
-        """Until all snapshots are over. Raises Broken."""
+        """Take steps until all snapshots are over. Raises Broken."""
         faulty_steps = self.random.randint(20, FAULTY_STEPS_MAX)
         for step in range(STEPS_MAX):
             if all(machine.over for machine in self.machines.values()):
@@ -284,13 +285,13 @@ class SnapshotWorld:
                 return self
             if step == faulty_steps:
                 self.faults = 0.0
-                for worker in self.workers[:1]:  # the others stay away where they are
+                for worker in self.workers[:1]:  # the other workers stay away if they are away
                     worker.alive = True
             self.step()
         raise Broken(f"P5: not over after {STEPS_MAX} steps: {[machine.mode for machine in self.machines.values()]}")
 
     def step(self) -> None:
-        """A fault, or a step of a worker."""
+        """Cause a fault, or take a step of a worker."""
         worker = self.random.choice(self.workers)
         if self.chance(0.3):
             self.fault(worker)
@@ -305,7 +306,7 @@ class SnapshotWorld:
             self.trace.append(f"{worker.address}: {error!r}")
 
     def fault(self, worker: WorkerModel) -> None:
-        """Something happens to a worker or the dispatcher."""
+        """Cause a fault of a worker or of the dispatcher."""
         match self.random.randrange(5):
             case 0 if worker.alive:
                 self.met["a worker dies"] += 1
@@ -317,18 +318,20 @@ class SnapshotWorld:
                 self.met["a worker is thought lost"] += 1
                 self.lose(worker)
             case 3 | 4 as what:
-                if what == 4:  # with the host of both
+                if what == 4:  # the host of both fails
                     worker.alive, worker.writing = False, {}
                 self.met["the dispatcher dies"] += 1
                 self.begin_dispatcher()
 
     def lose(self, worker: WorkerModel) -> None:
-        """The dispatcher takes a worker for lost."""
+        """Have the dispatcher count a worker as lost."""
         for machine in self.machines.values():
             machine.worker_lost(worker.address)
 
     def check_whole(self) -> None:
-        """The chunks of a whole snapshot hold each position once. Its machine knows of an end also where the folder could not be told."""
+        """Check that the chunks of a complete snapshot hold each position once, and that its machine knows of the end, even if writing it
+        into the folder failed.
+        """
         for path, folder in self.folders.items():
             whole = {
                 (source, repetition, position)
@@ -344,7 +347,7 @@ class SnapshotWorld:
 
 
 def simulate_snapshots(seed: int, **options: Any) -> SnapshotWorld:
-    """One run. Raises Broken."""
+    """Run one seed. Raises Broken."""
     return SnapshotWorld(seed, **options).run()
 
 

@@ -1,9 +1,10 @@
-"""A parameter server with its clients in virtual time: the real Updates, Steps, KeptSessions and Once; a value is the list of its updates.
+"""A parameter server with its clients in virtual time: the real Updates, Steps, KeptSessions and AppliedUpdates. A value is
+the list of its updates.
 
-Workers add updates, some with a key, some in synchronous steps, and ask again until there is an answer. A program saves the value now and
-then, and makes the variable again from what it saved where the server has lost it. Faults: workers die, and another one repeats their
-update with its key; the server dies and comes back with nothing; the program dies, and another one takes its place after a while;
-connections end with answers on the way; updates are refused. In the end everything has its answer.
+Workers send updates, some with a key, some in synchronous steps, and repeat each request until they get a reply. A program saves the value
+now and then, and creates the variable again from the saved value if the server has lost it. Faults: workers die, and another one repeats
+their update with its key; the server dies and comes back empty; the program dies, and another one takes its place after a while;
+connections end with replies on the way; updates are refused. In the end every request has its reply.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 from tests.sim.simulations.calls import SimCall, SimHost, SimWorld
 from zmqdist.errors import ABORTED, INVALID_ARGUMENT, OK, UNAVAILABLE, OpError
 from zmqdist.testing.simulation.network import SimConnection
-from zmqdist.variables.update_keys import Once
+from zmqdist.variables.update_keys import AppliedUpdates
 from zmqdist.variables.updates_machine import (
     APPLIED,
     LATE,
@@ -30,7 +31,7 @@ FAULTS_S = 5.0
 WORKING_S = 7.0
 END_S = 20.0
 GONE_S = 0.5
-"""A program whose connection has ended for so long is gone."""
+"""How long a program's connection may be gone until the server drops the program's session, in seconds."""
 AGAIN_S = 0.05
 DOWN_S = 0.4
 TAKES_S = 0.02
@@ -42,7 +43,7 @@ class SimSession:
 
     def __init__(self) -> None:
         self.keys = UpdateKeys(1000)
-        self.once = Once()
+        self.once = AppliedUpdates()
         self.version = 1
         self.value: list[str] = []
         self.steps = Steps(10)
@@ -51,7 +52,7 @@ class SimSession:
 
 
 class SimServer:
-    """What variables/variable_host.py does, for one life of a parameter server."""
+    """A model of variables/variable_host.py, for one incarnation of a parameter server."""
 
     def __init__(self, world: VariablesSim) -> None:
         self.world = world
@@ -61,7 +62,7 @@ class SimServer:
         self.sessions: dict[int, SimSession] = {}
         self.gone_at: dict[int, float] = {}
         self._connections: dict[SimConnection, int] = {}
-        """Of programs, whose ends this server has not noticed."""
+        """The connections of programs whose end the server has not noticed."""
         self._applied: set[tuple[int, int]] = set()
         self._answers: dict[tuple[int, int], Any] = {}
         self._steps_ended: dict[tuple[int, int], dict[str, str]] = {}
@@ -96,7 +97,7 @@ class SimServer:
             self._connections = {
                 each: life for each, life in self._connections.items() if each.open or life != peer.life
             }
-            self.known.gone(peer.life, self.world.clock.now)
+            self.known.disconnected(peer.life, self.world.clock.now)
             self.gone_at.setdefault(peer.life, self.world.clock.now)
 
     def _create(self, call: SimCall, session: int, earlier: tuple[int, list[str], bytes]) -> None:
@@ -130,8 +131,8 @@ class SimServer:
         self.world.asked[client, sequence] = token
         update = self.updates.begin(call, *id, key, found.keys)
         if isinstance(update, Repeated):
-            self._again(client, sequence, update.answer)
-            call.answer(update.answer)
+            self._again(client, sequence, update.result)
+            call.answer(update.result)
         elif update is not None:
             delay_s = self.world.random.random() * TAKES_S
             carry_out = partial(self._carry_out, found, update, step, wanted, token)
@@ -201,13 +202,13 @@ class SimServer:
 
 
 class SimUpdater:
-    """What variables/client.py does, for one process that updates the variable."""
+    """A model of variables/client.py, for one process that updates the variable."""
 
     def __init__(self, world: VariablesSim, name: str) -> None:
         self.world = world
         self.host = SimHost(world.network, name, world.new_life())
         self.unfinished: dict[int, tuple[str, int]] = {}
-        """Updates that wait for an answer: key and step by sequence number."""
+        """The updates that wait for a reply: sequence number -> (key, step)."""
         self._last = 0
         world.network.start(self.host)
         for _ in range(2):
@@ -240,7 +241,7 @@ class SimUpdater:
     def _answered(self, number: int, question: tuple[Any, ...], answer: Any, code: int, message: str) -> None:
         world = self.world
         ours = question[0] == world.session
-        if code in (UNAVAILABLE, ABORTED) and ours:  # the same question, with the same id
+        if code in (UNAVAILABLE, ABORTED) and ours:  # the same request, with the same id
             world.clock.after(AGAIN_S, lambda: self.host.post(partial(self._ask, number, question)))
             return
         _, step = self.unfinished.pop(number)
@@ -253,7 +254,7 @@ class SimUpdater:
 
 
 class SimProgram:
-    """The program whose variable it is: it makes it, saves it, and makes it again."""
+    """The program that owns the variable: it creates the variable, saves its value, and creates it again after a loss."""
 
     def __init__(self, world: VariablesSim) -> None:
         self.world = world
@@ -266,7 +267,7 @@ class SimProgram:
         self._look()
 
     def _look(self, *_: Any) -> None:
-        """Open the session, which also says that this program is still there."""
+        """Open the session, which is also a sign of life of the program."""
         call = self.world.network.call
         call(self.host, "ps:0", "open", self.host.life, self.session, then=self._opened)
 
@@ -283,7 +284,7 @@ class SimProgram:
 
 
 class VariablesSim(SimWorld):
-    """One run; see the module's docstring."""
+    """One run of a parameter server with seeded faults."""
 
     def __init__(self, seed: int, faults: int = 10) -> None:
         super().__init__(seed)
@@ -292,10 +293,10 @@ class VariablesSim(SimWorld):
         self.pushes = self.steps = self.answers = self.refusals = 0
         self.session = 0
         self.servers = 1
-        """Lives of the server."""
+        """All incarnations of the server."""
         self.saved: tuple[int, list[str], bytes] = (1, [], b"")
         self.repeated: list[tuple[str, int]] = []
-        """Updates with a key whose worker has died."""
+        """The updates with a key whose worker has died, for another worker to repeat."""
         self.acknowledged: set[tuple[int, int, str]] = set()
         self.asked: dict[tuple[int, int], str] = {}
         self.program_of: dict[int, int] = {}
@@ -350,7 +351,7 @@ class VariablesSim(SimWorld):
 
 
 def simulate_variables(seed: int, faults: int = 10) -> VariablesSim:
-    """Run one world. Raises AssertionError, with the seed, when a promise is broken."""
+    """Run one seed. Raise AssertionError, with the seed, if a promise is broken."""
     world = VariablesSim(seed, faults)
     world.run()
     return world

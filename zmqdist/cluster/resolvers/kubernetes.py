@@ -1,8 +1,9 @@
 """The cluster that the labels of pods describe. Needs the package `kubernetes` (extra `kubernetes`), or a client from the caller.
 
 Rules
-    A job is a list of label selectors. Its tasks are the pods of the first selector by name, then those of the second, and so on. All of
-    them must be running, or `cluster_spec` raises: if a pod were left out, its index would go to another pod.
+    A job is a list of label selectors. Its tasks are the pods of the first selector by name, then those of the second, and so on. A number
+    at the end of a name counts as one, so that the pods of a StatefulSet have the indices that it gave them (worker-2 before worker-10).
+    All of them must be running, or `cluster_spec` raises: if a pod were left out, its index would go to another pod.
 
 No method waits unless `wait_timeout` is set, and each request to the API server has a time-out of its own.
 """
@@ -96,7 +97,7 @@ class KubernetesClusterResolver(ClusterResolver):
                 if left <= 0:
                     waited = f" (waited {self._wait_timeout:g} s)" if self._wait_timeout else ""
                     raise RuntimeError(f"{problem}{waited}") from None
-            time.sleep(min(left, limits.POD_LOOK_S))
+            time.sleep(min(left, limits.POD_POLL_S))
 
     def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
         """Return the URL of that task, by default of this process's own where it was set; else ""."""
@@ -128,7 +129,7 @@ class KubernetesClusterResolver(ClusterResolver):
             where = "all namespaces" if self._namespace is None else f"namespace {self._namespace}"
             text = f"the API server does not let us list the pods of {where}: give the service account that right"
             raise RuntimeError(text + (", or name a namespace" if self._namespace is None else "")) from error
-        return sorted(found.items, key=lambda pod: str(pod.metadata.name))
+        return sorted(found.items, key=lambda pod: _order(str(pod.metadata.name)))
 
     def _host(self, pod: Any) -> str:
         if self._address_type == "dns":
@@ -142,6 +143,12 @@ class KubernetesClusterResolver(ClusterResolver):
         if not host:
             raise _NotYet(f'Pod "{pod.metadata.name}" has no {self._address_type} yet')
         return str(host)
+
+
+def _order(name: str) -> tuple[str, int]:
+    """Return what pods are sorted by: the name without the number at its end, and that number."""
+    front, dash, number = name.rpartition("-")
+    return (front, int(number)) if dash and number.isascii() and number.isdecimal() else (name, -1)
 
 
 def _client(location: ExecutableLocation) -> Any:

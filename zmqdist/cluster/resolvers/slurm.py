@@ -1,9 +1,7 @@
 """The cluster of a Slurm job step: its nodes, the tasks on each, and this process's task.
 
 Rules
-    Every task of the step reads Slurm's variables and computes the same list of addresses: the hosts in order, and on each host one port
-    for each of its tasks, from `port_base` on. The jobs divide that list in the order of their names, and SLURM_PROCID is the position of
-    this process in it.
+    Those of by_rank.py: every task of the step reads Slurm's variables, and SLURM_PROCID is its rank.
 
     In place of an absent variable of the step, the one of the job is read (SLURM_JOB_NODELIST for SLURM_STEP_NODELIST), so that the
     resolver also works in a script of `sbatch` without `srun`.
@@ -19,7 +17,7 @@ from typing import Any, Literal
 
 from zmqdist.cluster import ClusterSpec
 from zmqdist.cluster.resolvers import devices
-from zmqdist.cluster.resolvers.base import ClusterResolver
+from zmqdist.cluster.resolvers.by_rank import ResolverByRank
 from zmqdist.cluster.resolvers.hostlist import expand_hostlist, expand_tasks_per_node
 
 _NUM_TASKS = ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
@@ -27,9 +25,12 @@ _NODELIST = ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST")
 _TASKS_PER_NODE = ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE")
 
 
-class SlurmClusterResolver(ClusterResolver):
-    """The cluster of a Slurm job step. The constructor reads Slurm's variables; `cluster_spec` determines the task of this process, and
-    assigns its GPUs.
+class SlurmClusterResolver(ResolverByRank):
+    """The cluster of a Slurm job step. The constructor reads Slurm's variables; `cluster_spec` assigns the GPUs of this process.
+
+    `task_type` and `task_id` are known at once. `get_task_info` and `master` know the task of this process only after the first call of
+    `cluster_spec`, as in TensorFlow, unless it was set. In a job of `zmqdist launch` all of them describe the launcher's cluster, and the
+    arguments have no effect.
 
     Args:
       jobs: how many tasks each job has; by default all tasks are workers.
@@ -60,57 +61,55 @@ class SlurmClusterResolver(ClusterResolver):
     ) -> None:
         if order not in ("name", "nodelist"):
             raise ValueError(f'order must be "name" or "nodelist", not {order!r}')
-        self._rank = self._resolve_own_rank()
-        self._jobs = {"worker": self._resolve_num_tasks()} if jobs is None else dict(jobs)
+        super().__init__(port_base, rpc_layer)
+        self._asked = False
+        self._auto_set_gpu = auto_set_gpu
+        if self._launched is not None:
+            return
+        rank = self._resolve_own_rank()
+        jobs = {"worker": self._resolve_num_tasks()} if jobs is None else jobs
         if tasks_per_node is None:
-            per_node = self._resolve_task_configuration()
-        elif isinstance(tasks_per_node, Mapping):
-            per_node = dict(tasks_per_node)
-        else:
-            per_node = dict.fromkeys(self._resolve_hostlist(), tasks_per_node)
-        self._per_node = dict(sorted(per_node.items())) if order == "name" else per_node
+            tasks_per_node = self._resolve_task_configuration()
+        elif not isinstance(tasks_per_node, Mapping):
+            tasks_per_node = dict.fromkeys(self._resolve_hostlist(), tasks_per_node)
+        self._place(rank, jobs, dict(sorted(tasks_per_node.items())) if order == "name" else tasks_per_node)
         self._check_tasks()
         self._share_gpus(gpus_per_node, gpus_per_task)
-        self._port_base = port_base
-        self._auto_set_gpu = auto_set_gpu
-        self._rpc_layer = rpc_layer
 
     def cluster_spec(self) -> ClusterSpec:
-        """Return the cluster.
-
-        Also derives `task_type` and `task_id` from the rank, unless they were set, and sets CUDA_VISIBLE_DEVICES with `auto_set_gpu`.
-        """
-        addresses = [f"{host}:{self._port_base + index}" for host, index in self._places()]
-        cluster: dict[str, list[str]] = {}
-        first = 0
-        for job, count in sorted(self._jobs.items()):
-            cluster[job] = addresses[first : first + count]
-            if first <= self._rank < first + count and (self._task_type, self._task_id) == (None, None):
-                self._task_type, self._task_id = job, self._rank - first
-            first += count
-        if self._auto_set_gpu and self._gpus_per_task:
+        """Return the cluster. Also sets CUDA_VISIBLE_DEVICES with `auto_set_gpu`."""
+        self._asked = True
+        if self._launched is None and self._auto_set_gpu and self._gpus_per_task:
             _, index = self._places()[self._rank]
             mine = self._gpus[index * self._gpus_per_task : (index + 1) * self._gpus_per_task]
             os.environ[devices.CUDA] = ",".join(mine)
-        return ClusterSpec(cluster)
+        return super().cluster_spec()
 
     def get_task_info(self) -> tuple[str | None, int | None]:
         """Return (task_type, task_id). Both are None before the first call of `cluster_spec`, unless they were set."""
-        return self.task_type, self.task_id
+        known = self._asked or (self._task_type, self._task_id) != (None, None)
+        return (self.task_type, self.task_id) if known else (None, None)
 
     def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
-        """Return the URL of that task, by default of this process's own; "" before that is known."""
-        return self._task_master(task_type, task_id, rpc_layer)
+        """Return the URL of that task, by default of this process's own; "" where `get_task_info` does not know it."""
+        own_type, own_id = self.get_task_info()
+        task_type = own_type if task_type is None else task_type
+        task_id = own_id if task_id is None else task_id
+        return "" if task_type is None or task_id is None else super().master(task_type, task_id, rpc_layer)
 
     def num_accelerators(
         self, task_type: str | None = None, task_id: int | None = None, config_proto: Mapping[str, Any] | None = None
     ) -> dict[str, int]:
         """Return the GPUs of a task; all tasks have the same number."""
+        if self._launched is not None:
+            return super().num_accelerators(task_type, task_id, config_proto)
         return {"GPU": self._gpus_per_task} if self._gpus_per_task else {}
 
     def validate(self) -> list[str]:
         """As the base class; also checks that this process runs on the host of its address."""
         problems = super().validate()
+        if self._launched is not None:
+            return problems
         here, (host, _) = os.environ.get("SLURMD_NODENAME"), self._places()[self._rank]
         if here is not None and here != host:
             problems.append(
@@ -152,10 +151,6 @@ class SlurmClusterResolver(ClusterResolver):
         return dict(zip(hosts, counts, strict=True))
 
     # -- tasks and GPUs ---------------------------------------------------------------------------------------------
-
-    def _places(self) -> list[tuple[str, int]]:
-        """Return (host, number on that host) of each task, by rank."""
-        return [(host, index) for host, count in self._per_node.items() for index in range(count)]
 
     def _check_tasks(self) -> None:
         wanted, placed = sum(self._jobs.values()), len(self._places())

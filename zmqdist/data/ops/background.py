@@ -255,7 +255,7 @@ class _PrefetchNode(OperatorNode):
         size, most = (PREFETCH_AUTOTUNE, ahead_max(context)) if self.op.size == AUTOTUNE else (self.op.size, 0)
         if size and not context.probing:
             self.children = [ReadAhead(self.children[0], size, most)]  # type: ignore[list-item]
-            context.openings.waits = True
+            context.interrupts.close_blocks = True
 
     def run(self) -> Iterator[Any]:
         return self.source()

@@ -151,7 +151,7 @@ class _FileCacheNode(OperatorNode):
     def _give_up(self) -> None:
         """Delete the file that this iterator is writing."""
         if self.part is not None:
-            self.part.give_up()
+            self.part.abort()
             self.part = None
             with contextlib.suppress(OSError):
                 os.unlink(self.path + ".part")

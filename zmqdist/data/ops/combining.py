@@ -228,7 +228,7 @@ class InterleaveNode(OperatorNode):
         self.threads = 0
         if self.op.parallel and not context.probing:
             self.threads = len(self.slots) if self.op.parallel == AUTOTUNE else threads_for(self.op.parallel, context)
-            context.openings.waits = True
+            context.interrupts.close_blocks = True
         self.ordered = in_order(self.op.deterministic, context)
         self.last_opened: threading.Event | None = None
         self.changed = None if self.ordered else threading.Condition()
@@ -509,7 +509,7 @@ class _SelectorNode(OperatorNode):
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)
-        number = 0 if context.probing else dataset.memory.number()
+        number = 0 if context.probing else dataset.memory.next_iterator_number()
         self.draws = seeds.Draws(seeds.epoch_seed(dataset, number, self.op.seed, self.op.rerandomize))
 
     def run(self) -> Iterator[Any]:

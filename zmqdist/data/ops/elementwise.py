@@ -13,7 +13,7 @@ from zmqdist.data.interfaces import DatasetLike, operator
 from zmqdist.data.iterators import Context, OperatorNode, load_elements, save_elements
 from zmqdist.data.ops.base import Op, PickledFunction
 from zmqdist.data.ops.parallel import ParallelMapNode
-from zmqdist.data.signatures import Fitting
+from zmqdist.data.signatures import CheckedFunction
 from zmqdist.data.structure import READY, UNKNOWN_SPEC, element, problem_of, read_only, spec_of
 from zmqdist.specs import TensorSpec
 
@@ -39,7 +39,7 @@ class Map(Op):
     def fitting(self) -> PickledFunction:
         """Return the function, wrapped so that its results fit the signature."""
         spec = self.output_signature
-        return self.function if spec is None else PickledFunction(Fitting(self.function.value, spec, "map"))
+        return self.function if spec is None else PickledFunction(CheckedFunction(self.function.value, spec, "map"))
 
     def open(self, dataset: DatasetLike, context: Context) -> OperatorNode:
         parallel = self.parallel and not context.probing

@@ -136,7 +136,7 @@ class ParallelNode(OperatorNode):
         self.limit = ReadAheadLimit(self.threads, ahead_max(context))
         self.pending: deque[MapCall] = deque()
         self._pool: MapThreads | None = None
-        context.openings.waits = True
+        context.interrupts.close_blocks = True
 
     def feed(self) -> Iterator[Any]:
         """Yield the inputs of the function, from here on."""

@@ -27,7 +27,7 @@ class _ResampleNode(OperatorNode):
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)
-        number = 0 if context.probing else dataset.memory.number()
+        number = 0 if context.probing else dataset.memory.next_iterator_number()
         self.draws = seeds.Draws(seeds.epoch_seed(dataset, number, self.op.seed, True))
         self.seen = [0] * len(self.op.target)
 

@@ -125,10 +125,10 @@ class RunWriter:
             json.dump(metadata, text)
         os.replace(new, os.path.join(self._path, _METADATA))
 
-    def give_up(self) -> None:
+    def abort(self) -> None:
         """Delete the run."""
         for file in self._files.values():
-            file.give_up()
+            file.abort()
         shutil.rmtree(os.path.join(self._path, self._run), ignore_errors=True)
 
 
@@ -161,7 +161,7 @@ def save(
             writer.write(x)
         writer.finish(dataset.element_spec)
     except BaseException:
-        writer.give_up()
+        writer.abort()
         raise
 
 
@@ -338,7 +338,7 @@ class _SnapshotNode(OperatorNode):
     def close(self) -> None:
         super().close()
         if self.writer is not None:
-            self.writer.give_up()
+            self.writer.abort()
             self.writer = None
 
     def state(self) -> dict[str, Any]:
@@ -349,7 +349,7 @@ class _SnapshotNode(OperatorNode):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if self.writer is not None:
-            self.writer.give_up()
+            self.writer.abort()
         self.writer, self.writes = None, False
         if state["reading"] and not self.reading:
             self._read()

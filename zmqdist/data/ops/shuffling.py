@@ -18,7 +18,7 @@ from zmqdist.data.structure import checked_int, invalid
 class _ShuffleNode(OperatorNode):
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)
-        number = 0 if context.probing else dataset.memory.number()
+        number = 0 if context.probing else dataset.memory.next_iterator_number()
         self.draws = seeds.Draws(seeds.epoch_seed(dataset, number, self.op.seed, self.op.reshuffle))
         self.buffer: list[Any] = []
 

@@ -103,7 +103,7 @@ class _ChunkFilesNode(OperatorNode):
         delay = POLL_S[0]
         while True:
             done = self._is_done()  # before the listing, so that no chunk committed in between is missed
-            for chunk in snapshot_layout.committed(self.op.path):
+            for chunk in snapshot_layout.committed_chunks(self.op.path):
                 expected = self.emitted.get(chunk.stream, 0)
                 if chunk.index == expected:
                     self.emitted[chunk.stream] = expected + 1
@@ -127,7 +127,7 @@ class _ChunkFilesNode(OperatorNode):
                 while not self._is_done():
                     self._wait(delay)
                     delay = min(POLL_S[1], delay * 1.5)
-                chunks = snapshot_layout.committed(self.op.path)
+                chunks = snapshot_layout.committed_chunks(self.op.path)
             if position >= len(chunks):
                 return
             yield self._path(chunks[position])
@@ -183,7 +183,7 @@ class ChunkFiles(Op):
 
     def _count(self) -> int | None:
         done = storage.exists(snapshot_layout.snapshot_done_path(self.path))
-        return len(snapshot_layout.committed(self.path)) if done else None
+        return len(snapshot_layout.committed_chunks(self.path)) if done else None
 
     def element_spec(self, inputs: tuple[Any, ...]) -> Any:
         return TensorSpec((), np.str_)

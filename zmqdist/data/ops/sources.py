@@ -377,7 +377,7 @@ class Generator(Op):
 class _RandomNode(OperatorNode):
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)
-        number = 0 if context.probing else dataset.memory.number()
+        number = 0 if context.probing else dataset.memory.next_iterator_number()
         self.draws = seeds.Draws(seeds.epoch_seed(dataset, number, self.op.seed, self.op.rerandomize))
         self.splits = context.next_splits()
 

@@ -1,6 +1,6 @@
-"""The data service under its public names: dispatcher, workers, and what sends a pipeline to them.
+"""The public names of the data service: dispatcher, workers, and the functions that send a pipeline to them.
 
-The names load on first use, by text: pipelines stand below the servers that run them.
+Each name is imported on first use, because importing all of them here would make a circle: the servers import pipelines.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from zmqdist.scheduling.dispatcher.runtime import DispatchServer
     from zmqdist.scheduling.worker.runtime import WorkerServer
 
-_WHERE = {
+_MODULES = {
     "_distribute": "zmqdist.data.service.client",
     "_from_dataset_id": "zmqdist.data.service.client",
     "_register_dataset": "zmqdist.data.service.client",
@@ -34,9 +34,9 @@ _WHERE = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _WHERE:
+    if name not in _MODULES:
         raise AttributeError(f"module 'zmqdist.data.service' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_WHERE[name]), name)
+    value = getattr(importlib.import_module(_MODULES[name]), name)
     globals()[name] = value
     return value
 

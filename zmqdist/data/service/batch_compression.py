@@ -1,9 +1,11 @@
-"""Batches of elements, compressed or not: what the worker does last and the reader first.
+"""Compression of batches of elements: the worker's last step, and the reader's first.
 
-A compressed batch is the tuple (codec, bytes of the body, body, parts), each part (bytes, content): the body and the large arrays of the
-batch as the safe codec makes them. What does not shrink is in it as it was. A batch that is not compressed is itself.
+A compressed batch is the tuple (codec, bytes of the body, body, parts), and each part is (bytes, content). Body and parts are what the safe
+codec makes of the batch: its structure, and its large arrays. A body or part that compression does not shrink is sent as it is, with 0 as
+its number of bytes. A batch without compression is the value itself.
 
-"AUTO" means: not for readers on the same host, where bytes are cheaper than time; the built-in fast codec for the others.
+"AUTO" stands for no compression if the reader is on the same host, where the time costs more than the bytes, and otherwise for the built-in
+fast codec.
 """
 
 from __future__ import annotations
@@ -18,37 +20,41 @@ from zmqdist.wire import safe
 
 AUTO_CODEC: Final = "SNAPPY"
 BYTES_MAX: Final = 1 << 36
-"""A receiver makes no batch larger than this."""
+"""A receiver refuses to decompress a larger part, in bytes."""
 
 
 def codec_for(compression: str, *, near: bool) -> str:
-    """The codec for a reader, who is on this host or not; "" for none."""
+    """Return the name of the codec for a reader; "" for none. `near`: the reader is on this host."""
     if compression == "AUTO":
         return "" if near else AUTO_CODEC
     return compression
 
 
-def squeeze(value: Any, name: str) -> Any:
-    """Compress what `elements.pack` made. Raises FailedPreconditionError where the codec's package is missing here."""
+def compress_batch(value: Any, name: str) -> Any:
+    """Return a value of `elements.pack`, compressed with the codec `name`; "": unchanged.
+
+    Raises:
+      FailedPreconditionError: the codec's package is not installed.
+    """
     if not name:
         return value
     codec = codec_of(name)
     assert codec is not None
     body, parts = safe.encode(value)
-    told = [_squeezed(codec, memoryview(part).cast("B")) for part in parts]
-    return (name, *_squeezed(codec, memoryview(body)), told)
+    compressed_parts = [_compressed(codec, memoryview(part).cast("B")) for part in parts]
+    return (name, *_compressed(codec, memoryview(body)), compressed_parts)
 
 
-def _squeezed(codec: Any, buffer: memoryview) -> tuple[int, Any]:
-    """(0, the bytes as they are) or (how many they are, compressed)."""
+def _compressed(codec: Any, buffer: memoryview) -> tuple[int, Any]:
+    """Return (number of bytes, compressed bytes), or (0, the bytes themselves) if compression does not pay off."""
     compressed = codec.compress(buffer)
     if compressed is None:
         return 0, np.frombuffer(buffer, np.uint8)
     return buffer.nbytes, np.frombuffer(compressed, np.uint8)
 
 
-def unsqueeze(value: Any, peer: str) -> Any:
-    """The value as `squeeze` got it. Raises WireError for anything malformed."""
+def decompress_batch(value: Any, peer: str) -> Any:
+    """Return the value that `compress_batch` was given. Raises WireError, which names the peer, for a malformed value."""
     if not (isinstance(value, tuple) and len(value) == 4 and value[0] in NAMES):
         return value
     codec = codec_of(value[0])

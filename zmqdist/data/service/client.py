@@ -1,7 +1,7 @@
-"""`distribute`, `register_dataset`, `from_dataset_id`: a pipeline that others run, as a dataset to go on with here.
+"""`distribute`, `register_dataset`, `from_dataset_id`: a pipeline that runs on the workers of a data service, as a dataset in this program.
 
-Checks of arguments are made when the function is called, registration when a dataset is there; nothing else happens before an iterator
-is made. Texts of errors are those of tf.data service where programs look at them.
+Each function checks its arguments at once, and registers the dataset when it is applied to one; all else happens when an iterator is made.
+Error texts are those of tf.data service where programs depend on them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from zmqdist.data.service.dispatcher.machine.records import AT_MOST_ONCE, EXACTL
 from zmqdist.data.service.policy import CrossTrainerCache, ShardingPolicy, policy_of
 from zmqdist.data.service.service_address import Service, service_of
 from zmqdist.data.service.source import Distributed
-from zmqdist.data.service.split_requests import insist
+from zmqdist.data.service.split_requests import call_until_answered
 from zmqdist.data.sharding import distributed_cardinality
 from zmqdist.data.splits import portion_rules
 from zmqdist.data.structure import UNKNOWN_SPEC, from_json, invalid, to_json
@@ -30,7 +30,7 @@ from zmqdist.errors import FailedPreconditionError, NotFoundError
 from zmqdist.rpc.client import ZmqClient
 
 REGISTER_S = 3600.0
-"""Registration waits so long for a dispatcher, as tf.data service does."""
+"""How long registration waits for a dispatcher, in seconds, as in tf.data service."""
 
 COMPRESSIONS = ("AUTO", None, "SNAPPY", "ZSTD", "LZ4", "GZIP")
 DELIVERIES = (AT_MOST_ONCE, EXACTLY_ONCE)
@@ -53,21 +53,23 @@ def distribute(
     delivery: str = "at_most_once",
     ordered: bool = False,
 ) -> Callable[[Dataset], Dataset]:
-    """A transformation for `Dataset.apply`: what stands before it runs on the service's workers, what follows runs here.
+    """Return a transformation for `Dataset.apply`: the operators before it run on the service's workers, those behind it in this program.
 
-    What is not said here is as in tf.data service, and in docs/data_service.md.
+    Use it when one program cannot compute elements fast enough. Applying it registers the dataset, and blocks until a dispatcher replies,
+    up to an hour. The other arguments are as in tf.data service: see docs/data_service.md.
 
     Args:
       processing_mode: a ShardingPolicy, "parallel_epochs" (OFF) or "distributed_epoch" (DYNAMIC).
       service: the dispatcher: "host:port", "zmq://host:port", a DispatchServer, a local_cluster, or a coordinator.
-      delivery: "at_most_once": what a worker has when it dies is lost. "exactly_once": others compute it, and the iterator has a state.
-      ordered: the elements come in the pipeline's own order, and exactly once. Both are for "distributed_epoch": docs/delivery.md.
+      delivery: "at_most_once": the elements that a worker holds when it dies are lost. "exactly_once": other workers compute them, and the
+        iterator has a state.
+      ordered: the elements come in the pipeline's own order, and exactly once. Both are for "distributed_epoch": see docs/delivery.md.
 
     Raises (when it is called):
-      ValueError, InvalidArgumentError: arguments that make no sense.
+      ValueError, InvalidArgumentError: an argument is invalid, or does not go with another one.
     Raises (when it is applied):
-      TypeError: to something else than a Dataset.
-      UnimplementedError: portions of this pipeline are not the whole of it.
+      TypeError: the argument of `apply` is not a Dataset.
+      UnimplementedError: the pipeline cannot be run in portions.
     """
     read = _checked(
         processing_mode,
@@ -86,7 +88,7 @@ def distribute(
     def apply(dataset: Dataset) -> Dataset:
         _check_dataset(dataset)
         if ordered or delivery == EXACTLY_ONCE:
-            portion_rules(dataset)  # or an error that says what cannot be cut
+            portion_rules(dataset)  # raises here for a pipeline that cannot be cut into portions
         id = register_dataset(service, dataset, compression)
         made = _reading(service_of(service), id, _metadata_of(dataset, compression), read)
         made.op.__dict__["upstream"] = dataset
@@ -103,18 +105,20 @@ def register_dataset(
     *,
     on_conflict: str = "keep",
 ) -> str:
-    """Give a pipeline to the service. Returns its id, for `from_dataset_id`, here or in another program.
+    """Register a dataset with the service. Return its id, for `from_dataset_id` in this program or another one.
 
-    Waits for a dispatcher that is not there yet, up to an hour.
+    Use it when several programs read one pipeline, and only one of them has its code. Blocks until a dispatcher replies, up to an hour.
+    No element is computed.
 
     Args:
-      dataset_id: the id it shall have; None takes a new one. What was registered first under an id is kept.
-      on_conflict: what is done where another pipeline of the same structure has this id: "keep" the first, "replace" it, or "error".
+      dataset_id: the id to register under; None: the dispatcher chooses a new one.
+      on_conflict: what to do if another pipeline with elements of the same structure has this id: "keep" that one, "replace" it, or
+        "error".
 
     Raises:
       InvalidArgumentError: a dataset of another structure, compression or length has this id.
-      AlreadyExistsError: another pipeline has it, and `on_conflict` is "error".
-      FailedPreconditionError: the dataset cannot be sent, or depends on external state and its options forbid that.
+      AlreadyExistsError: another pipeline has this id, and `on_conflict` is "error".
+      FailedPreconditionError: the dataset cannot be serialized, or it depends on external state and its options forbid that.
     """
     _check_compression(compression)
     if on_conflict not in ON_CONFLICT:
@@ -151,14 +155,16 @@ def from_dataset_id(
     delivery: str = "at_most_once",
     ordered: bool = False,
 ) -> Dataset:
-    """Read a pipeline that was registered before. Arguments as those of `distribute`.
+    """Return a dataset of the elements of a registered pipeline. The other arguments are those of `distribute`.
+
+    Asks the dispatcher for the dataset's metadata, and blocks until it replies, up to an hour.
 
     Args:
-      dataset_id: what `register_dataset` returned or was given.
-      element_spec: what the elements look like; None asks the service. The first element that is read is compared with it.
+      dataset_id: the id that `register_dataset` returned or was given.
+      element_spec: the spec of the elements; None: the one that the dataset was registered with. Iterating compares the elements with it.
 
     Raises:
-      ValueError: no such dataset. With an `element_spec`: NotFoundError.
+      ValueError: there is no such dataset, and `element_spec` is None. NotFoundError: the same with an `element_spec`.
     """
     read = _checked(
         processing_mode,
@@ -190,10 +196,10 @@ def from_dataset_id(
 
 
 def id_of(dataset_id: Any) -> str:
-    """An id as users may give it: str, bytes, int, or one of these in a NumPy array without dimensions. Raises ValueError."""
+    """Return a dataset id as text. A user may give str, bytes, int, or one of these in a NumPy array of rank 0. Raises ValueError."""
     value = dataset_id.item() if hasattr(dataset_id, "item") else dataset_id
     if not isinstance(value, (str, bytes, int)):
-        raise ValueError(f"`dataset_id` is {dataset_id!r}, wants what `register_dataset` returns: a string")
+        raise ValueError(f"`dataset_id` is {dataset_id!r}, wants the string that `register_dataset` returns")
     return value.decode() if isinstance(value, bytes) else str(value)
 
 
@@ -209,7 +215,7 @@ def _checked(
     delivery: str,
     ordered: bool,
 ) -> dict[str, Any]:
-    """The fields of the operator that these arguments mean. Raises ValueError, InvalidArgumentError."""
+    """Return the fields of the operator for these arguments. Raises ValueError or InvalidArgumentError for invalid ones."""
     mode = policy_of(processing_mode)
     if job_name is not None and not isinstance(job_name, str):
         raise ValueError(f"`job_name` must be a string, but `job_name` was of type {type(job_name)}.")
@@ -259,7 +265,7 @@ def _checked(
 
 
 def _number(name: str, value: Any) -> Any:
-    """An int as it may be given, NumPy's too; None as it is. Raises ValueError."""
+    """Return an argument that has to be an integer, also one of NumPy, or None. Raises ValueError for anything else."""
     try:
         return value if value is None else operator.index(value)
     except TypeError:
@@ -304,23 +310,25 @@ def _reading(service: Service, id: str, metadata: dict[str, Any], read: dict[str
 
 
 def ask_dispatcher(service: Service, method: str, *args: Any, what: str, timeout_s: float = REGISTER_S) -> Any:
-    """Ask a dispatcher, also over its restarts. Raises DeadlineExceededError where none answers in time."""
+    """Call a method of a dispatcher until it replies, also over its restarts. Raises DeadlineExceededError if none replies in time."""
     due = time.monotonic() + timeout_s
     security = service.credentials.client(service.address, "submit")
     with ZmqClient(service.address, "data client", security=security) as client:
-        return insist(client, method, *args, what=what, stopped=threading.Event(), timeout_s=timeout_s, due=due)
+        return call_until_answered(
+            client, method, *args, what=what, stopped=threading.Event(), timeout_s=timeout_s, due=due
+        )
 
 
 def _distribute(
     *args: Any, task_refresh_interval_hint_ms: int | None = None, **options: Any
 ) -> Callable[[Dataset], Dataset]:
-    """`distribute` for tests: the reader asks for news only so often."""
+    """Do as `distribute`, for tests, with a pause of `task_refresh_interval_hint_ms` between two watch requests of a reader."""
     apply = distribute(*args, **options)
     return lambda dataset: _refreshed(apply(dataset), task_refresh_interval_hint_ms)
 
 
 def _from_dataset_id(*args: Any, task_refresh_interval_hint_ms: int | None = None, **options: Any) -> Dataset:
-    """`from_dataset_id` for tests, as `_distribute`."""
+    """Do as `from_dataset_id`, for tests, with a pause as for `_distribute`."""
     return _refreshed(from_dataset_id(*args, **options), task_refresh_interval_hint_ms)
 
 

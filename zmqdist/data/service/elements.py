@@ -1,27 +1,28 @@
-"""Elements of a pipeline as one value of an RPC answer, and back: many at a time, by columns.
+"""Many elements of a pipeline as one value of an RPC reply, by columns, and back.
 
 Form
-    A structure (tuple, namedtuple, dict) whose leaves are columns. A column is a list, which no element has as structure:
-        [SCALARS, array]         numpy scalars of one type: one array of one axis
-        [ROWS, array]            arrays of one dtype and shape, each of at most ROW_BYTES_MAX: stacked on a new axis 0
-        [TEXTS, kind, ...]       str (kind 1) or bytes (0) of which some are large: arrays of bytes
-        [EACH, one, two, ...]    anything else, as it is: large arrays, str, bytes, what differs in dtype, shape or structure
-    All columns have an entry for each element. What differs in structure is a column of structures, be it a part of the elements or
-    all of them; no elements are an empty column.
+    The value is a structure (tuple, namedtuple, dict) whose leaves are columns. A column is a list; no element has a list as structure:
+        [SCALARS, array]         NumPy scalars of one type: one array of rank 1
+        [ROWS, array]            arrays of one dtype and shape, of at most ROW_BYTES_MAX each: stacked on a new axis 0
+        [TEXTS, kind, ...]       str (kind 1) or bytes (0), if some are large: arrays of bytes
+        [EACH, one, two, ...]    anything else, unchanged: large arrays, str, bytes, and entries that differ in dtype, shape or structure
+    All columns have an entry for each element. Parts that differ in structure form one column of structures, also if the whole elements
+    differ. The value of no elements is an empty column.
 
 Rules
-    What arrives is what was sent, type for type: a numpy scalar stays one, an array without axes stays one, dtypes keep their byte
-    order. Only a namedtuple becomes a generic one with the same name and fields, and an array in Fortran's order may become one in C's.
+    Elements arrive with the types with which they were sent: NumPy scalars and arrays of rank 0 stay what they are, and dtypes keep their
+    byte order. Exceptions: a namedtuple becomes a generic one with the same name and fields, and an array in Fortran order may arrive in C
+    order.
 
-    A large array is not copied here, either way: it has a frame of its own. A small one is copied into its column, and out of it: so
-    each array is private to whoever receives it, writable, and keeps no more memory than its own. (Views would save half a microsecond
-    a row, and then one row in a shuffle buffer keeps a whole column.) A frozen array that is an entry of its own stays frozen.
+    A large array has a frame of its own, and is copied here in neither direction. A small array is copied into its column and out of it, so
+    that the receiver owns each array, may write to it, and keeps no other memory with it. (Views would save half a microsecond a row, but
+    then one row in a shuffle buffer would keep a whole column.) A frozen array that is an entry of its own stays frozen.
 
-    Any value gives elements or a WireError. They take about as much memory as the value, but an entry of one byte becomes an object of
-    about 100 bytes.
+    `unpack` returns elements or raises WireError, for any value. The elements take about as much memory as the value, except that an entry
+    of one byte becomes an object of about 100 bytes.
 
-Not here: bytes (wire/safe.py), and when a batch is full. The codec takes what weighs up to 7 MiB beside its large arrays, and a
-thousand of those.
+Not here: the bytes (wire/safe.py), and when a batch is full. The safe codec accepts values of up to 7 MiB beside their large arrays, and up
+to a thousand large arrays.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from zmqdist.specs import TensorSpec
 SCALARS, ROWS, EACH, TEXTS = range(4)
 
 ROW_BYTES_MAX: Final = INLINE_BYTES_MAX
-"""A larger array travels in a frame of its own: then nobody copies it on the way."""
+"""A larger array, in bytes, travels in a frame of its own, so that it is not copied on the way."""
 
 _SCALAR_TYPES: Final = LEAVES - {np.ndarray, str, bytes}
 _TIMES: Final = frozenset({np.datetime64, np.timedelta64})
@@ -54,11 +55,11 @@ _shape_of = attrgetter("shape")
 
 
 def pack(elements: Sequence[Any]) -> Any:
-    """Elements as one value that the safe codec takes. It refers to their large arrays, which must not change until it is encoded.
+    """Return elements as one value for the safe codec. It refers to their large arrays, which must not change before it is encoded.
 
     Raises:
       UnimplementedError: a leaf is a dataset.
-      InvalidArgumentError: a leaf is nothing that an element may hold.
+      InvalidArgumentError: a leaf has a type that elements may not hold.
     """
     return _column(elements) if elements else [EACH]
 
@@ -82,7 +83,7 @@ def _column(items: Sequence[Any]) -> Any:
 
 
 def _same_names(items: Sequence[dict[Any, Any]]) -> bool:
-    """Whether their keys are the same strings in the same order. Other keys may be equal and of another type, as 1 and True."""
+    """Return whether all dicts have the same strings as keys, in the same order. Other keys may be equal and differ, as 1 and True."""
     keys = list(map(tuple, items))
     return set(map(type, chain.from_iterable(keys))) == {str} and keys.count(keys[0]) == len(keys)
 
@@ -95,7 +96,7 @@ def _scalars(items: Sequence[Any]) -> Any:
     dtype = items[0].dtype
     if type(items[0]) not in _TIMES:
         return [SCALARS, np.fromiter(items, dtype, len(items))]
-    if _alike(items, _dtype_of):  # they differ in their units, and numpy would make them alike
+    if _alike(items, _dtype_of):  # entries of different units stay apart: NumPy would convert them to one unit
         return [SCALARS, np.array(items, dtype)]
     return [EACH, *items]
 
@@ -110,11 +111,11 @@ def _texts(cls: type, items: Sequence[Any]) -> Any:
 def _arrays(items: Sequence[Any]) -> Any:
     first = items[0]
     dtype, shape, nbytes = first.dtype, first.shape, first.nbytes
-    # An array without bytes would be sent for nothing, and received in any number. Fields may have gaps between them.
+    # Empty arrays stay entries: a column without bytes could claim any number of rows. So do structured dtypes, whose fields may have gaps.
     fits = 0 < nbytes <= ROW_BYTES_MAX and not dtype.names and not dtype.hasobject
     if not (fits and _alike(items, _shape_of) and _alike(items, _dtype_of)):
         return [EACH, *map(_single, items)]
-    column = np.empty((len(items), *shape), dtype)  # np.stack would give it the machine's byte order
+    column = np.empty((len(items), *shape), dtype)  # np.stack would convert to the machine's byte order
     if shape:
         np.concatenate(items, out=column.reshape(-1, *shape[1:]))
     else:
@@ -123,22 +124,22 @@ def _arrays(items: Sequence[Any]) -> Any:
     return [ROWS, column]
 
 
-def _alike(items: Sequence[Any], about: Callable[[Any], Any]) -> bool:
-    told = list(map(about, items))
-    return told.count(told[0]) == len(told)
+def _alike(items: Sequence[Any], value_of: Callable[[Any], Any]) -> bool:
+    values = list(map(value_of, items))
+    return values.count(values[0]) == len(values)
 
 
 def _single(value: Any) -> Any:
-    """A value as an entry of a column of its own kind."""
+    """Return a value as an entry of an EACH column."""
     if isinstance(value, dict):
         return {key: _single(item) for key, item in value.items()}
     if isinstance(value, tuple):
         return _like(value, map(_single, value))
     if isinstance(value, np.generic) and not value.dtype.hasobject:
-        return value  # also a row of an array of strings or of fields
+        return value  # for example a row of an array of strings, or of a structured dtype
     if is_dataset(value):
         raise UnimplementedError(
-            "elements that hold datasets (of window) do not travel: put a batch or a flat_map behind them"
+            "elements that hold datasets (of window) cannot be sent to a reader: apply batch() or flat_map() to them"
         )
     return element(value)
 
@@ -151,14 +152,14 @@ class _Malformed(Exception):
 
 
 def unpack(value: Any, peer: str) -> list[Any]:
-    """The elements in a value from `pack` that has travelled. Their arrays are private and writable, or frozen.
+    """Return the elements in a received value of `pack`. The caller owns their arrays, which are writable or frozen.
 
     Args:
-      value: nobody else's; large arrays in it become those of the elements.
-      peer: whom to blame in an error.
+      value: owned by this function: the elements take over its large arrays.
+      peer: the sender, for errors.
 
     Raises:
-      WireError: nothing that `pack` makes.
+      WireError: `pack` makes no such value.
     """
     try:
         return _entries(value)
@@ -180,7 +181,7 @@ def _entries(form: Any) -> list[Any]:
     rows = zip(*columns, strict=True)
     if cls is dict:
         keys = list(form)
-        return [dict(zip(keys, row)) for row in rows]  # noqa: B905, they are as long, and this is the loop
+        return [dict(zip(keys, row)) for row in rows]  # noqa: B905, equal lengths, and this loop is hot
     return list(map(cls._make, rows) if hasattr(form, "_fields") else rows)
 
 
@@ -227,19 +228,19 @@ def _malformed(why: str) -> NoReturn:
     raise _Malformed(why)
 
 
-# -- what is known of elements ----------------------------------------------------------------------------------------
+# -- sizes and specs of elements --------------------------------------------------------------------------------------
 
 _OBJECT_BYTES: Final = 64
-"""About what an object takes beside its content."""
+"""About the bytes that an object takes beside its content."""
 
 
 INLINE_BYTES: Final = 4 << 20
 ARRAYS_MAX: Final = 500
-"""What a batch may hold beside its large arrays, and how many of those: well below what the codec takes."""
+"""The most bytes of a batch beside its large arrays, and the most large arrays: well below the bounds of the codec."""
 
 
 def fits(elements: Iterable[Any], bytes_max: int) -> int:
-    """How many of these make a batch of about `bytes_max` bytes that the codec takes; at least one."""
+    """Return how many of the elements make a batch of about `bytes_max` bytes that the codec accepts; at least one."""
     inline = large = arrays = count = 0
     for value in elements:
         for nbytes in _sizes(value):
@@ -255,12 +256,12 @@ def fits(elements: Iterable[Any], bytes_max: int) -> int:
 
 
 def is_scalar(value: Any) -> bool:
-    """Whether it is a numpy scalar of a plain type: of these there are never too many in a batch."""
+    """Return whether `value` is a NumPy scalar of a plain type. A batch cannot have too many of these."""
     return type(value) in _SCALAR_TYPES
 
 
 def _sizes(value: Any) -> list[int]:
-    """Bytes of each leaf."""
+    """Return the bytes of each leaf."""
     cls = type(value)
     if cls is np.ndarray:
         return [value.nbytes]
@@ -272,7 +273,7 @@ def _sizes(value: Any) -> list[int]:
 
 
 def weigh(value: Any) -> int:
-    """About how many bytes of memory an element takes."""
+    """Return about how many bytes of memory an element takes."""
     cls = type(value)
     if cls in _SCALAR_TYPES:
         return _OBJECT_BYTES
@@ -288,10 +289,10 @@ def weigh(value: Any) -> int:
 
 
 def check_spec(elements: Sequence[Any], spec: Any) -> None:
-    """Check elements against what their pipeline is said to give: one, where all are alike, else each.
+    """Check elements against the spec of their pipeline: one of them if all are alike, otherwise each.
 
     Raises:
-      InvalidArgumentError: another structure, dtype or shape; the message names the leaf.
+      InvalidArgumentError: an element has another structure, dtype or shape; the text names the leaf.
     """
     if elements and spec is not UNKNOWN_SPEC:
         for value in elements[:1] if _all_alike(elements) else elements:
@@ -299,7 +300,7 @@ def check_spec(elements: Sequence[Any], spec: Any) -> None:
 
 
 def _all_alike(items: Sequence[Any]) -> bool:
-    """Whether they have one structure, and in each place of it one dtype and shape."""
+    """Return whether all elements have the same structure, and the same dtype and shape at each leaf of it."""
     first = items[0]
     cls = type(first)
     if len(set(map(type, items))) > 1:
@@ -318,26 +319,26 @@ def _all_alike(items: Sequence[Any]) -> bool:
 def _check(value: Any, spec: Any, place: str) -> None:
     if isinstance(spec, TensorSpec):
         if isinstance(value, (tuple, dict)) or is_dataset(value):
-            raise invalid(f"{place}: expected {spec.dtype}, given {_told(value)}")
+            raise invalid(f"{place}: expected {spec.dtype}, given {_description(value)}")
         problem = spec.problem(np.asarray(value))
         if problem is not None:
             raise invalid(f"{place}: {problem}")
     elif isinstance(spec, dict):
         if not isinstance(value, dict) or value.keys() != spec.keys():
-            raise invalid(f"{place}: expected {_told(spec)}, given {_told(value)}")
+            raise invalid(f"{place}: expected {_description(spec)}, given {_description(value)}")
         for key, part in spec.items():
             _check(value[key], part, f"{place}[{key!r}]")
     elif isinstance(spec, tuple):
         fields = getattr(spec, "_fields", ())
         if not isinstance(value, tuple) or len(value) != len(spec) or getattr(value, "_fields", ()) != fields:
-            raise invalid(f"{place}: expected a {_told(spec)}, given {_told(value)}")
+            raise invalid(f"{place}: expected a {_description(spec)}, given {_description(value)}")
         for index, part in enumerate(spec):
             _check(value[index], part, f"{place}.{fields[index]}" if fields else f"{place}[{index}]")
     elif isinstance(spec, DatasetSpec) and not is_dataset(value):
-        raise invalid(f"{place}: expected a dataset, given {_told(value)}")
+        raise invalid(f"{place}: expected a dataset, given {_description(value)}")
 
 
-def _told(value: Any) -> str:
+def _description(value: Any) -> str:
     if isinstance(value, dict):
         return f"the keys {list(value)}"
     if isinstance(value, tuple):

@@ -1,4 +1,4 @@
-"""The workers of this process: readers beside them take elements from hand to hand."""
+"""The workers of this process, from which readers in the same process take elements by reference."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class LocalWorker(Protocol):
     """A worker whose tasks are threads of this process.
 
     Attributes:
-      dispatcher: the address that it was started with.
+      dispatcher: the dispatcher's address that the worker was started with.
       state: number of the dispatcher's state that its tasks belong to.
     """
 
@@ -23,36 +23,36 @@ class LocalWorker(Protocol):
     state: int
 
     def ask(self, state: int, number: int, wanted: Wanted, reply: ElementReply) -> None:
-        """Have a task answer a reader; from any thread."""
+        """Have a task reply to a reader. May be called from any thread."""
 
     def delete(self, number: int) -> None:
-        """End a task that only its caller read; from any thread."""
+        """Delete a task on behalf of its only reader. May be called from any thread."""
 
 
 _workers: dict[int, LocalWorker] = {}
 _lock = threading.Lock()
 
 
-def add(life: int, worker: LocalWorker) -> None:
-    """From now on readers of this process find this worker."""
+def add(incarnation: int, worker: LocalWorker) -> None:
+    """Add a worker, so that readers of this process find it."""
     with _lock:
-        _workers[life] = worker
+        _workers[incarnation] = worker
 
 
-def remove(life: int) -> None:
-    """Not any more."""
+def remove(incarnation: int) -> None:
+    """Remove a worker; harmless if it is not here."""
     with _lock:
-        _workers.pop(life, None)
+        _workers.pop(incarnation, None)
 
 
-def find(life: int) -> LocalWorker | None:
-    """The worker with this life, if it is one of this process."""
+def find(incarnation: int) -> LocalWorker | None:
+    """Return the worker with this incarnation, or None if it is not one of this process."""
     with _lock:
-        return _workers.get(life)
+        return _workers.get(incarnation)
 
 
-def some(dispatcher: str, state: int = 0) -> bool:
-    """Whether there is any of this dispatcher: one that was started with its address, or has the number of its state."""
+def has_worker_of(dispatcher: str, state: int = 0) -> bool:
+    """Return whether a worker of this process belongs to a dispatcher: it was started with its address, or has the number of its state."""
     with _lock:
         workers = list(_workers.values())
     return any(split(each.dispatcher) == split(dispatcher) or each.state == state > 0 for each in workers)

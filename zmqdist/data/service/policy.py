@@ -1,4 +1,4 @@
-"""How the elements of a pipeline are shared out among workers, and with whom they are shared."""
+"""How the elements of a pipeline are divided among workers (`ShardingPolicy`), and shared between trainers (`CrossTrainerCache`)."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from zmqdist.data.structure import invalid
 class ShardingPolicy(IntEnum):
     """Which part of the data each worker computes.
 
-    OFF: each worker the whole dataset. DYNAMIC: the dispatcher deals positions of the sources out, first come, first served, each once.
-    FILE, DATA, FILE_OR_DATA, HINT: the worker's fixed share by its place in the dispatcher's `worker_addresses`: of the files, of the
-    elements, of the files if there are such, where `shard(SHARD_HINT, SHARD_HINT)` stands.
+    OFF: every worker computes the whole dataset. DYNAMIC: the dispatcher gives out the positions of the sources, each once, first come,
+    first served. The static policies give each worker a fixed shard, by its index in the dispatcher's `worker_addresses`. FILE: a shard of
+    the files. DATA: a shard of the elements. FILE_OR_DATA: of the files if the pipeline reads files, otherwise of the elements. HINT: a
+    shard at the place of `shard(SHARD_HINT, SHARD_HINT)` in the pipeline.
     """
 
     OFF = 0
@@ -26,15 +27,15 @@ class ShardingPolicy(IntEnum):
 
 STATIC = frozenset({ShardingPolicy.FILE, ShardingPolicy.DATA, ShardingPolicy.FILE_OR_DATA, ShardingPolicy.HINT})
 
-_NAMED = {"parallel_epochs": ShardingPolicy.OFF, "distributed_epoch": ShardingPolicy.DYNAMIC}
+_POLICY_NAMES = {"parallel_epochs": ShardingPolicy.OFF, "distributed_epoch": ShardingPolicy.DYNAMIC}
 
 
 def policy_of(processing_mode: Any) -> ShardingPolicy:
-    """The policy that a user names. Raises ValueError for anything else, numbers too."""
+    """Return the policy that a user has named, or passed. Raises ValueError for anything else, including a number."""
     if isinstance(processing_mode, ShardingPolicy):
         return processing_mode
-    if isinstance(processing_mode, str) and processing_mode in _NAMED:
-        return _NAMED[processing_mode]
+    if isinstance(processing_mode, str) and processing_mode in _POLICY_NAMES:
+        return _POLICY_NAMES[processing_mode]
     raise ValueError(
         'processing_mode should be a `zmqdist.data.service.ShardingPolicy`, `"parallel_epochs"`, or '
         f'`"distributed_epoch"`. Got {processing_mode!r}.'
@@ -42,13 +43,16 @@ def policy_of(processing_mode: Any) -> ShardingPolicy:
 
 
 class CrossTrainerCache:
-    """Trainers with the same job read the same elements, each worker keeping a window of the latest.
+    """An argument of `distribute` for several trainers that read the same elements, each computed once.
+
+    Use it when trainers, as in a hyperparameter search, have the same pipeline, and its cost matters. Each worker keeps a window of the
+    latest elements, and all trainers of a job read from it. No trainer gets an element twice, but a trainer that is too slow misses some.
 
     Args:
-      trainer_id: who reads: not empty. No trainer gets an element twice; one that is too slow misses some.
+      trainer_id: names this trainer; not empty.
 
     Raises:
-      ValueError: an empty id.
+      ValueError: the id is empty.
     """
 
     def __init__(self, trainer_id: str) -> None:
@@ -58,7 +62,7 @@ class CrossTrainerCache:
 
 
 def check_shared(job_name: str | None, repetition: int, num_consumers: int) -> None:
-    """Refuse an iterator that cannot read from a cross-trainer cache. Raises InvalidArgumentError."""
+    """Raise InvalidArgumentError for an iterator that cannot read from a cross-trainer cache."""
     if not job_name:
         raise invalid("Cross-trainer caching requires named jobs. Got empty `job_name`.")
     if repetition > 1:

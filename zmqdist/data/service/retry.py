@@ -1,4 +1,4 @@
-"""After which errors a question is asked again, and how long after. Shared by readers, workers and clients of the data service."""
+"""After which errors a request is sent again, and after which pause; for readers, workers and clients of the data service."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from typing import Final
 from zmqdist.errors import ABORTED, CANCELLED, RESOURCE_EXHAUSTED, UNAVAILABLE
 
 RETRIABLE: Final = frozenset({UNAVAILABLE, ABORTED, CANCELLED})
-"""Codes after which the same question may be asked again: the other side was not there, or gave up."""
+"""Codes after which the same request may succeed later: the other side was away, or gave up."""
 
 PATIENT: Final = RETRIABLE | {RESOURCE_EXHAUSTED}
-"""For questions in the middle of reading: a dispatcher whose disk is full refuses them until there is room again."""
+"""The same for requests in the middle of reading: a dispatcher whose disk is full refuses them until there is room again."""
 
 TRANSIENT: Final = PATIENT - {ABORTED}
-"""For what a reader tells the dispatcher: ABORTED there means that another reader has taken over."""
+"""The same for reports of a reader to the dispatcher, where ABORTED means that another reader has taken over."""
 
 FIRST_PAUSE_S: Final = 0.001
 PAUSE_GROWS: Final = 1.3
 PAUSE_S_MAX: Final = 1.0
-"""A reader asks a worker or dispatcher that does not answer at least so often."""
+"""The pauses of a reader between requests that fail: the first one, the factor from one to the next, and the longest, in seconds."""
 
 
-def longer(pause_s: float) -> float:
-    """The next pause of a reader after one of `pause_s`; 0: after none."""
+def next_pause_s(pause_s: float) -> float:
+    """Return the length of the pause after one of `pause_s` seconds; 0: there was none."""
     return min(PAUSE_S_MAX, max(FIRST_PAUSE_S, pause_s * PAUSE_GROWS))

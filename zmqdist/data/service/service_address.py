@@ -1,4 +1,4 @@
-"""Which service a user means, and with which secret."""
+"""The `service` argument of `distribute` and similar functions: the address of a dispatcher, and the secret for it."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from zmqdist.transport.credentials import Credentials
 
 @dataclass(frozen=True)
 class Service:
-    """A dispatcher, and where the secret for it is.
+    """A dispatcher's address, and the paths of the secret for it.
 
     Attributes:
       address: "host:port".
-      token_file, keys_dir, insecure: as in Credentials: paths, never secrets.
+      token_file, keys_dir, insecure: as in Credentials; paths, never secrets, because a pipeline that is sent elsewhere contains them.
     """
 
     address: str
@@ -27,7 +27,9 @@ class Service:
 
     @property
     def credentials(self) -> Credentials:
-        """Those of the paths; of the usual places where these are not on this machine, as for a pipeline that was sent to another."""
+        """The secrets from the paths. A path that does not exist on this machine, to which the pipeline was sent, is replaced by the
+        default one.
+        """
         there = {
             name: path
             for name, path in (("token_file", self.token_file), ("keys_dir", self.keys_dir))
@@ -37,11 +39,11 @@ class Service:
 
 
 def service_of(service: Any) -> Service:
-    """What `distribute` and its like are given: an address, or something that has a `target` and `credentials`.
+    """Return the dispatcher that a `service` argument means: an address, or an object with a `target`, and perhaps `credentials`.
 
     Raises:
-      ValueError: it is none of these.
-      NotFoundError: an address of another protocol.
+      ValueError: the argument is neither.
+      NotFoundError: the address has an unknown protocol.
     """
     address = getattr(service, "target", service)
     credentials = getattr(service, "credentials", None)
@@ -52,7 +54,7 @@ def service_of(service: Any) -> Service:
 
 
 def _address(service: Any) -> str:
-    """ "host:port" of what a user calls a service."""
+    """Return the "host:port" of an address as a user writes it."""
     if isinstance(service, tuple) and len(service) == 2:
         protocol, service = service
         service = f"{protocol}://{service}"

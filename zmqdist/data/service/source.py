@@ -1,4 +1,4 @@
-"""The operator whose elements come from a data service."""
+"""The operator `distribute`: a source whose elements come from a data service."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from zmqdist.data.interfaces import DatasetLike, operator
 from zmqdist.data.iterators import Context, OperatorNode
 from zmqdist.data.ops.base import Op
 from zmqdist.data.service.dispatcher.machine.records import EXACTLY_ONCE, Terms
-from zmqdist.data.service.reader.runtime import SavedReader, ServiceReader, Wish
+from zmqdist.data.service.reader.runtime import ReadRequest, SavedReader, ServiceReader
 from zmqdist.data.service.service_address import Service
 from zmqdist.data.structure import UNKNOWN_SPEC
 from zmqdist.errors import FailedPreconditionError, UnimplementedError
@@ -20,10 +20,10 @@ from zmqdist.transport.credentials import Credentials
 class _ReadingNode(OperatorNode):
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)
-        wish = wish_of(self.op, dataset.memory.number())
-        self._reader = ServiceReader(wish, self.op.credentials, context.openings)
+        request = read_request_of(self.op, dataset.memory.next_iterator_number())
+        self._reader = ServiceReader(request, self.op.credentials, context.interrupts)
         self._batch: Iterator[Any] = iter(())
-        context.openings.waits = True
+        context.interrupts.close_blocks = True
 
     def run(self) -> Iterator[Any]:
         yield from self._batch
@@ -33,7 +33,7 @@ class _ReadingNode(OperatorNode):
 
     def state(self) -> dict[str, Any]:
         raise UnimplementedError(
-            'distribute() without delivery="exactly_once" has no state: elements that workers had are not told again',
+            'distribute() without delivery="exactly_once" has no state: workers do not send an element again',
         )
 
     def abandon(self) -> None:
@@ -45,20 +45,22 @@ class _ReadingNode(OperatorNode):
 
 
 class _PortionsNode(OperatorNode):
-    """Its reader is opened by the first question, so that a state can be loaded before an iteration begins."""
+    """Reads in portions. Opens its reader at the first element, so that a state can be loaded before the iteration begins."""
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)
-        self._wish = wish_of(self.op, dataset.memory.number())
+        self._request = read_request_of(self.op, dataset.memory.next_iterator_number())
         self._reader: ServiceReader | None = None
         self._saved: dict[str, Any] = {}
         self._elements: Iterator[Any] = iter(())
-        context.openings.waits = True
+        context.interrupts.close_blocks = True
 
     def run(self) -> Iterator[Any]:
         if self._reader is None:
             saved = SavedReader.of(self._saved) if self._saved else None
-            self._reader = ServiceReader(replace(self._wish, saved=saved), self.op.credentials, self.context.openings)
+            self._reader = ServiceReader(
+                replace(self._request, saved=saved), self.op.credentials, self.context.interrupts
+            )
         yield from self._elements
         for elements in self._reader.pieces():
             self._elements = elements
@@ -83,10 +85,10 @@ class _PortionsNode(OperatorNode):
             self._reader.close()
 
 
-def wish_of(op: Distributed, repetition: int) -> Wish:
-    """What an iterator over the operator wants to read."""
+def read_request_of(op: Distributed, repetition: int) -> ReadRequest:
+    """Return the request of an iterator over the operator, for its `repetition`-th pass."""
     terms = Terms(op.dataset, op.mode, op.num_consumers, op.target_workers, bool(op.trainer), op.delivery, op.ordered)
-    return Wish(
+    return ReadRequest(
         op.service,
         terms,
         op.job_name,
@@ -104,7 +106,7 @@ def wish_of(op: Distributed, repetition: int) -> Wish:
 @operator("distribute", _ReadingNode)
 @dataclass(frozen=True)
 class Distributed(Op):
-    """A registered dataset as the workers of a service compute it. Fields as the arguments of `distribute`."""
+    """A registered dataset, computed by the workers of a service. The fields are the arguments of `distribute`."""
 
     service: str
     dataset: str
@@ -128,7 +130,7 @@ class Distributed(Op):
 
     @property
     def credentials(self) -> Credentials:
-        """For the dispatcher and the workers."""
+        """The secrets for the dispatcher and the workers."""
         return Service(self.service, self.token_file, self.keys_dir, self.insecure).credentials
 
     def open(self, dataset: DatasetLike, context: Context) -> OperatorNode:
@@ -146,7 +148,7 @@ class Distributed(Op):
         return UNKNOWN_SPEC if self.spec is None else self.spec
 
     def infer(self, dataset: DatasetLike) -> Any:
-        """Where it was made from a pipeline here, that one's: reading would begin an iteration."""
+        """Return the spec of the pipeline that was distributed in this process. Reading an element instead would begin an iteration."""
         upstream = self.__dict__.get("upstream")
         if upstream is None:
             text = (

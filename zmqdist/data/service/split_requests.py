@@ -1,6 +1,7 @@
-"""A task's questions to the dispatcher: which positions are mine, what is the pipeline.
+"""A task's requests to the dispatcher: for positions, for portions, and for the definition of its pipeline.
 
-Waits and tries again while the dispatcher is away; the same question goes with the same number, so that nothing is given twice.
+They block, and are sent again while the dispatcher is away. A repeated request has the same number, so that the dispatcher gives no
+positions twice.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ PAUSE_S_MAX: Final = 10.0
 
 RUN_MAX: Final = 4096
 QUICK_S: Final = 0.02
-"""Positions that are used up sooner are asked for in larger runs."""
+"""A run of positions that is used up in less time, in seconds, doubles the size of the next one, up to RUN_MAX."""
 
 
-def insist(
+def call_until_answered(
     client: ZmqClient,
     method: str,
     *args: Any,
@@ -40,18 +41,18 @@ def insist(
     due: float = inf,
     again: frozenset[int] = RETRIABLE,
 ) -> Any:
-    """Call a method of the dispatcher until there is an answer that is not "try again". Says in the log, every WAIT_LOG_S, why it goes on.
+    """Call a method of the dispatcher until it replies with success or a permanent error. Blocks; logs every WAIT_LOG_S why it goes on.
 
     Args:
-      method: what follows "zmqdist.data." in its name.
-      timeout_s: so long it is tried again; `inf`: for ever.
-      due: as of `asking.start`, for each call.
-      stopped: ends it with CancelledError.
-      what: for the log and the error.
-      again: codes after which it is asked again.
+      method: the part of its name behind "zmqdist.data.".
+      timeout_s: how long failed calls are repeated, in seconds; `inf`: for ever.
+      due: the deadline of each call, as for `internal_client.start`.
+      stopped: setting it ends the wait with CancelledError.
+      what: names the call in the log and in errors.
+      again: the codes after which the call is repeated.
 
     Raises:
-      OpError: what the last call raised.
+      OpError: the error of the last call.
     """
     began = said_at = time.monotonic()
     until = began + timeout_s
@@ -67,28 +68,38 @@ def insist(
                 raise
             if (now := time.monotonic()) - said_at >= limits.WAIT_LOG_S:
                 said_at = now
-                log.warning("%s has failed for %.0f s, and is tried again: %s", what, now - began, error.message)
+                log.warning("%s has failed for %.0f s; zmqdist tries again: %s", what, now - began, error.message)
         stopped.wait(min(pause_s * chance.uniform(0.6, 1.0), left_s))
         pause_s = min(PAUSE_S_MAX, pause_s * PAUSE_GROWS)
 
 
-class Undealt(UnavailableError):
-    """The dispatcher gave no positions: not a fault of the pipeline that asked. Readers hear from the dispatcher what becomes of them."""
+class PositionsUnavailable(UnavailableError):
+    """The dispatcher gave no positions, without a fault of the pipeline. Readers learn from the dispatcher what becomes of the task."""
 
 
-class Drained(CancelledError):
-    """A worker that leaves takes no more positions: inside, the end of a task that would go on for ever."""
+class WorkerDrained(CancelledError):
+    """The worker is leaving and takes no more positions. Ends a pipeline inside the worker that would otherwise repeat for ever."""
 
 
-class Dealer:
-    """The positions of one task. `ask` is called by the pipeline, in whichever of its threads."""
+class SplitClient:
+    """Requests positions for one task. Threads of the pipeline call `ask`, in any order.
+
+    Attributes:
+      stopped: set when the task is over: it ends pending requests.
+    """
 
     def __init__(
-        self, client: ZmqClient, state: int, task: int, life: int, timeout_s: float, progress: MutableSequence[int]
+        self,
+        client: ZmqClient,
+        state: int,
+        task: int,
+        incarnation: int,
+        timeout_s: float,
+        progress: MutableSequence[int],
     ) -> None:
         self._progress = progress
         self._client = client
-        self._who = (state, task, life)
+        self._task = (state, task, incarnation)
         self._timeout_s = timeout_s
         self.stopped = threading.Event()
         self._lock = threading.Lock()
@@ -96,20 +107,26 @@ class Dealer:
         self._drained = False
 
     def ask(self, source: int, repetition: int) -> int | None:
-        """The next position of a source; None at the end of this repetition."""
+        """Return the next position of a source; None at the end of this repetition. Blocks while a request is pending.
+
+        Raises:
+          PositionsUnavailable: the dispatcher refuses, or does not reply in time.
+          WorkerDrained: the worker is leaving, and the pipeline asks for yet another repetition.
+        """
         with self._lock:
             run = self._runs.setdefault(source, _Run())
             if run.repetition != repetition:
                 run.repetition, run.next, run.stop = repetition, 0, 0
             if self._drained:
+                # The current repetition ends; a pipeline that goes on to another one after that would never end by itself.
                 if repetition > run.drained_in >= 0:
-                    raise Drained("the worker takes no more positions")
+                    raise WorkerDrained("the worker takes no more positions")
                 run.drained_in = repetition
                 return None
             if run.next == run.stop:
                 now = time.monotonic()
-                run.size = min(RUN_MAX, run.size * 2) if now - run.asked_at < QUICK_S else max(1, run.size // 2)
-                run.asked_at = now
+                run.size = min(RUN_MAX, run.size * 2) if now - run.requested_at < QUICK_S else max(1, run.size // 2)
+                run.requested_at = now
                 start, length = self._more(source, repetition, run.size)
                 run.next, run.stop = start, start + length
                 if not length:
@@ -121,15 +138,19 @@ class Dealer:
 
     def _more(self, source: int, repetition: int, count: int) -> tuple[int, int]:
         try:
-            start, length = self._insist("splits", *self._who, source, secrets.randbits(62), repetition, count)
-        except (NotFoundError, UnavailableError) as error:  # taken from this worker, or nobody answered
-            raise Undealt(error.message) from error
+            start, length = self._call("splits", *self._task, source, secrets.randbits(62), repetition, count)
+        except (
+            NotFoundError,
+            UnavailableError,
+        ) as error:  # the task is another worker's now, or the dispatcher is away
+            raise PositionsUnavailable(error.message) from error
         return int(start), int(length)
 
     def drain(self) -> None:
-        """Give the pipeline no more: hand back what it has not taken. Waits for the dispatcher.
+        """End the pipeline's positions, and return those that it has not taken to the dispatcher. Blocks until the dispatcher confirms.
 
-        Raises OpError: it did not take them back.
+        Raises:
+          OpError: the dispatcher has refused the positions.
         """
         with self._lock:
             self._drained = True
@@ -141,34 +162,36 @@ class Dealer:
 
     def _hand_back(self, source: int, run: _Run) -> None:
         runs = ((run.next, run.stop - run.next),)
-        self._insist("hand_back", *self._who, source, secrets.randbits(62), run.repetition, runs)
+        self._call("hand_back", *self._task, source, secrets.randbits(62), run.repetition, runs)
 
     def portions(self, client: int, count: int) -> list[tuple[int, int, int, int, int]]:
-        """The next portions for a reader; waits until there are some. None: there will be none, or nobody reads them."""
+        """Return the next portions for a reader; block until there are some. Empty: no more come, or the reader is gone."""
         try:
-            return [tuple(each) for each in self._insist("portions", *self._who, client, secrets.randbits(62), count)]
+            return [tuple(each) for each in self._call("portions", *self._task, client, secrets.randbits(62), count)]
         except (NotFoundError, CancelledError):
             return []
 
     def definition(self, fingerprint: str) -> Any:
-        """The description of the task's pipeline; waits for it."""
-        return self._insist("definition", fingerprint, again=RETRIABLE)
+        """Return the description of the task's pipeline. Blocks."""
+        return self._call("definition", fingerprint, again=RETRIABLE)
 
-    def _insist(self, method: str, *args: Any, again: frozenset[int] = PATIENT) -> Any:
-        what, timeout_s = f"task {self._who[1]}", self._timeout_s
-        return insist(self._client, method, *args, what=what, stopped=self.stopped, timeout_s=timeout_s, again=again)
+    def _call(self, method: str, *args: Any, again: frozenset[int] = PATIENT) -> Any:
+        what, timeout_s = f"task {self._task[1]}", self._timeout_s
+        return call_until_answered(
+            self._client, method, *args, what=what, stopped=self.stopped, timeout_s=timeout_s, again=again
+        )
 
     def close(self) -> None:
-        """End what waits."""
+        """End pending requests with CancelledError."""
         self.stopped.set()
 
 
 class _Run:
-    """Positions in hand, of one source."""
+    """The positions of one source that the task has received and not used: `next` to `stop` - 1."""
 
     def __init__(self) -> None:
         self.repetition = -1
         self.next = self.stop = 0
         self.size = 1
-        self.asked_at = -inf
+        self.requested_at = -inf
         self.drained_in = -1

@@ -1,8 +1,8 @@
-"""What readers are told when a pipeline fails: which operator, of which dataset, in which task.
+"""The errors that readers get when a pipeline fails: they name the operator, the dataset and the task.
 
-An error of user code keeps its code where it is an OpError, else has one by its class (rpc/handler_errors.py), and its class and traceback
-are in the text. A code that means "ask again" would be: such an error travels as UNKNOWN. What the dealing of positions raises stays as it
-is.
+An OpError of user code keeps its code. Any other error gets a code by its class (rpc/handler_errors.py), and the text holds its class and
+traceback. A code after which readers would try again becomes UNKNOWN, because the pipeline would fail again. Errors of the dispatcher,
+which gives out the positions, stay unchanged.
 """
 
 from __future__ import annotations
@@ -11,73 +11,73 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from zmqdist.data.operator_traceback import culprit
+from zmqdist.data.operator_traceback import failing_operator
 from zmqdist.data.service.retry import RETRIABLE
-from zmqdist.data.service.split_requests import Drained, Undealt
+from zmqdist.data.service.split_requests import PositionsUnavailable, WorkerDrained
 from zmqdist.data.service.worker.element_replies import POSITION, SOURCE, TAKEN
 from zmqdist.errors import UNKNOWN, OpError, UnknownError, from_code
 from zmqdist.rpc.handler_errors import TRACEBACK, code_and_message
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
-    """The process of a task died.
+class TaskFailure:
+    """The crash of a task's process.
 
     Attributes:
-      error: for readers.
-      for_good: the task does not go on: all of them get it. Else one of them does.
+      error: the error for readers.
+      for_good: the task has failed for good, and every request gets the error. Otherwise one request gets it.
     """
 
     error: OpError
     for_good: bool
 
 
-def named(error: BaseException, what: str, where: str) -> OpError:
-    """An error of a pipeline, as readers get it.
+def describe_error(error: BaseException, what: str, where: str) -> OpError:
+    """Return the error that readers get for an error of a pipeline.
 
     Args:
-      what: it stands for, "element 5".
-      where: dataset, job, task and worker.
+      what: the element that could not be computed, as "element 5".
+      where: dataset, job, task and worker, as text.
     """
-    if isinstance(error, (Drained, Undealt)):
+    if isinstance(error, (WorkerDrained, PositionsUnavailable)):
         return error
     code, message = code_and_message(error)
     if code in RETRIABLE:
         code, message = UNKNOWN, f"{type(error).__name__}: {message}"
     head, mark, trace = message.partition(TRACEBACK)
-    operator = culprit(error)
+    operator = failing_operator(error)
     place = f"in the operator {operator}, " if operator else ""
     made = from_code(code, f"{head}\n{place}{what} of {where}{mark}{trace}")
     made.__cause__ = error
     return made
 
 
-def died(exit_code: int, tail: str, progress: Sequence[int], where: str, goes_on: str) -> OpError:
-    """The process of a task ended by itself. Permanent: it must not be tried again by those who do not know of it.
+def process_death_error(exit_code: int, tail: str, progress: Sequence[int], where: str, goes_on: str) -> OpError:
+    """Return the error for the crash of a task's process. Its code is not retriable, so that a reader gets the error.
 
     Args:
-      tail: the last lines of its standard error.
-      goes_on: what becomes of the task.
+      tail: the last lines of the process's standard error.
+      goes_on: a sentence that says what becomes of the task.
     """
     at = (
-        f"position {progress[POSITION]} of source {progress[SOURCE] - 1} was the last that it was given, and "
+        f"position {progress[POSITION]} of source {progress[SOURCE] - 1} was the last that it got, and "
         if progress[SOURCE]
         else ""
     )
     text = (
-        f"the process that ran {where} {ending(exit_code)}: {at}readers had taken {progress[TAKEN]} elements. {goes_on}\n"
+        f"the process that ran {where} {describe_exit(exit_code)}: {at}readers had taken {progress[TAKEN]} elements. {goes_on}\n"
         f"Its standard error ended with:\n{tail or '(nothing)'}"
     )
     return UnknownError(text)
 
 
-def ending(code: int) -> str:
-    """How a process ended, in words that follow what it was."""
+def describe_exit(code: int) -> str:
+    """Return how a process ended, as the predicate of a sentence: "was killed by SIGKILL"."""
     if code >= 0:
         return f"ended itself with exit code {code}"
     try:
         name = signal.Signals(-code).name
     except ValueError:
         name = f"signal {-code}"
-    hint = " (nothing of zmqdist did: the system does when memory is short)" if -code == signal.SIGKILL else ""
+    hint = " (not by zmqdist; the system does so when memory is short)" if -code == signal.SIGKILL else ""
     return f"was killed by {name}{hint}"

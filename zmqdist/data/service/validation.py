@@ -1,7 +1,7 @@
-"""What is asked by message, checked before anything is done with it.
+"""The arguments of calls, checked before a method uses them.
 
-What a peer says may be kept in the journal, and a journal that cannot be read again is the end of a dispatcher. So each method says by
-its annotations what its arguments are, and who sends anything else is told so.
+Arguments of a peer may get into the journal, and a journal that cannot be read again would end the dispatcher. So each method declares its
+arguments by annotations, and a caller that sends anything else gets an error.
 """
 
 from __future__ import annotations
@@ -15,29 +15,29 @@ import msgspec
 from zmqdist.errors import InvalidArgumentError
 
 Number: TypeAlias = Annotated[int, msgspec.Meta(ge=-1, le=2**63 - 1)]
-"""What a peer counts or names; -1 for none, or without end."""
+"""A count or a number of a peer; -1: none, or no end."""
 
 Seconds: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 
 
 def checked(name: str, fn: Callable[..., None]) -> Callable[..., None]:
-    """`fn(asked, *args)`, called only with arguments that are what its annotations say.
+    """Return a function that calls `fn(call, *args)` after it has checked the arguments against the annotations of `fn`.
 
-    Raises (the result): InvalidArgumentError: they are not.
+    The function raises InvalidArgumentError for arguments that do not fit; `name` names the method in the error.
     """
     hints = get_type_hints(fn, include_extras=True)
     fields = [
         (each.name, hints[each.name], msgspec.NODEFAULT if each.default is each.empty else each.default)
         for each in list(inspect.signature(fn).parameters.values())[1:]
     ]
-    wanted = msgspec.defstruct(f"asked_{name}", fields, array_like=True, forbid_unknown_fields=True)
+    wanted = msgspec.defstruct(f"{name}_arguments", fields, array_like=True, forbid_unknown_fields=True)
 
-    def call(asked: Any, *args: Any) -> None:
+    def checked_call(call: Any, *args: Any) -> None:
         try:
             known = msgspec.convert(args, wanted)
         except msgspec.ValidationError as error:
-            text = f"{name}: {error} of what was sent: its sender is no zmqdist, or of another version"
+            text = f"{name}: {error} in the arguments: the caller is no zmqdist, or of another version"
             raise InvalidArgumentError(text) from None
-        fn(asked, *msgspec.structs.astuple(known))
+        fn(call, *msgspec.structs.astuple(known))
 
-    return call
+    return checked_call

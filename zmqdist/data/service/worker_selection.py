@@ -1,4 +1,4 @@
-"""Which of the workers a reader reads from."""
+"""Which workers a reader reads from: the rules of `target_workers` and of tags."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from zmqdist.data.structure import invalid
 COLOCATED: Final = "COLOCATED"
 
 LOCAL_PROTOCOL: Final = "local"
-"""Elements go from hand to hand in one process."""
+"""The protocol within one process: elements pass by reference."""
 
 PROTOCOLS: Final = ("zmq", "tcp")
-"""Names of the one protocol between processes."""
+"""Names of the protocol between processes, of which there is one."""
 
 
 def target_of(terms: Terms, deployment_mode: str) -> str:
-    """Resolve "AUTO" as far as can be done without seeing the workers.
+    """Return the target with "AUTO" resolved as far as the job's terms allow; `reads_from` decides the rest for each worker.
 
     Raises:
-      InvalidArgumentError: only workers of this process are wanted, and they cannot be wanted.
+      InvalidArgumentError: a coordinated read may not read from the workers of this process alone.
     """
     policy, target = ShardingPolicy(terms.mode), terms.target_workers
     if target == "AUTO" and policy in STATIC and deployment_mode == COLOCATED:
@@ -36,9 +36,13 @@ def target_of(terms: Terms, deployment_mode: str) -> str:
 
 
 def check_local(terms: Terms, dispatcher: str, state: int) -> None:
-    """Raises InvalidArgumentError: this process has no worker of this dispatcher, whose state has this number."""
+    """Check that this process has a worker of a dispatcher, for reads from local workers. Raises InvalidArgumentError.
+
+    Args:
+      state: the number of the dispatcher's state, by which a worker is found that knows the dispatcher under another address.
+    """
     policy = ShardingPolicy(terms.mode)
-    if local_workers.some(dispatcher, state):
+    if local_workers.has_worker_of(dispatcher, state):
         return
     if policy in STATIC:
         raise invalid(
@@ -50,9 +54,9 @@ def check_local(terms: Terms, dispatcher: str, state: int) -> None:
     )
 
 
-def reads_from(target: str, coordinated: bool, life: int, tags: Sequence[str]) -> bool:
-    """Whether a reader with this target reads from the worker with this life and these tags."""
+def reads_from(target: str, coordinated: bool, incarnation: int, tags: Sequence[str]) -> bool:
+    """Return whether a reader with this target reads from the worker with this incarnation and these tags."""
     if target == "ANY" or coordinated:
         return True
-    here = local_workers.find(life) is not None
+    here = local_workers.find(incarnation) is not None
     return here or (target == "AUTO" and COLOCATED not in map(str.upper, tags))

@@ -17,7 +17,7 @@ from zmqdist._version import __version__
 from zmqdist.observe.doctor.findings import Finding, ok, problem, warning
 from zmqdist.transport import port_probe
 from zmqdist.transport.shm_mapping import make_memfd
-from zmqdist.transport.shm_pool import VARIABLE
+from zmqdist.transport.shm_pool import POOL_VARIABLE
 from zmqdist.wire.hello import PROTOCOL
 
 LIBZMQ_MIN: Final = (4, 3, 0)
@@ -40,7 +40,7 @@ def examine(descriptors_wanted: int = DESCRIPTORS_MIN) -> list[Finding]:
     """
     return [
         versions(),
-        transport(port_probe.build()),
+        transport(port_probe.zmq_build()),
         descriptors(descriptors_wanted),
         proc(),
         shared_memory(),
@@ -57,7 +57,7 @@ def versions() -> Finding:
     return ok("zmqdist", f"{message}, NumPy {np.__version__}, msgspec {msgspec.__version__}")
 
 
-def transport(build: port_probe.Build) -> Finding:
+def transport(build: port_probe.ZmqBuild) -> Finding:
     """Check pyzmq and the libzmq in it."""
     libzmq = ".".join(map(str, build.libzmq))
     message = f"pyzmq {build.pyzmq}, libzmq {libzmq}"
@@ -97,9 +97,11 @@ def proc() -> Finding:
 
 def shared_memory() -> Finding:
     """Check shared memory with a real memory file, opened by a child as another process of a cluster would."""
-    if os.environ.get(VARIABLE) == "off":
+    if os.environ.get(POOL_VARIABLE) == "off":
         return warning(
-            "shared memory", f"switched off by {VARIABLE}=off", f"unset {VARIABLE} to transfer large arrays faster"
+            "shared memory",
+            f"switched off by {POOL_VARIABLE}=off",
+            f"unset {POOL_VARIABLE} to transfer large arrays faster",
         )
     slower = "large arrays go through sockets, which is slower"
     try:

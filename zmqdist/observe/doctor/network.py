@@ -18,11 +18,11 @@ from zmqdist._version import __version__
 from zmqdist.observe.doctor.findings import Finding, ok, problem, warning
 from zmqdist.observe.status import plural, printable, slot_deaths
 from zmqdist.rpc import ZmqClient, internal_client
-from zmqdist.rpc.server_info import ABOUT, ECHO, About, heard
+from zmqdist.rpc.server_info import ECHO, SERVER_INFO, ServerInfo, decode_server_info
 from zmqdist.transport import keys, port_probe
 from zmqdist.transport.address import is_loopback, is_name, split
 from zmqdist.transport.credentials import Credentials
-from zmqdist.transport.port_probe import Owner, Seen
+from zmqdist.transport.port_probe import PortOwner, ProbeResult
 
 PROBES: Final = 5
 """How many calls measure the round trip and the clock; the fastest counts."""
@@ -46,16 +46,16 @@ class Address:
     """
 
     findings: list[Finding]
-    info: About | None = None
+    info: ServerInfo | None = None
 
 
 def examine_server(address: str, credentials: Credentials, timeout_s: float, *, subject: str = "") -> Address:
     """Check an address at which a server should be running."""
     subject = subject or address
-    seen = port_probe.look(address, timeout_s)
+    seen = port_probe.probe(address, timeout_s)
     if seen.failure is not None:
         return Address(
-            [problem(subject, *port_probe.explain(address, seen, timeout_s)), *_loopback_name(address, seen)]
+            [problem(subject, *port_probe.explain_failure(address, seen, timeout_s)), *_loopback_name(address, seen)]
         )
     examined = _identify(subject, address, seen, credentials, timeout_s)
     examined.findings += _loopback_name(address, seen)
@@ -69,25 +69,27 @@ def examine_planned(address: str, credentials: Credentials, timeout_s: float, *,
         split(address)
     except errors.InvalidArgumentError as error:
         return Address([problem(subject, error.message, "correct the address of this task")])
-    seen = port_probe.look(address, timeout_s)
-    examined = _examine_seen(subject, address, seen, credentials, timeout_s)
+    seen = port_probe.probe(address, timeout_s)
+    examined = _examine_probed(subject, address, seen, credentials, timeout_s)
     examined.findings += _loopback_name(address, seen)
     return examined
 
 
-def _examine_seen(subject: str, address: str, seen: Seen, credentials: Credentials, timeout_s: float) -> Address:
+def _examine_probed(
+    subject: str, address: str, seen: ProbeResult, credentials: Credentials, timeout_s: float
+) -> Address:
     host, port = split(address)
     if seen.failure is None:
         return _identify(subject, address, seen, credentials, timeout_s)
-    if not seen.number or seen.rejection is not None or not isinstance(seen.failure, ConnectionRefusedError):
-        return Address([problem(subject, *port_probe.explain(address, seen, timeout_s))])
-    if not port_probe.is_own(seen.number):
+    if not seen.ip_address or seen.rejection is not None or not isinstance(seen.failure, ConnectionRefusedError):
+        return Address([problem(subject, *port_probe.explain_failure(address, seen, timeout_s))])
+    if not port_probe.is_local_address(seen.ip_address):
         advice = f"start it on {host}; if it runs, its address is another one"
         return Address([warning(subject, f"{host} is up, and nothing listens on port {port} yet", advice)])
     try:
-        with socket.socket(socket.AF_INET6 if ":" in seen.number else socket.AF_INET) as probe:
+        with socket.socket(socket.AF_INET6 if ":" in seen.ip_address else socket.AF_INET) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind((seen.number, port))
+            probe.bind((seen.ip_address, port))
     except OSError as error:
         advice = "take a port from 1024 on" if isinstance(error, PermissionError) else "take another port"
         return Address(
@@ -96,20 +98,22 @@ def _examine_seen(subject: str, address: str, seen: Seen, credentials: Credentia
     return Address([ok(subject, f"{address} is of this machine, and free")])
 
 
-def _loopback_name(address: str, seen: Seen) -> list[Finding]:
-    """Return a finding where this machine takes a name for its own loopback, as some systems write it into /etc/hosts."""
+def _loopback_name(address: str, seen: ProbeResult) -> list[Finding]:
+    """Return a finding if this machine resolves a name to its own loopback, as some systems write it into /etc/hosts."""
     host, _ = split(address)
-    if not is_name(host) or not is_loopback(seen.number):
+    if not is_name(host) or not is_loopback(seen.ip_address):
         return []
-    message = f"the name {host} is {seen.number} here: a server that binds it can be reached from this machine only"
-    advice = f"take {host} out of the line of {seen.number} in /etc/hosts, or write the address or an interface instead"
+    message = f"the name {host} is {seen.ip_address} here: only this machine can reach a server that binds it"
+    advice = (
+        f"take {host} out of the line of {seen.ip_address} in /etc/hosts, or write the address or an interface instead"
+    )
     return [warning(f"name {host}", message, advice)]
 
 
-def _identify(subject: str, address: str, seen: Seen, credentials: Credentials, timeout_s: float) -> Address:
+def _identify(subject: str, address: str, seen: ProbeResult, credentials: Credentials, timeout_s: float) -> Address:
     """Check the server behind an open TCP connection: what it is, and whether it admits this side."""
     _, port = split(address)
-    owner = port_probe.owner(seen.number, port) if port_probe.is_own(seen.number) else None
+    owner = port_probe.port_owner(seen.ip_address, port) if port_probe.is_local_address(seen.ip_address) else None
     if seen.mechanism is None:
         return Address([_silent(subject, owner)])
     if not seen.mechanism:
@@ -140,7 +144,7 @@ def _identify(subject: str, address: str, seen: Seen, credentials: Credentials, 
 
 
 def _large_messages(subject: str, client: ZmqClient, timeout_s: float) -> list[Finding]:
-    """Send growing messages there and back: a link that drops large packets answers small calls, and then hangs for ever."""
+    """Return a finding if a large message gets no reply: on a link that drops large packets, small calls succeed and larger ones hang."""
     answered = 0
     for size in ECHO_BYTES:
         try:
@@ -150,7 +154,7 @@ def _large_messages(subject: str, client: ZmqClient, timeout_s: float) -> list[F
                 f"a message of {answered:,} bytes is answered, and one of {size:,} bytes is not within {timeout_s:g} s"
             )
             advice = (
-                "a link on the way drops large packets without a word: set the MTU of both ends to what it carries "
+                "a link on the way drops large packets without an error: set the MTU of both ends to what it carries "
                 "(ip link set dev eth0 mtu 1400), or let ICMP `fragmentation needed` through its firewalls"
             )
             return [problem(subject, message, advice)]
@@ -188,19 +192,19 @@ def _data_ports(workers: list[dict[str, Any]], dispatcher: str, timeout_s: float
         seen = dict(
             zip(
                 addresses,
-                pool.map(lambda address: port_probe.look(address, timeout_s), addresses.values()),
+                pool.map(lambda address: port_probe.probe(address, timeout_s), addresses.values()),
                 strict=True,
             )
         )
     found, reached = [], 0
     for name, address in addresses.items():
         subject, failed = f"data port of {printable(name)} {printable(address)}", seen[name].failure
-        if not own and is_loopback(seen[name].number):
-            message = "it says that it is on loopback, where only its own machine finds it"
-            advice = "start it with --host and an address or interface that the others reach, or with --advertise"
+        if not own and is_loopback(seen[name].ip_address):
+            message = "its address is on loopback, where only its own machine reaches it"
+            advice = "start it with --host and an address or interface that other machines reach, or with --advertise"
             found.append(problem(subject, message, advice))
         elif failed is not None:
-            message, advice = port_probe.explain(address, seen[name], timeout_s)
+            message, advice = port_probe.explain_failure(address, seen[name], timeout_s)
             found.append(warning(subject, f"{message}; large results will come by the dispatcher", advice))
         else:
             reached += 1
@@ -234,20 +238,20 @@ def listening_keys(credentials: Credentials) -> list[bytes]:
     return [key for key, role in authorized.items() if role == "worker"]
 
 
-def _probe(client: ZmqClient, timeout_s: float) -> tuple[About, float, float]:
+def _probe(client: ZmqClient, timeout_s: float) -> tuple[ServerInfo, float, float]:
     """Return what the server reports about itself, the fastest round trip, and how far its clock is ahead (both in seconds)."""
     until = time.monotonic() + timeout_s
     probes = []
     for _ in range(PROBES):
         left_ms = max(1, round(1000 * (until - time.monotonic())))
         before, began = time.time(), time.monotonic()
-        info = heard(client.call(ABOUT, timeout_in_ms=left_ms).get_value(), client.address)
+        info = decode_server_info(client.call(SERVER_INFO, timeout_in_ms=left_ms).get_value(), client.address)
         rtt_s = time.monotonic() - began
         probes.append((rtt_s, info.time_s - (before + rtt_s / 2)))
     return info, *min(probes)
 
 
-def _described(subject: str, info: About, rtt_s: float, clock_ahead_s: float, mechanism: str) -> list[Finding]:
+def _described(subject: str, info: ServerInfo, rtt_s: float, clock_ahead_s: float, mechanism: str) -> list[Finding]:
     security = {"PLAIN": "token", "CURVE": "CURVE"}.get(mechanism, "no security")
     message = (
         f"{info.kind} pid {info.pid} (incarnation {info.incarnation & 0xFFFFFFFF:08x}), "
@@ -272,7 +276,7 @@ def _described(subject: str, info: About, rtt_s: float, clock_ahead_s: float, me
     return found
 
 
-def _refused(subject: str, error: errors.OpError, owner: Owner | None, timeout_s: float) -> Finding:
+def _refused(subject: str, error: errors.OpError, owner: PortOwner | None, timeout_s: float) -> Finding:
     """Explain why a ZeroMQ server did not reply. If it refused this side, the client's error says it best."""
     if isinstance(error, errors.DeadlineExceededError):
         message = f"it greets, and does not answer within {timeout_s:g} s: its Python is busy or stuck"
@@ -293,7 +297,7 @@ def _refused(subject: str, error: errors.OpError, owner: Owner | None, timeout_s
     return problem(subject, error.message, "give both ends the same zmqdist and the same kind of security")
 
 
-def _silent(subject: str, owner: Owner | None) -> Finding:
+def _silent(subject: str, owner: PortOwner | None) -> Finding:
     if owner is not None and owner.state in STOPPED:
         message = f"{_named(owner)} is stopped (SIGSTOP or Ctrl-Z), so it takes connections and says nothing"
         return problem(subject, message, f"`kill -CONT {owner.pid}`")
@@ -304,7 +308,7 @@ def _silent(subject: str, owner: Owner | None) -> Finding:
     return problem(subject, message, advice)
 
 
-def _named(owner: Owner | None) -> str:
+def _named(owner: PortOwner | None) -> str:
     if owner is None:
         return "what listens there"
     if not owner.pid:

@@ -98,7 +98,7 @@ def _connecting(folder: Path, subject: str, roles: list[str]) -> list[Finding]:
             found.append(warning(subject, message, "copy `authorized` there; it has no secrets"))
         for role in roles:
             pair = keys.load_role(folder, role)
-            if authorized is not None and keys.raw(pair.public) not in authorized:
+            if authorized is not None and keys.decode_public(pair.public) not in authorized:
                 message = f"{role}.key is not in `authorized` beside it: a server that uses this folder refuses it"
                 advice = f"add the line `{role} {pair.public.decode()}` to {folder / 'authorized'}, and start the servers again"
                 found.append(problem(subject, message, advice))

@@ -1,8 +1,9 @@
 """Options of work items, and the workers that pinned work waits for: the part of closures.py that plain work does not use.
 
 Theory of operation
-    A coordinator that watches the members gets from the dispatcher each worker that joins or is lost (Members), and after each Enlisted a
-    complete list. Changes are computed as the difference to the members known before, so they are right whichever dispatcher reports.
+    A coordinator that watches the members gets from the dispatcher each worker that joins or is lost (Members), and after each
+    CoordinatorRegistered a complete list. Changes are computed as the difference to the members known before, so they are right
+    whichever dispatcher reports.
     A worker is missed from the moment it is known to be absent while work is pinned to it: when it leaves, or when work is pinned to
     an absent worker. While there is no worker at all, none counts as missed, because another limit applies (closures P6); the clocks
     start again with the first worker.
@@ -28,12 +29,12 @@ Left: TypeAlias = "tuple[str, int, str]"
 class WorkOptions(NamedTuple):
     """How to schedule a work item that is not plain; `messages.Submit` defines the fields.
 
-    Work that is `apart` belongs to no round: it takes no room in the queue, its error fails no round, and no round's end cancels it.
+    Work that is `detached` belongs to no round: it takes no room in the queue, its error fails no round, and no round's end cancels it.
     """
 
     worker: str = ""
     priority: int = 0
-    apart: bool = False
+    detached: bool = False
 
 
 PLAIN: Final = WorkOptions()
@@ -61,20 +62,20 @@ class MembersChanged:
     left: list[Left]
 
 
-class Pins:
+class WorkerAffinity:
     """The options of unfinished work, and the workers that are present or missed.
 
     Attributes:
       recovery_limit_s: how long a worker may be missed; None where members are not watched, so that none is ever missed.
       options: the options of unfinished work items that are not plain, by number.
-      apart: the unfinished work items that are apart from the rounds.
+      detached: the unfinished work items that belong to no round.
       members_known: whether a dispatcher has reported the members.
       members: the workers that are present, by name.
     """
 
     def __init__(self, recovery_limit_s: float | None) -> None:
         self.options: dict[int, WorkOptions] = {}
-        self.apart: set[int] = set()
+        self.detached: set[int] = set()
         self.members: dict[str, Joined] = {}
         self.recovery_limit_s = recovery_limit_s
         self._pinned: dict[str, set[int]] = {}
@@ -94,16 +95,16 @@ class Pins:
     def add(self, options: Mapping[int, WorkOptions], now: float) -> None:
         """Record work items with options."""
         self.options.update(options)
-        for work, (worker, _, apart) in options.items():
-            if apart:
-                self.apart.add(work)
+        for work, (worker, _, detached) in options.items():
+            if detached:
+                self.detached.add(work)
             if worker:
                 self._pinned.setdefault(worker, set()).add(work)
                 if worker not in self.members:
                     self._missing_since.setdefault(worker, now)
 
     def ended(self, work: int) -> bool:
-        """Forget a work item that has ended; return whether it was apart."""
+        """Forget a work item that has ended; return whether it was detached."""
         options = self.options.pop(work, None)
         if options is None:
             return False
@@ -114,8 +115,8 @@ class Pins:
             if not works:
                 del self._pinned[worker]
                 self._missing_since.pop(worker, None)
-        self.apart.discard(work)
-        return options.apart
+        self.detached.discard(work)
+        return options.detached
 
     def grouped(self, items: list[Item]) -> Iterable[tuple[WorkOptions, list[Item]]]:
         """Group work items by their options, in the order of the items."""
@@ -127,10 +128,10 @@ class Pins:
         return groups.items()
 
     def within(self, width: int, unfinished: int, unsent: dict[int, None]) -> dict[int, None]:
-        """Return the unsent work that may be sent if the dispatcher may have at most `width` items. Work that is apart is not counted."""
-        first = dict.fromkeys(sorted(self.apart & unsent.keys()))
-        room = width - (unfinished - len(self.apart)) + (len(unsent) - len(first))
-        first.update(islice(((work, None) for work in unsent if work not in self.apart), max(0, room)))
+        """Return the unsent work that may be sent if the dispatcher may have at most `width` items. Detached work is not counted."""
+        first = dict.fromkeys(sorted(self.detached & unsent.keys()))
+        room = width - (unfinished - len(self.detached)) + (len(unsent) - len(first))
+        first.update(islice(((work, None) for work in unsent if work not in self.detached), max(0, room)))
         return first
 
     def expect_all_members(self) -> None:

@@ -4,20 +4,20 @@ Theory of operation
     The coordinator owns its work; the dispatcher's queue is a copy. On each connection to a dispatcher it submits all unfinished work
     from scratch, under attempt numbers that no earlier submission has used, and with the starts lost so far. It accepts one result
     of each work item, while that is unfinished, and discards later ones.
-    When the program waits for the end of a round, the coordinator ends the round's generation. It cancels the remaining work once the
-    dispatcher reports that none of it can be executing. The next round has the next generation.
+    When the program waits for the end of a round, the coordinator sends EndRound. It cancels the remaining work once the dispatcher
+    reports that none of it can be executing. In messages each round has a higher number than the one before.
 
 Promises, checked by tests/machines/test_closures.py and tests/sim
     P1  each scheduled work item is resolved exactly once
     P2  a bulk result is resolved when it has arrived here, not before
-    P3  after RoundEnded no work scheduled before it can be executing
+    P3  after RoundSettled no work scheduled before it can be executing
     P4  after a reconnect exactly the unfinished work is submitted again, oldest first
     P5  lost starts are counted over all dispatchers: work that crashes its process fails after `attempts_max` of them
     P6  without a dispatcher, or without any worker, for `lost_limit_s` all unfinished work is resolved as unavailable
     P7  all parties forget a function once no unfinished work uses it and the cache has dropped it
     P8  a bulk result that is to be kept is resolved by its reference, and released when the program has dropped it
     P9  each dispatcher gets work with the options that it was scheduled with
-    P10 work that is apart is not queued, its error does not end a round, and the end of a round does not end it
+    P10 detached work is not queued, its error does not end a round, and the end of a round does not end it
     P11 work pinned to a worker that is absent for `recovery_limit_s`, while others are present, is resolved as unavailable
     P12 MembersChanged reports each worker that joined and each that left once, in that order and starting from none, whichever
         dispatcher is connected
@@ -43,47 +43,47 @@ from zmqdist.messages import (
     ERROR,
     KEPT,
     Begun,
+    CancelWork,
+    CoordinatorRegistered,
     Define,
-    EndGeneration,
-    Enlist,
-    Enlisted,
+    EndRound,
     Forget,
-    GenerationEnded,
     Item,
     Members,
-    Progress,
+    QueueProgress,
+    RegisterCoordinator,
     Result,
+    ResultReceived,
     Results,
+    RoundEnded,
     StartsLost,
     Submit,
-    Taken,
-    Withdraw,
     Workers,
 )
-from zmqdist.scheduling.coordinator.affinity import Pins, Scheduled
+from zmqdist.scheduling.coordinator.affinity import Scheduled, WorkerAffinity
 from zmqdist.scheduling.coordinator.coordinator_events import (
     BulkArrived,
     BulkUnreachable,
+    CancelRequested,
     DispatcherDown,
     DispatcherUp,
-    EndAsked,
+    EndRoundRequested,
     Event,
-    ForgetAsked,
+    ForgetRequested,
     FunctionsDefined,
     FunctionsDropped,
     KeptDropped,
-    TakeBackAsked,
+    TakeBackRequested,
     UnfinishedFailed,
-    WithdrawAsked,
 )
 from zmqdist.scheduling.coordinator.dependencies_and_retries import LOST, UNAVAILABLE
-from zmqdist.scheduling.coordinator.effects import Effect, Fetch, Resolve, RoomMade, RoundEnded, WorkBegun
+from zmqdist.scheduling.coordinator.effects import Effect, Fetch, Resolve, RoomMade, RoundSettled, WorkBegun
 from zmqdist.scheduling.dispatcher.membership import SAID_GOODBYE
 
 DISPATCHER: Final = "dispatcher"
 """The only peer of this machine."""
 
-WITHDRAW_MAX = 100_000
+CANCEL_MAX = 100_000
 """Work numbers in one message: far below the limit of a header."""
 
 SUBMISSION_SHIFT = 16
@@ -117,9 +117,9 @@ class Closures:
         width: int | None = None,
     ) -> None:
         self.coordinator = coordinator
-        self.generation = self.round = 1
+        self.wire_round = self.round = 1
         self.workers, self.ending = 0, False
-        self.pins = Pins(recovery_limit_s)
+        self.affinity = WorkerAffinity(recovery_limit_s)
         self._watch_members = recovery_limit_s is not None
         self._report_starts, self._width = starts, width
         self._take_backs: set[int] = set()
@@ -128,7 +128,7 @@ class Closures:
         self._cancel_grace_s = cancel_grace_s
         self._lost_limit_s = lost_limit_s
         self._works: dict[int, Item] = {}
-        self._starts: dict[int, tuple[LostStart, ...]] = {}
+        self._lost_starts: dict[int, tuple[LostStart, ...]] = {}
         """The lost starts of unfinished work items that have any."""
         self._unsent: dict[int, None] = {}
         """Unfinished work that the present dispatcher has not been sent, in order; `_submitted` counts the rest."""
@@ -141,11 +141,11 @@ class Closures:
         self._dropped: set[int] = set()
         self._to_forget: list[int] = []
         """Numbers to be forgotten everywhere that have not been sent to a dispatcher."""
-        self._enlisted = False
+        self._registered = False
         self._submitted_before = False
         self._may_run_unseen = False
-        """Whether work of this generation may be executing at a worker that was lost."""
-        self._alone_since: float | None = now
+        """Whether work of this round may be executing at a worker that was lost."""
+        self._without_cluster_since: float | None = now
         self._submitted = self._left_queue = self._finished = 0
         self._was_full = False
 
@@ -159,7 +159,7 @@ class Closures:
 
     def lost_starts(self, work: int) -> int:
         """Return how many starts this unfinished work item has lost."""
-        return len(self._starts.get(work, ()))
+        return len(self._lost_starts.get(work, ()))
 
     def wants(self, work: int, attempt: int) -> bool:
         """Return whether its work item still waits for the bulk result of this attempt. Any thread may call this."""
@@ -172,29 +172,29 @@ class Closures:
         return len(self._kept)
 
     @property
-    def enlisted(self) -> bool:
-        return self._enlisted
+    def registered(self) -> bool:
+        return self._registered
 
     @property
     def queued(self) -> int:
         """An upper bound of the work items in the queue, from the dispatcher's reports so far."""
         unsent = 0 if self.ending else len(self._unsent)
-        if unsent and self.pins.apart:
-            unsent -= len(self._unsent.keys() & self.pins.apart)
+        if unsent and self.affinity.detached:
+            unsent -= len(self._unsent.keys() & self.affinity.detached)
         return unsent + self._submitted - max(self._left_queue, self._finished)
 
     @property
     def deadline(self) -> float | None:
         """When `handle(Ticked(), now)` is next worth calling; None for never."""
-        if self._alone_since is None:
-            return self.pins.deadline if self.pins.options else None
-        since = self.alone_since
+        if self._without_cluster_since is None:
+            return self.affinity.deadline if self.affinity.options else None
+        since = self.without_cluster_since
         return None if since is None else since + self._lost_limit_s
 
     @property
-    def alone_since(self) -> float | None:
+    def without_cluster_since(self) -> float | None:
         """When unfinished work began to be without a dispatcher or any worker; None while both are present or nothing waits for them."""
-        return self._alone_since if self._works or self.ending else None
+        return self._without_cluster_since if self._works or self.ending else None
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         """Apply one event and return the effects to carry out, in order. `now` is monotonic seconds."""
@@ -204,45 +204,47 @@ class Closures:
             case Scheduled():
                 self._to_keep.update(event.keep)
                 if event.options:
-                    self.pins.add(event.options, now)
+                    self.affinity.add(event.options, now)
                 effects = self._schedule(event.items, now)
             case BulkArrived(work, attempt, payload):
                 effects = self._bulk_arrived(work, attempt, payload)
             case FunctionsDefined(functions):
                 self._functions.update(functions)
-                effects = self._define(functions) if self._enlisted else []
+                effects = self._define(functions) if self._registered else []
             case FunctionsDropped(functions):
                 self._dropped.update(functions)
                 effects = self._forget_unused(functions)
-            case ForgetAsked(numbers):
+            case ForgetRequested(numbers):
                 self._to_forget += numbers
-                effects = self._forget_everywhere() if self._enlisted else []
-            case WithdrawAsked(works):
-                effects = self._withdraw(works)
-            case TakeBackAsked(works):
-                effects = self._withdraw(works, unbegun=True)
-            case EndAsked(number):
+                effects = self._forget_everywhere() if self._registered else []
+            case CancelRequested(works):
+                effects = self._cancel(works)
+            case TakeBackRequested(works):
+                effects = self._cancel(works, unless_begun=True)
+            case EndRoundRequested(number):
                 effects = self._end() if number == self.round else []  # P15
             case BulkUnreachable(work, attempt, problem):
                 effects = self._unreachable(work, attempt, problem)
             case UnfinishedFailed(error):
-                sent = [work for work in self._works if work not in self._unsent] if self._enlisted else []
-                effects = self._resolve(_ended_alike(list(self._works), ERROR, error)) + self._take_back(sent)
+                sent = [work for work in self._works if work not in self._unsent] if self._registered else []
+                effects = self._resolve(_ended_alike(list(self._works), ERROR, error)) + self._cancel_at_dispatcher(
+                    sent
+                )
             case KeptDropped(works):
-                effects = self._let_go(works)
+                effects = self._release_kept(works)
             case DispatcherUp():
-                enlist = Enlist(
+                register = RegisterCoordinator(
                     self.coordinator,
                     self._queue_max,
-                    self.generation,
+                    self.wire_round,
                     self._submitted_before,
                     self._watch_members,
                     self._report_starts,
                 )
-                effects = [Send(DISPATCHER, enlist)]
+                effects = [Send(DISPATCHER, register)]
             case DispatcherDown(for_good):
-                self._enlisted = False
-                lost = self._may_run_unseen or len(self._works) > len(self.pins.apart)
+                self._registered = False
+                lost = self._may_run_unseen or len(self._works) > len(self.affinity.detached)
                 self._may_run_unseen = lost and not for_good
                 self._kept.clear()
                 self._start_lost_clock(now)
@@ -254,7 +256,7 @@ class Closures:
                 effects = self._tick(now)
             case _:
                 effects = []
-        if self._unsent and self._enlisted and not self.ending:
+        if self._unsent and self._registered and not self.ending:
             effects = effects + self._submit()
         if self._was_full or self.queued >= self._queue_max:
             effects = effects + self._note_room()
@@ -263,8 +265,8 @@ class Closures:
     # -- from the program ---------------------------------------------------------------------------------------
 
     def _schedule(self, items: list[tuple[int, int, bytes]], now: float) -> list[Effect]:
-        if not self._works and self._alone_since is not None:
-            self._alone_since = now  # P6: the time without a cluster counts only while there is work
+        if not self._works and self._without_cluster_since is not None:
+            self._without_cluster_since = now  # P6: the time without a cluster counts only while there is work
         works, uses, unsent = self._works, self._uses, self._unsent
         for work, fn, payload in items:
             works[work] = (work, 0, 0, fn, payload)
@@ -272,47 +274,48 @@ class Closures:
             unsent[work] = None
         return []
 
-    def _withdraw(self, works: list[int], *, unbegun: bool = False) -> list[Effect]:
+    def _cancel(self, works: list[int], *, unless_begun: bool = False) -> list[Effect]:
         known = [work for work in works if work in self._works]
         if not known:
             return []
-        sent = [work for work in known if work not in self._unsent] if self._enlisted else []
+        sent = [work for work in known if work not in self._unsent] if self._registered else []
         effects = self._resolve(
             _ended_alike(known if not sent else [work for work in known if work in self._unsent], CANCELLED)
         )
-        if unbegun:
+        if unless_begun:
             self._take_backs.update(sent)
-        return effects + self._take_back(sent, unbegun)
+        return effects + self._cancel_at_dispatcher(sent, unless_begun)
 
-    def _take_back(self, works: list[int], unbegun: bool = False) -> list[Effect]:
-        parts = (works[start : start + WITHDRAW_MAX] for start in range(0, len(works), WITHDRAW_MAX))
-        return [Send(DISPATCHER, Withdraw(part, self._cancel_grace_s, unbegun)) for part in parts]
+    def _cancel_at_dispatcher(self, works: list[int], unless_begun: bool = False) -> list[Effect]:
+        parts = (works[start : start + CANCEL_MAX] for start in range(0, len(works), CANCEL_MAX))
+        return [Send(DISPATCHER, CancelWork(part, self._cancel_grace_s, unless_begun)) for part in parts]
 
-    def _let_go(self, works: list[int]) -> list[Effect]:
+    def _release_kept(self, works: list[int]) -> list[Effect]:
         items = [(work, self._kept.pop(work)) for work in works if work in self._kept]
         return [
-            Send(DISPATCHER, Taken(items[start : start + WITHDRAW_MAX])) for start in range(0, len(items), WITHDRAW_MAX)
+            Send(DISPATCHER, ResultReceived(items[start : start + CANCEL_MAX]))
+            for start in range(0, len(items), CANCEL_MAX)
         ]
 
     def _end(self) -> list[Effect]:
         self.ending = True
-        if self._enlisted:
-            return [self._end_generation()]
+        if self._registered:
+            return [self._end_round()]
         # P3: a lost worker executes until it has missed the dispatcher in turn, and only a dispatcher knows when that is over.
-        return [] if self._may_run_unseen or len(self._works) > len(self.pins.apart) else self._round_ended()
+        return [] if self._may_run_unseen or len(self._works) > len(self.affinity.detached) else self._round_ended()
 
-    def _end_generation(self) -> Send:
-        return Send(DISPATCHER, EndGeneration(self.generation, self._cancel_grace_s))
+    def _end_round(self) -> Send:
+        return Send(DISPATCHER, EndRound(self.wire_round, self._cancel_grace_s))
 
     def _round_ended(self) -> list[Effect]:
-        apart = self.pins.apart
-        effects = self._resolve(_ended_alike([work for work in self._works if work not in apart], CANCELLED))
+        detached = self.affinity.detached
+        effects = self._resolve(_ended_alike([work for work in self._works if work not in detached], CANCELLED))
         ended = self.round
-        self.generation += 1
+        self.wire_round += 1
         self.round += 1
         self.ending = self._may_run_unseen = False
-        self._submitted_before = bool(self._works)  # P10: work that is apart goes on
-        return [*effects, RoundEnded(ended)]
+        self._submitted_before = bool(self._works)  # P10: detached work goes on
+        return [*effects, RoundSettled(ended)]
 
     def _define(self, functions: list[tuple[int, bytes]]) -> list[Effect]:
         return [Send(DISPATCHER, Define(part)) for part in split(functions)]
@@ -329,28 +332,28 @@ class Closures:
                 self._take_backs.difference_update(works)
                 unfinished = [work for work in works if work in self._works]
                 return [WorkBegun(unfinished)] if unfinished else []
-            case Progress(left_queue):
+            case QueueProgress(left_queue):
                 self._left_queue = left_queue
                 return []
             case Members():
-                changed = self.pins.update_members(message, now)
+                changed = self.affinity.update_members(message, now)
                 # A worker that left without a Goodbye may still execute work, until it misses the dispatcher in turn (P3).
                 left = changed.left if changed else []
                 self._may_run_unseen |= any(reason != SAID_GOODBYE for _, _, reason in left)
                 return [changed] if changed else []
-            case Enlisted(_, workers):
-                return self._welcome(workers, now)
-            case GenerationEnded(generation):
-                return self._round_ended() if self.ending and generation == self.generation else []
+            case CoordinatorRegistered(_, workers):
+                return self._handle_registered(workers, now)
+            case RoundEnded(ended_round):
+                return self._round_ended() if self.ending and ended_round == self.wire_round else []
             case Workers(count):
                 self._count_workers(count, now)
                 return []
             case _:
                 return []
 
-    def _welcome(self, workers: int, now: float) -> list[Effect]:
-        self._enlisted = True
-        self.pins.expect_all_members()
+    def _handle_registered(self, workers: int, now: float) -> list[Effect]:
+        self._registered = True
+        self.affinity.expect_all_members()
         self._count_workers(workers, now)
         self._submitted = self._left_queue = self._finished = 0
         self._unsent = dict.fromkeys(self._works)
@@ -362,7 +365,7 @@ class Closures:
             for work, attempt, lost, fn, payload in self._works.values():
                 again = ((attempt >> SUBMISSION_SHIFT) + 1) << SUBMISSION_SHIFT
                 self._works[work] = (work, again, lost, fn, payload)
-        return [*effects, self._end_generation()] if self.ending else effects
+        return [*effects, self._end_round()] if self.ending else effects
 
     def _resolve(self, items: list[Result]) -> list[Effect]:
         """Resolve the unfinished work among these results. A second result for a work item is discarded (P1)."""
@@ -370,15 +373,15 @@ class Closures:
         effects: list[Effect] = []
         freed: list[int] = []
         kept: list[tuple[int, int]] = []
-        apart_ended: tuple[int, ...] = ()
-        works, uses, unsent, pins = self._works, self._uses, self._unsent, self.pins
+        detached_ended: tuple[int, ...] = ()
+        works, uses, unsent, affinity = self._works, self._uses, self._unsent, self.affinity
         for work, attempt, kind, payload in items:
             if kind == BULK:
                 if work not in self._to_keep:
                     effects.append(self._bulk_reported(work, attempt, payload))
                     continue
-                # The dispatcher has released the value with the generation: the work is cancelled with its round.
-                if self.ending and work not in pins.apart:
+                # The dispatcher has released the value with the round: the work is cancelled with its round.
+                if self.ending and work not in affinity.detached:
                     continue
                 kind = KEPT
                 self._kept[work] = attempt
@@ -391,32 +394,32 @@ class Closures:
             uses[fn] = left
             if not left:
                 freed.append(fn)
-            apart = pins.options and pins.ended(work)
-            if apart:
-                apart_ended = (*apart_ended, work)
+            detached = affinity.options and affinity.ended(work)
+            if detached:
+                detached_ended = (*detached_ended, work)
             if unsent and work in unsent:
                 del unsent[work]
-            elif not apart:
+            elif not detached:
                 self._finished += 1
             resolved.append((work, kind, payload))
-        if self._starts:
+        if self._lost_starts:
             for work, _, _ in resolved:
-                self._starts.pop(work, None)
+                self._lost_starts.pop(work, None)
         if self._to_keep:
             self._to_keep.difference_update([work for work, _, _ in resolved])
         if kept:
-            effects.append(Send(DISPATCHER, Taken(kept, keep=True)))
+            effects.append(Send(DISPATCHER, ResultReceived(kept, keep=True)))
         if not works:
             self._works, self._unsent = {}, {}  # new ones, because a dict never shrinks
             self._take_backs.clear()
         if resolved:
-            effects.append(Resolve(resolved, (), apart_ended))
+            effects.append(Resolve(resolved, (), detached_ended))
         return effects + self._forget_unused(freed) if freed else effects
 
     def _bulk_reported(self, work: int, attempt: int, reference: bytes) -> Effect:
         item = self._works.get(work)
         if item is None:  # resolved meanwhile: the receipt lets the worker free the value
-            return Send(DISPATCHER, Taken([(work, attempt)]))
+            return Send(DISPATCHER, ResultReceived([(work, attempt)]))
         self._works[work] = (work, attempt, *item[2:])
         return Fetch(work, attempt, reference)
 
@@ -427,17 +430,17 @@ class Closures:
             if item is None:
                 continue
             # P5: the work item carries its count of lost starts, so the next dispatcher goes on counting from there.
-            starts = (*self._starts.get(work, ()), LostStart(worker, attempt, exit_code, log))
-            self._starts[work] = starts
+            starts = (*self._lost_starts.get(work, ()), LostStart(worker, attempt, exit_code, log))
+            self._lost_starts[work] = starts
             _, submitted, _, fn, payload = item
             self._works[work] = (work, submitted, len(starts), fn, payload)
             if final:
-                del self._works[work], self._starts[work]
+                del self._works[work], self._lost_starts[work]
                 self._to_keep.discard(work)
                 self._uses[fn] -= 1
-                apart = self.pins.ended(work)
-                self._finished += not apart
-                effects.append(Resolve([(work, LOST, starts)], (), (work,) if apart else ()))
+                detached = self.affinity.ended(work)
+                self._finished += not detached
+                effects.append(Resolve([(work, LOST, starts)], (), (work,) if detached else ()))
                 effects += self._forget_unused([fn])
         return effects
 
@@ -455,53 +458,55 @@ class Closures:
 
         It must precede a Forget of the function: the dispatcher could otherwise assign the work again without having the function.
         """
-        taken: list[Effect] = [Send(DISPATCHER, Taken([(work, attempt)]))] if self._enlisted else []
-        return resolved[:1] + taken + resolved[1:]
+        receipt: list[Effect] = [Send(DISPATCHER, ResultReceived([(work, attempt)]))] if self._registered else []
+        return resolved[:1] + receipt + resolved[1:]
 
     # -- time and numbers ---------------------------------------------------------------------------------------
 
     def _tick(self, now: float) -> list[Effect]:
         if self.deadline is None or now < self.deadline:
             return []
-        if self._alone_since is None:
+        if self._without_cluster_since is None:
             return self._give_up_missed(now)
-        missing = "any worker" if self._enlisted else "a dispatcher"
+        missing = "any worker" if self._registered else "a dispatcher"
         problem = f"the cluster was without {missing} for {self._lost_limit_s:g} s".encode()
         effects: list[Effect] = []
-        if self._enlisted:  # the dispatcher must not give this work to a worker that comes later
-            effects.append(self._end_generation())
-            effects += self._take_back([work for work in self.pins.apart if work not in self._unsent])
+        if self._registered:  # the dispatcher must not give this work to a worker that comes later
+            effects.append(self._end_round())
+            effects += self._cancel_at_dispatcher([work for work in self.affinity.detached if work not in self._unsent])
         was_ending = self.ending
         effects += self._resolve(_ended_alike(self._works, UNAVAILABLE, problem))
         if was_ending:
             effects += self._round_ended()
         else:
-            self.generation += 1
+            self.wire_round += 1
         return effects
 
     def _give_up_missed(self, now: float) -> list[Effect]:
         """P11: resolve the work pinned to workers that were missed for too long."""
         effects: list[Effect] = []
-        for worker, works in self.pins.overdue(now):
+        for worker, works in self.affinity.overdue(now):
             sent = [work for work in works if work not in self._unsent]
-            problem = f"it is pinned to {worker}, which was absent for {self.pins.recovery_limit_s:g} s".encode()
-            effects += self._resolve(_ended_alike(works, UNAVAILABLE, problem)) + self._take_back(sent)
+            problem = f"it is pinned to {worker}, which was absent for {self.affinity.recovery_limit_s:g} s".encode()
+            effects += self._resolve(_ended_alike(works, UNAVAILABLE, problem)) + self._cancel_at_dispatcher(sent)
         return effects
 
     def _start_lost_clock(self, now: float) -> None:
-        if self._alone_since is None:
-            self._alone_since = now
+        if self._without_cluster_since is None:
+            self._without_cluster_since = now
 
     def _count_workers(self, count: int, now: float) -> None:
         self.workers = count
         if count:
-            self._alone_since = None
+            self._without_cluster_since = None
         else:
             self._start_lost_clock(now)
 
     def _submit(self) -> list[Effect]:
         """Send unsent work, split into messages of limited size."""
-        sending = self._unsent if self._width is None else self.pins.within(self._width, len(self._works), self._unsent)
+        sending = (
+            self._unsent if self._width is None else self.affinity.within(self._width, len(self._works), self._unsent)
+        )
         items = [self._works[work] for work in sending]
         if len(sending) == len(self._unsent):
             self._unsent = {}
@@ -510,10 +515,10 @@ class Closures:
                 del self._unsent[work]
         self._submitted_before = True
         effects: list[Effect] = []
-        for options, group in self.pins.grouped(items):
-            if not options.apart:
+        for options, group in self.affinity.grouped(items):
+            if not options.detached:
                 self._submitted += len(group)
-            effects += [Send(DISPATCHER, Submit(self.generation, part, *options)) for part in split(group)]
+            effects += [Send(DISPATCHER, Submit(self.wire_round, part, *options)) for part in split(group)]
         return effects
 
     def _forget_unused(self, functions: list[int]) -> list[Effect]:
@@ -522,7 +527,7 @@ class Closures:
             self._dropped.discard(fn)
             self._functions.pop(fn, None)
             self._uses.pop(fn, None)
-        return [Send(DISPATCHER, Forget(self.coordinator, unused))] if unused and self._enlisted else []
+        return [Send(DISPATCHER, Forget(self.coordinator, unused))] if unused and self._registered else []
 
     def _forget_everywhere(self) -> list[Effect]:
         numbers, self._to_forget = self._to_forget, []

@@ -200,7 +200,7 @@ class ClusterCoordinator:
         with runtime.schedule_lock:
             if runtime.failures.unseen:
                 self._end_round()
-            runtime.packing = get_ident()
+            runtime.packing_thread = get_ident()
             try:
                 packed = self._pack(args, kwargs)
                 function: trusted.Packed
@@ -212,23 +212,23 @@ class ClusterCoordinator:
             except errors.InvalidArgumentError as error:
                 raise unwrapped(error) from error.__cause__
             finally:
-                runtime.packing = None
-                uses, inputs = runtime.given, runtime.inputs
+                runtime.packing_thread = None
+                uses, inputs = runtime.uses, runtime.inputs
                 if uses or inputs:
-                    runtime.given, runtime.inputs = [], {}
+                    runtime.uses, runtime.inputs = [], {}
             plan: Plan | None = None
             bulks = list(held)
             try:
                 if isinstance(function, list):
-                    function, held = runtime.held(function)
+                    function, held = runtime.hold(function)
                     bulks += held
                 if isinstance(packed, list):
-                    packed, of_arguments = runtime.held(packed)
+                    packed, of_arguments = runtime.hold(packed)
                     bulks += of_arguments
                 payload = packed
                 if inputs or plan_options is not NO_OPTIONS:
                     plan = Plan(payload, bulks, inputs, uses, keep, plan_options, options)
-                    plan.take(runtime.held)
+                    plan.take(runtime.hold)
                 elif keep:
                     payload = KEEP + payload
                 with runtime.lock:
@@ -250,10 +250,10 @@ class ClusterCoordinator:
 
     def map(self, fn: Callable[..., Any], iterable: Iterable[Any]) -> list[RemoteValue]:
         """Schedule `fn(item)` for each item; return the RemoteValues in order. `fn` and what it captures are pickled once, now."""
-        snapshot = self._taken(fn)
+        snapshot = self._snapshot_of(fn)
         return [self.schedule(snapshot, (item,)) for item in iterable]
 
-    def _taken(self, fn: Callable[..., Any]) -> FunctionSnapshot:
+    def _snapshot_of(self, fn: Callable[..., Any]) -> FunctionSnapshot:
         """Pickle a function now, for any number of `schedule` calls. Raises as `schedule` does for the function."""
         if not callable(fn):
             raise TypeError(f"map() takes a callable, not {type(fn).__name__}")
@@ -344,8 +344,8 @@ class ClusterCoordinator:
                 if runtime.changed.wait(min(limits.WAIT_LOG_S, until - time.monotonic())):
                     continue
                 if time.monotonic() >= until:
-                    raise errors.UnavailableError(f"no workers are known: waited for {runtime.missing.description}")
-                log.warning("workers(): waiting for %s", runtime.missing.description)
+                    raise errors.UnavailableError(f"no workers are known: waited for {runtime.absence.description}")
+                log.warning("workers(): waiting for %s", runtime.absence.description)
             self._check_open()
             if runtime.members is None and runtime.refusal is not None:
                 raise runtime.refusal()

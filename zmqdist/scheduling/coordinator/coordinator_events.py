@@ -25,7 +25,7 @@ class FunctionsDropped:
 
 
 @dataclass(frozen=True, slots=True)
-class ForgetAsked:
+class ForgetRequested:
     """The program no longer needs what slots hold under these numbers, on any worker (`Forget.everywhere`)."""
 
     numbers: list[int]
@@ -44,22 +44,22 @@ class DispatcherDown:
 
 
 @dataclass(frozen=True, slots=True)
-class WithdrawAsked:
+class CancelRequested:
     """The program cancelled this work."""
 
     works: list[int]
 
 
 @dataclass(frozen=True, slots=True)
-class TakeBackAsked:
-    """The program cancels this work unless a worker has begun it. Only for a machine with `starts`."""
+class TakeBackRequested:
+    """The program cancels this work unless a worker has begun it. Only for a machine with `report_starts`."""
 
     works: list[int]
 
 
 @dataclass(frozen=True, slots=True)
-class EndAsked:
-    """A thread waits to raise the error of this round: end its generation. Ignored for any other round than the present one."""
+class EndRoundRequested:
+    """A thread waits to raise the error of this round: end it. Ignored for any other round than the present one."""
 
     round: int
 
@@ -98,7 +98,7 @@ class AttemptPacked:
 
 
 @dataclass(frozen=True, slots=True)
-class Unpackable:
+class PackingFailed:
     """A plan was scheduled whose inputs cannot be packed: it ends with this error."""
 
     work: int
@@ -123,18 +123,18 @@ Event: TypeAlias = (
     Planned
     | ValueLost
     | AttemptPacked
-    | Unpackable
+    | PackingFailed
     | CoordinatorRefused
     | UnfinishedFailed
     | Scheduled
     | FunctionsDefined
     | FunctionsDropped
-    | ForgetAsked
+    | ForgetRequested
     | DispatcherUp
     | DispatcherDown
-    | WithdrawAsked
-    | TakeBackAsked
-    | EndAsked
+    | CancelRequested
+    | TakeBackRequested
+    | EndRoundRequested
     | BulkArrived
     | BulkUnreachable
     | KeptDropped

@@ -13,8 +13,8 @@ Promises, checked by tests/machines/test_graph.py with random events, and tests/
     G3  a plan with a failed input fails for that reason and is not handed in any more
     G4  at most 1 + retries attempts end with an error of the function; apart from these only lost work is tried again
     G5  between the request for the end of a round and that end no attempt is handed in
-    G6  a plan that is not done at its `until` ends then, and its attempt is withdrawn
-    G7  a lost value with a lineage is recomputed on request, at most `remakes_max` times; the requests that wait for it are then served
+    G6  a plan that is not done at its `until` ends then, and its attempt is cancelled
+    G7  a lost value with a lineage is recomputed on request, at most `recomputations_max` times; then the waiting requests are served
     G8  a function is dropped once no plan can be handed in with it any more, and not before
     G9  the data held for a plan is freed exactly once: after the plan has ended and, with a lineage, after its value was released
 
@@ -98,7 +98,7 @@ class ValueDropped:
 
 
 @dataclass(frozen=True, slots=True)
-class CancelAsked:
+class PlansCancelled:
     """The program cancelled these work items; those that are not plans are ignored."""
 
     works: list[int]
@@ -132,7 +132,7 @@ Event: TypeAlias = (
     | Ended
     | ValueLost
     | ValueDropped
-    | CancelAsked
+    | PlansCancelled
     | FunctionsUnused
     | RoundEnding
     | RoundOver
@@ -150,22 +150,22 @@ class HandIn:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """A plan has ended; or one that had succeeded has lost its value for good (`made`).
+    """A plan has ended; or one that had succeeded has lost its value for good (`had_succeeded`).
 
     Attributes:
       kind: CANCELLED, INPUT_FAILED, TIMED_OUT or UNAVAILABLE (lost too often); None: as the attempt that has just ended.
       cause: the failed input, for INPUT_FAILED.
-      made: whether the plan had succeeded before.
+      had_succeeded: whether the plan had succeeded before.
     """
 
     work: int
     kind: int | None = None
     cause: int = 0
-    made: bool = False
+    had_succeeded: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Remade:
+class Recomputed:
     """The value of a plan is available again: from the attempt that has just ended (`new`), or it is newer than the requested one."""
 
     work: int
@@ -173,7 +173,7 @@ class Remade:
 
 
 @dataclass(frozen=True, slots=True)
-class WithdrawAttempts:
+class CancelAttempts:
     """The results of these attempts are no longer needed."""
 
     attempts: list[int]
@@ -193,7 +193,7 @@ class Free:
     work: int
 
 
-Effect: TypeAlias = HandIn | End | Remade | WithdrawAttempts | DropFunctions | Free
+Effect: TypeAlias = HandIn | End | Recomputed | CancelAttempts | DropFunctions | Free
 
 
 class _Plan:
@@ -202,8 +202,8 @@ class _Plan:
     Attributes:
       inputs, missing: the inputs as planned, and those of them that it waits for.
       attempt: the attempt in progress; 0 for none.
-      made: the attempt that computed its value; 0 before the first success.
-      remakes: how often its lost value was recomputed.
+      value_attempt: the attempt that computed its value; 0 before the first success.
+      recomputations: how often its lost value was recomputed.
       used: for each input with a lineage, the attempt whose value the present attempt got.
       wanted: whether its value was requested and must be recomputed when the round is over.
       dropped: whether its old value can no longer be used by anything.
@@ -216,13 +216,13 @@ class _Plan:
         "inputs",
         "keep",
         "lineage",
-        "made",
         "missing",
         "options",
-        "remakes",
+        "recomputations",
         "retries",
         "until",
         "used",
+        "value_attempt",
         "wanted",
         "work",
     )
@@ -237,32 +237,32 @@ class _Plan:
         self.keep = planned.keep
         self.options = planned.options
         self.missing: set[int] = set()
-        self.attempt = self.made = self.remakes = 0
+        self.attempt = self.value_attempt = self.recomputations = 0
         self.used: dict[int, int] = {}
         self.wanted = self.dropped = False
 
     @property
     def is_available(self) -> bool:
-        return self.made > 0 and not self.attempt and not self.missing
+        return self.value_attempt > 0 and not self.attempt and not self.missing
 
 
 class Dependencies:
     """All plans of a coordinator; the module's docstring has the rules.
 
     Args:
-      remakes_max: how often a lost value is recomputed.
+      recomputations_max: how often a lost value is recomputed.
       first: the number of the first attempt.
 
     Attributes:
       waiting: how many plans have neither ended nor been handed in.
     """
 
-    def __init__(self, *, remakes_max: int, first: int = FIRST_ATTEMPT) -> None:
-        self.remakes_max = remakes_max
+    def __init__(self, *, recomputations_max: int, first: int = FIRST_ATTEMPT) -> None:
+        self.recomputations_max = recomputations_max
         self.next_attempt = first
         self._plans: dict[int, _Plan] = {}
         self._attempts: dict[int, _Plan] = {}
-        self._made: dict[int, _Plan] = {}
+        self._by_value: dict[int, _Plan] = {}
         """Plans with a lineage that have succeeded, by the attempt that computed their value."""
         self._awaited: dict[int, dict[int, None]] = {}
         """The plans that wait for an input, in order of arrival."""
@@ -316,7 +316,7 @@ class Dependencies:
         while self._due:
             until, work = self._due[0]
             plan = self._plans.get(work)
-            if plan is not None and not plan.made:
+            if plan is not None and not plan.value_attempt:
                 return until
             heapq.heappop(self._due)
         return None
@@ -333,7 +333,7 @@ class Dependencies:
                 self._value_lost(work, attempt, effects)
             case ValueDropped(attempt):
                 self._value_dropped(attempt, effects)
-            case CancelAsked(works):
+            case PlansCancelled(works):
                 self._cancel(works, effects)
             case FunctionsUnused(functions):
                 self._unused.update(functions)
@@ -347,11 +347,11 @@ class Dependencies:
             case Ticked():
                 self._tick(now, effects)
         while self._followups:
-            work, well = self._followups.popleft()
-            if well is not None:
-                self._tell(work, well, effects)
+            work, succeeded = self._followups.popleft()
+            if succeeded is not None:
+                self._notify_waiting(work, succeeded, effects)
             elif work in self._lost and not self._ending:
-                self._make_again(self._plans[work], effects)
+                self._recompute(self._plans[work], effects)
         return effects
 
     # -- beginning ----------------------------------------------------------------------------------------------
@@ -368,7 +368,7 @@ class Dependencies:
         for work in plan.inputs:
             if not self._is_available(work):
                 self._await(plan, work)
-        self._go_on(plan, effects)
+        self._hand_in_when_ready(plan, effects)
 
     def _begin_again(self, plan: _Plan, effects: list[Effect]) -> None:
         """Hand in another attempt once the inputs are available. All were available before; those with a lineage may be lost by now."""
@@ -381,7 +381,7 @@ class Dependencies:
                 return
             if not self._is_available(work):
                 self._await(plan, work)
-        self._go_on(plan, effects)
+        self._hand_in_when_ready(plan, effects)
 
     def _is_available(self, work: int) -> bool:
         plan = self._plans.get(work)
@@ -393,14 +393,14 @@ class Dependencies:
         if work in self._lost:
             self._followups.append((work, None))
 
-    def _go_on(self, plan: _Plan, effects: list[Effect]) -> None:
+    def _hand_in_when_ready(self, plan: _Plan, effects: list[Effect]) -> None:
         if plan.missing or self._ending:
             return
         plan.attempt = self.next_attempt
         self.next_attempt += 1
-        plan.used = {work: self._plans[work].made for work in plan.inputs}
+        plan.used = {work: self._plans[work].value_attempt for work in plan.inputs}
         self._attempts[plan.attempt] = plan
-        if not plan.made:
+        if not plan.value_attempt:
             self.waiting -= 1
         effects.append(HandIn(plan.work, plan.attempt))
 
@@ -413,7 +413,7 @@ class Dependencies:
                 self._followups.append((number, kind in (VALUE, KEPT)))
             return
         plan.attempt = 0
-        if not plan.made:
+        if not plan.value_attempt:
             self.waiting += 1
         if kind in (VALUE, KEPT):
             self._succeed(plan, number, kind, effects)
@@ -422,35 +422,35 @@ class Dependencies:
         elif kind == ERROR and not lost and plan.retries and not self._ending:  # G4, G5
             plan.retries -= 1
             self._begin_again(plan, effects)
-        elif kind == CANCELLED and plan.made and self._ending:
-            self._rest(plan)
+        elif kind == CANCELLED and plan.value_attempt and self._ending:
+            self._suspend_recomputation(plan)
         else:
             self._end(plan, None, effects)
 
     def _succeed(self, plan: _Plan, number: int, kind: int, effects: list[Effect]) -> None:
-        if plan.made:
-            effects.append(Remade(plan.work, new=True))
+        if plan.value_attempt:
+            effects.append(Recomputed(plan.work, new=True))
         else:
             self.waiting -= 1
             effects.append(End(plan.work))
         if plan.lineage and kind == KEPT:
-            self._made.pop(plan.made, None)
-            plan.made = number
+            self._by_value.pop(plan.value_attempt, None)
+            plan.value_attempt = number
             plan.wanted = plan.dropped = False
-            self._made[number] = plan
+            self._by_value[number] = plan
         else:
             self._remove(plan, effects)
         self._followups.append((plan.work, True))
 
-    def _tell(self, work: int, well: bool, effects: list[Effect]) -> None:
+    def _notify_waiting(self, work: int, succeeded: bool, effects: list[Effect]) -> None:
         """Continue the plans that wait for this work item, which has ended."""
-        if not well and self._ending:
+        if not succeeded and self._ending:
             return  # the waiting plans end with the round
         for waiting in self._awaited.pop(work, ()):
             plan = self._plans.get(waiting)
             if plan is None or work not in plan.missing:
                 continue
-            if not well:
+            if not succeeded:
                 self._end(plan, INPUT_FAILED, effects, work)
                 continue
             plan.missing.discard(work)
@@ -460,24 +460,24 @@ class Dependencies:
                 continue
             if self._ending:
                 # Its value is still lost, but with no missing inputs it would count as available.
-                self._rest(plan)
+                self._suspend_recomputation(plan)
             else:
                 self._begin_again(plan, effects)
 
     def _end(self, plan: _Plan, kind: int | None, effects: list[Effect], cause: int = 0) -> None:
-        if not plan.made and not plan.attempt:
+        if not plan.value_attempt and not plan.attempt:
             self.waiting -= 1
-        effects.append(End(plan.work, kind, cause, plan.made > 0))
+        effects.append(End(plan.work, kind, cause, plan.value_attempt > 0))
         self._remove(plan, effects)
         self._followups.append((plan.work, False))
 
     def _remove(self, plan: _Plan, effects: list[Effect]) -> None:
         del self._plans[plan.work]
-        self._made.pop(plan.made, None)
+        self._by_value.pop(plan.value_attempt, None)
         self._lost.discard(plan.work)
         if plan.attempt:
             del self._attempts[plan.attempt]
-            effects.append(WithdrawAttempts([plan.attempt]))
+            effects.append(CancelAttempts([plan.attempt]))
         for work in plan.missing:
             waiting = self._awaited.get(work)
             if waiting is not None:
@@ -505,33 +505,33 @@ class Dependencies:
 
     def _input_lost(self, plan: _Plan, lost: int, effects: list[Effect]) -> None:
         maker = self._plans[lost]
-        if maker.is_available and maker.made == plan.used.get(lost):
+        if maker.is_available and maker.value_attempt == plan.used.get(lost):
             self._lost.add(lost)
         if self._ending:
-            self._rest(plan)
+            self._suspend_recomputation(plan)
         else:
             self._begin_again(plan, effects)
 
-    def _make_again(self, plan: _Plan, effects: list[Effect]) -> None:
-        """Recompute the lost value of `plan`, at most `remakes_max` times (G7)."""
+    def _recompute(self, plan: _Plan, effects: list[Effect]) -> None:
+        """Recompute the lost value of `plan`, at most `recomputations_max` times (G7)."""
         self._lost.discard(plan.work)
-        if plan.remakes == self.remakes_max:
+        if plan.recomputations == self.recomputations_max:
             self._end(plan, UNAVAILABLE, effects)
             return
-        plan.remakes += 1
+        plan.recomputations += 1
         self._begin_again(plan, effects)
 
-    def _rest(self, plan: _Plan) -> None:
+    def _suspend_recomputation(self, plan: _Plan) -> None:
         """Stop recomputing a value because the round ends. A requested value is recomputed after the round."""
-        if plan.made:
+        if plan.value_attempt:
             plan.missing = set()
-            plan.remakes -= 1
+            plan.recomputations -= 1
             self._lost.add(plan.work)
 
     def _value_lost(self, work: int, attempt: int, effects: list[Effect]) -> None:
         plan = self._plans.get(work)
-        if plan is None or (plan.is_available and plan.made != attempt):
-            effects.append(Remade(work, new=False))
+        if plan is None or (plan.is_available and plan.value_attempt != attempt):
+            effects.append(Recomputed(work, new=False))
         elif plan.is_available:
             self._lost.add(work)
             plan.wanted = True
@@ -541,7 +541,7 @@ class Dependencies:
             plan.wanted = True  # in case the end of the round stops the computation in progress
 
     def _value_dropped(self, attempt: int, effects: list[Effect]) -> None:
-        plan = self._made.get(attempt)
+        plan = self._by_value.get(attempt)
         if plan is None:
             return
         if plan.is_available or not (plan.attempt or plan.work in self._awaited):
@@ -554,24 +554,24 @@ class Dependencies:
     def _cancel(self, works: list[int], effects: list[Effect]) -> None:
         for work in works:
             plan = self._plans.get(work)
-            if plan is None or plan.made:
+            if plan is None or plan.value_attempt:
                 continue
             plan.retries = 0
             if plan.attempt:
-                effects.append(WithdrawAttempts([plan.attempt]))
+                effects.append(CancelAttempts([plan.attempt]))
             else:
                 self._end(plan, CANCELLED, effects)
 
     def _round_over(self, effects: list[Effect]) -> None:
         for plan in list(self._plans.values()):
-            if not plan.made:
+            if not plan.value_attempt:
                 self._end(plan, CANCELLED, effects)
             elif not plan.is_available:
                 if plan.attempt:
-                    effects.append(WithdrawAttempts([plan.attempt]))
+                    effects.append(CancelAttempts([plan.attempt]))
                     del self._attempts[plan.attempt]
                     plan.attempt = 0
-                self._rest(plan)
+                self._suspend_recomputation(plan)
         self._awaited.clear()
         self._followups.clear()
         self._ending = False
@@ -584,8 +584,8 @@ class Dependencies:
 
     def _give_up(self, effects: list[Effect]) -> None:
         for plan in list(self._plans.values()):
-            if plan.made:
-                effects.append(Remade(plan.work, new=False))
+            if plan.value_attempt:
+                effects.append(Recomputed(plan.work, new=False))
                 self._remove(plan, effects)
             else:
                 self._end(plan, None, effects)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from zmqdist.events import Send
 from zmqdist.scheduling.coordinator.affinity import MembersChanged
-from zmqdist.scheduling.coordinator.dependencies_and_retries import Free, HandIn, Remade
+from zmqdist.scheduling.coordinator.dependencies_and_retries import Free, HandIn, Recomputed
 
 
 class KeptAt(NamedTuple):
@@ -28,12 +28,12 @@ class Resolve:
 
     Attributes:
       failures: the items that fail their round.
-      apart: the items that are apart from the rounds.
+      detached: the items that belong to no round.
     """
 
     items: list[tuple[int, int, Any]]
     failures: Collection[int] = ()
-    apart: Collection[int] = ()
+    detached: Collection[int] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class Fetch:
 
 
 @dataclass(frozen=True, slots=True)
-class RoundEnded:
+class RoundSettled:
     """No work of this round or an earlier one can be executing; all of it is resolved."""
 
     round: int
@@ -96,10 +96,10 @@ Effect: TypeAlias = (
     | Replace
     | KeepInput
     | HandIn
-    | Remade
+    | Recomputed
     | Free
     | Fetch
-    | RoundEnded
+    | RoundSettled
     | RoundRefused
     | RoomMade
     | MembersChanged

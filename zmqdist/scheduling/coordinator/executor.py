@@ -345,7 +345,7 @@ class _Coordinator(ClusterCoordinator):
 
     def pickled_now(self, fn: Callable[..., Any]) -> Callable[..., Any]:
         """Pickle a function once, for any number of `schedule` calls. Raises as `schedule` does for the function."""
-        return self._taken(fn)
+        return self._snapshot_of(fn)
 
     def _pack(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> trusted.Packed:
         if self.ready is None:
@@ -493,7 +493,7 @@ def _translated(value: RemoteValue, error: BaseException) -> BaseException:
 
     kind, _ = outcome_of(value)
     if kind == LOST and isinstance(error, errors.WorkerLost):
-        return broken_pool.ExecutorWorkerLost(error.what, error.starts)
+        return broken_pool.ExecutorWorkerLost(error.function, error.starts)
     if kind == UNAVAILABLE:
         return _unavailable(str(error))
     if kind != ERROR or isinstance(error, errors.ClosureInputError):

@@ -81,9 +81,9 @@ class Failures:
         return self._errors[0] if self._errors else None
 
     def add(self, work: int, make: ErrorFactory) -> None:
-        """Add the error of a work item; the first FAILURES_TOLD errors of a round are kept."""
+        """Add the error of a work item; the first FAILURES_KEPT errors of a round are kept."""
         self.unseen.add(work)
-        if len(self._errors) < limits.FAILURES_TOLD:
+        if len(self._errors) < limits.FAILURES_KEPT:
             self._errors.append((work, make))
 
     def mark_seen(self, work: int) -> None:

@@ -78,7 +78,7 @@ def snapshot_of(runtime: CoordinatorRuntime, resources: int) -> CoordinatorSnaps
     machine, plans = runtime.machine.closures, runtime.plans
     with runtime.lock:
         return CoordinatorSnapshot(
-            connected=machine.enlisted and not runtime.closed,
+            connected=machine.registered and not runtime.closed,
             workers=machine.workers,
             scheduled=runtime.scheduled,
             unfinished=runtime.scheduled - runtime.resolved,
@@ -101,8 +101,8 @@ def snapshot_of(runtime: CoordinatorRuntime, resources: int) -> CoordinatorSnaps
             functions=len(runtime.functions),
             functions_pickled=runtime.functions.pickles,
             resources=resources,
-            memories=runtime.fetching.memories,
-            connections=runtime.fetching.connections,
+            memories=runtime.result_fetcher.memories,
+            connections=runtime.result_fetcher.connections,
         )
 
 

@@ -18,10 +18,10 @@ class FunctionSnapshot:
     Args:
       blob: the pickle, or the reference to it, as messages carry it.
       bulks: the data held for it; this object owns them.
-      given, inputs: what the function captures, as the runtime's attributes of these names.
+      uses, inputs: what the function captures, as the runtime's attributes of these names.
     """
 
-    __slots__ = ("blob", "bulks", "fn", "given", "inputs", "runtime")
+    __slots__ = ("blob", "bulks", "fn", "inputs", "runtime", "uses")
 
     def __init__(
         self,
@@ -29,37 +29,37 @@ class FunctionSnapshot:
         fn: Callable[..., Any],
         blob: bytes,
         bulks: list[int],
-        given: list[Any],
+        uses: list[Any],
         inputs: dict[int, Any],
     ) -> None:
         self.runtime = runtime
         self.fn = fn
         self.blob = blob
         self.bulks = bulks
-        self.given = given
+        self.uses = uses
         self.inputs = inputs
 
     @classmethod
     def take(cls, runtime: CoordinatorRuntime, fn: Callable[..., Any]) -> FunctionSnapshot:
         """Pickle a function now. Raises as `ClusterCoordinator.schedule` does for the function."""
         with runtime.schedule_lock:
-            runtime.packing = get_ident()
+            runtime.packing_thread = get_ident()
             try:
                 packed = runtime.functions.pickled(fn)
             except InvalidArgumentError as error:
                 raise unwrapped(error) from error.__cause__
             finally:
-                runtime.packing = None
-                given, inputs, runtime.given, runtime.inputs = runtime.given, runtime.inputs, [], {}
-            blob, bulks = runtime.held(packed) if isinstance(packed, list) else (packed, [])
-            return cls(runtime, fn, blob, bulks, given, inputs)
+                runtime.packing_thread = None
+                uses, inputs, runtime.uses, runtime.inputs = runtime.uses, runtime.inputs, [], {}
+            blob, bulks = runtime.hold(packed) if isinstance(packed, list) else (packed, [])
+            return cls(runtime, fn, blob, bulks, uses, inputs)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.fn(*args, **kwargs)
 
     def use(self) -> tuple[bytes, list[int]]:
         """Return the blob and the numbers of held data for one more work item, which is being packed and owns these numbers."""
-        self.runtime.given += self.given
+        self.runtime.uses += self.uses
         self.runtime.inputs.update(self.inputs)
         self.runtime.store.hold_again(self.bulks)
         return self.blob, list(self.bulks)

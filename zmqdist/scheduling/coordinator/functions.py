@@ -21,7 +21,7 @@ from typing import Any
 
 from zmqdist.limits import FUNCTIONS_KEPT_MAX, INLINE_BYTES_MAX
 from zmqdist.scheduling.coordinator import metrics
-from zmqdist.scheduling.worker.references import CHANGING
+from zmqdist.scheduling.worker.references import MUTABLE
 from zmqdist.wire.functions import FunctionCache
 from zmqdist.wire.trusted import Packed, describe, is_importable_module
 
@@ -60,11 +60,11 @@ class FunctionNumbers:
     def pickled(self, fn: Callable[..., Any]) -> Packed:
         """Pickle a function as it is now; a result that is a list must be held. Raises InvalidArgumentError if it cannot be pickled."""
         began, pickles = time.perf_counter() if metrics.enable_metrics else 0.0, self._cache.pickles
-        packed: Packed | None = self._cache.constant(fn)
+        packed: Packed | None = self._cache.pack_constant(fn)
         if packed is None:
-            packed = self._cache.changing(fn)
+            packed = self._cache.pack_changing(fn)
             if isinstance(packed, bytes):
-                packed = CHANGING + packed if len(packed) < INLINE_BYTES_MAX else [packed]
+                packed = MUTABLE + packed if len(packed) < INLINE_BYTES_MAX else [packed]
         elif len(packed) > INLINE_BYTES_MAX:
             packed = [packed]
         if self._cache.pickles != pickles:

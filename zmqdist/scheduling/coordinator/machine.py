@@ -11,7 +11,7 @@ Theory of operation
 Promises, in addition to those of the parts, checked by tests/machines/test_coordinator_machine.py and tests/sim
     C1  the program's work is resolved exactly once, plan or not; the number of an attempt is never resolved
     C2  a round fails when work of the program fails after all its retries, and only then: by an error of the function, the loss of all
-        starts, a failed input, its timeout, or a lack of workers; not by work that is apart, and never where there are no rounds
+        starts, a failed input, its timeout, or a lack of workers; not by detached work, and never where there are no rounds
     C3  Resolve precedes the effects that it makes possible: KeepInput, then HandIn
     C4  after the dispatcher has refused the coordinator for good, all work ends with that error, at once
 
@@ -31,15 +31,15 @@ from zmqdist.scheduling.coordinator.affinity import Scheduled
 from zmqdist.scheduling.coordinator.closures import Closures
 from zmqdist.scheduling.coordinator.coordinator_events import (
     AttemptPacked,
+    CancelRequested,
     CoordinatorRefused,
     DispatcherDown,
-    EndAsked,
+    EndRoundRequested,
     Event,
     FunctionsDropped,
     KeptDropped,
+    PackingFailed,
     UnfinishedFailed,
-    Unpackable,
-    WithdrawAsked,
 )
 from zmqdist.scheduling.coordinator.dependencies_and_retries import (
     FIRST_ATTEMPT,
@@ -51,7 +51,15 @@ from zmqdist.scheduling.coordinator.dependencies_and_retries import (
     Planned,
     ValueLost,
 )
-from zmqdist.scheduling.coordinator.effects import Effect, KeepInput, KeptAt, Replace, Resolve, RoundEnded, RoundRefused
+from zmqdist.scheduling.coordinator.effects import (
+    Effect,
+    KeepInput,
+    KeptAt,
+    Replace,
+    Resolve,
+    RoundRefused,
+    RoundSettled,
+)
 
 FAILURES: Final = frozenset({ERROR, LOST, UNAVAILABLE, INPUT_FAILED, TIMED_OUT})
 """The kinds of ends that fail a round."""
@@ -141,7 +149,7 @@ class CoordinatorMachine:
                 if scheduled is not None:
                     self._events.append(scheduled)
                 return
-            case Unpackable(work, error):
+            case PackingFailed(work, error):
                 self._ended.append((work, ERROR, error))
                 return
             case FunctionsDropped(functions):
@@ -150,10 +158,10 @@ class CoordinatorMachine:
             case CoordinatorRefused(error):
                 self._refused(error, now, effects)
                 return
-            case WithdrawAsked(works):
+            case CancelRequested(works):
                 if self.plans:
-                    self._decide(dependencies.CancelAsked(works), now)
-            case EndAsked(number):
+                    self._decide(dependencies.PlansCancelled(works), now)
+            case EndRoundRequested(number):
                 if number == self.closures.round:
                     self._decide(dependencies.RoundEnding(), now)
             case KeptDropped(works):
@@ -171,13 +179,13 @@ class CoordinatorMachine:
         """Pass on the effects of the closures, together with what follows from them for the plans."""
         for effect in closure_effects:
             match effect:
-                case Resolve(items, _, apart):
+                case Resolve(items, _, detached):
                     if self._planned:
                         self._end_all(items, now)
                     else:
                         self._ended = items
-                    self._flush(effects, apart)
-                case RoundEnded():
+                    self._flush(effects, detached)
+                case RoundSettled():
                     self._decide(dependencies.RoundOver(), now)
                     after, self._after_resolve = self._after_resolve, [effect]
                     self._flush(effects)
@@ -186,7 +194,7 @@ class CoordinatorMachine:
                 case _:
                     effects.append(effect)
 
-    def _flush(self, effects: list[Effect], apart: Collection[int] = ()) -> None:
+    def _flush(self, effects: list[Effect], detached: Collection[int] = ()) -> None:
         """Resolve the program's work that has ended. C2: decides which of it fails the round."""
         if self._replaced:  # before the ends that name a lost value as their cause
             effects += self._replaced
@@ -194,11 +202,11 @@ class CoordinatorMachine:
         if self._ended:
             ended, self._ended = self._ended, []
             failures = [
-                work for work, kind, _ in ended if kind and kind in FAILURES and self._rounds and work not in apart
+                work for work, kind, _ in ended if kind and kind in FAILURES and self._rounds and work not in detached
             ]
             if failures and self.failed is None:
                 self.failed = failures[0]
-            effects.append(Resolve(ended, frozenset(failures) if failures else (), apart))
+            effects.append(Resolve(ended, frozenset(failures) if failures else (), detached))
         if self._after_resolve:
             effects += self._after_resolve
             self._after_resolve = []
@@ -207,7 +215,9 @@ class CoordinatorMachine:
 
     def _refused(self, error: bytes, now: float, effects: list[Effect]) -> None:
         """Fail unfinished work. A refusal over a registered connection ends only that work; any other refusal is for good (C4)."""
-        for_good = not self.closures.enlisted  # the registration was refused or taken over: another try would not help
+        for_good = (
+            not self.closures.registered
+        )  # the registration was refused or taken over: another try would not help
         if self.failed is None:
             self.failed = ROUND
         effects.append(RoundRefused(error, for_good))
@@ -255,19 +265,19 @@ class CoordinatorMachine:
         """Pass an event to the plans and translate their effects. `outcome`: (kind, payload) of the attempt whose end this is."""
         for effect in self.plans.handle(event, now):
             match effect:
-                case dependencies.End(work, kind, cause, made):
+                case dependencies.End(work, kind, cause, had_succeeded):
                     ending = outcome if kind is None else (kind, self._reason(kind, cause))
-                    if made:
+                    if had_succeeded:
                         self._replaced.append(Replace(work, *ending))
                     else:
                         self._ended.append((work, *ending))
-                case dependencies.Remade(work, True):
+                case dependencies.Recomputed(work, True):
                     self._replaced.append(Replace(work, *outcome))
-                case dependencies.WithdrawAttempts(attempts):
-                    self._events.append(WithdrawAsked(attempts))
+                case dependencies.CancelAttempts(attempts):
+                    self._events.append(CancelRequested(attempts))
                 case dependencies.DropFunctions(functions):
                     self._events.append(FunctionsDropped(functions))
-                case dependencies.HandIn() | dependencies.Free() | dependencies.Remade():
+                case dependencies.HandIn() | dependencies.Free() | dependencies.Recomputed():
                     self._after_resolve.append(effect)
 
     def _reason(self, kind: int, cause: int) -> Any:
@@ -275,5 +285,5 @@ class CoordinatorMachine:
             return cause
         if kind != UNAVAILABLE:
             return b""
-        times = self.plans.remakes_max
+        times = self.plans.recomputations_max
         return f"its value was lost with its worker, recomputed {times} times, and lost again".encode()

@@ -66,7 +66,7 @@ class ResourceValue(RemoteValue):
           InvalidArgumentError: it cannot be pickled, as an iterator cannot.
           Exception: what its function raised.
         """
-        return self._read(at_worker.read, timeout)
+        return self._read(at_worker.read_value, timeout)
 
     def fetch(self, timeout: float | None = None) -> Any:
         """As `get`, with each leaf that has a method `numpy()` replaced by the result of that method."""
@@ -196,9 +196,9 @@ class PerWorkerValues:
         if resource is None:
             return at_worker.slice_of, (self._fixed_values,)
         runtime = resource.owner.runtime
-        if runtime.packing != get_ident():
+        if runtime.packing_thread != get_ident():
             raise RemoteValueNotAllowed(f"{resource.name} is for functions that are scheduled by its own coordinator")
-        runtime.given.append(resource)
+        runtime.uses.append(resource)
         return resource.call
 
 
@@ -298,7 +298,7 @@ def per_worker_dataset(resources: Resources, source: Any, shard: bool) -> PerWor
             f"Unexpected dataset type! {type(source).__name__} is neither a function that returns a dataset, nor a Dataset or another"
             " iterable that can be read again and again"
         )
-    definition = resources.define(f"a {type(source).__name__}", at_worker.read, (source,))
+    definition = resources.define(f"a {type(source).__name__}", at_worker.read_value, (source,))
     return PerWorkerDataset(resources, definition, shard, lambda: datasets.spec_of(source))
 
 

@@ -25,7 +25,7 @@ from zmqdist.scheduling.coordinator.callbacks import Callbacks
 from zmqdist.scheduling.coordinator.coordinator_events import Event
 from zmqdist.scheduling.coordinator.dependencies_and_retries import ValueLost
 from zmqdist.scheduling.coordinator.failures import Failure, Failures
-from zmqdist.scheduling.coordinator.result_fetcher import Fetching
+from zmqdist.scheduling.coordinator.result_fetcher import ResultFetcher
 from zmqdist.scheduling.worker import remote_results
 from zmqdist.wire import trusted
 
@@ -45,16 +45,16 @@ class ValueOwner(Protocol):
 
     pid: int
     closed: bool
-    packing: int | None
+    packing_thread: int | None
     by_reference: bool
-    given: list[Any]
+    uses: list[Any]
     inputs: dict[int, RemoteValue]
     lost_values: dict[int, RemoteValue]
     lock: threading.Lock
     unpacking: threading.RLock
     failures: Failures
     callbacks: Callbacks
-    fetching: Fetching
+    result_fetcher: ResultFetcher
 
     def cancel(self, work: int) -> None: ...
 
@@ -62,7 +62,7 @@ class ValueOwner(Protocol):
 
     def keep(self, value: RemoteValue) -> None: ...
 
-    def let_go(self, work: int) -> None: ...
+    def release_kept(self, work: int) -> None: ...
 
     def post_event(self, event: Event) -> None: ...
 
@@ -115,19 +115,19 @@ class RemoteValue:
 
     def __reduce__(self) -> Any:
         """Pickle a placeholder for the value, which the worker that unpickles it fills in (as an argument or captured by a function)."""
-        if self._owner.packing != get_ident():
+        if self._owner.packing_thread != get_ident():
             raise RemoteValueNotAllowed(
                 "a RemoteValue can only be given to functions of its own coordinator: fetch() it first"
             )
         if not self._owner.by_reference:
             self._owner.inputs[self.work] = self
-            return remote_results.taken, (self.work, self.name)
+            return remote_results.input_value, (self.work, self.name)
         if self._kind != KEPT:
             raise RemoteValueNotAllowed(
                 "only a RemoteValue of keep=True that has ended can be given to all workers: fetch() it first"
             )
-        self._owner.given.append(self._payload)
-        return remote_results.value, (self._payload.encoded, self.name)
+        self._owner.uses.append(self._payload)
+        return remote_results.kept_value, (self._payload.encoded, self.name)
 
     @property
     def status(self) -> RemoteValueStatus:
@@ -184,9 +184,9 @@ class RemoteValue:
                 raise errors.FailedPreconditionError(problem)
             try:
                 with metrics.monitored_timer("remote_value_fetch"):
-                    value = self._owner.fetching.kept(held.encoded, self.name)
+                    value = self._owner.result_fetcher.fetch_kept(held.encoded, self.name)
             except errors.UnavailableError:
-                if not held.lineage or not self._wait_for_remake(held, until, timeout):
+                if not held.lineage or not self._wait_for_recomputation(held, until, timeout):
                     raise
                 continue
             with self._owner.unpacking:
@@ -194,7 +194,7 @@ class RemoteValue:
                     self._value = value
         return self._value
 
-    def _wait_for_remake(self, lost: Kept, until: float | None, timeout: float | None) -> bool:
+    def _wait_for_recomputation(self, lost: Kept, until: float | None, timeout: float | None) -> bool:
         """Wait until a lost value has been recomputed or has failed. Return False if the coordinator has been closed."""
         waiter = allocate_lock()
         waiter.acquire()
@@ -385,7 +385,7 @@ class Kept:
         self.lineage = lineage
 
     def __del__(self) -> None:
-        self._owner.let_go(self.work)
+        self._owner.release_kept(self.work)
 
 
 class RemoteValueNotAllowed(ValueError):

@@ -4,7 +4,7 @@ Theory of operation
     A resource is a definition (a packed call, which the coordinator holds while a worker may need it) under a number of its own, which no
     function has. Messages carry the number and the definition, so that a worker can build the resource whenever it has to
     (scheduling/worker/resources.py). In addition the coordinator has the resource built as soon as a worker joins, so that
-    a failure becomes known early and functions need not wait. Such a build is a work item pinned to that worker and apart from the rounds.
+    a failure becomes known early and functions need not wait. Such a build is a work item detached and pinned to that worker.
     The value at a lost worker is lost: it is ABORTED until the worker is back and has rebuilt it.
     A resource exists as long as the program holds one of its values or unfinished work uses it. After that the coordinator has
     all workers drop it.
@@ -56,7 +56,7 @@ class Definition:
             log.warning("%s carries %d MB of data, and each worker gets a copy", self.name, size // 10**6)
         self.encoded: bytes = parts[0]
         if size > limits.DEFINITION_INLINE_BYTES_MAX:
-            self.encoded, self._bulks = owner.runtime.held(parts, inline_max=limits.DEFINITION_INLINE_BYTES_MAX)
+            self.encoded, self._bulks = owner.runtime.hold(parts, inline_max=limits.DEFINITION_INLINE_BYTES_MAX)
 
     def __del__(self) -> None:
         if bulks := self.__dict__.get("_bulks"):
@@ -172,7 +172,7 @@ class Resources:
         if runtime.refusal is not None:
             raise runtime.refusal()
         problem = (
-            f"no worker was there for {self._patience_s:g} s: waited for {runtime.missing.description or 'a worker'}"
+            f"no worker was there for {self._patience_s:g} s: waited for {runtime.absence.description or 'a worker'}"
         )
         raise errors.UnavailableError(problem)
 
@@ -187,14 +187,14 @@ class Resources:
         """
         runtime = self.runtime
         with runtime.schedule_lock:
-            runtime.packing, runtime.by_reference = get_ident(), True
+            runtime.packing_thread, runtime.by_reference = get_ident(), True
             try:
                 packed = trusted.pack_call((fn, *args), dict(kwargs or {}))
             except errors.InvalidArgumentError as error:
                 raise unwrapped(error) from error.__cause__
             finally:
-                runtime.packing, runtime.by_reference = None, False
-                uses, runtime.given = runtime.given, []
+                runtime.packing_thread, runtime.by_reference = None, False
+                uses, runtime.uses = runtime.uses, []
         return Definition(self, name, packed, uses)
 
     def create(self, kind: str, definition: Definition, sharers: Sequence[int] = ()) -> Resource:
@@ -279,7 +279,7 @@ class Resources:
 
     def _build(self, resource: Resource, index: int) -> None:
         state = resource.states.setdefault(index, _State(None))
-        state.building = self._enqueue(resource, index, at_worker.built)
+        state.building = self._enqueue(resource, index, at_worker.ensure_built)
         state.lost = None
 
     def _enqueue(self, resource: Resource, index: int, fn: Callable[[Any], Any]) -> RemoteValue:

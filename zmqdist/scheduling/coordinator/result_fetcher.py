@@ -53,7 +53,7 @@ class _Job:
     spent_s: float = 0.0
 
 
-class Fetching:
+class ResultFetcher:
     """Threads that fetch results; they start with the first large result that is not in shared memory of this host.
 
     Args:
@@ -81,13 +81,13 @@ class Fetching:
         self._threads: list[threading.Thread] = []
         self._closed = False
 
-    def ask(self, work: int, attempt: int, encoded: bytes) -> list[Any] | None:
+    def fetch(self, work: int, attempt: int, encoded: bytes) -> list[Any] | None:
         """Return the parts of a result if all are in shared memory. Else have a thread fetch them, and return None.
 
         Call it from one thread only.
         """
         reference = decode_reference(encoded)
-        parts = self._fetcher.near.attach(reference)
+        parts = self._fetcher.memories.attach(reference)
         if not any(isinstance(part, Held) for part in parts):
             return parts
         job = _Job(work, attempt, reference)
@@ -99,14 +99,14 @@ class Fetching:
             self._put(job, 0.0)
         return None
 
-    def kept(self, encoded: bytes, name: str) -> Any:
+    def fetch_kept(self, encoded: bytes, name: str) -> Any:
         """Fetch a value that its worker keeps, in the caller's thread, with a single try. Raises as `remote_results.fetch`."""
         return remote_results.fetch(self._fetcher, encoded, name)
 
     @property
     def memories(self) -> int:
         """How many processes' shared memory is mapped here."""
-        return len(self._fetcher.near)
+        return len(self._fetcher.memories)
 
     @property
     def connections(self) -> int:

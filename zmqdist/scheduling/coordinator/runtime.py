@@ -30,19 +30,19 @@ from zmqdist.scheduling.coordinator.coordinator_events import (
     AttemptPacked,
     BulkArrived,
     BulkUnreachable,
+    CancelRequested,
     CoordinatorRefused,
     DispatcherDown,
     DispatcherUp,
-    EndAsked,
+    EndRoundRequested,
     Event,
-    ForgetAsked,
+    ForgetRequested,
     FunctionsDefined,
     FunctionsDropped,
     KeptDropped,
-    TakeBackAsked,
-    WithdrawAsked,
+    TakeBackRequested,
 )
-from zmqdist.scheduling.coordinator.dependencies_and_retries import Dependencies, Free, HandIn, Remade
+from zmqdist.scheduling.coordinator.dependencies_and_retries import Dependencies, Free, HandIn, Recomputed
 from zmqdist.scheduling.coordinator.effects import (
     Effect,
     Fetch,
@@ -50,20 +50,20 @@ from zmqdist.scheduling.coordinator.effects import (
     Replace,
     Resolve,
     RoomMade,
-    RoundEnded,
     RoundRefused,
+    RoundSettled,
     WorkBegun,
 )
 from zmqdist.scheduling.coordinator.failures import Failure, Failures
 from zmqdist.scheduling.coordinator.functions import FunctionNumbers
 from zmqdist.scheduling.coordinator.machine import ROUND, CoordinatorMachine
 from zmqdist.scheduling.coordinator.remote_value import Kept, RemoteValue
-from zmqdist.scheduling.coordinator.result_fetcher import Fetching
+from zmqdist.scheduling.coordinator.result_fetcher import ResultFetcher
 from zmqdist.scheduling.coordinator.target import Target
 from zmqdist.scheduling.coordinator.task_specs import Plans
 from zmqdist.scheduling.coordinator.unreachable_log import UnreachableLog
 from zmqdist.scheduling.coordinator.watchdog import WatchDog
-from zmqdist.scheduling.dispatcher.heap_trimming import MemoryKeeper
+from zmqdist.scheduling.dispatcher.heap_trimming import HeapTrimmer
 from zmqdist.scheduling.dispatcher.membership import SAID_GOODBYE
 from zmqdist.scheduling.worker.references import encode_reference
 from zmqdist.scheduling.worker.remote_results import decode_loss
@@ -121,14 +121,14 @@ class CoordinatorRuntime:
       failures, callbacks: the errors of the round; the thread for the program's callbacks.
       room: how many work items may be handed in before `has_room` must count again.
       queue_bytes: counts the bytes of the arguments of unfinished work.
-      packing: the thread that is packing arguments; None for none.
-      given: objects found while packing that must stay alive until the work has ended: resources, kept values.
+      packing_thread: the thread that is packing arguments; None for none.
+      uses: objects found while packing that must stay alive until the work has ended: resources, kept values.
       inputs: RemoteValues found while packing, by the number of their work.
       by_reference: whether the packed call may run at any time, so that it cannot wait for inputs.
       values, with_callbacks: unsettled RemoteValues by work number, weakly; those of them with callbacks, which must stay alive.
       lost_values: lost kept values that a thread waits for, by work number.
-      machine, store, fetching, missing: the decisions, the large arguments held, the fetcher of large results, the log of absences. Any
-        thread may read them.
+      machine, store, result_fetcher, absence: the decisions, the large arguments held, the fetcher of large results, the log of
+        absences. Any thread may read them.
     """
 
     def __init__(
@@ -149,8 +149,8 @@ class CoordinatorRuntime:
         self.schedule_lock, self.lock, self.unpacking = threading.Lock(), threading.Lock(), threading.RLock()
         self.changed = threading.Condition(self.lock)
         self.scheduled = self.resolved = self.rounds_ended = self.waiting = self.waiting_for_room = self.room = 0
-        self.packing: int | None = None
-        self.given: list[Any] = []
+        self.packing_thread: int | None = None
+        self.uses: list[Any] = []
         self.inputs: dict[int, RemoteValue] = {}
         self.by_reference = False
         self.failures = Failures(reported=rounds)
@@ -164,16 +164,16 @@ class CoordinatorRuntime:
         self.with_callbacks: set[RemoteValue] = set()
         self.lost_values: dict[int, RemoteValue] = {}
         self.outbox: list[tuple[int, int, bytes]] = []
-        self._staying: list[int] = []
+        self._to_keep: list[int] = []
         self._options: dict[int, WorkOptions] = {}
         """Options of the work in the outboxes."""
-        self._apart: set[int] = set()
-        """Unfinished work that is apart from the rounds: not counted in `scheduled` and `resolved`."""
-        self._apart_outbox: list[tuple[int, int, bytes]] = []
+        self._detached: set[int] = set()
+        """Unfinished work that is detached from the rounds: not counted in `scheduled` and `resolved`."""
+        self._detached_outbox: list[tuple[int, int, bytes]] = []
         self._cancels = CoalescedQueue(self.call_in_loop, self._cancel)
         self._take_backs = CoalescedQueue(self.call_in_loop, self._take_back)
-        self._dropped = CoalescedQueue(self.call_in_loop, self._let_go)
-        self._forgotten = CoalescedQueue(self.call_in_loop, lambda numbers: self._handle(ForgetAsked(numbers)))
+        self._dropped = CoalescedQueue(self.call_in_loop, self._release_kept)
+        self._forgotten = CoalescedQueue(self.call_in_loop, lambda numbers: self._handle(ForgetRequested(numbers)))
         self._watchers: list[Watcher] = []
         self.held_by_work: dict[int, list[int]] = {}
         self._uses_by_work: dict[int, list[Any]] = {}
@@ -181,7 +181,7 @@ class CoordinatorRuntime:
         self.queue_bytes = QueueBytes(queue_bytes_max, lambda bulk: self.store.size_of(bulk))
         self._draining = False
         self._due: float | None = None
-        self._memory, self._executions = MemoryKeeper(), metrics.Executions()
+        self._heap_trimmer, self._executions = HeapTrimmer(), metrics.Executions()
         self.callbacks = Callbacks()
         self._loop = Loop("zmqdist-coordinator")
         try:
@@ -196,7 +196,7 @@ class CoordinatorRuntime:
 
     # -- for the program's threads ----------------------------------------------------------------------------------
 
-    def held(self, parts: list[Any], inline_max: int = INLINE_BYTES_MAX) -> tuple[bytes, list[int]]:
+    def hold(self, parts: list[Any], inline_max: int = INLINE_BYTES_MAX) -> tuple[bytes, list[int]]:
         """Hold a copy of data that is too large for a message. Return the reference to send, and the numbers for `enqueue` or `drop`."""
         reference = self.store.hold(parts, shared=True, inline_max=inline_max)
         return encode_reference(reference), reference.bulks
@@ -222,26 +222,26 @@ class CoordinatorRuntime:
         Args:
           keep: whether its value stays with its worker.
           uses: objects that must stay alive until it has ended.
-          options: pinning, priority, and whether it is apart from the rounds. Work that is apart takes no room in the queue; `join` does
+          options: pinning, priority, and whether it is detached from the rounds. Detached work takes no room in the queue; `join` does
             not wait for it, its error goes only to its RemoteValue, and the end of a round does not end it.
           alive: a token that the RemoteValue holds, so that this runtime stays open while the value is pending.
         """
-        if options is PLAIN or not options.apart:
+        if options is PLAIN or not options.detached:
             self.queue_bytes.begin(work, len(payload), bulks)
         if bulks:
             self.held_by_work[work] = list(bulks)
             bulks.clear()  # the work item owns them now, so the caller must not drop them
         if keep:
-            self._staying.append(work)
+            self._to_keep.append(work)
         if uses:
             self._uses_by_work[work] = uses
         value = RemoteValue(self, work, name, alive)
         self.values[work] = ref(value)
         if options is not PLAIN:
             self._options[work] = options
-        if options is not PLAIN and options.apart:
-            self._apart.add(work)
-            self._apart_outbox.append((work, number, payload))
+        if options is not PLAIN and options.detached:
+            self._detached.add(work)
+            self._detached_outbox.append((work, number, payload))
         else:
             self.outbox.append((work, number, payload))
             self.scheduled += 1
@@ -263,7 +263,7 @@ class CoordinatorRuntime:
             self._loop.call_soon(self._drain)  # before the flag: a Ctrl-C in between must not suppress all drains
             self._draining = True
 
-    def let_go(self, work: int) -> None:
+    def release_kept(self, work: int) -> None:
         """Release a value that a worker keeps. Called by finalizers, so it takes no lock of the coordinator."""
         if self.pid == os.getpid():
             self._dropped.put(work)
@@ -278,15 +278,15 @@ class CoordinatorRuntime:
 
         def begin() -> None:
             self._watchers.append(watcher)
-            watcher(list(self.machine.closures.pins.members.values()), [])
+            watcher(list(self.machine.closures.affinity.members.values()), [])
 
         self.call_in_loop(begin)
 
     @property
     def members(self) -> dict[str, Joined] | None:
         """The present workers by name; None before the dispatcher has reported them. The loop replaces the dict at each change."""
-        pins = self.machine.closures.pins
-        return pins.members if pins.members_known else None
+        affinity = self.machine.closures.affinity
+        return affinity.members if affinity.members_known else None
 
     def has_room(self, nbytes: int, bulks: list[int]) -> bool:
         """Return whether the queue takes one more item. With the lock held.
@@ -299,7 +299,7 @@ class CoordinatorRuntime:
 
     def end_round(self) -> None:
         """Request the end of the round; `rounds_ended` grows when it has ended. With the lock held."""
-        self._loop.call_soon(self._handle, EndAsked(self.rounds_ended + 1))
+        self._loop.call_soon(self._handle, EndRoundRequested(self.rounds_ended + 1))
 
     def cancel(self, work: int) -> None:
         """Request the cancellation of a work item. Requests are collected, because the dispatcher scans its queue for each message."""
@@ -325,7 +325,7 @@ class CoordinatorRuntime:
             pass
         self._loop.stop()
         self._watchdog.stop()
-        self.fetching.close()
+        self.result_fetcher.close()
         self.store.close()
         with self.lock:
             ended = [value for reference in self.values.values() if (value := reference()) is not None]
@@ -358,7 +358,7 @@ class CoordinatorRuntime:
         self.store: BulkStore = BulkStore(service, WORKERS, incarnation)
         service.attach(router, loop, incarnation)
         self.store.address, self.store.key = router.bind(join_address(host, 0)), security.public
-        self.fetching = Fetching(
+        self.result_fetcher = ResultFetcher(
             credentials,
             self.address,
             lambda work, attempt: self.machine.closures.wants(work, attempt),
@@ -375,7 +375,7 @@ class CoordinatorRuntime:
             width=self._width,
             now=loop.now(),
         )
-        plans = Dependencies(remakes_max=ATTEMPTS_MAX)
+        plans = Dependencies(recomputations_max=ATTEMPTS_MAX)
         self.machine: CoordinatorMachine = CoordinatorMachine(closures, plans, decode_loss, rounds=self._rounds)
         self._dealer: DealerConnection = DealerConnection(
             loop,
@@ -387,7 +387,7 @@ class CoordinatorRuntime:
             on_down=lambda: self._handle(DispatcherDown()),
             on_refused=self._refused,
         )
-        self.missing = UnreachableLog(loop, self.machine.closures, self._dealer)
+        self.absence = UnreachableLog(loop, self.machine.closures, self._dealer)
 
     def _connected(self, _hello: Hello) -> None:
         with self.lock:
@@ -396,10 +396,10 @@ class CoordinatorRuntime:
 
     def _handle_message(self, message: Message, _frames: list[memoryview]) -> None:
         if isinstance(message, Read):
-            self._dealer.send(*self.store.answer(message))
+            self._dealer.send(*self.store.read_reply(message))
         elif isinstance(message, Refused):
             # The session belongs to another connection now: the dispatcher ignores what this one sends.
-            if message.final and self.machine.closures.enlisted:
+            if message.final and self.machine.closures.registered:
                 self._dealer.close()
                 self._handle(DispatcherDown())
             self._refused(errors.from_code(message.code, message.message))
@@ -417,37 +417,37 @@ class CoordinatorRuntime:
         with self.lock:
             outbox, self.outbox = self.outbox, []
             planned, self.plans.planned = self.plans.planned, []
-            staying, self._staying = self._staying, []
+            to_keep, self._to_keep = self._to_keep, []
             options, self._options = self._options or None, {}
-            apart, self._apart_outbox = self._apart_outbox, []
+            detached, self._detached_outbox = self._detached_outbox, []
             defined, dropped = self.functions.take()
             self._draining = False
         if defined:
             self._handle(FunctionsDefined(defined))
-        if apart:  # first, so that workers build a per-worker resource before functions that use it begin
-            self._handle(Scheduled(apart, (), options))
+        if detached:  # first, so that workers build a per-worker resource before functions that use it begin
+            self._handle(Scheduled(detached, (), options))
         if planned:
             position = 0
             for plan in planned:
                 if plan.position > position:
-                    self._handle(Scheduled(outbox[position : plan.position], staying, options))
+                    self._handle(Scheduled(outbox[position : plan.position], to_keep, options))
                     position = plan.position
                 self._handle(self.plans.begin(plan))
             outbox = outbox[position:]
         if outbox:
-            self._handle(Scheduled(outbox, staying, options))
+            self._handle(Scheduled(outbox, to_keep, options))
         if dropped:
             self._handle(FunctionsDropped(dropped))
 
     def _cancel(self, works: list[int]) -> None:
         self._drain()
-        self._handle(WithdrawAsked(works))
+        self._handle(CancelRequested(works))
 
     def _take_back(self, works: list[int]) -> None:
         self._drain()  # the work may still be in the outbox
-        self._handle(TakeBackAsked(works))
+        self._handle(TakeBackRequested(works))
 
-    def _let_go(self, works: list[int]) -> None:
+    def _release_kept(self, works: list[int]) -> None:
         self._handle(KeptDropped(works))
 
     def _handle(self, event: Event) -> None:
@@ -460,7 +460,7 @@ class CoordinatorRuntime:
         if due != self._due:
             self._due = due
             self._loop.set_timer(self, due, self._tick)
-        self.missing.watch()
+        self.absence.watch()
         if self.waiting_for_room and self.machine.plans.waiting != waiting:
             with self.lock:
                 self.changed.notify_all()
@@ -482,13 +482,13 @@ class CoordinatorRuntime:
                     self.plans.put(work, payload, plans)
                 case Replace(work, kind, payload):
                     self.plans.replace(work, kind, payload)
-                case Remade(work):
+                case Recomputed(work):
                     self.plans.wake(work)
                 case Free(work):
                     self.plans.free(work)
                 case Fetch(work, attempt, reference):
                     self._fetch(work, attempt, reference)
-                case RoundEnded(number):
+                case RoundSettled(number):
                     with self.lock:
                         self.rounds_ended = number
                         self.changed.notify_all()
@@ -519,7 +519,7 @@ class CoordinatorRuntime:
         released: list[list[Any]] = []
         with self.lock:
             values, before = self.values, len(self.values)
-            apart, apart_count, counted = self._apart, 0, self.queue_bytes.works
+            detached, detached_count, counted = self._detached, 0, self.queue_bytes.works
             for work, kind, payload in items:
                 if kind and kind == KEPT and type(payload) is bytes:
                     payload = Kept(self, work, payload)
@@ -533,9 +533,9 @@ class CoordinatorRuntime:
                 if self._uses_by_work and work in self._uses_by_work:
                     released.append(self._uses_by_work.pop(work))
                 value = reference()
-                if apart and work in apart:
-                    apart.discard(work)
-                    apart_count += 1
+                if detached and work in detached:
+                    detached.discard(work)
+                    detached_count += 1
                 elif failures and work in failures:
                     name = "a scheduled function" if value is None else value.name
                     self.failures.add(work, Failure(kind, payload, name))
@@ -544,13 +544,13 @@ class CoordinatorRuntime:
                 if callbacks := value.settle(kind, payload):
                     calls += [(fn, value) for fn in callbacks]
                     self.with_callbacks.discard(value)
-            self.resolved += before - len(values) - apart_count
+            self.resolved += before - len(values) - detached_count
             if not values:
                 self.values = {}  # a new one, because a dict never shrinks
             if self.waiting and (self.resolved == self.scheduled or self.failures or self.waiting_for_room):
                 self.changed.notify_all()
         self._executions.end(items)
-        self._memory.look(len(self.values), lambda: True)
+        self._heap_trimmer.update(len(self.values), lambda: True)
         if calls:
             self.callbacks.put(calls)
 
@@ -560,7 +560,7 @@ class CoordinatorRuntime:
         held = self.values.get(self.machine.user_of(work))
         # A dropped value needs no fetch: report it as arrived.
         wanted = held is not None and held() is not None
-        parts = self.fetching.ask(work, attempt, reference) if wanted else []
+        parts = self.result_fetcher.fetch(work, attempt, reference) if wanted else []
         if parts is not None:
             self._loop.call_soon(self._handle, BulkArrived(work, attempt, parts))
 

@@ -23,7 +23,7 @@ from zmqdist import limits
 from zmqdist.messages import KEPT
 from zmqdist.scheduling.coordinator.affinity import WorkOptions
 from zmqdist.scheduling.coordinator.bounds import QueueBytes
-from zmqdist.scheduling.coordinator.coordinator_events import Unpackable
+from zmqdist.scheduling.coordinator.coordinator_events import PackingFailed
 from zmqdist.scheduling.coordinator.dependencies_and_retries import INPUT_FAILED, TIMED_OUT, Planned
 from zmqdist.scheduling.coordinator.remote_value import Kept, RemoteValue, ValueOwner, outcome_of
 from zmqdist.scheduling.worker.references import INPUTS, KEEP, encode_inputs
@@ -125,7 +125,7 @@ class PlanOwner(ValueOwner, Protocol):
     outbox: list[tuple[int, int, bytes]]
     queue_bytes: QueueBytes
 
-    def held(self, parts: list[Any]) -> tuple[bytes, list[int]]: ...
+    def hold(self, parts: list[Any]) -> tuple[bytes, list[int]]: ...
 
     def drop(self, bulks: list[int]) -> None: ...
 
@@ -156,15 +156,15 @@ class Plans:
         self._runtime.expect(work, value)
         return value
 
-    def begin(self, plan: Plan) -> Planned | Unpackable:
+    def begin(self, plan: Plan) -> Planned | PackingFailed:
         """Take over a scheduled plan; return the event for the machine."""
         inputs: list[int] = []
         failed = 0
         try:
-            plan.take(self._runtime.held)
+            plan.take(self._runtime.hold)
         except Exception as error:  # another thread of the program has changed an input since `schedule` packed it
             self._free(plan)
-            return Unpackable(plan.work, trusted.pack_error(error))
+            return PackingFailed(plan.work, trusted.pack_error(error))
         self._plans[plan.work] = plan
         for work, value in plan.input_values.items():
             if work in plan.inputs:
@@ -206,7 +206,7 @@ class Plans:
             }
             payload = encode_inputs(inputs, payload)
             if len(payload) > limits.INLINE_BYTES_MAX:
-                payload, bulks = self._runtime.held([payload])
+                payload, bulks = self._runtime.hold([payload])
                 plan.bulks += bulks
             payload = INPUTS + payload
         return KEEP + payload if plan.keep else payload
@@ -214,7 +214,7 @@ class Plans:
     def put(self, work: int, payload: Any, plans: Sequence[int]) -> None:
         """Store an input of these plans."""
         for waiting in plans:
-            self._plans[waiting].put(work, payload, self._runtime.held)
+            self._plans[waiting].put(work, payload, self._runtime.hold)
 
     def replace(self, work: int, kind: int, payload: Any) -> None:
         """Give the RemoteValue of a plan that had succeeded another outcome: a recomputed value, or the error of its final loss."""

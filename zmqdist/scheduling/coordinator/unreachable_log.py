@@ -28,13 +28,13 @@ class UnreachableLog:
     def description(self) -> str | None:
         """What is missing, and why; None if the cluster is complete."""
         address = self._dealer.address
-        if not self._machine.enlisted:
+        if not self._machine.registered:
             return f"the dispatcher at {address}: {self._dealer.trouble or 'no answer'}"
         return None if self._machine.workers else f"a worker to register with the dispatcher at {address}"
 
     def watch(self) -> None:
         """Start or stop the timer that logs every WAIT_LOG_S while unfinished work misses the cluster. Called after each event."""
-        since = self._machine.alone_since
+        since = self._machine.without_cluster_since
         if since != self._since:
             self._since = since
             self._loop.set_timer(self, None if since is None else since + limits.WAIT_LOG_S, self._warn)

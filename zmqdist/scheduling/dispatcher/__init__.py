@@ -1,1 +1,1 @@
-"""The dispatcher: its decisions (broker.py: membership and dispatch together), and its server (runtime.py)."""
+"""The dispatcher: its machine (broker.py puts membership and dispatch together) and its server (runtime.py)."""

@@ -1,7 +1,7 @@
-"""The dispatcher as one machine: membership and dispatch, wired.
+"""The dispatcher as one machine: membership and dispatch, put together. No I/O.
 
-Messages are sorted by what they are; each goes to the one part that decides about it. A message from somebody who has not said
-what he is (a worker that did not register, a coordinator that did not enlist) is answered by Refused and changes nothing.
+Each message goes to the one part that decides about it. A message from a peer that has not registered, as a worker or as a coordinator, is
+answered by Refused and changes nothing.
 
 Not here: decisions. They are in membership.py and machine.py.
 """
@@ -15,21 +15,21 @@ from zmqdist import errors
 from zmqdist.events import Heard, Peer, PeerGone, ProcessExited, Send, Ticked
 from zmqdist.messages import (
     Beat,
+    CancelWork,
     Define,
     Done,
-    EndGeneration,
-    Enlist,
+    EndRound,
     Forget,
     Goodbye,
+    LeasesReturned,
     Leave,
     Message,
     Refused,
     Register,
-    Returned,
+    RegisterCoordinator,
+    ResultReceived,
     SlotsLost,
     Submit,
-    Taken,
-    Withdraw,
 )
 from zmqdist.scheduling.dispatcher.machine import Dispatch
 from zmqdist.scheduling.dispatcher.membership import (
@@ -49,7 +49,17 @@ Event: TypeAlias = Heard | PeerGone | ProcessExited | Ticked
 
 @dataclass(frozen=True, slots=True)
 class WorkerRow:
-    """One worker in a snapshot."""
+    """One worker in a snapshot.
+
+    Attributes:
+      state: "alive", "away" (disconnected, within its grace) or "leaving".
+      leases, running: work items that it has, and those of them that have begun as far as the dispatcher knows.
+      window: how many leases it may have.
+      done: leases that it has ended with an outcome.
+      rate: work items a second while it has work; 0 while unknown.
+      joined_at, heard_at: when it registered, and when its last message came.
+      slot_deaths: its slot processes that crashed.
+    """
 
     name: str
     state: str
@@ -70,7 +80,15 @@ class WorkerRow:
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorRow:
-    """One coordinator in a snapshot."""
+    """One coordinator in a snapshot.
+
+    Attributes:
+      coordinator: its number in the cluster.
+      queued, out: work items that wait, and those that workers have.
+      held: bulk results that are with their workers.
+      submitted, finished: work items that it has submitted over this connection, and those of them that have ended.
+      functions: functions that it has defined.
+    """
 
     coordinator: int
     queued: int
@@ -83,7 +101,12 @@ class CoordinatorRow:
 
 @dataclass(frozen=True, slots=True)
 class BrokerSnapshot:
-    """What `status` and `top` show."""
+    """What `status` and `top` show of the scheduling.
+
+    Attributes:
+      losses: the last losses of workers: (name, reason, exit code, when).
+      last_slot_death: (the worker's name, exit code, when).
+    """
 
     workers: tuple[WorkerRow, ...]
     coordinators: tuple[CoordinatorRow, ...]
@@ -92,18 +115,17 @@ class BrokerSnapshot:
     losses: tuple[tuple[str, str, int | None, float], ...]
     slot_deaths: int
     last_slot_death: tuple[str, int | None, float] | None
-    """The worker's name, the exit code, when."""
 
 
 class Broker:
-    """See the module's docstring."""
+    """Membership and dispatch as one machine; the module's docstring has the rules."""
 
     def __init__(self, rules: BrokerRules, *, first_lease: int = 1) -> None:
         self.rules = rules
         self.membership = Membership(rules.lease_s, rules.reconnect_grace_s, rules.cancel_grace_s)
         self.dispatch = Dispatch(attempts_max=rules.attempts_max, lease_s=rules.lease_s, first_lease=first_lease)
         self.changes: list[MemberJoined | MemberLost] = []
-        """Who joined and who was lost, for whoever else wants to know; they take them out."""
+        """The members that joined and were lost, in order. The runtime takes them out and passes them to the data service."""
 
     @property
     def deadline(self) -> float | None:
@@ -114,19 +136,19 @@ class Broker:
         return min(first, second)
 
     def handle(self, event: Event, now: float, *, watched: bool = True) -> list[Send]:
-        """Apply one event and return what must be sent about it, in order.
+        """Apply one event and return the messages to send, in order.
+
+        A message that is not allowed is answered by Refused and changes nothing; no message of a peer makes this raise.
 
         Args:
           now: monotonic seconds; never less than in an earlier call.
           watched: for a Register, whether the end of its connection will be noticed.
-
-        Never raises for what a peer did: that is answered by Refused, and changes nothing.
         """
         effects: list[Send]
         match event:
             case Heard():
                 peer, message = event.peer, event.message
-                member = self.membership.heard(peer, now)
+                member = self.membership.note_message(peer, now)
                 if member is not None:
                     effects = self._from_worker(member, peer, message, now)
                 elif peer in self.dispatch.sessions:
@@ -134,7 +156,7 @@ class Broker:
                 else:
                     effects = self._from_newcomer(peer, message, now, watched)
             case PeerGone(peer):
-                effects = self.dispatch.close(peer, now)
+                effects = self.dispatch.coordinator_gone(peer, now)
                 effects += self._apply(self.membership.handle(event, now), now)
             case ProcessExited():
                 effects = self._apply(self.membership.handle(event, now), now)
@@ -144,31 +166,31 @@ class Broker:
         return effects + self.dispatch.assign(now)
 
     def leave(self, job: str, index: int, grace_s: float, now: float) -> list[Send] | None:
-        """Tell a worker to leave; None where there is no such worker."""
+        """Tell a worker to stop in good order within `grace_s`. Returns the messages to send; None if there is no such worker."""
         member = self.membership.members.get((job, index))
         if member is None:
             return None
         return self._apply(self.membership.leave(member, grace_s), now) + self.dispatch.assign(now)
 
     def holder(self, number: int) -> Peer | None:
-        """The connection of a coordinator or of a worker, by the number of its life; None where it has none here."""
+        """Return the connection of a coordinator or worker, by its incarnation; None if it is not connected here."""
         for peer, session in self.dispatch.sessions.items():
             if session.coordinator == number:
                 return peer
         return next((m.peer for m in self.membership.members.values() if m.incarnation == number), None)
 
     def snapshot(self) -> BrokerSnapshot:
-        """An immutable record of now."""
+        """Return an immutable record of the present state."""
         return BrokerSnapshot(
             workers=tuple(self._worker_row(member) for _, member in sorted(self.membership.members.items())),
             coordinators=tuple(
                 CoordinatorRow(
                     session.coordinator,
-                    sum(part.queued for part in session.parts),
-                    sum(part.outstanding for part in session.parts),
-                    sum(len(part.held) for part in session.parts),
-                    sum(part.submitted for part in session.parts),
-                    sum(part.finished for part in session.parts),
+                    sum(part.queued for part in session.with_detached),
+                    sum(part.outstanding for part in session.with_detached),
+                    sum(len(part.held) for part in session.with_detached),
+                    sum(part.submitted for part in session.with_detached),
+                    sum(part.finished for part in session.with_detached),
                     len(session.functions),
                 )
                 for session in self.dispatch.sessions.values()
@@ -181,7 +203,7 @@ class Broker:
         )
 
     def _worker_row(self, member: Member) -> WorkerRow:
-        hands = self.dispatch.hands[member]
+        load = self.dispatch.loads[member]
         state = "away" if member.peer is None else "leaving" if member.leaving else "alive"
         return WorkerRow(
             name=member.name,
@@ -191,22 +213,22 @@ class Broker:
             pid=member.pid,
             host=member.host,
             address=member.address,
-            leases=len(hands.leases),
-            running=sum(lease.started for lease in hands.leases.values()),
-            window=hands.window.limit,
-            done=hands.done,
-            rate=hands.window.rate,
+            leases=len(load.leases),
+            running=sum(lease.started for lease in load.leases.values()),
+            window=load.window.limit,
+            done=load.done,
+            rate=load.window.rate,
             joined_at=member.joined_at,
             heard_at=member.heard_at,
-            slot_deaths=hands.slot_deaths,
+            slot_deaths=load.slot_deaths,
         )
 
     def _from_worker(self, member: Member, peer: Peer, message: Message, now: float) -> list[Send]:
         match message:
             case Done():
                 return self.dispatch.done(member, message, now)
-            case Returned(leases):
-                return self.dispatch.returned(member, leases, now)
+            case LeasesReturned(leases):
+                return self.dispatch.leases_returned(member, leases, now)
             case SlotsLost():
                 return self.dispatch.slots_lost(member, message, now)
             case Beat():
@@ -226,16 +248,16 @@ class Broker:
                 return []
             case Forget(_, functions, everywhere):
                 return self.dispatch.forget(session, functions, everywhere=everywhere)
-            case Taken():
-                return self.dispatch.taken(session, message)
-            case Withdraw():
-                return self.dispatch.withdraw(session, message)
-            case EndGeneration():
-                return self.dispatch.end_generation(session, message, now)
-            case Enlist():
-                return self.dispatch.enlist(peer, message, now)
+            case ResultReceived():
+                return self.dispatch.result_received(session, message)
+            case CancelWork():
+                return self.dispatch.cancel_work(session, message)
+            case EndRound():
+                return self.dispatch.end_round(session, message, now)
+            case RegisterCoordinator():
+                return self.dispatch.register_coordinator(peer, message, now)
             case Goodbye():
-                return self.dispatch.close(peer, now, left=True)
+                return self.dispatch.coordinator_gone(peer, now, left=True)
             case _:
                 return [_refuse(peer, "a coordinator", message)]
 
@@ -243,12 +265,12 @@ class Broker:
         match message:
             case Register():
                 return self._apply(self.membership.handle(Heard(peer, message), now, watched=watched), now)
-            case Enlist():
-                return self.dispatch.enlist(peer, message, now)
+            case RegisterCoordinator():
+                return self.dispatch.register_coordinator(peer, message, now)
             case Goodbye():
                 return []
             case _:
-                return [_refuse(peer, "somebody who has neither registered nor enlisted", message)]
+                return [_refuse(peer, "a peer that has not registered as a worker or coordinator", message)]
 
     def _apply(self, changes: list[Change | Send], now: float) -> list[Send]:
         effects: list[Send] = []
@@ -260,7 +282,7 @@ class Broker:
                     self.changes.append(change)
                     effects += self.dispatch.joined(member, register)
                 case MemberBack(member, register):
-                    effects += self.dispatch.back(member, register)
+                    effects += self.dispatch.reconnected(member, register)
                 case MemberAway(member):
                     self.dispatch.away(member)
                 case MemberLeaving(member):
@@ -271,5 +293,5 @@ class Broker:
         return effects
 
 
-def _refuse(peer: Peer, who: str, message: Message) -> Send:
-    return Send(peer, Refused(errors.FAILED_PRECONDITION, f"{type(message).__name__} from {who}"))
+def _refuse(peer: Peer, sender: str, message: Message) -> Send:
+    return Send(peer, Refused(errors.FAILED_PRECONDITION, f"{type(message).__name__} from {sender}"))

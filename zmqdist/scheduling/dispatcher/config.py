@@ -1,9 +1,9 @@
-"""What a dispatcher and a worker are told, checked once, here.
+"""The settings of a dispatcher and of a worker, checked when a config is made.
 
-Fields of the data service have the names of tf.data service; their durations are milliseconds, and None and 0 stand for the default
-where nothing else is said. All other durations are seconds.
+Fields of the data service have the names of tf.data service. Their durations are milliseconds; None and 0 stand for the default unless the
+field says otherwise. All other durations are seconds.
 
-Light to import: whoever starts processes needs these before anything else.
+This module imports little, because every process that starts others needs it first.
 """
 
 from __future__ import annotations
@@ -20,41 +20,45 @@ from zmqdist.scheduling.dispatcher.rules import BrokerRules
 from zmqdist.transport.address import DTS_PORT
 
 PROTOCOLS: Final = ("zmq", "tcp")
-"""Names of the one protocol that there is."""
+"""Names of the protocol: there is one, and both names mean it."""
 
 DEPLOYMENT_MODES: Final = ("COLOCATED", "REMOTE", "HYBRID")
 
 NEVER: Final = -1
 
 START_DELAY_ENV: Final = "ZMQDIST_COORDINATOR_SCHEDULE_START_DELAY"
-"""Whole seconds."""
+"""Environment variable of workers: the start delay in whole seconds."""
 
 
 @dataclass(frozen=True)
 class DispatcherConfig(BrokerRules):
-    """Where a dispatcher listens, what it keeps, and when it gives up.
+    """Where a dispatcher listens, what it keeps, and when it gives up on workers and readers.
 
     Attributes:
       port: 0 takes a free one.
-      protocol: "zmq" or "tcp", which are the same; None for that.
-      work_dir: folder of the registered datasets and of the journal; made when it is missing. None: in memory.
-      fault_tolerant_mode: keep a journal in `work_dir`: a dispatcher that is started again there goes on where the last one was.
-      worker_addresses: the fixed list of workers that shares by place (FILE, DATA, ...) need; None or empty: whoever comes.
-      job_gc_check_interval_ms: how often is looked for clients and iterations to let go; default 10 minutes, 0 is 1 ms.
-      job_gc_timeout_ms: an iteration without readers is dropped after so long; default 5 minutes, 0 is 1 ms, -1 never.
-      worker_timeout_ms: a worker that has gone is given up after so long, and what waited for it ends; default 10 minutes.
-      worker_max_concurrent_snapshots: streams of snapshots that one worker writes at a time; 0 is 3.
-      client_timeout_ms: a reader that is silent is let go after so long; default 5 minutes.
-      gc_dynamic_sharding_jobs: drop iterations of DYNAMIC jobs, too: who reads them again begins anew.
-      deployment_mode: COLOCATED, REMOTE, HYBRID, None (REMOTE): told to readers.
-      host: address or interface to bind; anything but loopback needs keys (SECURITY.md).
-      advertise: "host" or "host:port" at which others are told to find it; None: where it is bound.
-      lease_s: how long a worker that was lost from sight may go on running what it has.
-      reconnect_grace_s: how long a worker whose connection ended has to come back.
-      cancel_grace_s: how long a function that was told to end has, before its slot is cut off.
-      attempts_max: lost starts after which a piece of work fails with WorkerLost.
-      token_file, keys_dir: where the secrets are, if not in the usual place.
-      insecure: neither token nor keys; everybody who reaches the port can run code. Warns at each start.
+      protocol: "zmq" or "tcp", which mean the same; None for "zmq".
+      work_dir: folder of the registered datasets and of the journal; created if it is missing. None: they are kept in memory.
+      fault_tolerant_mode: whether to keep a journal in `work_dir`, so that a restarted dispatcher continues from it.
+      worker_addresses: the fixed list of workers that static sharding (FILE, DATA, ...) needs; None or empty: any workers.
+      job_gc_check_interval_ms: how often the dispatcher looks for clients and iterations to drop; default 10 minutes, 0 is 1 ms.
+      job_gc_timeout_ms: after this time without readers an iteration is dropped; default 5 minutes, 0 is 1 ms, -1 never.
+      worker_timeout_ms: a data worker that is absent for this time is given up, and requests that wait for it end; default 10 minutes.
+      worker_max_concurrent_snapshots: how many streams of snapshots one worker writes at a time; 0 is 3.
+      client_timeout_ms: after this time of silence a reader is dropped; default 5 minutes.
+      gc_dynamic_sharding_jobs: whether iterations with DYNAMIC sharding are dropped as well; a later reader begins them anew.
+      deployment_mode: COLOCATED, REMOTE or HYBRID; None for REMOTE. Readers get it from the dispatcher.
+      host: address or interface to bind; any address but loopback needs keys (SECURITY.md).
+      advertise: "host" or "host:port" at which other processes reach it, behind NAT for example; None: the address that it binds.
+      lease_s: how long a worker without contact may go on running its leases.
+      reconnect_grace_s: how long a disconnected worker may stay away and keep its leases.
+      cancel_grace_s: how long a cancelled function may go on before its slot process is killed.
+      attempts_max: lost starts after which a work item fails with WorkerLost.
+      token_file, keys_dir: where the secrets are, if not in the default place.
+      insecure: use neither token nor keys, so that any process that reaches the port can run code. Logs a warning at each start.
+
+    Raises:
+      InvalidArgumentError: a value is out of range; the message names the field.
+      FailedPreconditionError: `protocol` is not known.
     """
 
     port: int = 0
@@ -97,7 +101,7 @@ class DispatcherConfig(BrokerRules):
         if self.deployment_mode is not None and str(self.deployment_mode).upper() not in DEPLOYMENT_MODES:
             raise _invalid(f"deployment_mode is {self.deployment_mode!r}, wants one of {', '.join(DEPLOYMENT_MODES)}")
 
-    # -- what the data service makes of it; seconds ------------------------------------------------------------------------
+    # -- the settings of the data service, in seconds ------------------------------------------------------------------------
 
     @property
     def gc_check_s(self) -> float:
@@ -121,43 +125,50 @@ class DispatcherConfig(BrokerRules):
 
     @property
     def snapshots_max(self) -> int:
-        """Streams that one worker writes at a time."""
+        """How many streams one worker writes at a time."""
         return self.worker_max_concurrent_snapshots or limits.WORKER_SNAPSHOTS_MAX
 
 
 @dataclass(frozen=True)
 class WorkerConfig:
-    """What a worker is and whom it works for.
+    """The name of a worker, its dispatcher, its slots and its addresses.
 
     Attributes:
       dispatcher_address: "host:port", with or without "zmq://".
-      worker_address: where others are told that it is; "%port%" stands for its port. None: its host ("localhost" on loopback) and port.
-      port: of its own server, from which elements and large results are fetched; 0 takes a free one.
-      protocol: "zmq" or "tcp", which are the same; None for that.
-      heartbeat_interval_ms: inert (docs/tensorflow.md): dispatcher and worker tell each other at once what is new.
-      dispatcher_timeout_ms: a task waits so long for a dispatcher that does not answer; default 1 hour.
-      data_transfer_protocol: "zmq" or "tcp": readers are sent to a second port for elements, so that a firewall or another network can tell
-        them from the rest. None: elements come from the worker's own port.
-      data_transfer_address: where readers are told that this port is; "%dts_port%" stands for it. None: as for `worker_address`.
-      data_transfer_port: this port; 0 takes a free one. With `processes` each task has a free port of its own, and any other is refused.
-      worker_tags: "COLOCATED": readers of other processes leave it alone, unless they ask for any worker.
-      cross_trainer_cache_size_bytes: window of elements that trainers share, of each worker; default 10 GiB.
-      snapshot_max_chunk_size_bytes: files of snapshots become about so large; default 6 GB.
-      shutdown_quiet_period_ms: at most for so long after it has left its dispatcher a worker goes on answering what readers have asked
-        already, and ends when that is done; what they ask then is refused with CANCELLED, after which they read from other workers.
-      host: address or interface it binds; None takes loopback for a dispatcher on loopback, else the interface that leads to it.
-      job, index: its name; index None takes the lowest that is free, which may be another after a restart of the dispatcher.
-      slots: functions it runs at a time.
-      schedule_start_delay_s: worker i lets the first function of each coordinator wait for i times this, at most for
-        `schedule_start_delay_max_s` (0: no bound). None: ZMQDIST_COORDINATOR_SCHEDULE_START_DELAY, and that with _MAX, of the
-        worker's environment, or 0.
-      processes: slots are child processes (can be cut off, may crash) instead of threads.
-      threads_per_slot: threads of BLAS and OpenMP in each slot that is a process. None: the cores of the host, shared out among the slots
-        of as many such workers as `workers_on_host` says, unless the environment has a variable for them (blas_threads.py).
-      orphan_limit_s: it ends itself after so long without a dispatcher; by default it waits for one as long as it takes, as
-        tf.data service has it. (The command and cluster files have a limit: their processes must not stay behind.)
-      token_file, keys_dir: where its secret is, if not in the usual place (SECURITY.md).
-      insecure: neither token nor keys: for a dispatcher that was started insecure.
+      worker_address: the address at which other processes reach it; "%port%" stands for its port. None: its host ("localhost" on
+        loopback) and port.
+      port: the port of its own server, from which elements and large results are fetched; 0 takes a free one.
+      protocol: "zmq" or "tcp", which mean the same; None for "zmq".
+      heartbeat_interval_ms: without effect (docs/tensorflow.md), because dispatcher and worker send each other changes at once.
+      dispatcher_timeout_ms: how long a data task waits for a dispatcher that does not reply; default 1 hour.
+      data_transfer_protocol: "zmq" or "tcp": readers fetch elements from a second port, so that a firewall or a network can treat them
+        differently. None: from the worker's own port.
+      data_transfer_address: the address at which readers reach the second port; "%dts_port%" stands for the port. None: as for
+        `worker_address`.
+      data_transfer_port: the second port; 0 takes a free one. With `processes` it must be 0: each task has a free port of its own.
+      worker_tags: with "COLOCATED" only readers of the same process read from it, and readers that accept any worker.
+      cross_trainer_cache_size_bytes: size of the window of elements that trainers share, on each worker; default 10 GiB.
+      snapshot_max_chunk_size_bytes: the approximate size of a file of a snapshot; default 6 GB.
+      shutdown_quiet_period_ms: how long a worker that has left its dispatcher at most goes on replying to requests that readers had sent
+        before. It refuses later requests with CANCELLED, and the readers go on with other workers.
+      host: the address or interface to bind; None takes loopback for a dispatcher on loopback, else the interface that leads to it.
+      job, index: its name. Index None takes the lowest free one, which may be another after a restart of the dispatcher.
+      slots: how many functions it runs at a time.
+      schedule_start_delay_s: worker i delays the first function of each coordinator by i times this, at most by
+        `schedule_start_delay_max_s` (0: no bound). None: the environment variables ZMQDIST_COORDINATOR_SCHEDULE_START_DELAY and
+        ZMQDIST_COORDINATOR_SCHEDULE_START_DELAY_MAX of the worker, or 0.
+      processes: whether slots are child processes, which can be killed and may crash, instead of threads.
+      threads_per_slot: how many threads BLAS and OpenMP start in each slot that is a process. None: the environment's variables for them,
+        or, if it has none, the cores of the host, shared out among the slots of `workers_on_host` such workers (blas_threads.py).
+      orphan_limit_s: after this time without a dispatcher it ends itself; by default never, as in tf.data service. (The command and
+        cluster files set a limit, because no process of theirs may stay behind.)
+      token_file, keys_dir: where its secret is, if not in the default place (SECURITY.md).
+      insecure: use neither token nor keys, for a dispatcher that was started insecure.
+
+    Raises:
+      InvalidArgumentError: a value is out of range; the message names the field.
+      FailedPreconditionError: `protocol` is not known, or a tag is empty.
+      NotFoundError: `data_transfer_protocol` is not known.
     """
 
     dispatcher_address: str
@@ -211,7 +222,7 @@ class WorkerConfig:
         )
         if isinstance(self.worker_tags, str):
             raise _invalid(f"worker_tags is {self.worker_tags!r}, wants a list of tags")
-        object.__setattr__(self, "worker_tags", tuple(self.worker_tags or ()))  # a list is what JSON makes of them
+        object.__setattr__(self, "worker_tags", tuple(self.worker_tags or ()))  # a config from JSON has a list here
         if "" in (self.worker_tags or ()):
             raise errors.FailedPreconditionError("Worker tags cannot be empty.")
 
@@ -220,7 +231,9 @@ class WorkerConfig:
         if self.data_transfer_protocol is None:
             for name in ("data_transfer_address", "data_transfer_port"):
                 if getattr(self, name):
-                    raise _invalid(f"{name} is of a second port for elements: give data_transfer_protocol='zmq', too")
+                    raise _invalid(
+                        f"{name} is for a second port for elements: set data_transfer_protocol='zmq' as well"
+                    )
         elif self.data_transfer_protocol not in PROTOCOLS:
             text = f"No data transfer server factory has been registered for protocol {self.data_transfer_protocol}."
             raise errors.NotFoundError(f"{text} The available types are: [ {' '.join(PROTOCOLS)} ]")
@@ -231,15 +244,15 @@ class WorkerConfig:
 
     @property
     def start_delay(self) -> tuple[float, float]:
-        """Seconds between the starts of two workers with neighbouring indices, and the most that one waits."""
+        """The delay in seconds between workers with neighbouring indices, and the longest delay; 0 for none, or no bound."""
         delay = _or_of_environment(self.schedule_start_delay_s, START_DELAY_ENV)
         return delay, _or_of_environment(self.schedule_start_delay_max_s, START_DELAY_ENV + "_MAX")
 
     def thread_variables(self, environment: Mapping[str, str]) -> dict[str, str]:
-        """The variables that its slots need for their threads, on top of this environment."""
+        """Return the variables that bound the threads of its slots, to be laid over `environment`."""
         return thread_variables(self.threads_per_slot, self.slots * self.workers_on_host, environment)
 
-    # -- what the data service makes of it ----------------------------------------------------------------------------------
+    # -- the settings of the data service -----------------------------------------------------------------------------------
 
     @property
     def dispatcher_timeout_s(self) -> float:
@@ -258,14 +271,14 @@ class WorkerConfig:
         return self.shutdown_quiet_period_ms / 1000
 
     def elements_at(self, bound: str) -> str:
-        """Where readers are told to find the second port, when it is bound at "host:port"."""
+        """Return the address at which readers reach the second port, which is bound at `bound` ("host:port")."""
         host, _, port = bound.rpartition(":")
         if self.data_transfer_address is not None:
             return self.data_transfer_address.replace(DTS_PORT, port)
         return f"localhost:{port}" if host == "127.0.0.1" else bound
 
     def advertised(self, bound: str) -> str:
-        """Where others are told to find it, when its server is bound at "host:port"."""
+        """Return the address at which other processes reach its server, which is bound at `bound` ("host:port")."""
         host, _, port = bound.rpartition(":")
         if self.worker_address is not None:
             return self.worker_address.replace("%port%", port)
@@ -275,12 +288,12 @@ class WorkerConfig:
 def _or_of_environment(seconds: float | None, name: str) -> float:
     if seconds is not None:
         return seconds
-    told = os.environ.get(name, "")
-    return float(told) if told.isdigit() else 0.0
+    text = os.environ.get(name, "")
+    return float(text) if text.isdigit() else 0.0
 
 
 def _seconds(ms: int | None, default_s: float, *, zero: float | None = None) -> float:
-    """`zero`: what 0 stands for; None: the default."""
+    """Return milliseconds as seconds. `zero`: what 0 stands for; None: the default."""
     if ms is None or (ms == 0 and zero is None):
         return default_s
     return ms / 1000 or zero or 0.0
@@ -292,7 +305,7 @@ def _invalid(problem: str) -> errors.InvalidArgumentError:
 
 def _check_more_than_0(**durations: float) -> None:
     for name, seconds in durations.items():
-        if not seconds > 0:  # so that NaN is refused, too
+        if not seconds > 0:  # also refuses NaN
             raise _invalid(f"{name} is {seconds}, wants more than 0 s")
 
 

@@ -1,17 +1,16 @@
-"""How much work may be on the way to a worker and back.
+"""How many work items a worker may have, counting those on their way to it and back.
 
-Rule: a window bounds what has been given and not yet come back; it never waits and never sends.
+Rule: a window is a bound that its owner asks for; it never waits and never sends.
 
-`WorkWindow` bounds the pieces of work that a worker holds or that travel to it and back. It aims at `horizon_s` of work at the
-worker, and at what the worker does in a round trip besides: enough that the worker does not fall idle while the next batch travels,
-little enough that a newcomer finds something to take over. It starts small, because nobody knows how long a function takes, and
-follows the rate at which the worker works. That rate counts the time in which the worker had work, which the worker itself reports:
-seen from here, a worker that was given little and is far away looks slow.
+`WorkWindow` aims at the work that keeps a worker busy for `HORIZON_S` and one round trip: enough that the worker has work while the next
+batch travels, and little enough that work is left for a worker that joins. It starts small, because the duration of a function is not
+known, and follows the rate at which the worker works. The rate counts only the time in which the worker had work, which the worker itself
+reports: measured at the dispatcher, a distant worker that got little work would look slow.
 
 Promises, checked by tests/machines/test_credit.py and by the simulation
     P1  the limit stays within [2 x slots, per_slot_max x slots]
-    P2  work that takes longer than the horizon and the round trip is given out at most two for a slot: one runs, one waits
-    P3  a worker that always has work in its window is busy all the time, however long the round trip is, as far as P1 lets it
+    P2  of work that takes longer than horizon and round trip a slot gets at most two items: one runs, one waits
+    P3  a worker that always has work in its window is busy all the time, however long the round trip is, as far as P1 allows
 """
 
 from __future__ import annotations
@@ -19,19 +18,20 @@ from __future__ import annotations
 from zmqdist.limits import WORKER_WINDOW_MAX
 
 HORIZON_S = 0.05
+"""Seconds of work that a worker should have, besides a round trip."""
 SAMPLE_S = 0.005
-"""A rate is taken over at least this long: single messages say nothing."""
+"""The least busy time over which a rate is measured, because single messages vary too much."""
 TRIP_S_MAX = 1.0
-"""A longer round trip is a dispatcher or a worker that does not come to its messages, and gets no more of them."""
+"""A longer round trip does not widen the window: it means that the dispatcher or the worker is late in reading its messages."""
 
 
 class WorkWindow:
-    """Pieces of work that one worker may hold unfinished.
+    """How many work items one worker may hold unfinished.
 
     Attributes:
-      limit: so many.
-      rate: pieces a second of work that the worker does; 0 while it is not known.
-      trip_s: the round trip to it.
+      limit: that number.
+      rate: work items a second while the worker has work; 0 while unknown.
+      trip_s: the round-trip time to it.
     """
 
     __slots__ = ("_busy_s", "_ceiling", "_count", "_floor", "_since", "limit", "rate", "trip_s")
@@ -45,20 +45,20 @@ class WorkWindow:
         self._count = 0
         self._busy_s = 0.0
         self._since: float | None = None
-        """When it last gave something back, or was given something after it had nothing; None while it has nothing."""
+        """When it last returned an item, or got one after it had none; None while it has none."""
 
-    def given(self, now: float) -> None:
-        """Work was given."""
+    def note_handed_out(self, now: float) -> None:
+        """Note that work was handed out."""
         if self._since is None:
             self._since = now
 
-    def done(self, count: int, busy_s: float, trip_s: float, now: float, *, idle: bool) -> None:
-        """`count` pieces came back.
+    def note_returned(self, count: int, busy_s: float, trip_s: float, now: float, *, idle: bool) -> None:
+        """Note that `count` items have ended, and adapt the limit.
 
         Args:
-          busy_s: so long the worker had work since it last gave something back.
-          trip_s: the round trip, as the worker sees it.
-          idle: the worker has nothing left.
+          busy_s: how long the worker had work since its last report.
+          trip_s: the round-trip time, as the worker measures it.
+          idle: whether the worker has nothing left.
         """
         if not count:
             return
@@ -69,7 +69,7 @@ class WorkWindow:
         if not self._is_sample:
             return
         sample = self._count / max(self._busy_s, 1e-6)
-        # Down at once, up by half: a rate that was too high makes others wait, one that is too low costs a message.
+        # Down at once, up by half: too high a rate takes work from other workers, too low a rate only costs a message.
         self.rate = sample if sample < self.rate else (self.rate + sample) / 2
         self.limit = max(self._floor, min(self._ceiling, int(self.rate * (HORIZON_S + self.trip_s))))
         self._count = 0
@@ -77,35 +77,38 @@ class WorkWindow:
 
     @property
     def _is_sample(self) -> bool:
-        """Over a long way each wrong turn costs a round trip: a rate is taken over more time there, but for a window that is small."""
+        """Whether the time since the last sample is long enough for a rate.
+
+        With a long round trip a wrong rate costs more, so it is measured over more time, unless the whole window has ended.
+        """
         if self.trip_s <= SAMPLE_S:
             return self._busy_s >= SAMPLE_S
         return self._busy_s >= max(SAMPLE_S, self.trip_s / 4) or self._count >= self.limit
 
     def remaining_s(self, held: int) -> float:
-        """How long the worker will probably be busy with what it holds; infinite while its rate is unknown."""
+        """Return for how many seconds `held` items will probably keep the worker busy; infinite while its rate is unknown."""
         return held / self.rate if self.rate > 0 else float("inf")
 
     def overdue_at(self, held: int) -> float:
-        """When all that it holds should have come back; if nothing has until then, it is at something slow."""
+        """Return when all `held` items should have ended. If none has by then, the worker runs something slow."""
         return float("inf") if self._since is None else self._since + self.trip_s + self.remaining_s(held)
 
 
 class BusyTime:
-    """How long a worker has had work since its last report: what the other end's `WorkWindow` counts."""
+    """The time for which a worker has had work since its last report; the dispatcher's `WorkWindow` counts it."""
 
     __slots__ = ("_since",)
 
     def __init__(self) -> None:
         self._since: float | None = None
 
-    def came(self, now: float, held: int) -> None:
-        """Work has come to a worker that holds `held` pieces."""
+    def note_arrival(self, now: float, held: int) -> None:
+        """Note that work has arrived at a worker that held `held` items before."""
         if not held:
             self._since = now
 
-    def reported_us(self, now: float, held: int) -> int:
-        """The microseconds for a report that leaves the worker with `held` pieces."""
+    def take_us(self, now: float, held: int) -> int:
+        """Return the microseconds for a report that leaves the worker with `held` items, and begin to count anew."""
         busy_s = 0.0 if self._since is None else now - self._since
         self._since = now if held else None
         return int(busy_s * 1e6)

@@ -1,29 +1,29 @@
-"""Giving memory back to the system after a long queue has been worked off.
+"""Returning memory to the operating system after a long queue has been worked off.
 
-Python and the C library keep what was freed for the next use; after a million queued pieces of work that is some 60 MB which may never be
-used again. One call after the queue has emptied returns most of it.
+Python and the C library keep freed memory for later use: about 60 MB after a million queued work items, which may never be used again.
+One call after the queue has emptied returns most of it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from zmqdist.transport.malloc_trim import give_back
+from zmqdist.transport.malloc_trim import trim_heap
 
-WORTH_ITEMS = 50_000
-"""A queue that was shorter than this leaves nothing worth returning."""
+TRIM_WORTH_ITEMS = 50_000
+"""A queue that was never longer leaves too little memory to be worth the call."""
 
 
-class MemoryKeeper:
-    """Notices that a long queue has been worked off."""
+class HeapTrimmer:
+    """Trims the heap once a long queue has been worked off."""
 
     def __init__(self) -> None:
         self._longest = 0
 
-    def look(self, queued: int, idle: Callable[[], bool]) -> None:
-        """Called after each event: how much waits, and whether nothing is out (asked only when it matters)."""
+    def update(self, queued: int, idle: Callable[[], bool]) -> None:
+        """Note the length of the queue; call it after each event. `idle` returns whether no work is out, and is called only if needed."""
         if queued > self._longest:
             self._longest = queued
-        elif not queued and self._longest >= WORTH_ITEMS and idle():
+        elif not queued and self._longest >= TRIM_WORTH_ITEMS and idle():
             self._longest = 0
-            give_back()
+            trim_heap()

@@ -1,42 +1,43 @@
-"""Which worker runs which work: the dispatcher's rules, and no I/O.
+"""Which worker runs which work item: the dispatcher's decisions; no I/O.
 
 Theory of operation
-    A coordinator's session has a queue. Work leaves it as a lease: one handing-out to one worker, under a number that never
-    comes again, so that whatever arrives late names a lease that is no more. Idle workers are served first, then those that
-    have room in their window (credit.py), each with its share of what waits; coordinators take turns. When nothing
-    waits and a worker is idle, what others have not begun is called back.
-    A lease ends by an outcome, by being returned, with its slot or with its worker. An attempt that had started is charged to
-    the work when its process dies, and goes back to the end: what may never end, or kills its process, must not keep what waits from being
-    tried. Work that had not started goes back uncharged, to the front. Where nobody knows, it goes back uncharged. Both these and what
-    has lost a start are handed out carefully: the start is reported before it happens.
+    Each coordinator's session has queues. A work item leaves its queue as a lease: one hand-out to one worker, under a number that
+    never comes again, so that a late message names a lease that no longer exists (fencing). Idle workers get work first, then workers with
+    room in their window (credit.py), each a share of the waiting work; coordinators take turns. While nothing waits and a worker is
+    idle, the dispatcher requests from overloaded workers what they have not begun.
+    A lease ends by an outcome, by being returned, with its slot, or with its worker. If the process dies after the function had started,
+    the attempt is charged to the work item, which goes to the end of its queue: an item that kills its process must not keep the
+    others from being tried. An item that had not started goes back to the front uncharged, and so does an item of which the dispatcher does
+    not know whether it had started. From then on the worker reports the start of such an item, and of one that has lost a start, before
+    it happens (`report_before_start`).
 
 Promises, checked by tests/sim
-    P1   each submitted piece of work ends at its session exactly once: by a result (a bulk one until it is taken: again when its
-         worker is lost), or by a final StartsLost; or together with its generation or session
+    P1   each submitted work item ends at its session exactly once: by a result (a bulk result until it is received: again after its
+         worker is lost), by a final StartsLost, or together with its round or session
     P2   an outcome counts only from the worker that holds the lease, and only once
-    P3   work is charged only for starts that were lost, and fails when `attempts_max` were
-    P4   work that had not started goes back uncharged
-    P5   GenerationEnded is sent only when nothing of it can be executing on any worker, lost and frozen ones included
-    P6   a worker is never given more leases than its window, but for work that is pinned to it: of that it may have one a slot all the same
+    P3   a work item is charged only for lost starts, and fails after `attempts_max` of them
+    P4   a work item that had not started goes back uncharged
+    P5   RoundEnded is sent only when nothing of the round can be executing on any worker, lost and frozen workers included
+    P6   a worker never has more leases than its window, except pinned work: of that it may have one item a slot in any case
     P7   with a live worker and no further faults every queue empties
-    P8   a function is sent to a worker once after its registration, before the first work that uses it
-    P9   a bulk result keeps its work alive until it is taken
-    P10  of several coordinators with waiting work each is served in turn
-    P11  a bulk result that was taken to be kept is finished: it is not made again, and its worker holds it until it is taken for good,
-         or the session ends
-    P12  work that is pinned to a worker is handed out to members of that name alone, waits while there is none (P7 but for it), and is
-         not called back
-    P13  of one session's work that waits for the same, the higher priority is handed out first, and of one priority the oldest
-    P14  work apart from the rounds does not end with a generation, and no generation waits for it; it ends with its session
-    P15  a session that watches is told each worker that comes and each that is lost, in that order, from those on that were there,
-         and of a loss before it hears what that has done to its work
-    P16  what was forgotten everywhere is forgotten by all slots, and what a coordinator had made for work apart is, once it has
-         left or has been gone for a lease
-    P17  work that is withdrawn unless it has begun is never cut off; the session is told that it was cancelled, that it has begun, or its
-         result
+    P8   a function is sent to a worker once after its registration, before the first work item that uses it
+    P9   a bulk result keeps its work item alive until the coordinator has received it
+    P10  coordinators with waiting work are served in turn
+    P11  a bulk result that was received with `keep` is finished: it is not computed again, and its worker holds it until it is received
+         without `keep`, or the session ends
+    P12  work pinned to a worker is handed out only to members of that name, waits while there is none (an exception to P7), and is not
+         requested back
+    P13  of the work of one session that waits for the same worker, or for any, the higher priority goes first, and of one priority the
+         oldest
+    P14  detached work does not end with a round, and no round waits for it; it ends with its session
+    P15  a session that watches members gets each worker that joins and each that is lost, in that order, beginning with the present
+         workers; a loss is reported before its effects on the session's work
+    P16  all slots forget a number that was forgotten everywhere; they forget all numbers of a coordinator that had detached work once
+         it has said goodbye, or has been away for a lease
+    P17  work cancelled with `unless_begun` is never aborted after it has begun; the session gets CANCELLED, Begun or its result
 
-Not here: who is alive (membership.py), what a worker does with its leases (scheduling/worker/machine.py), what a
-payload is.
+Not here: which workers are alive (membership.py), what a worker does with its leases (scheduling/worker/machine.py), and payloads, which
+are opaque.
 """
 
 from __future__ import annotations
@@ -52,27 +53,27 @@ from zmqdist.messages import (
     ALL_NUMBERS,
     BULK,
     CANCELLED,
+    AbortLeases,
     Begun,
-    CutOff,
+    CancelWork,
+    CoordinatorRegistered,
     Done,
-    EndGeneration,
-    Enlist,
-    Enlisted,
+    EndRound,
     Forget,
-    GenerationEnded,
+    FreeResult,
     Members,
-    Progress,
-    Recall,
+    QueueProgress,
     Refused,
     Register,
-    Release,
+    RegisterCoordinator,
     Result,
+    ResultReceived,
     Results,
+    RoundEnded,
     SlotsLost,
     StartsLost,
+    StealRequest,
     Submit,
-    Taken,
-    Withdraw,
     Workers,
 )
 from zmqdist.scheduling.dispatcher.credit import WorkWindow
@@ -81,79 +82,86 @@ from zmqdist.scheduling.dispatcher.placement import Placement
 from zmqdist.scheduling.dispatcher.records import CoordinatorSession, Lease, WorkerLoad
 
 SLOTS_END_S = 0.1
-"""A worker's process was seen to end: its slots are ended by the process that watches over them, a moment later."""
+"""How long slots may outlive their worker's process: the process that watches it kills them."""
 
 DISPLACED = (
-    "another connection has enlisted as this coordinator: its number is in two programs; if none of yours was copied or forked, whoever "
-    "has the right to schedule here has taken it"
+    "another connection has registered as this coordinator: its number is in two programs; if none of yours was copied or forked, another "
+    "user with the right to schedule here has taken it"
 )
-"""To the connection that has lost its session. Without a word it would wait for results for ever."""
+"""Sent to the connection that has lost its session, because it would wait for results for ever."""
 
 LOG_FIELD = 4
-"""Where the last log lines are in an item of StartsLost."""
+"""Index of the last log lines in an item of StartsLost."""
 
 LostStarts: TypeAlias = "list[tuple[int, int, str, int | None, str, bool]]"
 
 
 class Dispatch:
-    """Queue, leases, attempts, placement. Each method is one event and returns the effects that follow, but for the assignment,
-    which `assign` makes once for all that has happened in a turn."""
+    """Queues, leases and attempts; the module's docstring has the rules.
+
+    Each method is one event and returns the messages to send, in order. `assign`, called once after the events of a turn, hands out work.
+
+    Attributes:
+      sessions: the registered coordinators, by connection.
+      loads: what each member holds; away members included, lost ones not.
+      slot_deaths, last_slot_death: how many slot processes have crashed, and the last one as (worker, exit code, when).
+    """
 
     def __init__(self, *, attempts_max: int, lease_s: float, first_lease: int = 1) -> None:
         self.attempts_max = attempts_max
         self._lease_s = lease_s
         self._placement = Placement(first_lease)
         self.sessions: dict[Peer, CoordinatorSession] = {}
-        self._former: dict[int, list[CoordinatorSession]] = {}
-        self._ending: dict[CoordinatorSession, None] = {}
-        self._crowded: dict[CoordinatorSession, None] = {}
-        self._gone: dict[int, float] = {}
-        """Coordinators that went without a word and had work apart: until when they may be back."""
-        self.hands: dict[Member, WorkerLoad] = {}
+        self._closed_sessions: dict[int, list[CoordinatorSession]] = {}
+        self._ending_sessions: dict[CoordinatorSession, None] = {}
+        self._full_sessions: dict[CoordinatorSession, None] = {}
+        self._forget_at: dict[int, float] = {}
+        """Coordinators with detached work that have disconnected without a Goodbye: when all workers forget their numbers (P16)."""
+        self.loads: dict[Member, WorkerLoad] = {}
         self.slot_deaths = 0
         self.last_slot_death: tuple[str, int | None, float] | None = None
 
     @property
     def queued(self) -> int:
-        """Pieces of work that wait, of all coordinators."""
+        """How many work items of all coordinators wait."""
         return self._placement.queued
 
     @property
     def deadline(self) -> float | None:
-        """When the end of a generation may next become certain, or a recall worth while, by the passing of time alone."""
-        recall_at = self._placement.deadline
-        if not self._ending and not self._gone:
-            return recall_at
-        times = [*self._gone.values()] if recall_at is None else [*self._gone.values(), recall_at]
-        for session in self._ending:
-            lives = (session, *self._former.get(session.coordinator, ()))
-            if all(life.outstanding == 0 for life in lives) and not self._has_leftover(session):
-                times.append(max(life.unsettled_until for life in lives))
+        """When `settle` or `assign` is next worth calling although no event has come; None for never."""
+        steal_at = self._placement.deadline
+        if not self._ending_sessions and not self._forget_at:
+            return steal_at
+        times = [*self._forget_at.values()] if steal_at is None else [*self._forget_at.values(), steal_at]
+        for session in self._ending_sessions:
+            sessions = (session, *self._closed_sessions.get(session.coordinator, ()))
+            if all(each.outstanding == 0 for each in sessions) and not self._has_stale_leases(session):
+                times.append(max(each.unsettled_until for each in sessions))
         return min(times, default=None)
 
     # -- coordinators -------------------------------------------------------------------------------------------
 
-    def enlist(self, peer: Peer, enlist: Enlist, now: float) -> list[Send]:
-        earlier = [s for s in self.sessions.values() if s.coordinator == enlist.coordinator]
+    def register_coordinator(self, peer: Peer, message: RegisterCoordinator, now: float) -> list[Send]:
+        earlier = [s for s in self.sessions.values() if s.coordinator == message.coordinator]
         if len(self.sessions) - len(earlier) >= COORDINATORS_MAX:
             return [
                 Send(peer, Refused(errors.RESOURCE_EXHAUSTED, f"this dispatcher has {COORDINATORS_MAX} coordinators"))
             ]
         effects: list[Send] = []
         for other in earlier:
-            effects += self.close(other.peer, now)
-            if other.peer != peer:  # one that has come back hears nothing there: only one that is still there does
+            effects += self.coordinator_gone(other.peer, now)
+            if other.peer != peer:  # a coordinator that has reconnected no longer reads its old connection
                 effects.append(Send(other.peer, Refused(errors.ABORTED, DISPLACED, final=True)))
-        self._gone.pop(enlist.coordinator, None)
-        session = CoordinatorSession(enlist.coordinator, peer, enlist.queue_max, generation_ended=enlist.generation - 1)
-        session.watch, session.starts = enlist.watch, enlist.starts
-        if enlist.former and enlist.coordinator not in self._former:
-            # Its work was with an earlier life of the dispatcher, whose workers may not have found this one yet.
+        self._forget_at.pop(message.coordinator, None)
+        session = CoordinatorSession(message.coordinator, peer, message.queue_max, round_ended=message.round - 1)
+        session.watches_members, session.reports_starts = message.watch_members, message.report_starts
+        if message.previous_dispatcher and message.coordinator not in self._closed_sessions:
+            # P5: workers of the earlier incarnation may still execute its work, and may not have found this dispatcher yet.
             session.unsettled_until = now + self._lease_s
         self.sessions[peer] = session
-        effects.append(Send(peer, Enlisted(self.attempts_max, self._live())))
-        if enlist.watch:
-            effects.append(Send(peer, Members([_joined(member) for member in self.hands], [])))
+        effects.append(Send(peer, CoordinatorRegistered(self.attempts_max, len(self.loads))))
+        if message.watch_members:
+            effects.append(Send(peer, Members([_member_row(member) for member in self.loads], [])))
         return effects
 
     def define(self, session: CoordinatorSession, functions: list[tuple[int, bytes]]) -> None:
@@ -166,185 +174,191 @@ class Dispatch:
             session.functions.pop(fn, None)
         return self._forget_where_known(session.coordinator, functions)
 
-    def submit(self, session: CoordinatorSession, submit: Submit) -> list[Send]:
+    def submit(self, session: CoordinatorSession, message: Submit) -> list[Send]:
         main = session
-        if not submit.items:
+        if not message.items:
             return []
-        if submit.apart:
-            if session.apart is None:
-                session.apart = CoordinatorSession(
+        if message.detached:
+            if session.detached is None:
+                session.detached = CoordinatorSession(
                     session.coordinator, session.peer, QUEUE_MAX, functions=session.functions
                 )
-            session = session.apart
-        elif submit.generation <= session.generation_ended:
+            session = session.detached
+        elif message.round <= session.round_ended:
             return []
-        if session.queued + len(submit.items) > 2 * session.queue_max + BATCH_ITEMS_MAX:
+        if session.queued + len(message.items) > 2 * session.queue_max + BATCH_ITEMS_MAX:
             problem = (
-                f"more than twice queue_max={session.queue_max} pieces of work wait: nothing of this message was queued"
+                f"more than twice queue_max={session.queue_max} work items wait: no item of this message was queued"
             )
             return [Send(session.peer, Refused(errors.RESOURCE_EXHAUSTED, problem))]
-        missing = {item[3] for item in submit.items if item[3] not in session.functions}
+        missing = {item[3] for item in message.items if item[3] not in session.functions}
         if missing:
             problem = f"work for functions {sorted(missing)[:5]} that were never defined"
             return [Send(session.peer, Refused(errors.FAILED_PRECONDITION, problem))]
-        self._placement.enqueue(session, submit.worker, submit.priority, submit.items)
-        if session is main and session.submitted - session.progress_told >= session.queue_max:
-            self._crowded[session] = None
+        self._placement.enqueue(session, message.worker, message.priority, message.items)
+        if session is main and session.submitted - session.progress_reported >= session.queue_max:
+            self._full_sessions[session] = None
         return []
 
-    def withdraw(self, session: CoordinatorSession, withdraw: Withdraw) -> list[Send]:
-        wanted = set(withdraw.works)
+    def cancel_work(self, session: CoordinatorSession, message: CancelWork) -> list[Send]:
+        wanted = set(message.works)
         results: list[Result] = []
-        for part in session.parts:
+        for part in session.with_detached:
             results += [(item[0], item[1], CANCELLED, b"") for item in self._placement.take_out(part, wanted)]
         effects = [Send(session.peer, Results(part)) for part in split(results)]
-        if withdraw.unbegun:
-            return effects + self._take_back(session, wanted)
-        parts = session.parts
+        if message.unless_begun:
+            return effects + self._cancel_unbegun(session, wanted)
+        parts = session.with_detached
         for part in parts:
-            for (work, _), (hands, number) in part.held.items():
+            for (work, _), (load, number) in part.held.items():
                 if work in wanted:
-                    hands.held[number].cut = True  # it may still be taken; lost before that, it is not made again
-        return effects + self._cut_off(lambda lease: lease.session in parts and lease.work in wanted, withdraw.grace_s)
+                    load.held[
+                        number
+                    ].cancelled = True  # may still be received; if it is lost before, it is not computed again
+        return effects + self._abort_leases(
+            lambda lease: lease.session in parts and lease.work in wanted, message.grace_s
+        )
 
-    def _take_back(self, session: CoordinatorSession, wanted: set[int]) -> list[Send]:
-        """What has begun goes on. Of what a worker that cannot be asked has, it is taken for granted."""
+    def _cancel_unbegun(self, session: CoordinatorSession, wanted: set[int]) -> list[Send]:
+        """Cancel these leases unless they have begun (P17). A lease at a worker that is away counts as begun, because it cannot reply."""
         effects: list[Send] = []
-        for hands in self.hands.values():
-            asked: list[int] = []
+        for load in self.loads.values():
+            steal: list[int] = []
             begun: list[Lease] = []
-            for number, lease in hands.leases.items():
-                if lease.session is not session or lease.work not in wanted or lease.cut:
+            for number, lease in load.leases.items():
+                if lease.session is not session or lease.work not in wanted or lease.cancelled:
                     continue
-                lease.unwanted = hands.reachable and not lease.started
-                if lease.unwanted:
-                    asked.append(number)
+                lease.cancelled_unless_begun = load.reachable and not lease.started
+                if lease.cancelled_unless_begun:
+                    steal.append(number)
                 else:
-                    begun.append(lease)  # it was asked before that was heard, or before the worker went away
-            if asked:
-                effects.append(Send(hands.member.peer, Recall(asked)))
-            effects += _tell_begun(begun)
+                    begun.append(
+                        lease
+                    )  # the request was sent before the coordinator knew of the start, or that the worker is away
+            if steal:
+                effects.append(Send(load.member.peer, StealRequest(steal)))
+            effects += _report_begun(begun)
         return effects
 
-    def end_generation(self, session: CoordinatorSession, end: EndGeneration, now: float) -> list[Send]:
-        session.generation_ended = session.ending = end.generation
-        self._ending[session] = None
+    def end_round(self, session: CoordinatorSession, message: EndRound, now: float) -> list[Send]:
+        session.round_ended = session.ending_round = message.round
+        self._ending_sessions[session] = None
         self._placement.drop(session)
-        effects = self._cut_off(lambda lease: lease.session is session, end.grace_s)
-        return effects + self._release_held(session, kept=False) + self.settle(now)
+        effects = self._abort_leases(lambda lease: lease.session is session, message.grace_s)
+        return effects + self._free_held(session, kept=False) + self.settle(now)
 
-    def taken(self, session: CoordinatorSession, taken: Taken) -> list[Send]:
-        by_hands: dict[WorkerLoad, list[int]] = {}
-        for part, key in [(part, key) for part in session.parts for key in taken.items if key in part.held]:
-            hands, number = part.held[key]
-            lease = hands.held[number]
+    def result_received(self, session: CoordinatorSession, message: ResultReceived) -> list[Send]:
+        by_load: dict[WorkerLoad, list[int]] = {}
+        for part, key in [(part, key) for part in session.with_detached for key in message.items if key in part.held]:
+            load, number = part.held[key]
+            lease = load.held[number]
             if not lease.kept:
                 part.finished += 1
-            if taken.keep:
+            if message.keep:
                 lease.keep()
             else:
-                del part.held[key], hands.held[number]
-                by_hands.setdefault(hands, []).append(number)
-        return self._release(by_hands)
+                del part.held[key], load.held[number]
+                by_load.setdefault(load, []).append(number)
+        return _free_results(by_load)
 
-    def close(self, peer: Peer, now: float, *, left: bool = False) -> list[Send]:
-        """A coordinator has gone: its connection is its life. `left`: it said so, and will not be back."""
+    def coordinator_gone(self, peer: Peer, now: float, *, left: bool = False) -> list[Send]:
+        """End the session of a connection that has ended. `left`: the coordinator said Goodbye and will not reconnect."""
         session = self.sessions.pop(peer, None)
         if session is None:
             return []
-        session.ending = None
-        self._ending.pop(session, None)
-        self._crowded.pop(session, None)
+        session.ending_round = None
+        self._ending_sessions.pop(session, None)
+        self._full_sessions.pop(session, None)
         effects: list[Send] = []
-        for part in session.parts:
+        for part in session.with_detached:
             part.closed = True
             self._placement.drop(part)
-            effects += self._release_held(part, kept=True)
-        parts = session.parts
-        effects = self._cut_off(lambda lease: lease.session in parts, 0.0) + effects
+            effects += self._free_held(part, kept=True)
+        parts = session.with_detached
+        effects = self._abort_leases(lambda lease: lease.session in parts, 0.0) + effects
         effects += self._forget_where_known(session.coordinator, list(session.functions))
         session.functions.clear()
-        if session.apart is not None:
+        if session.detached is not None:
             if left:
                 effects += self._forget_by_all(session.coordinator, [ALL_NUMBERS])
             else:
-                self._gone[session.coordinator] = now + self._lease_s
-        if not session.quiet(now):
-            self._former.setdefault(session.coordinator, []).append(session)
+                self._forget_at[session.coordinator] = now + self._lease_s
+        if not session.is_quiet(now):
+            self._closed_sessions.setdefault(session.coordinator, []).append(session)
         return effects
 
     # -- workers ------------------------------------------------------------------------------------------------
 
     def joined(self, member: Member, register: Register) -> list[Send]:
-        hands = self.hands[member] = WorkerLoad(member, WorkWindow(member.slots), member.name)
-        hands.leftover = dict(register.leftover)
-        self._placement.came(hands)
-        effects = self._stale(hands, register.held)
-        effects += self._tell_workers() if self._live() == 1 else []
-        return effects + self._tell_watchers(Members([_joined(member)], []))
+        load = self.loads[member] = WorkerLoad(member, WorkWindow(member.slots), member.name)
+        load.stale_leases = dict(register.stale_leases)
+        self._placement.add_worker(load)
+        effects = _abort_unknown(load, register.held)
+        effects += self._report_worker_count() if len(self.loads) == 1 else []
+        return effects + self._report_members(Members([_member_row(member)], []))
 
-    def back(self, member: Member, register: Register) -> list[Send]:
-        """The same life over a new connection: what was on the way when the old one broke is lost."""
-        hands = self.hands[member]
-        hands.reachable = True
-        hands.leftover = dict(register.leftover)
-        hands.known.clear()
-        hands.recalled.clear()
+    def reconnected(self, member: Member, register: Register) -> list[Send]:
+        """Reconcile a member that has reconnected: messages in flight on its old connection are lost in both directions."""
+        load = self.loads[member]
+        load.reachable = True
+        load.stale_leases = dict(register.stale_leases)
+        load.known_functions.clear()
+        load.steal_requested.clear()
         still = set(register.held)
-        vanished = [hands.leases.pop(number) for number in list(hands.leases) if number not in still]
-        unheld = [hands.held.pop(number) for number in list(hands.held) if number not in still]
-        known = hands.leases.keys() | hands.held.keys()
-        effects = self._stale(hands, [number for number in register.held if number not in known])
-        effects += self._give_back(self._unhold(unheld))
-        cut = [lease for lease, record in hands.leases.items() if record.cut]
+        vanished = [load.leases.pop(number) for number in list(load.leases) if number not in still]
+        unheld = [load.held.pop(number) for number in list(load.held) if number not in still]
+        known = load.leases.keys() | load.held.keys()
+        effects = _abort_unknown(load, [number for number in register.held if number not in known])
+        effects += self._give_back(self._lose_results(unheld))
+        cut = [lease for lease, record in load.leases.items() if record.cancelled]
         if cut:
-            effects.append(Send(member.peer, CutOff(cut, 0.0)))
-        unwanted = [lease for lease, record in hands.leases.items() if record.unwanted]
+            effects.append(Send(member.peer, AbortLeases(cut, 0.0)))
+        unwanted = [lease for lease, record in load.leases.items() if record.cancelled_unless_begun]
         if unwanted:
-            effects.append(Send(member.peer, Recall(unwanted)))
-        effects += [Send(member.peer, forget) for forget in hands.to_forget]
-        hands.to_forget.clear()
+            effects.append(Send(member.peer, StealRequest(unwanted)))
+        effects += [Send(member.peer, forget) for forget in load.undelivered_forgets]
+        load.undelivered_forgets.clear()
         effects += self._give_back(vanished)
-        self._placement.place(hands)
+        self._placement.reindex(load)
         return effects
 
     def away(self, member: Member) -> None:
-        hands = self.hands[member]
-        hands.reachable = False
-        self._placement.place(hands)
+        load = self.loads[member]
+        load.reachable = False
+        self._placement.reindex(load)
 
     def leaving(self, member: Member) -> None:
-        self._placement.place(self.hands[member])
+        self._placement.reindex(self.loads[member])
 
     def lost(self, loss: MemberLost, now: float) -> list[Send]:
         member, exit_code, log, settled = loss.member, loss.exit_code, loss.log, loss.settled
-        hands = self.hands.pop(member)
-        self._placement.went(hands)
-        leases = list(hands.leases.values())
+        load = self.loads.pop(member)
+        self._placement.remove_worker(load)
+        leases = list(load.leases.values())
         until = now + SLOTS_END_S if settled else member.heard_at + self._lease_s
         running = [lease.session for lease in leases]
-        if hands.leftover:
-            running += [s for s in self.sessions.values() if s.coordinator in hands.leftover.values()]
+        if load.stale_leases:
+            running += [s for s in self.sessions.values() if s.coordinator in load.stale_leases.values()]
         for session in running:
             session.unsettled_until = max(session.unsettled_until, until)
         started = [lease for lease in leases if lease.started]
         waiting = [lease for lease in leases if not lease.started]
-        held = self._unhold(hands.held.values())
-        # first: a coordinator has to know that something may be executing out of sight before it hears that nothing is left of it
-        effects = self._tell_watchers(Members([], [(member.name, member.incarnation, loss.reason)]))
-        effects += self._charge([(lease, exit_code, log) for lease in started], member.name)
-        effects += self._give_back(waiting, careful=True) + self._give_back(held)
-        hands.leases.clear()
-        if not self._live():
-            effects += self._tell_workers()
+        held = self._lose_results(load.held.values())
+        # P15: first, because a coordinator must know of the loss, after which work may execute unseen, before it counts its work.
+        effects = self._report_members(Members([], [(member.name, member.incarnation, loss.reason)]))
+        effects += self._charge_lost_starts([(lease, exit_code, log) for lease in started], member.name)
+        effects += self._give_back(waiting, report_before_start=True) + self._give_back(held)
+        load.leases.clear()
+        if not len(self.loads):
+            effects += self._report_worker_count()
         return effects + self.settle(now)
 
     def done(self, member: Member, done: Done, now: float) -> list[Send]:
-        hands = self.hands[member]
+        load = self.loads[member]
         begun = self.started(member, done.started) if done.started else []
         by_session: dict[CoordinatorSession, list[Result]] = {}
         unwanted: list[int] = []
-        before, leases = len(hands.leases), hands.leases
+        before, leases = len(load.leases), load.leases
         present: CoordinatorSession | None = None
         results: list[Result] = []
         for number, kind, payload in done.outcomes:
@@ -355,81 +369,81 @@ class Dispatch:
             if session is not present:
                 present, results = session, by_session.setdefault(session, [])
             session.outstanding -= 1
-            if lease.cut:  # it was told to end, and what such a function returns or raises is dropped
+            if lease.cancelled:  # the function was asked to end early, so its value or error means nothing
                 if kind == BULK:
                     unwanted.append(number)
                 kind, payload = CANCELLED, b""
             if kind == BULK:
-                hands.held[number] = lease
-                session.held[lease.work, lease.attempt] = (hands, number)
+                load.held[number] = lease
+                session.held[lease.work, lease.attempt] = (load, number)
             else:
                 session.finished += 1
             work, attempt, _, _, _ = lease.item
             results.append((work, attempt, kind, payload))
         ended = before - len(leases)
-        hands.done += ended
-        hands.window.done(ended, done.busy_us / 1e6, done.trip_us / 1e6, now, idle=not hands.leases)
-        self._placement.place(hands)
+        load.done += ended
+        load.window.note_returned(ended, done.busy_us / 1e6, done.trip_us / 1e6, now, idle=not load.leases)
+        self._placement.reindex(load)
         effects = [Send(session.peer, Results(items)) for session, items in by_session.items() if not session.closed]
         if unwanted and member.peer is not None:
-            effects.append(Send(member.peer, Release(unwanted)))
+            effects.append(Send(member.peer, FreeResult(unwanted)))
         return begun + effects + self.settle(now)
 
     def started(self, member: Member, numbers: list[int]) -> list[Send]:
-        leases = self.hands[member].leases
+        leases = self.loads[member].leases
         begun: list[Lease] = []
         for number in numbers:
             lease = leases.get(number)
             if lease is not None:
-                if lease.session.starts and not lease.started:
+                if lease.session.reports_starts and not lease.started:
                     begun.append(lease)
-                lease.started, lease.unwanted = True, False
-        return _tell_begun(begun)
+                lease.started, lease.cancelled_unless_begun = True, False
+        return _report_begun(begun)
 
-    def returned(self, member: Member, numbers: list[int], now: float) -> list[Send]:
-        hands = self.hands[member]
+    def leases_returned(self, member: Member, numbers: list[int], now: float) -> list[Send]:
+        load = self.loads[member]
         back = []
-        hands.recalled.clear()  # a recall is answered by one Returned, which may be empty
+        load.steal_requested.clear()  # each StealRequest gets one LeasesReturned, which may be empty
         for number in numbers:
-            hands.leftover.pop(number, None)
-            lease = hands.leases.pop(number, None)
+            load.stale_leases.pop(number, None)
+            lease = load.leases.pop(number, None)
             if lease is not None:
                 back.append(lease)
-        self._placement.place(hands)
+        self._placement.reindex(load)
         return self._give_back(back) + self.settle(now)
 
     def slots_lost(self, member: Member, lost: SlotsLost, now: float) -> list[Send]:
-        hands = self.hands[member]
+        load = self.loads[member]
         charged = []
         for number, exit_code, log in lost.items:
-            hands.slot_deaths += 1
+            load.slot_deaths += 1
             self.slot_deaths += 1
             self.last_slot_death = member.name, exit_code, now
-            lease = hands.leases.pop(number, None)
+            lease = load.leases.pop(number, None)
             if lease is not None:
                 charged.append((lease, exit_code, log))
-        self._placement.place(hands)
-        return self._charge(charged, member.name) + self.settle(now)
+        self._placement.reindex(load)
+        return self._charge_lost_starts(charged, member.name) + self.settle(now)
 
     def assign(self, now: float) -> list[Send]:
-        """Hand out what waits. Called once at the end of each event."""
-        return self._placement.assign(now) + self._tell_progress()
+        """Hand out waiting work. Call it once after the events of a turn."""
+        return self._placement.assign(now) + self._report_progress()
 
     # -- ends ---------------------------------------------------------------------------------------------------
 
-    def _charge(self, lost: Iterable[tuple[Lease, int | None, str]], worker: str) -> list[Send]:
-        """Starts whose process died."""
+    def _charge_lost_starts(self, lost: Iterable[tuple[Lease, int | None, str]], worker: str) -> list[Send]:
+        """Charge lost starts to their work items (P3), and queue again those that may have another attempt."""
         by_session: dict[CoordinatorSession, LostStarts] = {}
         again: list[Lease] = []
         cut: list[Lease] = []
         for lease, exit_code, log in lost:
-            lease.charge()
-            if lease.cut or lease.unwanted or lease.session.closed:
+            lease.charge_lost_start()
+            if lease.cancelled or lease.cancelled_unless_begun or lease.session.closed:
                 cut.append(lease)
                 continue
             final = lease.lost >= self.attempts_max
-            told = by_session.setdefault(lease.session, [])
-            told.append((lease.work, lease.attempt, worker, exit_code, log, final))
+            starts = by_session.setdefault(lease.session, [])
+            starts.append((lease.work, lease.attempt, worker, exit_code, log, final))
             if final:
                 lease.session.outstanding -= 1
                 lease.session.finished += 1
@@ -437,27 +451,27 @@ class Dispatch:
                 again.append(lease)
         effects = [
             Send(session.peer, StartsLost(part))
-            for session, told in by_session.items()
-            for part in split(told, LOG_FIELD)
+            for session, starts in by_session.items()
+            for part in split(starts, LOG_FIELD)
         ]
-        return effects + self._give_back(again, careful=True) + self._give_back(cut)
+        return effects + self._give_back(again, report_before_start=True) + self._give_back(cut)
 
-    def _give_back(self, leases: list[Lease], *, careful: bool = False) -> list[Send]:
-        """Leases that ended without an outcome: to the front of their queue, or cancelled where they were withdrawn."""
+    def _give_back(self, leases: list[Lease], *, report_before_start: bool = False) -> list[Send]:
+        """Queue the work of leases that ended without an outcome; cancelled work ends instead. Returns the Results of the latter."""
         cancelled: dict[CoordinatorSession, list[Result]] = {}
         for lease in reversed(leases):
             session = lease.session
             session.outstanding -= 1
             if session.closed:
                 continue
-            if lease.cut or lease.unwanted:
+            if lease.cancelled or lease.cancelled_unless_begun:
                 cancelled.setdefault(session, []).append((lease.work, lease.attempt, CANCELLED, b""))
                 continue
-            self._placement.put_back(lease, careful=careful)
+            self._placement.put_back(lease, report_before_start=report_before_start)
         return [Send(session.peer, Results(results)) for session, results in cancelled.items()]
 
-    def _unhold(self, leases: Iterable[Lease]) -> list[Lease]:
-        """Bulk results that are lost; those that were not taken before, as leases that are out again."""
+    def _lose_results(self, leases: Iterable[Lease]) -> list[Lease]:
+        """Forget lost bulk results; return those that were not received yet, as leases whose work must run again (P9)."""
         again: list[Lease] = []
         for lease in leases:
             if lease.session.closed:
@@ -468,115 +482,118 @@ class Dispatch:
                 again.append(lease)
         return again
 
-    def _cut_off(self, which: Callable[[Lease], bool], grace_s: float) -> list[Send]:
+    def _abort_leases(self, which: Callable[[Lease], bool], grace_s: float) -> list[Send]:
         effects: list[Send] = []
-        for hands in self.hands.values():
+        for load in self.loads.values():
             numbers = []
-            for number, lease in hands.leases.items():
+            for number, lease in load.leases.items():
                 if which(lease):
-                    lease.cut = True
+                    lease.cancelled = True
                     numbers.append(number)
-            if numbers and hands.reachable:
-                effects.append(Send(hands.member.peer, CutOff(numbers, grace_s)))
+            if numbers and load.reachable:
+                effects.append(Send(load.member.peer, AbortLeases(numbers, grace_s)))
         return effects
 
-    def _stale(self, hands: WorkerLoad, numbers: list[int]) -> list[Send]:
-        """Leases that a worker believes to have and that are no more."""
-        return [Send(hands.member.peer, CutOff(numbers, 0.0))] if numbers else []
-
-    def _release_held(self, session: CoordinatorSession, *, kept: bool) -> list[Send]:
-        by_hands: dict[WorkerLoad, list[int]] = {}
-        for key, (hands, number) in list(session.held.items()):
-            if kept or not hands.held[number].kept:
-                del session.held[key], hands.held[number]
-                by_hands.setdefault(hands, []).append(number)
-        return self._release(by_hands)
-
-    def _release(self, by_hands: dict[WorkerLoad, list[int]]) -> list[Send]:
-        return [Send(hands.member.peer, Release(numbers)) for hands, numbers in by_hands.items() if hands.reachable]
+    def _free_held(self, session: CoordinatorSession, *, kept: bool) -> list[Send]:
+        by_load: dict[WorkerLoad, list[int]] = {}
+        for key, (load, number) in list(session.held.items()):
+            if kept or not load.held[number].kept:
+                del session.held[key], load.held[number]
+                by_load.setdefault(load, []).append(number)
+        return _free_results(by_load)
 
     def settle(self, now: float) -> list[Send]:
-        """Say that a generation has ended where that is certain now."""
+        """Report the rounds whose end is certain by now, and forget coordinators that have stayed away for a lease (P5, P16)."""
         effects: list[Send] = []
-        if self._gone:
-            for coordinator in [number for number, until in self._gone.items() if until <= now]:
-                del self._gone[coordinator]
+        if self._forget_at:
+            for coordinator in [number for number, until in self._forget_at.items() if until <= now]:
+                del self._forget_at[coordinator]
                 effects += self._forget_by_all(coordinator, [ALL_NUMBERS])
-        if not self._ending and not self._former:
+        if not self._ending_sessions and not self._closed_sessions:
             return effects
-        for coordinator, former in list(self._former.items()):
-            former[:] = [session for session in former if not session.quiet(now)]
-            if not former:
-                del self._former[coordinator]
-        for session in list(self._ending):
-            if not session.quiet(now) or session.coordinator in self._former or self._has_leftover(session):
+        for coordinator, closed in list(self._closed_sessions.items()):
+            closed[:] = [session for session in closed if not session.is_quiet(now)]
+            if not closed:
+                del self._closed_sessions[coordinator]
+        for session in list(self._ending_sessions):
+            if (
+                not session.is_quiet(now)
+                or session.coordinator in self._closed_sessions
+                or self._has_stale_leases(session)
+            ):
                 continue
-            effects.append(Send(session.peer, GenerationEnded(self._ended(session))))
+            effects.append(Send(session.peer, RoundEnded(self._take_ended_round(session))))
         return effects
 
-    def _ended(self, session: CoordinatorSession) -> int:
-        generation = session.ending
-        assert generation is not None, "only a session that is ending is in the list"
-        session.ending = None
-        del self._ending[session]
-        return generation
+    def _take_ended_round(self, session: CoordinatorSession) -> int:
+        ended_round = session.ending_round
+        assert ended_round is not None, "only sessions that are ending are in the list"
+        session.ending_round = None
+        del self._ending_sessions[session]
+        return ended_round
 
-    def _has_leftover(self, session: CoordinatorSession) -> bool:
-        return any(session.coordinator in hands.leftover.values() for hands in self.hands.values())
+    def _has_stale_leases(self, session: CoordinatorSession) -> bool:
+        return any(session.coordinator in load.stale_leases.values() for load in self.loads.values())
 
     # -- small things -------------------------------------------------------------------------------------------
 
     def _forget_by_all(self, coordinator: int, numbers: list[int]) -> list[Send]:
         forget = Forget(coordinator, numbers, everywhere=True)
         effects: list[Send] = []
-        for hands in self.hands.values():
-            if hands.reachable:
-                effects.append(Send(hands.member.peer, forget))
+        for load in self.loads.values():
+            if load.reachable:
+                effects.append(Send(load.member.peer, forget))
             else:
-                hands.to_forget.append(forget)
+                load.undelivered_forgets.append(forget)
         return effects
 
     def _forget_where_known(self, coordinator: int, functions: list[int]) -> list[Send]:
         keys = {(coordinator, fn) for fn in functions}
         effects: list[Send] = []
-        for hands in self.hands.values():
-            known = keys & hands.known
+        for load in self.loads.values():
+            known = keys & load.known_functions
             if known:
-                hands.known -= known
-                if hands.reachable:
-                    effects.append(Send(hands.member.peer, Forget(coordinator, sorted(fn for _, fn in known))))
+                load.known_functions -= known
+                if load.reachable:
+                    effects.append(Send(load.member.peer, Forget(coordinator, sorted(fn for _, fn in known))))
         return effects
 
-    def _live(self) -> int:
-        return len(self.hands)
+    def _report_worker_count(self) -> list[Send]:
+        return [Send(session.peer, Workers(len(self.loads))) for session in self.sessions.values()]
 
-    def _tell_workers(self) -> list[Send]:
-        return [Send(session.peer, Workers(self._live())) for session in self.sessions.values()]
+    def _report_members(self, members: Members) -> list[Send]:
+        return [Send(session.peer, members) for session in self.sessions.values() if session.watches_members]
 
-    def _tell_watchers(self, members: Members) -> list[Send]:
-        return [Send(session.peer, members) for session in self.sessions.values() if session.watch]
-
-    def _tell_progress(self) -> list[Send]:
-        """A coordinator that believes its queue to be full waits: tell it when it is not."""
+    def _report_progress(self) -> list[Send]:
+        """Report progress to coordinators whose queue was full: their programs wait in `schedule`."""
         effects: list[Send] = []
-        if not self._crowded:
+        if not self._full_sessions:
             return effects
-        for session in list(self._crowded):
-            if session.left_queue > session.progress_told:
-                session.progress_told = session.left_queue
-                effects.append(Send(session.peer, Progress(session.left_queue)))
-            if session.submitted - session.progress_told < session.queue_max:
-                del self._crowded[session]
+        for session in list(self._full_sessions):
+            if session.left_queue > session.progress_reported:
+                session.progress_reported = session.left_queue
+                effects.append(Send(session.peer, QueueProgress(session.left_queue)))
+            if session.submitted - session.progress_reported < session.queue_max:
+                del self._full_sessions[session]
         return effects
 
 
-def _tell_begun(leases: Iterable[Lease]) -> list[Send]:
+def _abort_unknown(load: WorkerLoad, numbers: list[int]) -> list[Send]:
+    """Abort leases that a worker holds and that no longer exist here (P2)."""
+    return [Send(load.member.peer, AbortLeases(numbers, 0.0))] if numbers else []
+
+
+def _free_results(by_load: dict[WorkerLoad, list[int]]) -> list[Send]:
+    return [Send(load.member.peer, FreeResult(numbers)) for load, numbers in by_load.items() if load.reachable]
+
+
+def _report_begun(leases: Iterable[Lease]) -> list[Send]:
     by_session: dict[CoordinatorSession, list[int]] = {}
     for lease in leases:
         by_session.setdefault(lease.session, []).append(lease.work)
     return [Send(session.peer, Begun(works)) for session, works in by_session.items() if not session.closed]
 
 
-def _joined(member: Member) -> tuple[str, int, int, str]:
-    """How Members tells of one that is there."""
+def _member_row(member: Member) -> tuple[str, int, int, str]:
+    """Return a member as an item of Members."""
     return (member.name, member.incarnation, member.pid, member.host)

@@ -1,22 +1,22 @@
-"""Who is in the cluster: which worker is which, who is alive, who is lost.
+"""Which workers are members of the cluster, which of them are alive, and which are lost.
 
 Theory of operation
-    A worker is known as (job, index). One life of its process is an incarnation. Its connection is its life: while it is
-    open (ZeroMQ's own heartbeats see to that, outside the GIL) the worker is alive, whatever its Python code does. When the
-    connection goes, the worker has `reconnect_grace_s` to be back under the same incarnation; after that, or when it said
-    Goodbye, or when somebody saw its process end, it is lost. Where the system does not tell when a connection ends
-    (`watched=False`), the lease decides: `lease_s` without a message.
+    A worker is known as (job, index); each start of its process is an incarnation. While its connection is open the worker is alive,
+    whatever its Python code does, because ZeroMQ's heartbeats run outside the GIL. When the connection ends, the worker has
+    `reconnect_grace_s` to reconnect as the same incarnation. It is lost after that, when it says Goodbye, or when its process is reported
+    to have ended. Where the operating system does not report the end of a connection (`watched=False`), the lease decides: the worker is
+    lost after `lease_s` without a message.
 
-    Lost is for good: a lost incarnation that comes back joins as a new member, and what it still runs is cut off.
+    A lost incarnation never comes back: if it registers again it joins as a new member, and what it still runs is aborted.
 
 Promises, checked by tests/machines/test_membership.py and tests/sim
     P1  a (job, index) has at most one member at any time
-    P2  every MemberJoined is followed by exactly one MemberLost for the same member, or by nothing while it lives
-    P3  a member whose connection ended is lost at most `reconnect_grace_s` later unless the same incarnation is back
+    P2  every MemberJoined is followed by exactly one MemberLost for the same member, or by none while the member is alive
+    P3  a member whose connection has ended is lost at most `reconnect_grace_s` later, unless the same incarnation reconnects
     P4  a watched member with an open connection is never lost, however long it is silent
-    P5  `settled` says of a lost member whether its process is known to have ended; else its slots may run until its lease ends
+    P5  `settled` says of a lost member whether its process is known to have ended; if not, its slots may run until its lease ends
 
-Not here: what becomes of its work (dispatch.py), and how a process is seen to end (the runtimes).
+Not here: what becomes of the member's work (machine.py), and how the end of a process is noticed (the runtimes).
 """
 
 from __future__ import annotations
@@ -30,16 +30,25 @@ from zmqdist.limits import WORKERS_MAX
 from zmqdist.messages import Goodbye, Leave, Refused, Register, Registered
 
 SAID_GOODBYE = "said goodbye"
-"""Why a member is no more that left in good order."""
+"""The reason of a MemberLost for a worker that stopped in good order. Such a loss is not in the history."""
 
 BEAT_S_MIN = 1.0
 BEAT_S_PER_WORKER = 0.01
-"""With 1,000 workers one beat in 10 s each: 100 messages a second, whatever their number."""
+"""The interval of heartbeats grows with the number of workers, so that all together send at most 100 of them a second."""
 
 
 @dataclass(slots=True, eq=False)
 class Member:
-    """One worker. The dispatch machine hangs its own state on `work`."""
+    """One worker.
+
+    Attributes:
+      joined_at, heard_at: when it registered first, and when its last message came.
+      watched: whether the end of its connection will be noticed.
+      peer: its connection; None while it is away.
+      away_until: the end of its grace, while it is away.
+      leaving: whether it gets no more work, because it was told to leave or has announced it.
+      leave_grace_s: the grace of a Leave that it has not confirmed yet; sent again if it reconnects.
+    """
 
     job: str
     index: int
@@ -53,11 +62,10 @@ class Member:
     peer: Peer | None
     threads_per_slot: int = 0
     address: str = ""
-    """Of its own server, as it tells the others."""
+    """The address at which other processes reach its own server."""
     away_until: float = 0.0
     leaving: bool = False
     leave_grace_s: float | None = None
-    """What it was told, until it says that it leaves."""
 
     @property
     def name(self) -> str:
@@ -72,7 +80,7 @@ class MemberJoined:
 
 @dataclass(frozen=True, slots=True)
 class MemberBack:
-    """The same incarnation, over a new connection: `register.held` says what it still has."""
+    """The same incarnation has reconnected; `register.held` lists the leases that it still has."""
 
     member: Member
     register: Register
@@ -80,14 +88,14 @@ class MemberBack:
 
 @dataclass(frozen=True, slots=True)
 class MemberAway:
-    """Its connection is gone; it may be back."""
+    """The connection of a member has ended; within its grace it may reconnect."""
 
     member: Member
 
 
 @dataclass(frozen=True, slots=True)
 class MemberLost:
-    """It will not be back. `settled`: its process is known to have ended, so nothing of it can be executing."""
+    """A member is given up. `settled`: its process is known to have ended, so nothing of it can be executing (P5)."""
 
     member: Member
     reason: str
@@ -98,7 +106,7 @@ class MemberLost:
 
 @dataclass(frozen=True, slots=True)
 class MemberLeaving:
-    """It was told to leave: no more work for it."""
+    """A member leaves: it gets no more work."""
 
     member: Member
 
@@ -119,7 +127,13 @@ class LossRecord:
 
 @dataclass(slots=True)
 class Membership:
-    """See the module's docstring. `handle` returns changes for the dispatch machine and messages to send, in order."""
+    """The members; the module's docstring has the rules. `handle` returns changes for the dispatch machine and messages to send, in order.
+
+    Attributes:
+      members: the members that are not lost, by (job, index).
+      by_peer: those of them that are connected, by connection.
+      losses, losses_count: the last losses, and how many there were; workers that stopped in good order are not counted.
+    """
 
     lease_s: float
     reconnect_grace_s: float
@@ -129,7 +143,7 @@ class Membership:
     losses: list[LossRecord] = field(default_factory=list)
     losses_count: int = 0
     _away: dict[int, Member] = field(default_factory=dict)
-    _lives: dict[tuple[str, int], Member] = field(default_factory=dict)
+    _by_incarnation: dict[tuple[str, int], Member] = field(default_factory=dict)
     """By (job, incarnation)."""
     _lowest: dict[str, int] = field(default_factory=dict)
     """Of each job an index below which none is free."""
@@ -143,8 +157,8 @@ class Membership:
             times += [m.heard_at + self.lease_s for m in self.members.values() if not m.watched and m.peer is not None]
         return min(times, default=None)
 
-    def heard(self, peer: Peer, now: float) -> Member | None:
-        """Any message is life. Returns who sent it, None for a peer that is not a worker."""
+    def note_message(self, peer: Peer, now: float) -> Member | None:
+        """Note a sign of life: any message is one. Return its sender; None for a peer that is not a worker."""
         member = self.by_peer.get(peer)
         if member is not None:
             member.heard_at = now
@@ -169,14 +183,14 @@ class Membership:
             case Heard():
                 return []
             case PeerGone(peer):
-                return self._gone(peer, now)
+                return self._peer_gone(peer, now)
             case ProcessExited():
-                return self._exited(event, now)
+                return self._process_exited(event, now)
             case Ticked():
                 return self._expire(now)
 
     def leave(self, member: Member, grace_s: float) -> list[Change | Send]:
-        """Tell a member to leave in good order."""
+        """Tell a member to stop in good order, within `grace_s`. Does nothing if it leaves already."""
         if member.leaving:
             return []
         member.leaving = True
@@ -187,9 +201,9 @@ class Membership:
         return changes
 
     def _register(self, peer: Peer, register: Register, now: float, watched: bool) -> list[Change | Send]:
-        problem = self._problem(peer, register)
-        if problem is not None:
-            return [Send(peer, problem)]
+        refusal = self._refusal(peer, register)
+        if refusal is not None:
+            return [Send(peer, refusal)]
         changes: list[Change | Send] = []
         old = self._find(register)
         if old is not None and old.incarnation == register.incarnation:
@@ -198,8 +212,8 @@ class Membership:
             self._away.pop(id(old), None)
             old.peer, old.heard_at = peer, now
             self.by_peer[peer] = old
-            changes = [Send(peer, self._welcome(old, register)), MemberBack(old, register)]
-            if old.leave_grace_s is not None:  # it may not have heard that it shall
+            changes = [Send(peer, self._registered(old, register)), MemberBack(old, register)]
+            if old.leave_grace_s is not None:  # the Leave may be lost with the old connection
                 changes.append(Send(peer, Leave(old.leave_grace_s)))
             return changes
         if old is not None:
@@ -219,21 +233,22 @@ class Membership:
             threads_per_slot=register.threads_per_slot,
             address=register.address,
         )
-        self.members[register.job, index] = self._lives[register.job, register.incarnation] = member
+        self.members[register.job, index] = self._by_incarnation[register.job, register.incarnation] = member
         self.by_peer[peer] = member
         if not watched:
             self._unwatched.add(id(member))
-        return [*changes, Send(peer, self._welcome(member, register)), MemberJoined(member, register)]
+        return [*changes, Send(peer, self._registered(member, register)), MemberJoined(member, register)]
 
-    def _problem(self, peer: Peer, register: Register) -> Refused | None:
+    def _refusal(self, peer: Peer, register: Register) -> Refused | None:
         if register.slots < 1:
-            return Refused(errors.INVALID_ARGUMENT, f"a worker offered {register.slots} slots, at least 1 is wanted")
+            return Refused(errors.INVALID_ARGUMENT, f"a worker offers {register.slots} slots, and needs at least 1")
         old = self._find(register)
         if peer in self.by_peer and (self.by_peer[peer] is not old or old.incarnation != register.incarnation):
             return Refused(errors.FAILED_PRECONDITION, "this connection has registered as another worker")
         if old is None and len(self.members) >= WORKERS_MAX:
             return Refused(errors.RESOURCE_EXHAUSTED, f"this dispatcher has {WORKERS_MAX} workers and takes no more")
-        # A worker that names its index succeeds the one that is away under it; one that was given it has met another's by chance.
+        # A worker whose index is its own succeeds the member that is away under it. A worker that a dispatcher gave this index has none
+        # of its own, so the member under it is another worker.
         if old is not None and old.incarnation != register.incarnation and not (old.peer is None and register.named):
             return Refused(
                 errors.ALREADY_EXISTS,
@@ -242,12 +257,12 @@ class Membership:
         return None
 
     def _find(self, register: Register) -> Member | None:
-        """The member that this registration is about: by its incarnation, else by the name it asks for."""
+        """Return the member of this registration: by its index if it has one, else by its incarnation."""
         if register.index >= 0:
             return self.members.get((register.job, register.index))
-        return self._lives.get((register.job, register.incarnation))
+        return self._by_incarnation.get((register.job, register.incarnation))
 
-    def _welcome(self, member: Member, register: Register) -> Registered:
+    def _registered(self, member: Member, register: Register) -> Registered:
         beat_s = min(max(BEAT_S_MIN, BEAT_S_PER_WORKER * len(self.members)), self.lease_s / 4)
         return Registered(member.index, beat_s, self.lease_s, self.cancel_grace_s, register.serial)
 
@@ -258,7 +273,7 @@ class Membership:
         self._lowest[job] = index
         return index
 
-    def _gone(self, peer: Peer, now: float) -> list[Change | Send]:
+    def _peer_gone(self, peer: Peer, now: float) -> list[Change | Send]:
         member = self.by_peer.pop(peer, None)
         if member is None or member.peer != peer:
             return []
@@ -267,17 +282,17 @@ class Membership:
         self._away[id(member)] = member
         return [MemberAway(member)]
 
-    def _exited(self, event: ProcessExited, now: float) -> list[Change | Send]:
+    def _process_exited(self, event: ProcessExited, now: float) -> list[Change | Send]:
         member = self.by_peer.get(event.peer) if event.peer is not None else self.members.get((event.job, event.index))
         if event.peer is not None and member is None:
             member = next((m for m in self._away.values() if m.pid == event.pid), None)
         if member is None or member.pid != event.pid:
-            self._amend(event)
+            self._add_exit_code(event)
             return []
         return [self._lose(member, "its process ended", event.exit_code, event.log, now, settled=True)]
 
-    def _amend(self, event: ProcessExited) -> None:
-        """The exit code of a worker that is known to be lost already: the history should have it."""
+    def _add_exit_code(self, event: ProcessExited) -> None:
+        """Add the exit code to the history of a worker that was lost before its process was seen to end."""
         name = f"{event.job}:{event.index}"
         for record in reversed(self.losses):
             if record.name == name and record.exit_code is None:
@@ -291,17 +306,15 @@ class Membership:
         ]
         if self._unwatched:
             silent = [m for m in self.members.values() if not m.watched and m.heard_at + self.lease_s <= now]
-            changes += [
-                self._lose(m, "nothing was heard of it for a lease", None, "", now, settled=False) for m in silent
-            ]
+            changes += [self._lose(m, "it was silent for a lease", None, "", now, settled=False) for m in silent]
         return changes
 
     def _lose(
         self, member: Member, reason: str, exit_code: int | None, log: str, now: float, *, settled: bool
     ) -> MemberLost:
         del self.members[member.job, member.index]
-        if self._lives.get((member.job, member.incarnation)) is member:
-            del self._lives[member.job, member.incarnation]
+        if self._by_incarnation.get((member.job, member.incarnation)) is member:
+            del self._by_incarnation[member.job, member.incarnation]
         if member.job in self._lowest:
             self._lowest[member.job] = min(self._lowest[member.job], member.index)
         if member.peer is not None:

@@ -1,14 +1,16 @@
-"""What waits, and which worker gets which of it next: idle ones first, then those with room, coordinators in turn; and what is called back.
+"""The queues of waiting work, which worker gets which item next, and which items are requested back from overloaded workers.
 
-Work that is pinned to a worker waits in a line of that worker, and is served before any other work as soon as the worker has room; it never
-goes elsewhere, and is not called back. Within a session's line the higher priority goes first, and of one priority the oldest.
-
-The lists of workers are kept true by `place`, which is called whenever what a worker holds has changed, so that nothing here looks at all
-workers: an event costs the same with two of them and with ten thousand. They are OrderedDicts because a set has no order, and the machine
-must be repeatable, and because looking for the first key of a dict walks over all that were deleted before it.
-
-Of workers that have more than they can begin, each waits for the time from which on it is worth calling work back: in a heap, under the
-time that was worked out when it had last changed. Entries that are no longer true are dropped when they come up.
+Rules
+    Idle workers get work first, then workers with room in their window; coordinators take turns. Work pinned to a worker waits in a
+    queue of that worker, goes before any other work as soon as the worker has room, never goes to another worker, and is not requested
+    back.
+    Within the queues of a session the higher priority goes first, and of one priority the oldest.
+    The candidate lists of workers are indexes: `reindex` recomputes them for one worker and must be called after each change of what the
+    worker holds. No step looks at all workers, so an event costs the same with two workers and with ten thousand.
+    The lists are OrderedDicts. A set has no order, and the machine must be repeatable; and to find the first key of a plain dict takes a
+    walk over all keys that were deleted before it.
+    A heap has the time from which on it is worth requesting work back from an overloaded worker. Entries that a later change has made
+    obsolete are dropped when they come up.
 
 Not here: why work is queued or given back (machine.py).
 """
@@ -23,7 +25,7 @@ from collections.abc import Iterator
 
 from zmqdist.batches import split
 from zmqdist.events import Send
-from zmqdist.messages import Assign, Item, Leased, Recall
+from zmqdist.messages import Assign, Item, Leased, StealRequest
 from zmqdist.scheduling.dispatcher.records import (
     CoordinatorSession,
     Handout,
@@ -33,333 +35,350 @@ from zmqdist.scheduling.dispatcher.records import (
     WorkerLoad,
 )
 
-RECALL_WORTH_S = 0.01
-"""Work that its worker will reach sooner than this is not called back: the messages would cost more."""
+STEAL_WORTH_S = 0.01
+"""Work that its worker will reach sooner than this is not requested back: the messages would take longer."""
 
 
 class Placement:
     """The sessions that have waiting work, and the workers that can take some.
 
+    Args:
+      first_lease: the number of the first lease.
+
     Attributes:
-      queued: pieces of work that wait, of all sessions.
+      queued: how many work items of all sessions wait.
     """
 
     def __init__(self, first_lease: int) -> None:
         self.queued = 0
         self._next_lease = first_lease
-        self._rota: deque[SessionQueue] = deque()
-        self._pinned: dict[str, deque[SessionQueue]] = {}
-        """The same for each worker that has work of its own."""
+        self._ready_queues: deque[SessionQueue] = deque()
+        self._ready_pinned: dict[str, deque[SessionQueue]] = {}
+        """By worker, the queues of work pinned to it, in turn; a worker without such work has no entry."""
         self._pinned_count = 0
-        self._named: dict[str, WorkerLoad] = {}
-        self._called: OrderedDict[WorkerLoad, None] = OrderedDict()
-        """Workers that have room and work of their own."""
+        self._loads_by_name: dict[str, WorkerLoad] = {}
+        self._with_pinned_work: OrderedDict[WorkerLoad, None] = OrderedDict()
+        """Workers that have room for work pinned to them, and such work waits."""
         self._idle: OrderedDict[WorkerLoad, None] = OrderedDict()
-        self._roomy: OrderedDict[WorkerLoad, None] = OrderedDict()
-        self._changed: OrderedDict[WorkerLoad, None] = OrderedDict()
-        self._later: list[tuple[float, int, WorkerLoad]] = []
-        self._entries = itertools.count()
-        self._free = 0
-        self._coming = 0
+        self._with_capacity: OrderedDict[WorkerLoad, None] = OrderedDict()
+        self._overloaded: OrderedDict[WorkerLoad, None] = OrderedDict()
+        self._steal_times: list[tuple[float, int, WorkerLoad]] = []
+        self._entry_numbers = itertools.count()
+        self._free_slots = 0
+        self._returning = 0
 
     @property
     def deadline(self) -> float | None:
-        """When a recall may next become worth while by the passing of time alone; true after `assign`."""
-        if self._rota or self._free <= self._coming:
+        """When requesting work back next becomes worth while without an event; None for never. Right after `assign` only."""
+        if self._ready_queues or self._free_slots <= self._returning:
             return None
-        later = self._later
-        while later and not self._waits(later[0]):
-            heapq.heappop(later)
-        return later[0][0] if later else None
+        steal_times = self._steal_times
+        while steal_times and not self._is_current(steal_times[0]):
+            heapq.heappop(steal_times)
+        return steal_times[0][0] if steal_times else None
 
     # -- what waits -----------------------------------------------------------------------------------------------
 
     def enqueue(self, session: CoordinatorSession, worker: str, priority: int, items: list[Item]) -> None:
-        """Work to the end of its rank."""
-        line = session.line(worker)
-        line.rank(priority).queue.extend(items)
+        """Queue work items behind those of the same worker and priority. `worker`: its name; empty for any."""
+        queue = session.queue_for(worker)
+        queue.band(priority).items.extend(items)
         session.submitted += len(items)
-        self._count(line, len(items))
-        self._enrol(line)
+        self._count(queue, len(items))
+        self._add_ready(queue)
 
-    def put_back(self, lease: Lease, *, careful: bool) -> None:
-        """What a lease was for, to the front of where it came from; to its end where starts of it were lost: others first."""
-        line = lease.session.line(lease.rank.line.worker)
-        rank = line.rank(lease.rank.priority)
+    def put_back(self, lease: Lease, *, report_before_start: bool) -> None:
+        """Queue the work of a lease again: at the front of its queue, or at the end if it has lost starts, so that others go first.
+
+        Args:
+          report_before_start: the work may have begun without a report, so its next worker must report the start first.
+        """
+        queue = lease.session.queue_for(lease.band.session_queue.worker)
+        band = queue.band(lease.band.priority)
         if lease.lost:
-            rank.queue.append(lease.again())
+            band.items.append(lease.next_item())
         else:
-            (rank.careful if careful else rank.queue).appendleft(lease.again())
+            (band.report_before_start if report_before_start else band.items).appendleft(lease.next_item())
         lease.session.left_queue -= 1
-        self._count(line, 1)
-        self._enrol(line)
+        self._count(queue, 1)
+        self._add_ready(queue)
 
     def take_out(self, session: CoordinatorSession, wanted: set[int]) -> list[Item]:
-        """Of these works what waits; it waits no more."""
+        """Remove those of these work items that wait, and return them."""
         taken: list[Item] = []
-        for line in list(session.lines.values()):
+        for queue in list(session.queues.values()):
             before = len(taken)
-            for rank in line.ranks:
-                for name in ("queue", "careful"):
-                    old: deque[Item] = getattr(rank, name)
-                    if any(item[0] in wanted for item in old):
-                        taken += [item for item in old if item[0] in wanted]
-                        setattr(rank, name, deque(item for item in old if item[0] not in wanted))
+            for band in queue.bands:
+                for name in ("items", "report_before_start"):
+                    items: deque[Item] = getattr(band, name)
+                    if any(item[0] in wanted for item in items):
+                        taken += [item for item in items if item[0] in wanted]
+                        setattr(band, name, deque(item for item in items if item[0] not in wanted))
             if len(taken) > before:
-                line.ranks = [rank for rank in line.ranks if len(rank)]
-                self._count(line, before - len(taken))
-                if not line.ranks:
-                    self._leave(line)
+                queue.bands = [band for band in queue.bands if len(band)]
+                self._count(queue, before - len(taken))
+                if not queue.bands:
+                    self._remove_ready(queue)
         session.left_queue += len(taken)
         return taken
 
     def drop(self, session: CoordinatorSession) -> None:
-        """Nothing of it waits any more."""
-        for line in list(session.lines.values()):
-            self._count(line, -sum(map(len, line.ranks)))
-            for rank in line.ranks:
-                rank.queue.clear()
-                rank.careful.clear()
-            line.ranks.clear()
-            self._leave(line)
+        """Remove all waiting work of a session."""
+        for queue in list(session.queues.values()):
+            self._count(queue, -sum(map(len, queue.bands)))
+            for band in queue.bands:
+                band.items.clear()
+                band.report_before_start.clear()
+            queue.bands.clear()
+            self._remove_ready(queue)
         session.left_queue = session.submitted
 
-    def _count(self, line: SessionQueue, more: int) -> None:
+    def _count(self, queue: SessionQueue, more: int) -> None:
         self.queued += more
-        if line.worker:
+        if queue.worker:
             self._pinned_count += more
 
-    def _enrol(self, line: SessionQueue) -> None:
-        """A line has work."""
-        if line.in_rota:
+    def _add_ready(self, queue: SessionQueue) -> None:
+        """Let a queue that has work take part in the turns."""
+        if queue.is_ready:
             return
-        line.in_rota = True
-        if not line.worker:
-            self._rota.append(line)
+        queue.is_ready = True
+        if not queue.worker:
+            self._ready_queues.append(queue)
             return
-        self._pinned.setdefault(line.worker, deque()).append(line)
-        if line.worker in self._named:
-            self._call(self._named[line.worker])
+        self._ready_pinned.setdefault(queue.worker, deque()).append(queue)
+        if queue.worker in self._loads_by_name:
+            self._reindex_pinned(self._loads_by_name[queue.worker])
 
-    def _leave(self, line: SessionQueue) -> None:
-        """A line has none any more."""
-        if line.in_rota:
-            (self._pinned[line.worker] if line.worker else self._rota).remove(line)
-            self._left(line)
+    def _remove_ready(self, queue: SessionQueue) -> None:
+        """Take a queue without work out of the turns."""
+        if queue.is_ready:
+            (self._ready_pinned[queue.worker] if queue.worker else self._ready_queues).remove(queue)
+            self._note_not_ready(queue)
 
-    def _left(self, line: SessionQueue) -> None:
-        """It stands in its rota no more."""
-        line.in_rota = False
-        worker = line.worker
+    def _note_not_ready(self, queue: SessionQueue) -> None:
+        """Note that a queue takes part in no turns; forget it if it is a worker's."""
+        queue.is_ready = False
+        worker = queue.worker
         if worker:
-            del line.session.lines[worker]
-            if not self._pinned[worker]:
-                del self._pinned[worker]
-                if worker in self._named:
-                    self._called.pop(self._named[worker], None)
+            del queue.session.queues[worker]
+            if not self._ready_pinned[worker]:
+                del self._ready_pinned[worker]
+                if worker in self._loads_by_name:
+                    self._with_pinned_work.pop(self._loads_by_name[worker], None)
 
     # -- who takes it ---------------------------------------------------------------------------------------------
 
-    def came(self, hands: WorkerLoad) -> None:
-        """A worker is there."""
-        self._named[hands.name] = hands
-        self.place(hands)
+    def add_worker(self, load: WorkerLoad) -> None:
+        """Add a worker that has joined."""
+        self._loads_by_name[load.name] = load
+        self.reindex(load)
 
-    def went(self, hands: WorkerLoad) -> None:
-        """It will not be back; another one may come under its name."""
-        hands.reachable = False
-        self.place(hands)
-        del self._named[hands.name]
+    def remove_worker(self, load: WorkerLoad) -> None:
+        """Remove a worker that is lost. Another one may join under its name."""
+        load.reachable = False
+        self.reindex(load)
+        del self._loads_by_name[load.name]
 
-    def place(self, hands: WorkerLoad) -> None:
-        """Keep the lists of workers, and the sums over them, true for one of them."""
-        count = hands.outstanding
-        slots = hands.member.slots
-        usable = _usable(hands)
-        surplus = hands.reachable and count > slots
-        _set(self._idle, hands, usable and count < slots)
-        _set(self._roomy, hands, usable and count < hands.window.limit)
-        _set(self._changed, hands, surplus and not hands.recalled)
-        if self._pinned or self._called:
-            self._call(hands)
-        hands.recall_at = math.inf
-        free = slots - count if usable and count < slots else 0
-        coming = len(hands.recalled) if surplus else 0
-        self._free += free - hands.free
-        self._coming += coming - hands.coming
-        hands.free, hands.coming = free, coming
+    def reindex(self, load: WorkerLoad) -> None:
+        """Recompute which candidate lists a worker belongs to (idle, with capacity, overloaded), and its share in the sums.
+
+        Call it after every change of what the worker holds; it keeps `assign` independent of the number of workers.
+        """
+        count = load.outstanding
+        slots = load.member.slots
+        usable = _takes_work(load)
+        surplus = load.reachable and count > slots
+        _set(self._idle, load, usable and count < slots)
+        _set(self._with_capacity, load, usable and count < load.window.limit)
+        _set(self._overloaded, load, surplus and not load.steal_requested)
+        if self._ready_pinned or self._with_pinned_work:
+            self._reindex_pinned(load)
+        load.steal_at = math.inf
+        free_slots = slots - count if usable and count < slots else 0
+        returning = len(load.steal_requested) if surplus else 0
+        self._free_slots += free_slots - load.free_slots
+        self._returning += returning - load.returning
+        load.free_slots, load.returning = free_slots, returning
 
     def assign(self, now: float) -> list[Send]:
-        """Hand out what waits. Called once at the end of each event."""
-        rota = self._rota
-        if not rota and not self._called:
-            return self._recall(now)
+        """Hand out waiting work; if none waits, request work back for idle workers. Call it once after the events of a turn."""
+        ready = self._ready_queues
+        if not ready and not self._with_pinned_work:
+            return self._steal(now)
         pinned: dict[WorkerLoad, Handout] = {}
         batches: dict[WorkerLoad, Handout] = {}
-        while self._called:
-            hands = next(iter(self._called))
-            self._give(hands, _room_for_its_own(hands), self._pinned[hands.name], pinned, now)
-        recalls = [] if rota else self._recall(now)
-        while rota and self._idle:
-            hands = next(iter(self._idle))
-            self._give(hands, hands.member.slots - hands.outstanding, rota, batches, now)
-        while rota and self._roomy:
-            hands = next(iter(self._roomy))
-            share = max(1, (self.queued - self._pinned_count) // len(self._roomy))
-            self._give(hands, min(share, hands.window.limit - hands.outstanding), rota, batches, now)
-            if hands in self._roomy:  # to the end of the line
-                self._roomy.move_to_end(hands)
+        while self._with_pinned_work:
+            load = next(iter(self._with_pinned_work))
+            self._hand_out(load, _pinned_capacity(load), self._ready_pinned[load.name], pinned, now)
+        steals = [] if ready else self._steal(now)
+        while ready and self._idle:
+            load = next(iter(self._idle))
+            self._hand_out(load, load.member.slots - load.outstanding, ready, batches, now)
+        while ready and self._with_capacity:
+            load = next(iter(self._with_capacity))
+            share = max(1, (self.queued - self._pinned_count) // len(self._with_capacity))
+            self._hand_out(load, min(share, load.window.limit - load.outstanding), ready, batches, now)
+            if load in self._with_capacity:  # to the end, so that workers with room take turns
+                self._with_capacity.move_to_end(load)
         effects = [
-            Send(hands.member.peer, message)
-            for given in (pinned, batches)
-            for hands, batch in given.items()
-            for message in self._messages(batch, first=given is pinned)
+            Send(load.member.peer, message)
+            for handouts in (pinned, batches)
+            for load, batch in handouts.items()
+            for message in self._messages(batch, pinned=handouts is pinned)
         ]
-        return effects + recalls
+        return effects + steals
 
-    def _call(self, hands: WorkerLoad) -> None:
-        waits = _usable(hands) and hands.name in self._pinned
-        _set(self._called, hands, waits and _room_for_its_own(hands) > 0)
+    def _reindex_pinned(self, load: WorkerLoad) -> None:
+        waits = _takes_work(load) and load.name in self._ready_pinned
+        _set(self._with_pinned_work, load, waits and _pinned_capacity(load) > 0)
 
-    def _give(
-        self, hands: WorkerLoad, count: int, rota: deque[SessionQueue], batches: dict[WorkerLoad, Handout], now: float
+    def _hand_out(
+        self, load: WorkerLoad, count: int, ready: deque[SessionQueue], batches: dict[WorkerLoad, Handout], now: float
     ) -> None:
-        batch = batches.get(hands)
+        batch = batches.get(load)
         if batch is None:
-            batch = batches[hands] = Handout()
-        hands.window.given(now)
-        while count > 0 and rota:
-            line = rota[0]
-            rank = line.ranks[-1]
-            take = min(count, max(1, count // len(rota)))
-            careful = min(take, len(rank.careful))
-            others = min(take - careful, len(rank.queue))
-            if careful:
-                self._lease(hands, rank, rank.careful, careful, batch, batch.careful)
-            if others:
-                self._lease(hands, rank, rank.queue, others, batch, batch.items)
-            count -= careful + others
-            if not rank.queue and not rank.careful:
-                line.ranks.pop()
-            if line.ranks:
-                rota.rotate(-1)
+            batch = batches[load] = Handout()
+        load.window.note_handed_out(now)
+        while count > 0 and ready:
+            queue = ready[0]
+            band = queue.bands[-1]
+            take = min(count, max(1, count // len(ready)))
+            reported_first = min(take, len(band.report_before_start))
+            plain = min(take - reported_first, len(band.items))
+            if reported_first:
+                self._grant(load, band, band.report_before_start, reported_first, batch, batch.report_before_start)
+            if plain:
+                self._grant(load, band, band.items, plain, batch, batch.items)
+            count -= reported_first + plain
+            if not band.items and not band.report_before_start:
+                queue.bands.pop()
+            if queue.bands:
+                ready.rotate(-1)
             else:
-                rota.popleft()
-                self._left(line)
-        self.place(hands)
+                ready.popleft()
+                self._note_not_ready(queue)
+        self.reindex(load)
 
-    def _lease(
+    def _grant(
         self,
-        hands: WorkerLoad,
-        rank: PriorityBand,
-        queue: deque[Item],
+        load: WorkerLoad,
+        band: PriorityBand,
+        items: deque[Item],
         count: int,
         batch: Handout,
         into: list[Leased],
     ) -> None:
-        """Hand out the first `count` of a queue. This is done for each piece of work that there is: it has to be quick."""
-        session = rank.line.session
-        coordinator, known, leases = session.coordinator, hands.known, hands.leases
+        """Lease the first `count` items of a queue to a worker. The loop runs once for each work item, so it has to be fast."""
+        session = band.session_queue.session
+        coordinator, known, leases = session.coordinator, load.known_functions, load.leases
         number = first = self._next_lease
         checked = -1
         for _ in range(count):
-            item = queue.popleft()
+            item = items.popleft()
             _, attempt, lost, fn, payload = item
             if fn != checked:
                 if (coordinator, fn) not in known:
                     pickled = session.functions.get(fn)
                     if (
                         pickled is None
-                    ):  # forgotten: its coordinator had the result before the worker that made it was lost
+                    ):  # the coordinator has forgotten it: it received the result just before the worker was lost
                         continue
                     known.add((coordinator, fn))
                     batch.functions.append((coordinator, fn, pickled))
                 checked = fn
-            leases[number] = Lease(session, rank, item)
-            (batch.careful if lost else into).append((number, coordinator, attempt, fn, payload))
+            leases[number] = Lease(session, band, item)
+            (batch.report_before_start if lost else into).append((number, coordinator, attempt, fn, payload))
             number += 1
         self._next_lease = number
         session.outstanding += number - first
         session.left_queue += count
-        self._count(rank.line, -count)
+        self._count(band.session_queue, -count)
 
-    def _recall(self, now: float) -> list[Send]:
-        """Somebody is idle and nothing waits: take from those who will need long for what they have not begun."""
+    def _steal(self, now: float) -> list[Send]:
+        """Request work back for the idle slots, from workers that will not begin it for long."""
         effects: list[Send] = []
-        while self._free > self._coming and (hands := self._next_surplus(now)) is not None:
-            spare = _spare(hands)
-            if spare:
-                take = spare[-max(self._free - self._coming, (len(spare) + 1) // 2) :]
-                hands.recalled.update(take)
-                effects.append(Send(hands.member.peer, Recall(take)))
-                self.place(hands)
+        while self._free_slots > self._returning and (load := self._next_surplus(now)) is not None:
+            stealable = _stealable(load)
+            if stealable:
+                take = stealable[-max(self._free_slots - self._returning, (len(stealable) + 1) // 2) :]
+                load.steal_requested.update(take)
+                effects.append(Send(load.member.peer, StealRequest(take)))
+                self.reindex(load)
         return effects
 
     def _next_surplus(self, now: float) -> WorkerLoad | None:
-        """A worker from which work may be called back now; it is not given again before it has changed."""
-        while self._changed:
-            hands, _ = self._changed.popitem(last=False)
-            at = _worth_recalling_at(hands)
+        """Return a worker from which work may be requested back now, once for each change of what it holds; None for none."""
+        while self._overloaded:
+            load, _ = self._overloaded.popitem(last=False)
+            at = _worth_stealing_at(load)
             if at <= now:
-                return hands
+                return load
             if at < math.inf:
-                hands.recall_at = at
-                heapq.heappush(self._later, (at, next(self._entries), hands))
-        while self._later and self._later[0][0] <= now:
-            entry = heapq.heappop(self._later)
-            if self._waits(entry):
-                entry[2].recall_at = math.inf
+                load.steal_at = at
+                heapq.heappush(self._steal_times, (at, next(self._entry_numbers), load))
+        while self._steal_times and self._steal_times[0][0] <= now:
+            entry = heapq.heappop(self._steal_times)
+            if self._is_current(entry):
+                entry[2].steal_at = math.inf
                 return entry[2]
         return None
 
-    def _messages(self, batch: Handout, *, first: bool) -> Iterator[Assign]:
-        """Functions go before the work that uses them: in its message, or in messages of their own where they are too many."""
+    def _messages(self, batch: Handout, *, pinned: bool) -> Iterator[Assign]:
+        """Yield the messages of a hand-out. Functions go with the work that uses them, or before it if they are too many (P8)."""
         functions: list[tuple[int, int, bytes]] = []
         for part in split(batch.functions):
             if functions:
                 yield Assign(functions, [])
             functions = part
-        for items, careful in ((batch.items, False), (batch.careful, True)):
+        for items, report_before_start in ((batch.items, False), (batch.report_before_start, True)):
             if items:
                 for share in split(items):
-                    yield Assign(functions, share, careful, len(self._named), first)
+                    yield Assign(functions, share, report_before_start, len(self._loads_by_name), pinned)
                     functions = []
 
     @staticmethod
-    def _waits(entry: tuple[float, int, WorkerLoad]) -> bool:
-        """Whether an entry of the heap is still true: its worker has not changed since."""
-        return entry[2].recall_at == entry[0]
+    def _is_current(entry: tuple[float, int, WorkerLoad]) -> bool:
+        """Return whether an entry of the heap is current: what its worker holds has not changed since."""
+        return entry[2].steal_at == entry[0]
 
 
-def _spare(hands: WorkerLoad) -> list[int]:
-    """Leases that its slots will not have begun and others may: the newest, but for one a slot."""
-    spare = [number for number, lease in hands.leases.items() if not lease.started and not lease.rank.line.worker]
-    return spare[max(0, hands.member.slots - (hands.outstanding - len(spare))) :]
+def _stealable(load: WorkerLoad) -> list[int]:
+    """Return the leases that a worker may give back: the newest ones not started and not pinned, leaving it one for each slot."""
+    spare = [
+        number for number, lease in load.leases.items() if not lease.started and not lease.band.session_queue.worker
+    ]
+    return spare[max(0, load.member.slots - (load.outstanding - len(spare))) :]
 
 
-def _usable(hands: WorkerLoad) -> bool:
-    return hands.reachable and not hands.member.leaving
+def _takes_work(load: WorkerLoad) -> bool:
+    return load.reachable and not load.member.leaving
 
 
-def _room_for_its_own(hands: WorkerLoad) -> int:
-    """How much pinned work it may be given now: also where others fill its window, one for each slot, so that it can go before them."""
-    room = hands.window.limit - hands.outstanding
+def _pinned_capacity(load: WorkerLoad) -> int:
+    """Return how many pinned items a worker may get now: its room, and at least one item for each slot.
+
+    The latter even if other work fills its window, because pinned work runs before it (P6).
+    """
+    room = load.window.limit - load.outstanding
     return (
-        room if room > 0 else hands.member.slots - sum(bool(lease.rank.line.worker) for lease in hands.leases.values())
+        room
+        if room > 0
+        else load.member.slots - sum(bool(lease.band.session_queue.worker) for lease in load.leases.values())
     )
 
 
-def _worth_recalling_at(hands: WorkerLoad) -> float:
-    """From when on it is better to take back what a worker has not begun than to leave it there."""
-    held, window = hands.outstanding, hands.window
-    done_before_told_s = window.trip_s
-    if window.remaining_s(held) >= done_before_told_s + RECALL_WORTH_S:
+def _worth_stealing_at(load: WorkerLoad) -> float:
+    """Return the time from which on it is better to request back what a worker has not begun than to leave it there."""
+    held, window = load.outstanding, load.window
+    unreported_s = window.trip_s
+    if window.remaining_s(held) >= unreported_s + STEAL_WORTH_S:
         return 0.0
-    return window.overdue_at(held) + RECALL_WORTH_S
+    return window.overdue_at(held) + STEAL_WORTH_S
 
 
-def _set(line: OrderedDict[WorkerLoad, None], hands: WorkerLoad, wanted: bool) -> None:
+def _set(workers: OrderedDict[WorkerLoad, None], load: WorkerLoad, wanted: bool) -> None:
     if wanted:
-        line.setdefault(hands, None)
-    elif hands in line:
-        del line[hands]
+        workers.setdefault(load, None)
+    elif load in workers:
+        del workers[load]

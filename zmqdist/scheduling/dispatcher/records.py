@@ -1,7 +1,7 @@
-"""What the dispatch machine remembers: sessions of coordinators, leases, and what each worker has in its hands.
+"""The records of the dispatcher's machine: sessions of coordinators, leases, and the load of each worker.
 
-A queued piece of work is the tuple that came in the message and nothing else: a million of them have to fit. Only work that has
-been handed out has a record of its own.
+A queued work item is the tuple that came in the message and nothing else, because there may be a million of them. Only work that was
+handed out has a record of its own.
 """
 
 from __future__ import annotations
@@ -22,77 +22,90 @@ _priority = attrgetter("priority")
 
 @dataclass(slots=True, eq=False)
 class PriorityBand:
-    """Waiting work of one priority in one line."""
+    """The waiting work items of one priority in one queue.
 
-    line: SessionQueue
+    Attributes:
+      items: those that no worker has begun, as far as the dispatcher knows.
+      report_before_start: those whose start the worker must report before it happens; they go first.
+    """
+
+    session_queue: SessionQueue
     priority: int = 0
-    queue: deque[Item] = field(default_factory=deque)
-    careful: deque[Item] = field(default_factory=deque)
-    """Work that was with a worker that died before it said what it had begun; handed out one by one."""
+    items: deque[Item] = field(default_factory=deque)
+    report_before_start: deque[Item] = field(default_factory=deque)
 
     def __len__(self) -> int:
-        return len(self.queue) + len(self.careful)
+        return len(self.items) + len(self.report_before_start)
 
 
 class SessionQueue:
-    """What of one session waits for one worker, or for any of them.
+    """The work of one session that waits for one worker, or for any.
 
     Attributes:
       worker: its name; empty for any.
-      ranks: those that have work, the highest priority last.
+      bands: the priorities that have work, the highest last.
+      is_ready: whether it takes part in the turns of `Placement`. Invariant: then it has work.
     """
 
-    __slots__ = ("_plain", "in_rota", "ranks", "session", "worker")
+    __slots__ = ("_plain_band", "bands", "is_ready", "session", "worker")
 
     def __init__(self, session: CoordinatorSession, worker: str) -> None:
         self.session = session
         self.worker = worker
-        self.ranks: list[PriorityBand] = []
-        self.in_rota = False
-        self._plain = PriorityBand(self)
+        self.bands: list[PriorityBand] = []
+        self.is_ready = False
+        self._plain_band = PriorityBand(self)
 
-    def rank(self, priority: int) -> PriorityBand:
-        """The rank of a priority, which the caller is about to put work into."""
-        ranks = self.ranks
-        at = bisect_left(ranks, priority, key=_priority) if ranks else 0
-        if at < len(ranks) and ranks[at].priority == priority:
-            return ranks[at]
-        rank = PriorityBand(self, priority) if priority else self._plain
-        ranks.insert(at, rank)
-        return rank
+    def band(self, priority: int) -> PriorityBand:
+        """Return the band of a priority, which the caller is about to put work into."""
+        bands = self.bands
+        at = bisect_left(bands, priority, key=_priority) if bands else 0
+        if at < len(bands) and bands[at].priority == priority:
+            return bands[at]
+        band = PriorityBand(self, priority) if priority else self._plain_band
+        bands.insert(at, band)
+        return band
 
 
 @dataclass(slots=True, eq=False)
 class CoordinatorSession:
-    """One connection of one coordinator. One that reconnects has a new session; the old one only waits for its leases.
+    """One connection of one coordinator. A coordinator that reconnects gets a new session; the old one only waits for its leases.
 
-    Work that is apart from the rounds has a session of its own over the same connection, whose generation never ends.
+    Detached work has a session of its own over the same connection, whose round never ends.
+
+    Attributes:
+      queues: by worker name ("" for any) the queues that have work.
+      functions: pickled functions by number.
+      held: bulk results that are with their worker, kept ones as well: (work, attempt) -> (worker, lease).
+      watches_members: whether it gets Members.
+      reports_starts: whether it gets Begun.
+      detached: the session of its detached work, once there is some.
+      outstanding: leases that may be executing.
+      round_ended: the last round whose end was requested; late work of it is ignored.
+      ending_round: the round whose end was requested and has not been reported.
+      unsettled_until: until then a lost process may still execute work of this session.
+      submitted, left_queue: work items that were ever queued, and that have left the queue. Invariant: left_queue <= submitted.
+      progress_reported: the `left_queue` that the coordinator knows.
+      closed: whether the connection has ended.
+      finished: work items that have ended.
     """
 
     coordinator: int
     peer: Peer
     queue_max: int
-    lines: dict[str, SessionQueue] = field(default_factory=dict)
-    """Those that have work, by the worker's name, and always that for any worker."""
+    queues: dict[str, SessionQueue] = field(default_factory=dict)
     functions: dict[int, bytes] = field(default_factory=dict)
     held: dict[tuple[int, int], tuple[WorkerLoad, int]] = field(default_factory=dict)
-    """Bulk results that are with their worker, kept ones too: (work, attempt) -> (whose, lease)."""
-    watch: bool = False
-    """It is told which workers come and go."""
-    starts: bool = False
-    """It is told what has begun."""
-    apart: CoordinatorSession | None = None
-    """Of the work that is apart, once there is some."""
+    watches_members: bool = False
+    reports_starts: bool = False
+    detached: CoordinatorSession | None = None
     outstanding: int = 0
-    """Leases that may be executing."""
-    generation_ended: int = -1
-    ending: int | None = None
-    """The generation whose end was asked for and has not come."""
+    round_ended: int = -1
+    ending_round: int | None = None
     unsettled_until: float = 0.0
-    """Until then a process that was lost from sight may still run work of this coordinator."""
     submitted: int = 0
     left_queue: int = 0
-    progress_told: int = 0
+    progress_reported: int = 0
     closed: bool = False
     finished: int = 0
 
@@ -101,40 +114,44 @@ class CoordinatorSession:
         return self.submitted - self.left_queue
 
     @property
-    def parts(self) -> tuple[CoordinatorSession, ...]:
-        """It, and that of the work apart."""
-        return (self,) if self.apart is None else (self, self.apart)
+    def with_detached(self) -> tuple[CoordinatorSession, ...]:
+        """This session, and that of its detached work if there is one."""
+        return (self,) if self.detached is None else (self, self.detached)
 
-    def line(self, worker: str) -> SessionQueue:
-        line = self.lines.get(worker)
-        if line is None:
-            line = self.lines[worker] = SessionQueue(self, worker)
-        return line
+    def queue_for(self, worker: str) -> SessionQueue:
+        queue = self.queues.get(worker)
+        if queue is None:
+            queue = self.queues[worker] = SessionQueue(self, worker)
+        return queue
 
-    def quiet(self, now: float) -> bool:
-        """Nothing of this session can be executing."""
+    def is_quiet(self, now: float) -> bool:
+        """Return whether nothing of this session can be executing."""
         return self.outstanding == 0 and now >= self.unsettled_until
 
 
 @dataclass(slots=True, eq=False)
 class Lease:
-    """One handing-out of one piece of work."""
+    """One hand-out of one work item.
+
+    Attributes:
+      band: where it waited, and waits again if it comes back.
+      item: the work item as it was queued.
+      started: whether a slot has begun it, as far as the dispatcher knows.
+      cancelled: however it ends, the work does not run again.
+      cancelled_unless_begun: as `cancelled`, unless a start is reported first.
+      kept: whether its bulk result was received and stays with the worker.
+    """
 
     session: CoordinatorSession
-    rank: PriorityBand
-    """Where it waited, and waits again when it comes back."""
+    band: PriorityBand
     item: Item
-    """What it is, as it was queued."""
     started: bool = False
-    cut: bool = False
-    """Withdrawn: however it ends, it does not run again."""
-    unwanted: bool = False
-    """Withdrawn unless it has begun: it does not run again where it comes back before that is known."""
+    cancelled: bool = False
+    cancelled_unless_begun: bool = False
     kept: bool = False
-    """Its bulk result was taken, and stays with the worker until it is taken for good."""
 
     def keep(self) -> None:
-        """Its result stays with the worker: it does not run again, and what it ran on is needed no more."""
+        """Note that the result stays with the worker. The work does not run again, so its payload is dropped."""
         self.kept = True
         self.item = (*self.item[:4], b"")
 
@@ -148,55 +165,63 @@ class Lease:
 
     @property
     def lost(self) -> int:
-        """Starts of this work that were lost."""
+        """How many starts of this work were lost."""
         return self.item[2]
 
-    def charge(self) -> None:
-        """Its start is lost."""
+    def charge_lost_start(self) -> None:
+        """Count a lost start."""
         work, attempt, lost, fn, payload = self.item
         self.item = (work, attempt, lost + 1, fn, payload)
 
-    def again(self) -> Item:
-        """The item for the next handing-out; the number of the attempt never repeats."""
+    def next_item(self) -> Item:
+        """Return the item for the next hand-out. Attempt numbers never repeat."""
         work, attempt, lost, fn, payload = self.item
         return (work, attempt + 1, lost, fn, payload)
 
 
 @dataclass(slots=True, eq=False)
 class WorkerLoad:
-    """What one worker has in its hands."""
+    """What one worker holds.
+
+    Attributes:
+      window: how many leases it may have.
+      leases: by number those that have not ended.
+      held: by number ended leases whose bulk results it holds.
+      stale_leases: functions of an earlier dispatcher that run in its threads: lease -> coordinator.
+      known_functions: the functions that were sent to it, as (coordinator, number).
+      steal_requested: leases that it was requested to give back and has not replied about.
+      undelivered_forgets: what all workers were told to forget while this one was away.
+      done: leases that ended with an outcome.
+      slot_deaths: its slot processes that crashed.
+      free_slots, returning, steal_at: computed by the placement: slots without work, leases that are expected back, and when it becomes
+        worth while to request work back (`inf` for never, or at once).
+    """
 
     member: Member
     window: WorkWindow
     name: str
     leases: dict[int, Lease] = field(default_factory=dict)
     held: dict[int, Lease] = field(default_factory=dict)
-    leftover: dict[int, int] = field(default_factory=dict)
-    """Functions of an earlier dispatcher that run in threads: lease -> coordinator."""
-    known: set[tuple[int, int]] = field(default_factory=set)
-    recalled: set[int] = field(default_factory=set)
-    to_forget: list[Forget] = field(default_factory=list)
-    """What all were told while it was away."""
+    stale_leases: dict[int, int] = field(default_factory=dict)
+    known_functions: set[tuple[int, int]] = field(default_factory=set)
+    steal_requested: set[int] = field(default_factory=set)
+    undelivered_forgets: list[Forget] = field(default_factory=list)
     reachable: bool = True
     done: int = 0
     slot_deaths: int = 0
-    """Slot processes of it that died while they ran a function."""
-    free: int = 0
-    """Slots without work, as the placement counts them."""
-    coming: int = 0
-    """Leases that are on their way back, as the placement counts them."""
-    recall_at: float = math.inf
-    """When calling work back from it becomes worth while, if that is known and lies ahead."""
+    free_slots: int = 0
+    returning: int = 0
+    steal_at: float = math.inf
 
     @property
     def outstanding(self) -> int:
-        return len(self.leases) + len(self.leftover)
+        return len(self.leases) + len(self.stale_leases)
 
 
 @dataclass(slots=True)
 class Handout:
-    """What one event gives to one worker: at most one Assign for each kind."""
+    """What one turn hands out to one worker: new functions, items, and items whose start must be reported before it happens."""
 
     functions: list[tuple[int, int, bytes]] = field(default_factory=list)
     items: list[Leased] = field(default_factory=list)
-    careful: list[Leased] = field(default_factory=list)
+    report_before_start: list[Leased] = field(default_factory=list)

@@ -1,7 +1,7 @@
-"""Pieces of payloads, read by the dispatcher for whoever cannot reach their holder, over the holder's own connection.
+"""Ranges of payloads that the dispatcher reads for a process that cannot connect to their holder, over the holder's own connection.
 
-The bytes are passed on as they came. Each piece is one question with one answer: what its holder does not answer in time, or
-with its connection, is an error for whoever asked.
+The bytes are passed on as they came. Each range is one request with one reply: if the holder does not reply in time, or disconnects, the
+call of the process that wants the bytes ends with an error.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from zmqdist.messages import Read, ReadDone
 from zmqdist.transport.loop import Loop
 from zmqdist.transport.router import Peer, Router
 
-ANSWER_S = 15.0
-"""A holder that does not answer for so long is taken for gone."""
+REPLY_TIMEOUT_S = 15.0
+"""Seconds after which a holder that does not reply counts as gone."""
 
 
 class Relay:
     """See the module's docstring.
 
     Args:
-      holder: the connection of whoever has a store, by its number.
+      holder: returns the connection of the process that has a store, by the store's number; None for none.
 
     Attributes:
-      pieces: that were asked for.
+      pieces: how many ranges were requested so far.
     """
 
     def __init__(self, loop: Loop, router: Router, holder: Callable[[int], Hashable]) -> None:
@@ -39,48 +39,48 @@ class Relay:
         self._holder = holder
         self._numbers = itertools.count(1)
         self.pieces = 0
-        self._asked: dict[int, tuple[Peer, Future[NDArray[np.uint8]]]] = {}
-        router.on(ReadDone, self._answered, frozenset({"submit", "worker"}))
-        router.on_gone.append(self._gone)
+        self._pending: dict[int, tuple[Peer, Future[NDArray[np.uint8]]]] = {}
+        router.on(ReadDone, self._handle_reply, frozenset({"submit", "worker"}))
+        router.on_gone.append(self._peer_gone)
 
     def read(self, store: int, bulk: int, offset: int, length: int) -> NDArray[np.uint8]:
-        """In a thread of the service: see `RELAY` in fetch.py.
+        """Serve the method `RELAY` of fetch.py: return a range of a payload. Blocks a thread of the service until the holder replies.
 
         Raises:
-          NotFoundError: the holder has freed it.
-          UnavailableError: the holder is not connected here, or went, or does not answer.
+          NotFoundError: the holder has freed the payload.
+          UnavailableError: the holder is not connected to the dispatcher, disconnects, or does not reply.
         """
-        answer: Future[NDArray[np.uint8]] = Future()
+        reply: Future[NDArray[np.uint8]] = Future()
         number = next(self._numbers)
-        self._loop.call_soon(self._ask, number, store, Read(number, bulk, offset, length), answer)
+        self._loop.call_soon(self._forward, number, store, Read(number, bulk, offset, length), reply)
         try:
-            return answer.result(ANSWER_S)
+            return reply.result(REPLY_TIMEOUT_S)
         except FutureTimeoutError:
-            self._loop.call_soon(self._asked.pop, number, None)
-            raise errors.UnavailableError(f"the holder did not answer within {ANSWER_S:g} s") from None
+            self._loop.call_soon(self._pending.pop, number, None)
+            raise errors.UnavailableError(f"the holder did not reply within {REPLY_TIMEOUT_S:g} s") from None
 
     # -- in the loop ----------------------------------------------------------------------------------------------
 
-    def _ask(self, number: int, store: int, read: Read, answer: Future[NDArray[np.uint8]]) -> None:
+    def _forward(self, number: int, store: int, read: Read, reply: Future[NDArray[np.uint8]]) -> None:
         self.pieces += 1
         peer = self._holder(store)
         if not isinstance(peer, Peer) or not self._router.send(peer, read):
-            answer.set_exception(errors.UnavailableError("its holder is not connected to the dispatcher"))
+            reply.set_exception(errors.UnavailableError("its holder is not connected to the dispatcher"))
             return
-        self._asked[number] = (peer, answer)
+        self._pending[number] = (peer, reply)
 
-    def _answered(self, peer: Peer, done: ReadDone, frames: list[memoryview]) -> None:
-        asked, answer = self._asked.get(done.ask, (None, None))
-        if asked is not peer or answer is None:
-            return  # late, or of somebody who was not asked
-        del self._asked[done.ask]
+    def _handle_reply(self, peer: Peer, done: ReadDone, frames: list[memoryview]) -> None:
+        holder, reply = self._pending.get(done.request, (None, None))
+        if holder is not peer or reply is None:
+            return  # too late, or from another peer than the holder
+        del self._pending[done.request]
         if done.code or len(frames) != 1:
-            answer.set_exception(errors.from_code(done.code or errors.INTERNAL, done.message or "no bytes came"))
+            reply.set_exception(errors.from_code(done.code or errors.INTERNAL, done.message or "no bytes came"))
         else:
-            answer.set_result(np.frombuffer(frames[0], np.uint8))
+            reply.set_result(np.frombuffer(frames[0], np.uint8))
 
-    def _gone(self, peer: Peer) -> None:
-        for number, (asked, answer) in list(self._asked.items()):
-            if asked is peer:
-                del self._asked[number]
-                answer.set_exception(errors.UnavailableError("its holder has gone"))
+    def _peer_gone(self, peer: Peer) -> None:
+        for number, (holder, reply) in list(self._pending.items()):
+            if holder is peer:
+                del self._pending[number]
+                reply.set_exception(errors.UnavailableError("its holder has disconnected from the dispatcher"))

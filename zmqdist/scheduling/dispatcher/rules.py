@@ -1,4 +1,4 @@
-"""The figures that the dispatcher's machine goes by; a DispatcherConfig is such rules, too."""
+"""The settings of the dispatcher's machine. A DispatcherConfig has them and more."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from zmqdist import limits
 
 @dataclass(frozen=True, kw_only=True)
 class BrokerRules:
-    """Seconds where a name says so. What each means is said at DispatcherConfig, and why it is so much in zmqdist.limits."""
+    """The settings of the machine; DispatcherConfig describes each, and zmqdist.limits has the reason for each default."""
 
     lease_s: float = limits.LEASE_S
     reconnect_grace_s: float = limits.RECONNECT_GRACE_S

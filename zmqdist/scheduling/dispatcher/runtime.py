@@ -1,8 +1,8 @@
-"""The dispatcher: one socket, the broker machine, and what can be asked of it by RPC.
+"""The dispatcher's server, the runtime of broker.py: one socket, one loop, and the RPC methods of the dispatcher.
 
-The runtime of broker.py: messages go in, what comes out is sent. It decides nothing and never looks into a payload.
+Messages go into the machine, and the messages that it returns are sent. The runtime decides nothing and never opens a payload.
 
-The loop's thread knows the runtime alone, so that a server which nobody refers to any more is collected, and stops.
+The loop's thread refers to the runtime and not to the DispatchServer, so that a server that the program has dropped is collected and stops.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ from zmqdist.data.service.dispatcher.runtime import DataDispatcher
 from zmqdist.events import Heard, PeerGone, ProcessExited, Send, Ticked
 from zmqdist.messages import (
     Beat,
+    CancelWork,
     Define,
     Done,
-    EndGeneration,
-    Enlist,
+    EndRound,
     Forget,
     Goodbye,
+    LeasesReturned,
     Leave,
     Message,
     Refused,
     Register,
-    Returned,
+    RegisterCoordinator,
+    ResultReceived,
     SlotsLost,
     Submit,
-    Taken,
-    Withdraw,
 )
 from zmqdist.rpc.service import RpcService
 from zmqdist.scheduling.dispatcher.broker import Broker, BrokerSnapshot
 from zmqdist.scheduling.dispatcher.broker import Event as BrokerEvent
 from zmqdist.scheduling.dispatcher.config import DispatcherConfig
-from zmqdist.scheduling.dispatcher.heap_trimming import MemoryKeeper
+from zmqdist.scheduling.dispatcher.heap_trimming import HeapTrimmer
 from zmqdist.scheduling.dispatcher.membership import Member, MemberJoined, MemberLost
 from zmqdist.scheduling.dispatcher.relay import Relay
 from zmqdist.scheduling.worker.fetch import RELAY
@@ -60,24 +60,26 @@ from zmqdist.wire.hello import host_identity, our_hello, pickles_differ
 
 log = logging.getLogger("zmqdist.scheduling")
 
-LOOK_FOR_END_S = 0.005
+PROCESS_END_POLL_S = 0.005
+"""Seconds before the first look whether a disconnected process has ended; each further pause is twice as long."""
 
 LEAVING_S = 1.0
-"""What workers that were told to leave take beyond their grace."""
+"""Seconds that workers may need beyond their grace to leave."""
 
-FROM_WORKERS = (Register, Done, Returned, SlotsLost, Beat, Leave)
-FROM_COORDINATORS = (Enlist, Define, Forget, Submit, Withdraw, EndGeneration, Taken)
+FROM_WORKERS = (Register, Done, LeasesReturned, SlotsLost, Beat, Leave)
+FROM_COORDINATORS = (RegisterCoordinator, Define, Forget, Submit, CancelWork, EndRound, ResultReceived)
 
 
 class DispatchServer:
-    """The broker: workers register with it, coordinators schedule on it.
+    """The dispatcher of a cluster, in this process: workers register with it, and coordinators schedule functions through it.
+
+    It runs in a thread of its own. Stop it, use it in a with-statement, or drop it: a dropped server stops in the background. In a script
+    `local_cluster` is simpler; on several hosts use `zmqdist dispatcher` or `zmqdist launch`.
 
     Args:
       config: a DispatcherConfig; None: a free port on loopback.
-      start: begin at once; else `start()` does.
-      listener: descriptor of a TCP socket that listens already, in place of the config's address; it is the server's from then on.
-
-    Stop it, use it in a with-statement, or drop it: that stops it in the background.
+      start: whether to start at once; else call `start()`.
+      listener: descriptor of a TCP socket that listens already, in place of the config's address. The server owns it from then on.
 
     Raises (from `start`):
       UnknownError: the port could not be bound (in use, not an address of this machine).
@@ -96,7 +98,7 @@ class DispatchServer:
     # -- for users ----------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Bind and serve; returns when workers and coordinators can connect. A second start does nothing."""
+        """Bind the port and serve. Workers and coordinators can connect once this returns. A second call does nothing."""
         with self._lock:
             if self._runtime.stopped.is_set():
                 raise errors.FailedPreconditionError("Server cannot be started after it has been stopped")
@@ -104,20 +106,21 @@ class DispatchServer:
                 self._runtime.open()
 
     def stop(self) -> None:
-        """End it at once; workers go on for half a lease and look for another dispatcher at its address. Idempotent.
+        """Stop at once; queues and sessions are lost. Idempotent.
 
-        `shutdown(grace_s)` ends the workers first.
+        Workers go on with what they run for half a lease, and wait for another dispatcher at this address. Use `shutdown` to stop the
+        workers first.
         """
         with self._lock:
             self._runtime.stop()
 
     def join(self, timeout: float | None = None) -> bool:
-        """Wait until it has been stopped. False when `timeout` seconds passed first."""
+        """Wait until the server has stopped. Return False if `timeout` seconds pass first; None waits without a limit."""
         return self._runtime.stopped.wait(timeout)
 
     @property
     def address(self) -> str:
-        """ "host:port", the real one."""
+        """ "host:port", with the port that was bound."""
         return self._runtime.address
 
     @property
@@ -127,7 +130,7 @@ class DispatchServer:
 
     @property
     def target(self) -> str:
-        """ "zmq://host:port", what coordinators and workers are given."""
+        """ "zmq://host:port", the target for coordinators and workers."""
         advertise = self._runtime.config.advertise
         where = self._address if advertise is None else advertised_address(advertise, split(self.address)[1])
         return f"{self._runtime.config.protocol or 'zmq'}://{where}"
@@ -152,66 +155,68 @@ class DispatchServer:
         return self._runtime.loop.run(self._runtime.broker.snapshot)
 
     def wait_for(self, ready: Callable[[frozenset[tuple[str, int]]], bool], timeout_s: float) -> bool:
-        """Wait until `ready` says so of the (job, index) of the registered workers; it is asked after each event.
+        """Wait until `ready` returns True for the registered workers, given as (job, index).
+
+        The loop calls `ready` after each event, so it must not block.
 
         Returns:
-          False when `timeout_s` passed first.
+          False if `timeout_s` passed first.
         """
         runtime = self._runtime
         assert runtime.loop is not None
-        answered = threading.Event()
+        is_ready = threading.Event()
 
-        def look() -> None:
+        def check() -> None:
             if ready(frozenset(runtime.broker.membership.members)):
-                answered.set()
+                is_ready.set()
 
-        runtime.loop.call_soon(runtime.watchers.append, look)
-        runtime.loop.call_soon(look)
+        runtime.loop.call_soon(runtime.watchers.append, check)
+        runtime.loop.call_soon(check)
         try:
-            return answered.wait(timeout_s)
+            return is_ready.wait(timeout_s)
         finally:
-            runtime.loop.call_soon(runtime.watchers.remove, look)
+            runtime.loop.call_soon(runtime.watchers.remove, check)
 
     def watch_members(self, fn: Callable[[frozenset[tuple[str, int]]], object]) -> None:
-        """Have `fn` called with the (job, index) of the registered workers: now, and whenever one has joined or was lost.
+        """Have the loop call `fn` with the registered workers as (job, index): now, and whenever one has joined or is lost.
 
-        In the loop's thread, so it must not wait.
+        `fn` must not block. There is no way to end the calls except stopping the server.
         """
         runtime = self._runtime
         assert runtime.loop is not None
 
-        def look() -> None:
+        def check() -> None:
             fn(frozenset(runtime.broker.membership.members))
 
         def begin() -> None:
-            runtime.member_watchers.append(look)
-            look()
+            runtime.member_watchers.append(check)
+            check()
 
         runtime.loop.call_soon(begin)
 
     def shutdown(self, grace_s: float = 0.0) -> None:
-        """Tell all workers to leave, wait until they have, at most a little longer than `grace_s`, and stop. Idempotent."""
+        """Tell all workers to stop, wait for them at most a second longer than `grace_s`, and stop the server. Idempotent."""
         loop = self._runtime.loop
-        with contextlib.suppress(errors.FailedPreconditionError):  # it was stopped meanwhile
+        with contextlib.suppress(errors.FailedPreconditionError):  # the server was stopped meanwhile
             if loop is not None and not self._runtime.stopped.is_set():
                 loop.run(lambda: self._runtime.shutdown(grace_s))
                 self.join(grace_s + LEAVING_S)
         self.stop()
 
     def report_exit(self, job: str, index: int, pid: int, exit_code: int | None, log: str = "") -> None:
-        """Somebody saw a worker's process end, and says so before its connection does. From any thread, also when this was stopped."""
+        """Report that the process of a worker has ended, so that the worker is lost at once. For its parent process. Any thread."""
         if self._runtime.loop is not None:
             event = ProcessExited(pid=pid, exit_code=exit_code, log=log, job=job, index=index)
             with contextlib.suppress(errors.FailedPreconditionError):
                 self._runtime.loop.call_soon(self._runtime.handle, event)
 
     def data_snapshot(self) -> DataSnapshot:
-        """An immutable record of what the data service holds: jobs, iterations, readers, workers, the journal."""
+        """Return an immutable record of the data service: jobs, iterations, readers, workers, the journal."""
         assert self._runtime.loop is not None
         return self._runtime.loop.run(self._runtime.data.snapshot)
 
     def snapshot_streams(self, path: str) -> list[Any]:
-        """The streams of a distributed snapshot: `index`, `owner` and `state` of each. Raises NotFoundError."""
+        """Return the streams of the distributed snapshot in folder `path`: `index`, `owner` and `state` of each. Raises NotFoundError."""
         assert self._runtime.loop is not None
         return self._runtime.loop.run(lambda: self._runtime.data.snapshots.streams(path))
 
@@ -233,11 +238,12 @@ class DispatchServer:
 
 
 class _Runtime:
-    """What the loop's thread knows of a DispatchServer.
+    """The part of a DispatchServer that its loop's thread refers to.
 
     Attributes:
       loop: None before `open`.
-      stopped: set by `stop`, or because somebody asked for it by RPC.
+      stopped: set by `stop`, and by the RPC method `shutdown`.
+      undelivered: messages that were not sent because their peer had disconnected.
       watchers: called in the loop after each event.
       member_watchers: called in the loop when workers have joined or were lost.
     """
@@ -250,10 +256,10 @@ class _Runtime:
         self.loop: Loop | None = None
         self.address = ""
         self._incarnation = secrets.randbits(62) | 1
-        # Lease numbers of two lives must not meet: a worker may still name one of the life before.
+        # A worker may still name a lease of the earlier incarnation, so two incarnations must not use the same numbers.
         self.broker = Broker(config, first_lease=(self._incarnation & 0xFFFFF) << 40)
         self.undelivered = 0
-        self._memory = MemoryKeeper()
+        self._heap_trimmer = HeapTrimmer()
         self.watchers: list[Callable[[], None]] = []
         self.member_watchers: list[Callable[[], None]] = []
         self._due: float | None = None
@@ -268,11 +274,11 @@ class _Runtime:
 
     @property
     def abandoned(self) -> bool:
-        """Whether it runs, in this process: nothing of it does in a child that was forked from it."""
+        """Whether it still runs in this process; a forked child has none of its threads."""
         return self.loop is not None and not self.stopped.is_set() and self._pid == os.getpid()
 
     def open(self) -> None:
-        """Bind and serve."""
+        """Bind the port and start the loop."""
         config = self.config
         loop = Loop("zmqdist-dispatcher")
         service = self._service()
@@ -280,7 +286,7 @@ class _Runtime:
             self._hello = our_hello("server", self._incarnation, f"dispatcher pid {os.getpid()}")
             host = bindable(config.host)
             router = self._router = Router(loop, self.credentials.server(host), self._hello)
-            # What a journal has is there before anybody can ask for it.
+            # The state in the journal is loaded before the port is bound, so no peer sees a part of it.
             self.data = DataDispatcher(service, loop, data_rules(config), config.work_dir, config.snapshots_max)
             if self._listener is None:
                 self.address = router.bind(join(host, config.port))
@@ -291,9 +297,9 @@ class _Runtime:
             raise
         for kinds, roles in ((FROM_WORKERS, {"worker"}), (FROM_COORDINATORS, {"submit"})):
             for kind in kinds:
-                router.on(kind, self._heard, frozenset(roles))
-        router.on(Goodbye, self._heard)
-        router.on_gone.append(self._gone)
+                router.on(kind, self._handle_message, frozenset(roles))
+        router.on(Goodbye, self._handle_message)
+        router.on_gone.append(self._peer_gone)
         self._relay = Relay(loop, router, self.broker.holder)
         service.register(RELAY, self._relay.read, roles=frozenset({"submit", "worker"}))
         CoordinationService(service, router, loop, self._incarnation, None)
@@ -307,78 +313,78 @@ class _Runtime:
         if self.loop is not None:
             self.loop.stop()
 
-    def _heard(self, peer: Peer, message: Message, _frames: list[memoryview]) -> None:
-        if isinstance(message, (Register, Enlist)) and (problem := self._unreadable(peer)):
+    def _handle_message(self, peer: Peer, message: Message, _frames: list[memoryview]) -> None:
+        if isinstance(message, (Register, RegisterCoordinator)) and (problem := self._pickles_differ(peer)):
             log.warning("refused: %s", problem)
             self._perform([Send(peer, Refused(errors.FAILED_PRECONDITION, problem, final=True))])
             return
         if isinstance(message, Register):
             try:
-                self.data.splits.admit(message.address)
+                self.data.machine.admit(message.address)
             except errors.OpError as error:
                 self._perform([Send(peer, Refused(error.error_code, error.message, final=True))])
                 return
         self.handle(Heard(peer, message), watched=peer.fd >= 0)
 
-    def _unreadable(self, peer: Peer) -> str:
-        """Why workers and programs of this cluster could not run what is pickled by this one, or it what they pickle; "" if they can."""
+    def _pickles_differ(self, peer: Peer) -> str:
+        """Return why functions pickled by this peer cannot run in the cluster, or the reverse; "" if they can."""
         assert peer.hello is not None
         differ = pickles_differ(self._hello, peer.hello)
-        versions = " and ".join(f"{what} {theirs} (the dispatcher {ours})" for what, theirs, ours in differ)
+        versions = " and ".join(f"{part} {theirs} (the dispatcher {ours})" for part, theirs, ours in differ)
         return versions and (
             f"{peer.name} and this cluster cannot run each other's functions, which travel as pickles: it has {versions}; "
             "install the same minor versions for all programs, workers and the dispatcher"
         )
 
-    def _gone(self, peer: Peer) -> None:
-        """Where the process is of this host the kernel knows whether it has ended or only lost its connection."""
+    def _peer_gone(self, peer: Peer) -> None:
+        """Note that a connection has ended. On this host the kernel knows whether the process has ended, too: poll for that."""
         member = self.broker.membership.by_peer.get(peer)
         self.handle(PeerGone(peer))
         if member is not None and peer.hello is not None and peer.hello.host == host_identity():
-            self._look_for_its_end(member, LOOK_FOR_END_S)
+            self._poll_process_end(member, PROCESS_END_POLL_S)
 
-    def _look_for_its_end(self, member: Member, pause_s: float) -> None:
-        """When a process is killed its connections go first; that it has ended is seen a little later."""
+    def _poll_process_end(self, member: Member, pause_s: float) -> None:
+        """Look whether the process of a disconnected member has ended. A killed process loses its connections a little before it ends."""
         if self.broker.membership.members.get((member.job, member.index)) is not member or member.peer is not None:
-            return  # lost, or back
+            return  # the member is lost, or has reconnected
         if not is_alive(member.pid):
             self.handle(ProcessExited(pid=member.pid, exit_code=None, job=member.job, index=member.index))
             return
         assert self.loop is not None
-        again = self.loop.now() + pause_s
-        self.loop.set_timer((self, member), again, lambda: self._look_for_its_end(member, 2 * pause_s))
+        next_poll = self.loop.now() + pause_s
+        self.loop.set_timer((self, member), next_poll, lambda: self._poll_process_end(member, 2 * pause_s))
 
     def handle(self, event: BrokerEvent, *, watched: bool = True) -> None:
-        """Have the broker decide. In the loop."""
+        """Pass an event to the machine and send what it returns. In the loop."""
         loop = self.loop
         if loop is None:
             return
         self._perform(self.broker.handle(event, loop.now(), watched=watched))
         if self.broker.changes:
-            self._tell_data()
-        self._memory.look(self.broker.dispatch.queued, self._nothing_out)
-        for look in self.watchers:
-            look()
+            self._report_members()
+        self._heap_trimmer.update(self.broker.dispatch.queued, self._is_idle)
+        for watcher in self.watchers:
+            watcher()
 
-    def _tell_data(self) -> None:
-        """Who has come and who has gone."""
+    def _report_members(self) -> None:
+        """Report the members that joined and were lost to the data service and to the watchers."""
         changes, self.broker.changes = self.broker.changes, []
         for change in changes:
             match change:
                 case MemberJoined(member, register):
-                    who = member.name, register.address, member.incarnation, tuple(register.tags)
-                    self.data.joined(*who, named=register.named)
+                    identity = member.name, register.address, member.incarnation, tuple(register.tags)
+                    self.data.joined(*identity, named=register.named)
                 case MemberLost(member):
                     self.data.lost(member.incarnation, left=False)
-        for told in self.member_watchers:
-            told()
+        for watcher in self.member_watchers:
+            watcher()
 
-    def _nothing_out(self) -> bool:
-        return not any(hands.leases for hands in self.broker.dispatch.hands.values())
+    def _is_idle(self) -> bool:
+        return not any(load.leases for load in self.broker.dispatch.loads.values())
 
     def _perform(self, effects: list[Send]) -> None:
         for effect in effects:
-            # Not sent: the peer has gone, which comes as an event of its own and is decided about there.
+            # A peer that has disconnected gets nothing; the machine learns of its end by an event of its own.
             if not self._router.send(effect.to, effect.message):  # type: ignore[arg-type]
                 self.undelivered += 1
         due = self.broker.deadline
@@ -391,7 +397,7 @@ class _Runtime:
         self._due = None
         self.handle(Ticked())
 
-    # -- what can be asked by RPC -------------------------------------------------------------------------------
+    # -- RPC methods -------------------------------------------------------------------------------------------
 
     def _service(self) -> RpcService:
         service = RpcService("dispatcher")
@@ -428,7 +434,7 @@ class _Runtime:
         }
 
     def shutdown(self, grace_s: float) -> int:
-        """Tell all workers to leave and stop when they have, or after the grace. Returns how many there are."""
+        """Tell all workers to stop, and stop once they have, or a second after the grace. Returns their number."""
         members = list(self.broker.membership.members.values())
         assert self.loop is not None
         now = self.loop.now()
@@ -444,14 +450,16 @@ class _Runtime:
             self.loop.set_timer((self, "shutdown"), now + 0.05, lambda: self._stop_when_empty(until))
             return
         self.stopped.set()
-        self.loop.set_timer((self, "shutdown"), now + 0.2, self.loop.stop)  # the answer has to leave first
+        self.loop.set_timer((self, "shutdown"), now + 0.2, self.loop.stop)  # the reply must be sent before
 
     def _drain(self, job: str, index: int, grace_s: float) -> None:
         assert self.loop is not None
         effects = self.broker.leave(job, index, grace_s, self.loop.now())
         if effects is None:
             names = ", ".join(row.name for row in self.broker.snapshot().workers) or "none"
-            raise errors.NotFoundError(f"no worker {job}:{index} here; there are: {names}")
+            raise errors.NotFoundError(
+                f"no worker {job}:{index} is registered here; the registered workers are: {names}"
+            )
         self._perform(effects)
 
     def _report_exit(self, job: str, index: int, pid: int, exit_code: int | None, log: str) -> None:
@@ -459,7 +467,7 @@ class _Runtime:
 
 
 def data_rules(config: DispatcherConfig) -> Rules:
-    """The figures of the data service."""
+    """Return the settings of the data service."""
     return Rules(
         worker_timeout_s=config.worker_timeout_s,
         client_timeout_s=config.client_timeout_s,
@@ -473,5 +481,5 @@ def data_rules(config: DispatcherConfig) -> Rules:
 
 
 def _row(row: Any) -> dict[str, Any]:
-    """The figures of a row but for its clock times, which mean nothing in another process."""
+    """Return a row of a snapshot as a dict, without its times of the monotonic clock, which mean nothing in another process."""
     return {key: value for key, value in asdict(row).items() if not key.endswith("_at")}

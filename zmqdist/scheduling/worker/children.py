@@ -1,22 +1,22 @@
-"""The modules that the children of a worker run; its zygote (process/zygote.py) starts with them."""
+"""The modules that the child processes of a worker run. Its zygote (process/zygote.py) imports them before it forks."""
 
 from __future__ import annotations
 
 import importlib
 
 SLOT = "zmqdist.scheduling.worker.slot_main"
-"""Runs functions."""
+"""Runs scheduled functions."""
 
 TASK = "zmqdist.data.service.worker.task_main"
-"""Reads a pipeline of the data service."""
+"""Runs a data task of the data service."""
 
 STREAM = "zmqdist.data.service.snapshots.stream_process"
-"""Writes a pipeline into a snapshot."""
+"""Writes one stream of a distributed snapshot."""
 
 MODULES = (SLOT, TASK, STREAM)
 
 
 def import_modules() -> None:
-    """Before the zygote is forked off, so that all children share them. The worker itself needs none of them."""
+    """Import the modules in the zygote, so that all children share their memory. The worker itself needs none of them."""
     for module in MODULES:
         importlib.import_module(module)

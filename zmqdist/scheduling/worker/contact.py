@@ -1,18 +1,19 @@
-"""A worker's contact with its dispatcher: when it registers, beats, stops its work and gives up.
+"""A worker's contact with its dispatcher: when it registers, sends heartbeats, must stop its work, and gives up.
 
 Theory of operation
-    Contact is the connection. While it stands the worker beats; a Beat comes back, which says that everything before it has arrived.
-    When it goes, work may go on for half a lease, or until three quarters of a lease after the last beat that came back was sent,
-    whichever is sooner: the dispatcher counts its lease from when it heard the worker last, which it had not before that beat. When the
-    answer is read says nothing: it may have lain here while the worker was frozen. Without any contact for the orphan limit the worker
-    ends. A refused registration is repeated for a while: a worker under the same name may have died a moment ago. A worker that named no
-    index does not insist on the one that a dispatcher gave it: while it was away, or at another dispatcher, that may have become another's.
-    What ends while a registration is on its way is told when that is answered: it names what was there when it was sent, and a dispatcher
-    refuses whatever comes before one. When everything has to stop in that time, another registration follows, which names nothing; the
-    answer to the first one counts for nothing, nor does the work that the dispatcher assigns before it has read the second.
-    A registration and each beat are answered at once, so the time until then is the round trip to the dispatcher.
+    While connected the worker sends a Beat at each interval. The dispatcher echoes it, which shows that everything sent before has arrived.
+    When the connection ends, work may go on for half a lease, or until three quarters of a lease after the last echoed beat was sent,
+    whichever comes first: the dispatcher counts its lease from the last message that it got, and it got that beat after it was sent. The
+    time when the echo is read does not count, because the echo may have waited here while the worker was frozen.
+    Without contact for the orphan limit the worker ends.
+    A refused registration is repeated for a while, because a worker under the same name may have crashed a moment ago. A worker without
+    an index of its own does not insist on the one that a dispatcher gave it: another worker may have got it while this one was away.
+    A Register names what the worker had when it was sent. What ends before the reply is reported after it, because the dispatcher refuses
+    messages from a peer that is not registered. If all work must stop in that time, the worker registers again, without leases; it ignores
+    the reply to the first Register, and work that was assigned before the dispatcher had read the second one.
+    The dispatcher replies to a Register and a Beat at once, so the time until the reply is the round-trip time.
 
-Not here: what is stopped, and what a registration says (worker.py).
+Not here: what is stopped, and the content of a registration (machine.py).
 """
 
 from __future__ import annotations
@@ -28,16 +29,17 @@ from zmqdist.limits import LEASE_S
 from zmqdist.messages import Message
 
 DISPATCHER: Final = "dispatcher"
-"""The one peer of a worker."""
+"""The only peer of a worker."""
 REGISTER_AGAIN_S = 0.25
+"""Seconds before a refused registration is repeated."""
 TRIPS_KEPT = 4
-"""The round trip is the shortest of the last ones: what lies above it was waiting, at one of the two ends."""
-AGAIN = (errors.ALREADY_EXISTS, errors.FAILED_PRECONDITION)
-"""Refusals that may pass."""
+"""The round-trip time is the shortest of the last ones: longer ones include waiting at one of the two ends."""
+RETRIED_REFUSALS = (errors.ALREADY_EXISTS, errors.FAILED_PRECONDITION)
+"""Codes of refusals for which the registration is repeated, because their cause may pass."""
 
 
 def earliest(one: float | None, other: float | None) -> float | None:
-    """Of two times, None for never; it is asked after each event."""
+    """Return the earlier of two times; None stands for never. Called after each event, and faster than `min`."""
     if one is None or (other is not None and other < one):
         return other
     return one
@@ -45,15 +47,19 @@ def earliest(one: float | None, other: float | None) -> float | None:
 
 @dataclass(slots=True)
 class Contact:
-    """Times are seconds of the machine's clock; None where nothing is due.
+    """The state of the contact. Times are seconds of the machine's clock; None where nothing is due.
 
     Attributes:
-      dispatcher: incarnation of the one that knows what this worker has; None when nobody does.
-      up, registered: the connection stands; the dispatcher has taken us.
-      serial: of the latest registration on this connection; the first is 1. An older dispatcher answers with 0.
-      lease_s: as the dispatcher told; 0 before.
-      named: the index is the worker's own, not one that a dispatcher gave it.
-      another_has_it: the index was refused, because another worker has it.
+      orphan_at: when the worker ends for lack of a dispatcher; None while it is registered.
+      dispatcher: incarnation of the dispatcher that knows the worker's leases; None for none.
+      up: whether the connection is established.
+      registered: whether the dispatcher has accepted the registration over this connection. Invariant: only while `up`.
+      named: whether the index is the worker's own and not given by a dispatcher.
+      index_taken: whether the index was refused because another worker has it.
+      serial: number of the latest registration over this connection, from 1. An older dispatcher replies with 0.
+      lease_s: the dispatcher's lease; 0 before the first registration.
+      beats_sent, beats_echoed: heartbeats over this connection. Invariant: beats_echoed <= beats_sent.
+      stop_at: when everything must stop, because contact is lost.
     """
 
     orphan_limit_s: float
@@ -62,7 +68,7 @@ class Contact:
     up: bool = False
     registered: bool = False
     named: bool = True
-    another_has_it: bool = False
+    index_taken: bool = False
     serial: int = 0
     lease_s: float = 0.0
     beats_sent: int = 0
@@ -72,12 +78,12 @@ class Contact:
     _beat_at: float | None = None
     _register_at: float | None = None
     _refusals: int = 0
-    _sent: deque[float] = field(default_factory=deque)
-    """When the registration or the beats were sent whose answers have not come yet, oldest first."""
-    _reached_at: float = -inf
-    """When the latest one was sent that was answered: the dispatcher has heard the worker then, or later."""
-    _untold: list[Send] = field(default_factory=list)
-    """What is to be said once the registration is answered."""
+    _unanswered_at: deque[float] = field(default_factory=deque)
+    """When the registrations and beats without a reply so far were sent, oldest first."""
+    _answered_at: float = -inf
+    """When the latest one with a reply was sent: the dispatcher has heard from the worker then or later."""
+    _postponed: list[Send] = field(default_factory=list)
+    """Messages to send once the registration is accepted."""
     _trips_s: deque[float] = field(default_factory=lambda: deque(maxlen=TRIPS_KEPT))
 
     @property
@@ -87,78 +93,78 @@ class Contact:
 
     @property
     def trip_s(self) -> float:
-        """The round trip to the dispatcher; 0 while it is not known."""
+        """The round-trip time to the dispatcher; 0 while unknown."""
         return min(self._trips_s, default=0.0)
 
-    def came(self, incarnation: int) -> bool:
-        """The connection stands. True when this dispatcher knows nothing of what the worker has."""
+    def connected(self, incarnation: int) -> bool:
+        """Note that the connection is established. Return whether this dispatcher does not know the worker's leases."""
         self.up = True
         self.serial = 0
         self.beats_sent = self.beats_echoed = 0
-        self._sent.clear()
-        stranger = incarnation != self.dispatcher
+        self._unanswered_at.clear()
+        is_new = incarnation != self.dispatcher
         self.dispatcher = incarnation
         self._register_at = None
-        return stranger
+        return is_new
 
-    def registers(self, now: float) -> None:
-        """A registration is sent, which names all that the worker has now."""
+    def note_registration(self, now: float) -> None:
+        """Note that a registration is sent, which names all that the worker has now."""
         self.serial += 1
-        self._untold.clear()
-        self._sent.clear()
-        self._sent.append(now)
+        self._postponed.clear()
+        self._unanswered_at.clear()
+        self._unanswered_at.append(now)
 
-    def beats(self, now: float) -> None:
-        """A beat is sent."""
+    def note_beat(self, now: float) -> None:
+        """Note that a beat is sent."""
         self.beats_sent += 1
-        self._sent.append(now)
+        self._unanswered_at.append(now)
 
     def echoed(self, now: float) -> None:
-        """A beat has come back."""
+        """Note that the dispatcher has echoed a beat."""
         self.beats_echoed += 1
-        self._answered(now)
+        self._note_reply(now)
 
-    def _answered(self, now: float) -> None:
-        if self._sent:
-            self._reached_at = self._sent.popleft()
-            self._trips_s.append(now - self._reached_at)
+    def _note_reply(self, now: float) -> None:
+        if self._unanswered_at:
+            self._answered_at = self._unanswered_at.popleft()
+            self._trips_s.append(now - self._answered_at)
 
-    def went(self, now: float) -> None:
+    def disconnected(self, now: float) -> None:
         self.up = self.registered = False
         self._beat_at = self._register_at = None
         self.orphan_at = now + self.orphan_limit_s
-        self.stop_at = min(now + self.lease_s / 2, max(now, self._reached_at + 0.75 * self.lease_s))
+        self.stop_at = min(now + self.lease_s / 2, max(now, self._answered_at + 0.75 * self.lease_s))
 
-    def tell(self, message: Message) -> list[Send]:
-        """Say that leases have ended: now, or once we are welcomed. The next registration, which does not name them, says as much."""
+    def report(self, message: Message) -> list[Send]:
+        """Return a report of ended leases to send now, or postpone it. A new Register replaces it, because that does not name them."""
         if self.registered:
             return [Send(DISPATCHER, message)]
-        self._untold.append(Send(DISPATCHER, message))
+        self._postponed.append(Send(DISPATCHER, message))
         return []
 
-    def welcomed(self, beat_s: float, lease_s: float, now: float) -> list[Send]:
-        """The dispatcher has taken the worker. Returns what is to be said now, in order."""
+    def accepted(self, beat_s: float, lease_s: float, now: float) -> list[Send]:
+        """Note that the registration is accepted. Return the postponed messages, in order."""
         self._beat_s, self.lease_s = beat_s, lease_s
-        self._answered(now)
+        self._note_reply(now)
         self.registered = True
         self._register_at = None
-        self.another_has_it = False
+        self.index_taken = False
         self._refusals = 0
         self.orphan_at = self.stop_at = None
         self._beat_at = now + beat_s
-        untold, self._untold = self._untold, []
-        return untold
+        postponed, self._postponed = self._postponed, []
+        return postponed
 
     def refused(self, code: int, now: float) -> bool:
-        """True when the registration is to be repeated, which `register_due` will say."""
+        """Note a refusal. Return whether the registration will be repeated; `register_due` says when."""
         self.registered = False
-        if code in AGAIN and self._register_at is not None:
-            return True  # several messages were on their way, and each is refused
+        if code in RETRIED_REFUSALS and self._register_at is not None:
+            return True  # several messages were in flight, and each is refused
         self._refusals += 1
         patience_s = 1.0 + (self.lease_s or LEASE_S)
-        if code not in AGAIN or self._refusals * REGISTER_AGAIN_S >= patience_s:
+        if code not in RETRIED_REFUSALS or self._refusals * REGISTER_AGAIN_S >= patience_s:
             return False
-        self.another_has_it = code == errors.ALREADY_EXISTS and not self.named
+        self.index_taken = code == errors.ALREADY_EXISTS and not self.named
         self._register_at = now + REGISTER_AGAIN_S
         return True
 
@@ -172,14 +178,14 @@ class Contact:
         return due
 
     def must_stop(self, now: float) -> bool:
-        """Everything has to stop now. The dispatcher that is registered with next is not to know anything of it."""
+        """Return whether everything must stop now (once). The next registration names nothing of it."""
         if self.stop_at is None or now < self.stop_at:
             return False
         self.stop_at = None
         if not self.up:
             self.dispatcher = None
         elif self._register_at is None:
-            self._register_at = now  # the registration that is on its way names what ends now
+            self._register_at = now  # the registration in flight names the leases that end now
         return True
 
     def beat_due(self, now: float) -> bool:

@@ -11,7 +11,7 @@ from zmqdist import task_context
 from zmqdist.data.structure import is_dataset
 
 
-def checked(dataset: Any) -> Any:
+def check_iterable(dataset: Any) -> Any:
     """A dataset, or anything else that can be iterated and is no single value. Raises TypeError for the rest."""
     if is_dataset(dataset):
         return dataset

@@ -32,7 +32,7 @@ from zmqdist.scheduling.worker.references import Held, Reference
 from zmqdist.scheduling.worker.store import READ
 from zmqdist.transport.credentials import Credentials
 from zmqdist.transport.pace import Pace
-from zmqdist.transport.shm_peer import PeerArena, open_peer
+from zmqdist.transport.shm_peer import PeerPool, open_peer
 
 log = logging.getLogger("zmqdist.scheduling")
 
@@ -42,7 +42,7 @@ RELAY = "zmqdist_bulk_relay"
 STALLED_S = 20.0
 """A holder that sends nothing for so long is taken for gone."""
 
-LOOK_S = 1.0
+POLL_S = 1.0
 """Between two looks whether something has come, and is still wanted."""
 
 REACH_S = 3.0
@@ -54,51 +54,51 @@ UNREACHABLE_S = 60.0
 CLIENTS_KEPT = 8
 """Connections that a process keeps to those it fetched from: four descriptors each."""
 
-ARENAS_KEPT = 64
+PEER_POOLS_KEPT = 64
 """Processes whose shared memory is kept open: a descriptor and a page table each."""
 
 
-class Near:
+class LocalMemories:
     """Shared memory of the holders on this host, kept open. Any thread may use it."""
 
     def __init__(self) -> None:
-        self._arenas: OrderedDict[int, PeerArena | None] = OrderedDict()
+        self._peer_pools: OrderedDict[int, PeerPool | None] = OrderedDict()
 
     def __len__(self) -> int:
         """How many holders' memory is open."""
-        return sum(arena is not None for arena in list(self._arenas.values()))
+        return sum(peer_pool is not None for peer_pool in list(self._peer_pools.values()))
 
     def attach(self, reference: Reference) -> list[Any]:
         """The parts; those that are not to be had here are still `Held`."""
         return [self._part(reference, part) if isinstance(part, Held) else part for part in reference.parts]
 
     def _part(self, reference: Reference, part: Held) -> Any:
-        arena = self._arena(reference) if part.handle is not None else None
-        if arena is None or part.handle is None:
+        peer_pool = self._peer_pool(reference) if part.handle is not None else None
+        if peer_pool is None or part.handle is None:
             return part
         try:
-            return arena.attach(part.handle)
+            return peer_pool.attach(part.handle)
         except errors.OpError as error:  # the holder has freed it, or has ended: asking it tells
             log.debug("part %d of %s: %s", part.bulk, reference.address, error)
             return part
 
-    def _arena(self, reference: Reference) -> PeerArena | None:
-        if reference.store not in self._arenas:
-            for store, arena in list(self._arenas.items()):
-                if arena is not None and not arena.alive:
-                    self._arenas.pop(store, None)  # its memory goes with what we still have of it
-            self._arenas[reference.store] = self._open(reference)
-            if len(self._arenas) > ARENAS_KEPT:
-                self._arenas.popitem(last=False)
-        return self._arenas.get(reference.store)
+    def _peer_pool(self, reference: Reference) -> PeerPool | None:
+        if reference.store not in self._peer_pools:
+            for store, peer_pool in list(self._peer_pools.items()):
+                if peer_pool is not None and not peer_pool.alive:
+                    self._peer_pools.pop(store, None)  # its memory goes with what we still have of it
+            self._peer_pools[reference.store] = self._open(reference)
+            if len(self._peer_pools) > PEER_POOLS_KEPT:
+                self._peer_pools.popitem(last=False)
+        return self._peer_pools.get(reference.store)
 
-    def _open(self, reference: Reference) -> PeerArena | None:
+    def _open(self, reference: Reference) -> PeerPool | None:
         """Process and descriptor numbers mean something else on another host: the nonce tells."""
         if reference.memory is None:
             return None
         *offer, nonce = reference.memory
-        arena = open_peer((offer[0], offer[1], offer[2]))
-        return arena if arena is not None and arena.nonce == nonce else None
+        peer_pool = open_peer((offer[0], offer[1], offer[2]))
+        return peer_pool if peer_pool is not None and peer_pool.nonce == nonce else None
 
 
 class HolderClients:
@@ -113,14 +113,14 @@ class HolderClients:
     def __init__(self, credentials: Credentials, role: str) -> None:
         self._credentials = credentials
         self._role = role
-        self._lines: dict[tuple[str, bytes], Holder] = {}
+        self._holders: dict[tuple[str, bytes], Holder] = {}
         self._unreachable: dict[str, float] = {}
         self._lock = threading.Lock()
         self._closed = False
 
     def __len__(self) -> int:
         """How many connections are kept."""
-        return len(self._lines)
+        return len(self._holders)
 
     @property
     def unreachable(self) -> list[str]:
@@ -133,9 +133,9 @@ class HolderClients:
         """End all clients; who uses one gets an error, and so does who comes later."""
         with self._lock:
             self._closed = True
-            lines, self._lines = list(self._lines.values()), {}
-        for line in lines:
-            line.client.close()
+            holders, self._holders = list(self._holders.values()), {}
+        for holder in holders:
+            holder.client.close()
 
     @contextmanager
     def use(self, address: str, key: bytes = b"") -> Iterator[Holder]:
@@ -148,47 +148,47 @@ class HolderClients:
           Unreachable: nobody answers at that address.
           UnauthenticatedError: `key` is not of this cluster, or what listens there has another.
         """
-        place = address, key
+        endpoint = address, key
         with self._lock:
             if self._closed:
                 raise errors.UnavailableError("this process has closed its connections")
             if self._unreachable.get(address, 0.0) > time.monotonic():
                 raise Unreachable(f"nobody answers at {address}")
-            line = self._lines.pop(place, None)
-            if line is None:
+            holder = self._holders.pop(endpoint, None)
+            if holder is None:
                 security = self._credentials.client(address, self._role, key)
-                line = Holder(ZmqClient(address, security=security))
-            self._lines[place] = line  # the longest unused are at the front
-            line.users += 1
+                holder = Holder(ZmqClient(address, security=security))
+            self._holders[endpoint] = holder  # the longest unused are at the front
+            holder.users += 1
         try:
-            self._reach(line, address)
-            yield line
+            self._reach(holder, address)
+            yield holder
         except BaseException:
             with self._lock:
-                if self._lines.get(place) is line:
-                    del self._lines[place]
+                if self._holders.get(endpoint) is holder:
+                    del self._holders[endpoint]
             raise
         finally:
             with self._lock:
-                line.users -= 1
-                ended = [] if self._lines.get(place) is line or line.users else [line]
-                idle = [name for name, other in self._lines.items() if not other.users]
-                ended += [self._lines.pop(name) for name in idle[: max(0, len(self._lines) - CLIENTS_KEPT)]]
+                holder.users -= 1
+                ended = [] if self._holders.get(endpoint) is holder or holder.users else [holder]
+                idle = [name for name, other in self._holders.items() if not other.users]
+                ended += [self._holders.pop(name) for name in idle[: max(0, len(self._holders) - CLIENTS_KEPT)]]
             for each in ended:
                 each.client.close()
 
-    def _reach(self, line: Holder, address: str) -> None:
-        if line.reached:
+    def _reach(self, holder: Holder, address: str) -> None:
+        if holder.reached:
             return
         try:
-            internal_client.reach(line.client, time.monotonic() + REACH_S)
+            internal_client.reach(holder.client, time.monotonic() + REACH_S)
         except internal_client.NotListeningError:  # a holder listens before anybody hears of it: this one has ended
             raise Unreachable(f"nobody answers at {address}: the connection was refused") from None
         except (errors.UnavailableError, errors.DeadlineExceededError) as error:
-            raise self._missed(address, error.message) from None
-        line.reached = True
+            raise self._note_unreachable(address, error.message) from None
+        holder.reached = True
 
-    def _missed(self, address: str, why: str) -> Unreachable:
+    def _note_unreachable(self, address: str, reason: str) -> Unreachable:
         """Nobody answers, and for a while nobody is asked."""
         with self._lock:
             self._unreachable[address] = time.monotonic() + UNREACHABLE_S
@@ -197,10 +197,10 @@ class HolderClients:
             "which is slower; open that port between the two hosts",
             address,
             socket.gethostname(),
-            why,
+            reason,
             UNREACHABLE_S,
         )
-        return Unreachable(f"nobody answers at {address}: {why}")
+        return Unreachable(f"nobody answers at {address}: {reason}")
 
 
 class Unreachable(errors.UnavailableError):
@@ -230,7 +230,7 @@ class Fetcher:
     """
 
     def __init__(self, credentials: Credentials, role: str, dispatcher: str) -> None:
-        self.near = Near()
+        self.memories = LocalMemories()
         self.clients = HolderClients(credentials, role)
         self._dispatcher = dispatcher
 
@@ -249,13 +249,13 @@ class Fetcher:
           UnavailableError: the holder has gone, or cannot be reached, not even by the dispatcher.
           DeadlineExceededError: it does not answer any more.
         """
-        parts = self.near.attach(reference)
+        parts = self.memories.attach(reference)
         far = [index for index, part in enumerate(parts) if isinstance(part, Held)]
         if far:
-            places = [np.empty(parts[index].size, np.uint8) for index in far]
-            self.read(reference, [parts[index] for index in far], places, wanted)
-            for index, place in zip(far, places, strict=True):
-                parts[index] = place
+            buffers = [np.empty(parts[index].size, np.uint8) for index in far]
+            self.read(reference, [parts[index] for index in far], buffers, wanted)
+            for index, buffer in zip(far, buffers, strict=True):
+                parts[index] = buffer
         return parts
 
     def read(
@@ -296,8 +296,8 @@ def read_parts(
       CancelledError: `wanted` has said no.
     """
     calls = [
-        internal_client.start(client, READ, part.bulk, out=place, waits_for_server=False)
-        for part, place in zip(held, into, strict=True)
+        internal_client.start(client, READ, part.bulk, out=buffer, waits_for_server=False)
+        for part, buffer in zip(held, into, strict=True)
     ]
     try:
         for call in calls:
@@ -313,11 +313,11 @@ def _wait(client: ZmqClient, call: StatusOrResult, wanted: Callable[[], bool]) -
     ended = threading.Event()
     call.add_done_callback(lambda _: ended.set())
     received, silent_s = -1, 0.0
-    while not ended.wait(LOOK_S):
+    while not ended.wait(POLL_S):
         if not wanted():
             raise errors.CancelledError("nobody waits for this payload any more")
         received, before = client.snapshot().messages_received, received
-        silent_s = 0.0 if received != before else silent_s + LOOK_S
+        silent_s = 0.0 if received != before else silent_s + POLL_S
         if silent_s >= STALLED_S:
             raise errors.DeadlineExceededError(f"nothing has come from {client.address} for {STALLED_S:g} s")
 
@@ -329,16 +329,16 @@ def _read_by_relay(client: ZmqClient, store: int, held: Sequence[Held], into: Se
     for part, whole in zip(held, into, strict=True):
         offset = 0
         while offset < part.size:
-            place = whole[offset : offset + pace.chunk_bytes]
-            if not pace.fits(place.nbytes):
+            buffer = whole[offset : offset + pace.chunk_bytes]
+            if not pace.fits(buffer.nbytes):
                 nbytes, call = on_the_way.popleft()
                 call.get_value()
                 pace.acknowledged(nbytes, time.monotonic())
                 continue
-            pace.sent(place.nbytes, time.monotonic())
+            pace.sent(buffer.nbytes, time.monotonic())
             due = time.monotonic() + STALLED_S
-            call = internal_client.start(client, RELAY, store, part.bulk, offset, place.nbytes, due=due, out=place)
-            on_the_way.append((place.nbytes, call))
-            offset += place.nbytes
+            call = internal_client.start(client, RELAY, store, part.bulk, offset, buffer.nbytes, due=due, out=buffer)
+            on_the_way.append((buffer.nbytes, call))
+            offset += buffer.nbytes
     for _, call in on_the_way:
         call.get_value()

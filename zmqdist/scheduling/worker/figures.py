@@ -1,4 +1,4 @@
-"""What a worker is at: the record behind `WorkerServer.snapshot`."""
+"""The record that `WorkerServer.snapshot` returns."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from zmqdist.scheduling.worker.store import Holdings
 
 @dataclass(frozen=True, slots=True)
 class WorkerSnapshot:
-    """What a worker runs, has waiting and holds.
+    """What a worker runs, has waiting and holds at one moment.
 
     Attributes:
-      registered: a dispatcher has taken it, and the connection to that one stands.
-      leaving: it was told to leave, and takes no more work.
-      running: slots that run something, and what waits for them.
-      waiting: pieces of work that wait for a slot.
-      waiting_own: of these, the ones for this very worker, which go first.
+      registered: whether it is registered with a dispatcher and connected to it.
+      leaving: whether it leaves, and takes no more work.
+      running: slots that run an item, plus items that wait for a slot.
+      waiting: items that wait for a slot.
+      waiting_pinned: those of them that are pinned to this worker; they go first.
       slots: each slot, in order.
       functions: functions that it has from coordinators.
-      results: large results that are here until their coordinator has them, or lets go of those that stay.
-      held: large parts that are here: of results, and of arguments that were fetched.
-      fetched: of these, the parts of arguments that were fetched from other processes for the slots.
-      fetched_bytes: of those.
-      fetches: how often such a part was fetched.
-      resources: resources of coordinators that exist here; None where slots are processes, which have their own.
-      slot_deaths: slot processes that ended without being told to.
+      results: large results that it holds until their coordinator has received them, or releases those that it keeps.
+      held: large parts that it holds: of results, and of arguments that were fetched.
+      fetched: those of them that were fetched from other processes for the slots.
+      fetched_bytes: the bytes of those.
+      fetches: how many parts were fetched so far.
+      resources: resources of coordinators that exist here; None if slots are processes, because each slot has its own.
+      slot_deaths: slot processes that ended and were not killed by the worker.
     """
 
     registered: bool
     leaving: bool
     running: int
     waiting: int
-    waiting_own: int
+    waiting_pinned: int
     slots: tuple[SlotRow, ...]
     functions: int
     results: int

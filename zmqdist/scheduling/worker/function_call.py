@@ -12,7 +12,7 @@ from typing import Any
 from zmqdist.errors import InternalError
 from zmqdist.messages import BULK, ERROR, INPUT_LOST, KEPT, VALUE
 from zmqdist.scheduling.worker import remote_results
-from zmqdist.scheduling.worker.references import CHANGING, INPUTS, KEEP, Fetches, decode_reference, is_reference
+from zmqdist.scheduling.worker.references import INPUTS, KEEP, MUTABLE, PartsFetcher, decode_reference, is_reference
 from zmqdist.scheduling.worker.resources import SlotResources
 from zmqdist.wire import trusted
 
@@ -28,7 +28,7 @@ class Functions:
       resources: what stands under numbers that are no functions'.
     """
 
-    def __init__(self, fetcher: Fetches) -> None:
+    def __init__(self, fetcher: PartsFetcher) -> None:
         self.resources = SlotResources(fetcher)
         self._fetcher = fetcher
         self._pickled: dict[tuple[int, int], bytes] = {}
@@ -54,7 +54,7 @@ class Functions:
                 raise InternalError(f"function {fn} was not sent to this worker")
             if is_reference(pickled):
                 return trusted.unpack_parts(self.fetched(pickled))
-            if pickled[:1] == CHANGING:
+            if pickled[:1] == MUTABLE:
                 return trusted.unpack(memoryview(pickled)[1:])
             loaded = self._loaded[key] = trusted.unpack(pickled)
         return loaded
@@ -72,7 +72,7 @@ def run(functions: Functions, coordinator: int, fn: int, payload: bytes) -> tupl
     began = False
     try:
         if payload[:1] == INPUTS:
-            payload = remote_results.take_from(payload[1:], functions.fetched)
+            payload = remote_results.prepare_inputs(payload[1:], functions.fetched)
         function = functions.get(coordinator, fn)
         if is_reference(payload):
             args, kwargs = trusted.unpack_parts(functions.fetched(payload))
@@ -85,7 +85,7 @@ def run(functions: Functions, coordinator: int, fn: int, payload: bytes) -> tupl
     except Exception as error:
         return ERROR, trusted.pack_error(error, unpickling=not began)
     except BaseException as error:
-        return ERROR, trusted.pack_error(trusted.tamed(error), unpickling=not began)
+        return ERROR, trusted.pack_error(trusted.as_ordinary_error(error), unpickling=not began)
     if keep:
         return KEPT, [packed] if isinstance(packed, bytes) else packed
     return (VALUE, packed) if isinstance(packed, bytes) else (BULK, packed)

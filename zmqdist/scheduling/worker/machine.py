@@ -1,38 +1,39 @@
-"""What a worker does with its leases: which slot runs what, what is reported, what is cut off; no I/O.
+"""What a worker does with its leases: which slot runs which item, what it reports, what it aborts; no I/O.
 
 Theory of operation
-    Work that was assigned waits in a queue until a slot can take it. A slot runs what it was given in order; positions count the
-    items given to it. Quick work is given in batches, so that a slot is not idle while a message travels, slow work one by
-    one. What a slot has not begun can be taken back (`Reclaim`; the answer says where the slot is).
-    Each outcome is reported at the end of the event in which it is known. A start is reported together with the next outcomes, or
-    when a look at the slot has seen it: most work is over before its start would be worth a message, and whoever is lost with work
-    whose start is not known makes it careful. Careful work is reported and the report's arrival awaited (the dispatcher echoes a
-    Beat) before it starts.
-    A report tells how long the worker has had work since the last one, and the round trip: with these the dispatcher keeps enough on
-    the way (credit.py).
-    Contact is the connection to the dispatcher. When it is lost, work goes on for half a lease; then everything is stopped, so
-    that nothing of it can be executing when the dispatcher's lease has run out. Another life of the dispatcher knows nothing of
-    what this worker has: it is stopped before the worker registers there.
+    Assigned work waits in a queue until a slot can take it. A slot runs its items in order; positions count the items given to it. Quick
+    work is given in batches, so that a slot is not idle while a message travels, slow work one by one. What a slot has not begun can be
+    taken back (`Reclaim`; the reply says at which position the slot is).
+    Outcomes are reported at the end of the event that makes them known. A start is reported with the next outcomes, or once the runtime
+    has seen it: most work ends before its start would be worth a message. If the worker is lost, work whose start is unknown runs elsewhere
+    with `report_before_start`: that worker reports the start, and begins once the dispatcher has echoed a Beat sent after the report.
+    A report contains how long the worker has had work since the last one, and the round-trip time, from which the dispatcher computes how
+    much work to send ahead (credit.py).
+    When the connection to the dispatcher is lost, work goes on for half a lease; then everything is stopped, so that nothing of it can
+    be executing when the dispatcher's lease has expired. Another incarnation of the dispatcher does not know the leases of this worker,
+    so they are stopped before the worker registers there.
 
 Promises, checked by tests/machines/test_worker.py, test_worker_stops.py and tests/sim
     P1  a slot runs at most one item at a time, in the order of its positions
-    P2  each lease ends by exactly one of: an outcome, Returned, SlotsLost; or is dropped because contact was lost
+    P2  each lease ends by exactly one of: an outcome, LeasesReturned, SlotsLost; or is dropped because contact was lost
     P3  nothing runs longer than `lease_s / 2` after contact was lost (process slots)
-    P4  when Register is sent to a new dispatcher, nothing of the old one is running, but for `leftover` (thread slots)
-    P5  a lease that was cut off ends at most its grace later (process slots)
-    P6  careful work is not begun before its start was reported and the report has arrived
+    P4  when Register is sent to a new dispatcher, nothing of the old one is running except `stale_leases` (thread slots)
+    P5  an aborted lease ends at most its grace later (process slots)
+    P6  an item with `report_before_start` begins only after its start was reported and the report has arrived
     P7  a worker without a dispatcher for `orphan_limit_s` ends itself
-    P8  with a start delay, worker i begins with a coordinator's first work i times that later (stagger.py)
-    P9  work for this very worker is begun before what waits here for any, in the order in which it came; what a slot has is taken
-        back for that if it is not over in STUCK_S
-    P10 what a slot has begun is not taken back from it, and is not begun here once more
+    P8  with a start delay, worker i begins a coordinator's first work i times that later (stagger.py)
+    P9  pinned work begins before other waiting work, in the order in which it came; an item that a slot has not begun is taken back
+        for it if the slot reports nothing for STUCK_S
+    P10 an item that a slot has begun is neither taken back from it nor begun again by this worker
 
-Not here: processes, threads, pipes (runtime.py), and what a function is.
+Not here: processes, threads and pipes (runtime.py), and what a function is.
 """
 
 from __future__ import annotations
 
 from typing import Any, Final
+
+from msgspec.structs import replace
 
 from zmqdist import errors
 from zmqdist.batches import split
@@ -40,29 +41,29 @@ from zmqdist.events import Heard, Send, Ticked
 from zmqdist.messages import (
     BULK,
     CANCELLED,
+    AbortLeases,
     Assign,
     Beat,
-    CutOff,
     Done,
     Forget,
+    FreeResult,
     Goodbye,
     Leased,
+    LeasesReturned,
     Leave,
     Outcome,
-    Recall,
     Refused,
     Register,
     Registered,
-    Release,
-    Returned,
     SlotsLost,
+    StealRequest,
 )
 from zmqdist.scheduling.dispatcher.credit import BusyTime
 from zmqdist.scheduling.dispatcher.stagger import Stagger
 from zmqdist.scheduling.worker.contact import DISPATCHER as DISPATCHER
 from zmqdist.scheduling.worker.contact import Contact, earliest
-from zmqdist.scheduling.worker.slot import Slot
-from zmqdist.scheduling.worker.waiting_work import Waiting
+from zmqdist.scheduling.worker.slot import Slot, kill_overdue
+from zmqdist.scheduling.worker.waiting_work import WaitingWork
 from zmqdist.scheduling.worker.worker_events import (
     NOT_RUN,
     DispatcherConnected,
@@ -75,7 +76,7 @@ from zmqdist.scheduling.worker.worker_events import (
     Give,
     Interrupt,
     Kill,
-    LeaveAsked,
+    LeaveRequested,
     Reclaim,
     SlotDied,
     SlotFinished,
@@ -86,13 +87,19 @@ from zmqdist.scheduling.worker.worker_events import (
 )
 
 STUCK_S: Final = 0.02
-"""A slot that reported nothing for this long gives up what it has not begun, if another slot could run it, or other work goes first."""
+"""Seconds of silence after which a slot must give back what it has not begun, if another slot is idle or pinned work waits."""
 SPAWN_FAILURES_MAX: Final = 3
-"""Slot processes that die before they are ready, one after the other, before the worker gives up."""
+"""After so many slot processes in a row have ended before they were ready, the worker ends."""
 
 
 class WorkerMachine:
-    """See the module's docstring."""
+    """The leases, slots and connection of one worker; the module's docstring has the rules.
+
+    Attributes:
+      workers: the number of workers, as of the last Assign.
+      serving: whether data tasks still serve readers; a leaving worker then stays until the end of its grace.
+      leave_at: when a leaving worker aborts what still runs; None if it has, or does not leave.
+    """
 
     def __init__(
         self,
@@ -111,24 +118,23 @@ class WorkerMachine:
         start_delay: tuple[float, float] = (0.0, 0.0),
         threads_per_slot: int = 0,
     ) -> None:
-        self.job, self.index, self.pid, self.host = job, index, pid, host
-        self.address, self.tags, self.threads_per_slot = address, tags, threads_per_slot
-        self.incarnation, self.can_kill = incarnation, can_kill
-        self.leaving, self.workers = False, 0  # workers: as the dispatcher told with the latest work
-        self.serving = False  # readers want to have something to its end: a worker that leaves waits, within its grace
+        self.job, self.index, self.can_kill = job, index, can_kill
+        self._register_template = Register(
+            incarnation, job, index, slots, [], [], pid, host, address, tags, threads_per_slot=threads_per_slot
+        )
+        self.leaving, self.serving, self.workers = False, False, 0
         self.ended: Exit | None = None
         self._slots = [Slot(i) for i in range(slots)]
-        self.queue = Waiting()
+        self.queue, self._busy = WaitingWork(), BusyTime()
         self._functions: dict[tuple[int, int], bytes] = {}
         self._bulk: dict[int, Outcome] = {}
         self._outcomes: list[Outcome] = []
         self._started: list[int] = []
         self._contact = Contact(orphan_limit_s, now + orphan_limit_s, named=index >= 0)
-        self.leave_at: float | None = None  # when what it runs is cut off
+        self.leave_at: float | None = None
         self._spawn_failures, self._stagger = 0, Stagger(*start_delay)
-        self._busy = BusyTime()
-        self._careful: tuple[int, int] | None = None
-        """The careful lease whose start was reported, and the beat whose echo lets it start."""
+        self._announced: tuple[int, int] | None = None
+        """The lease whose start was reported before it happens, and the number of the beat whose echo lets it start (P6)."""
 
     @property
     def deadline(self) -> float | None:
@@ -137,15 +143,15 @@ class WorkerMachine:
             return None
         first = earliest(earliest(self._contact.deadline, self.leave_at), self._stagger.until)
         for slot in self._slots:
-            if slot.cut and self.can_kill:
+            if slot.abort_at and self.can_kill:
                 first = earliest(first, slot.kill_at)
-            if len(slot.given) > 1 and self._could_balance(slot):
-                first = earliest(first, slot.heard_at + STUCK_S)
+            if len(slot.given) > 1 and _could_balance(slot, self._slots, self.queue):
+                first = earliest(first, slot.reported_at + STUCK_S)
         return first
 
     @property
     def registered(self) -> bool:
-        """Whether a dispatcher has taken this worker, and the connection to it stands."""
+        """Whether the worker is registered with a dispatcher and connected to it."""
         return self._contact.registered
 
     @property
@@ -159,41 +165,42 @@ class WorkerMachine:
 
     @property
     def running(self) -> int:
-        """Slots that run something, and what waits for them."""
+        """How many slots run an item, plus how many items wait."""
         return self.busy_slots + len(self.queue)
 
     @property
     def figures(self) -> dict[str, Any]:
-        """What a WorkerSnapshot says of it."""
-        return {**_figures(self._slots, self.queue), "functions": len(self._functions), "results": len(self._bulk)}
+        """The fields of a WorkerSnapshot that the machine knows."""
+        slots = tuple(slot.row for slot in self._slots)
+        return {**self.queue.figures, "slots": slots, "functions": len(self._functions), "results": len(self._bulk)}
 
     def lease_at(self, slot: int, position: int) -> int | None:
-        """The lease of what a slot has at a position; None when it has nothing there."""
+        """Return the lease of the item at a position of a slot; None if it has none there."""
         return next((item[0] for at, item in self._slots[slot].given if at == position), None)
 
     def start(self) -> list[Effect]:
-        """The first effects: start the slots."""
+        """Return the first effects: start the slots."""
         return [Spawn(slot.index) for slot in self._slots]
 
     def handle(self, event: Event, now: float) -> list[Effect]:
-        """Apply one event and return what must be done about it, in order. `now` is monotonic seconds."""
+        """Apply one event and return the effects to carry out, in order. `now` is monotonic seconds."""
         if self.ended is not None:
             return []
         effects = self._apply(event, now)
         if self.ended is None:
             effects += self._fill(now) if self.queue else []
-            effects += self._balance(now) if len(self._slots) > 1 or self.queue.own else []
+            effects += self._balance(now) if len(self._slots) > 1 or self.queue.pinned else []
             effects += self._report(now) if self._outcomes or self._started else []
         return effects + self._leave_if_done() if self.leaving else effects
 
     def _apply(self, event: Event, now: float) -> list[Effect]:
         match event:
             case Heard():
-                return self._hear(event.message, now)
+                return self._handle_message(event.message, now)
             case SlotFinished():
                 return self._finished(self._slots[event.slot], event.outcomes, now)
             case SlotSeen(index, position):
-                self._started += self._slots[index].begun(position)
+                self._started += self._slots[index].take_begun(position)
                 return []
             case SlotReady(index):
                 self._slots[index].ready = True
@@ -206,41 +213,41 @@ class WorkerMachine:
             case DispatcherConnected(incarnation):
                 return self._dispatcher_up(incarnation, now)
             case DispatcherDisconnected():
-                self._contact.went(now)
+                self._contact.disconnected(now)
                 return []
-            case LeaveAsked(grace_s):
+            case LeaveRequested(grace_s):
                 return self._leave(grace_s, now)
             case Ticked():
                 return self._tick(now)
 
     # -- the dispatcher -----------------------------------------------------------------------------------------
 
-    def _hear(self, message: object, now: float) -> list[Effect]:
+    def _handle_message(self, message: object, now: float) -> list[Effect]:
         match message:
-            case Assign(functions, items, careful, workers, first) if self.registered:
+            case Assign(functions, items, report_before_start, workers, pinned) if self.registered:
                 self.workers = workers
-                self._stagger.came(items, self.index, now)
-                self._busy.came(now, self.running)
+                self._stagger.note_arrival(items, self.index, now)
+                self._busy.note_arrival(now, self.running)
                 for coordinator, fn, pickled in functions:
                     self._functions[coordinator, fn] = pickled
-                self.queue.put(items, careful=careful, own=first)
+                self.queue.put(items, report_before_start=report_before_start, pinned=pinned)
                 return self._return_queue() if self.leaving else []
             case Registered(index, beat_s, lease_s, _, serial) if serial in (0, self._contact.serial):
                 self.index = index
-                untold = self._contact.welcomed(beat_s, lease_s, now)
+                postponed = self._contact.accepted(beat_s, lease_s, now)
                 self._outcomes = [*self._bulk.values(), *(o for o in self._outcomes if o[0] not in self._bulk)]
-                return [*self._say_leaving(), *untold]
+                return [*self._announce_leave(), *postponed]
             case Beat():
                 self._contact.echoed(now)
                 return []
-            case Recall(leases):
+            case StealRequest(leases):
                 wanted = set(leases)
-                for slot in self._slots:  # somebody may wait to hear that it is too late
-                    self._started += slot.begun_of(wanted)
-                return self._take_back(wanted)
-            case CutOff(leases, grace_s):
-                return self._cut_off(set(leases), now + grace_s)
-            case Release(leases):
+                for slot in self._slots:  # dispatcher P17: a program may wait for the reply that the work has begun
+                    self._started += slot.begun_among(wanted)
+                return self._return_unbegun(wanted)
+            case AbortLeases(leases, grace_s):
+                return self._abort_leases(set(leases), now + grace_s)
+            case FreeResult(leases):
                 return [FreeBulk(lease) for lease in leases if self._bulk.pop(lease, None) is not None]
             case Forget(coordinator, numbers, everywhere):
                 return self._forget({(coordinator, number) for number in numbers}, everywhere)
@@ -253,24 +260,26 @@ class WorkerMachine:
 
     def _dispatcher_up(self, incarnation: int, now: float) -> list[Effect]:
         effects: list[Effect] = []
-        if self._contact.came(incarnation):
+        if self._contact.connected(incarnation):
             effects += self._abandon()
             self._functions.clear()
-        self._careful = None
+        self._announced = None
         return effects + self._register(now)
 
     def _register(self, now: float) -> list[Effect]:
-        self._contact.registers(now)
+        self._contact.note_registration(now)
         held = [item[0] for item in self.queue]
-        held += [lease for slot in self._slots if not slot.orphan for lease in slot.leases()]
+        held += [lease for slot in self._slots if not slot.abandoned for lease in slot.leases()]
         held += [outcome[0] for outcome in self._outcomes]
         held += [lease for lease in self._bulk if lease not in set(held)]
-        leftover = [(item[0], item[1]) for slot in self._slots if slot.orphan for _, item in slot.given]
-        index = -1 if self._contact.another_has_it else self.index
-        us = (self.incarnation, self.job, index, len(self._slots))
-        given, serial = index >= 0 and not self._contact.named, self._contact.serial
-        at = (self.pid, self.host, self.address)
-        return [Send(DISPATCHER, Register(*us, held, leftover, *at, self.tags, given, serial, self.threads_per_slot))]
+        stale_leases = [(item[0], item[1]) for slot in self._slots if slot.abandoned for _, item in slot.given]
+        template, contact = self._register_template, self._contact
+        index = -1 if contact.index_taken else self.index
+        given, serial = index >= 0 and not contact.named, contact.serial
+        register = replace(
+            template, index=index, held=held, stale_leases=stale_leases, index_given=given, serial=serial
+        )
+        return [Send(DISPATCHER, register)]
 
     def _tick(self, now: float) -> list[Effect]:
         contact = self._contact
@@ -284,36 +293,28 @@ class WorkerMachine:
         if contact.beat_due(now):
             effects.append(self._beat(now))
         if self.leave_at is not None and now >= self.leave_at:
-            effects += self._cut_off({lease for slot in self._slots for lease in slot.leases()}, now)
+            effects += self._abort_leases({lease for slot in self._slots for lease in slot.leases()}, now)
             self.leave_at = None
             if not self.can_kill:
-                effects += self._returned([lease for slot in self._slots if not slot.orphan for lease in slot.leases()])
+                effects += self._returned([n for slot in self._slots if not slot.abandoned for n in slot.leases()])
                 effects += self._exit(errors.OK, "")
-        return effects + self._kill_overdue(now)
-
-    def _kill_overdue(self, now: float) -> list[Effect]:
-        effects: list[Effect] = []
-        for slot in self._slots if self.can_kill else ():
-            if slot.kill_at is not None and slot.kill_at <= now:
-                slot.killed = True
-                effects.append(Kill(slot.index))
-        return effects
+        return effects + (kill_overdue(self._slots, now) if self.can_kill else [])
 
     def _beat(self, now: float) -> Send:
-        self._contact.beats(now)
+        self._contact.note_beat(now)
         return Send(DISPATCHER, Beat())
 
     # -- stopping -----------------------------------------------------------------------------------------------
 
     def _abandon(self) -> list[Effect]:
-        """Drop everything: nobody will take the outcomes, and nothing may go on running."""
+        """Drop all leases: no dispatcher would accept their outcomes, and nothing may go on running (P3, P4)."""
         effects: list[Effect] = [FreeBulk(lease) for lease in self._bulk]
         self.queue.empty()
-        self.queue.own.clear()
+        self.queue.pinned.clear()
         self._outcomes.clear()
         self._started.clear()
         self._bulk.clear()
-        self._careful = None
+        self._announced = None
         for slot in self._slots:
             if not slot.given:
                 continue
@@ -323,22 +324,24 @@ class WorkerMachine:
                 slot.ready = False
                 slot.killed = True
             else:
-                slot.orphan = True
+                slot.abandoned = True
                 effects.append(Interrupt(slot.index, slot.given[0][0]))
-            slot.cut.clear()
-            slot.wanted_back.clear()
+            slot.abort_at.clear()
+            slot.to_return.clear()
         return effects
 
     def _leave(self, grace_s: float, now: float) -> list[Effect]:
         at = now + grace_s
-        if not self.leaving or (self.leave_at is not None and at < self.leave_at):  # somebody asks for a sooner end
+        if not self.leaving or (
+            self.leave_at is not None and at < self.leave_at
+        ):  # a second request may only shorten the grace
             self.leave_at = at
         self.leaving = True
         reclaims = [effect for slot in self._slots if len(slot.given) > 1 for effect in _reclaim(slot)]
-        return [*self._say_leaving(), *self._return_queue(), *reclaims]
+        return [*self._announce_leave(), *self._return_queue(), *reclaims]
 
-    def _say_leaving(self) -> list[Effect]:
-        """Else what is given back would come again at once."""
+    def _announce_leave(self) -> list[Effect]:
+        """Announce that the worker leaves, so that the dispatcher does not assign the returned work to it again."""
         return [Send(DISPATCHER, Leave(0.0))] if self.leaving and self.registered else []
 
     def _leave_if_done(self) -> list[Effect]:
@@ -356,25 +359,27 @@ class WorkerMachine:
         return self._returned(self.queue.empty())
 
     def _returned(self, leases: list[int]) -> list[Effect]:
-        return [*self._contact.tell(Returned(leases))] if leases else []
+        return [*self._contact.report(LeasesReturned(leases))] if leases else []
 
-    def _take_back(self, wanted: set[int]) -> list[Effect]:
+    def _return_unbegun(self, wanted: set[int]) -> list[Effect]:
         back = self.queue.take_out(wanted)
-        effects: list[Effect] = [*self._contact.tell(Returned(back))]  # also when empty: a recall wants one answer
+        effects: list[Effect] = [
+            *self._contact.report(LeasesReturned(back))
+        ]  # also when empty: each StealRequest gets one
         for slot in self._slots:
             unbegun = wanted & slot.unbegun()
             if unbegun:
-                slot.wanted_back |= unbegun
+                slot.to_return |= unbegun
                 effects += _reclaim(slot)
         return effects
 
-    def _cut_off(self, wanted: set[int], at: float) -> list[Effect]:
-        effects = self._take_back(wanted)
+    def _abort_leases(self, wanted: set[int], at: float) -> list[Effect]:
+        effects = self._return_unbegun(wanted)
         for slot in self._slots:
             for position, item in slot.given:
                 if item[0] not in wanted:
                     continue
-                slot.cut[item[0]] = at
+                slot.abort_at[item[0]] = at
                 if position == slot.given[0][0]:
                     effects.append(Interrupt(slot.index, position))
         for lease in wanted & self._bulk.keys():
@@ -385,48 +390,45 @@ class WorkerMachine:
     # -- slots --------------------------------------------------------------------------------------------------
 
     def _fill(self, now: float) -> list[Effect]:
-        """Give waiting work to slots that can take it."""
+        """Give waiting work to the slots that can take it."""
         effects: list[Effect] = []
-        for slot in self._slots if not self._stagger.holds(now) else ():
+        for slot in self._slots if not self._stagger.delays(now) else ():
             if not self.queue:
                 break
-            if not slot.ready or slot.reclaiming or slot.orphan or slot.cut:
+            if not slot.ready or slot.reclaiming or slot.abandoned or slot.abort_at:
                 continue
-            if self.queue.care and self.queue[0][0] in self.queue.care:
-                effects += self._give_careful(slot, now)
-            elif len(slot.given) <= slot.batch // 2 and not self._would_wait(slot):
+            if self.queue.report_before_start and self.queue[0][0] in self.queue.report_before_start:
+                effects += self._announce_then_give(slot, now)
+            elif len(slot.given) <= slot.batch // 2 and not _pinned_would_wait(slot, self.queue):
                 effects.append(self._give(slot, slot.batch - len(slot.given), now))
         return effects
 
-    def _would_wait(self, slot: Slot) -> bool:
-        """Whether what is for this very worker would be behind other work at the slot."""
-        return bool(slot.given) and self.queue.own_waits and slot.given[-1][1][0] not in self.queue.own
-
-    def _give_careful(self, slot: Slot, now: float) -> list[Effect]:
+    def _announce_then_give(self, slot: Slot, now: float) -> list[Effect]:
         if slot.given:
             return []
         lease = self.queue[0][0]
-        if self._careful is None or self._careful[0] != lease:
+        if self._announced is None or self._announced[0] != lease:
             if not self.registered:
                 return []
             beat = self._beat(now)
-            self._careful = (lease, self._contact.beats_sent)
-            self.queue.begins = lease
+            self._announced = (lease, self._contact.beats_sent)
+            self.queue.announced = lease
             return [Send(DISPATCHER, Done([], [lease])), beat]
-        if self._contact.beats_echoed < self._careful[1]:
+        if self._contact.beats_echoed < self._announced[1]:
             return []
-        self._careful = None
-        self.queue.care.discard(lease)
+        self._announced = None
+        self.queue.report_before_start.discard(lease)
         return [self._give(slot, 1, now)]
 
     def _give(self, slot: Slot, count: int, now: float) -> Give:
-        """The next of the queue, up to the next careful one. This is done for each piece of work: it has to be quick."""
+        """Give a slot the next items of the queue, up to one that must be reported first. Runs for each work item, so it has to be fast."""
         was_idle = not slot.given
         functions: list[tuple[int, int, bytes]] = []
         items: list[tuple[int, int, int, bytes]] = []
-        queue, care, given, known, position = self.queue, self.queue.care, slot.given, slot.known, slot.position
+        queue, reported = self.queue, self.queue.report_before_start
+        given, known, position = slot.given, slot.known, slot.position
         for _ in range(min(count, len(queue))):
-            if care and queue[0][0] in care:
+            if reported and queue[0][0] in reported:
                 break
             item = queue.popleft()
             _, coordinator, _, fn, payload = item
@@ -438,67 +440,69 @@ class WorkerMachine:
             given.append((position, item))
             items.append((position, coordinator, fn, payload))
         slot.position = position
-        slot.took(len(items), now, was_idle=was_idle)
-        if was_idle and (self._outcomes or not self.can_kill):  # it goes with these; and nobody looks at threads
-            self._started += slot.begun()
+        slot.note_given(len(items), now, was_idle=was_idle)
+        if was_idle and (
+            self._outcomes or not self.can_kill
+        ):  # this report has room for it; and a thread's start is not seen otherwise
+            self._started += slot.take_begun()
         return Give(slot.index, functions, items)
 
     def _finished(self, slot: Slot, outcomes: list[tuple[int, int, bytes]], now: float) -> list[Effect]:
         count = 0
-        leftover: list[int] = []
+        stale: list[int] = []
         effects: list[Effect] = []
-        given, ended, own = slot.given, self._outcomes, self.queue.own
-        asked_back = bool(slot.cut or slot.wanted_back)
+        given, ended, pinned = slot.given, self._outcomes, self.queue.pinned
+        may_be_aborted = bool(slot.abort_at or slot.to_return)
         for position, kind, payload in outcomes:
             if not given or given[0][0] != position:
-                continue  # of before it was abandoned
+                continue  # an item that was abandoned
             item = given.popleft()[1]
             lease = item[0]
             if kind == NOT_RUN:
-                effects += self._unbegun(slot, item)
+                effects += self._not_run(slot, item)
                 continue
             count += 1
-            cut = asked_back and slot.ends(lease)
-            if slot.orphan:
-                slot.orphan = False
-                leftover.append(lease)
+            aborted = may_be_aborted and slot.forget_lease(lease)
+            if slot.abandoned:
+                slot.abandoned = False
+                stale.append(lease)
                 effects += [FreeBulk(lease)] if kind == BULK else []
                 continue
-            if cut and kind == BULK and not self.leaving:  # a dispatcher that does not know it would not let go of it
+            if aborted and kind == BULK and not self.leaving:  # the dispatcher does not know it: nothing would free it
                 effects.append(FreeBulk(lease))
                 kind, payload = CANCELLED, b""
             ended.append((lease, kind, payload))
-            if own:
-                own.discard(lease)
+            if pinned:
+                pinned.discard(lease)
             if kind == BULK:
                 self._bulk[lease] = ended[-1]
-        slot.heard_at = now
+        slot.reported_at = now
         if count:
             slot.tune(now, several=self.can_kill)
-            self._started += slot.begun()
-        return effects + self._returned(leftover)
+            self._started += slot.take_begun()
+        return effects + self._returned(stale)
 
-    def _unbegun(self, slot: Slot, item: Leased) -> list[Effect]:
-        """A slot was about to begin this when it was told not to."""
+    def _not_run(self, slot: Slot, item: Leased) -> list[Effect]:
+        """Handle an item that a slot was about to begin when it was taken back."""
         if self._goes_back(slot, item[0]):
             return self._returned([item[0]])
         self.queue.put_back([item])
         return []
 
     def _goes_back(self, slot: Slot, lease: int) -> bool:
-        """Whether what a slot did not begin goes back to the dispatcher, and not to our own queue."""
-        wanted = lease in slot.wanted_back
-        return slot.ends(lease) or wanted or self.leaving
+        """Forget a lease of a slot; return whether the item goes back to the dispatcher instead of into this worker's queue."""
+        wanted = lease in slot.to_return
+        return slot.forget_lease(lease) or wanted or self.leaving
 
     def _reclaimed(self, slot: Slot, position: int, now: float) -> list[Effect]:
         unbegun = slot.take_unbegun(position, now)
         back = [item[0] for item in unbegun if self._goes_back(slot, item[0])]
-        gone = set(back)
-        self.queue.put_back([item for item in reversed(unbegun) if item[0] not in gone])
-        slot.wanted_back.clear()
-        self._started += slot.begun(position)
+        returned = set(back)
+        self.queue.put_back([item for item in reversed(unbegun) if item[0] not in returned])
+        slot.to_return.clear()
+        self._started += slot.take_begun(position)
         effects = self._returned(back)
-        if slot.given and slot.running in slot.cut:
+        if slot.given and slot.running in slot.abort_at:
             effects.append(Interrupt(slot.index, slot.given[0][0]))
         return effects
 
@@ -508,23 +512,23 @@ class WorkerMachine:
         if not slot.ready and not slot.given and not slot.killed:
             self._spawn_failures += 1
             if self._spawn_failures >= SPAWN_FAILURES_MAX:
-                said = event.log or "it wrote nothing"
-                problem = f"slot processes die before they are ready; the last one said:\n{said}"
+                last_output = event.log or "it wrote nothing"
+                problem = f"slot processes end before they are ready; the last one wrote:\n{last_output}"
                 return self._exit(errors.INTERNAL, problem)
         again: list[Leased] = []
         back: list[int] = []
         for position, item in slot.given:
             lease = item[0]
-            if lease in slot.wanted_back or self.leaving:
+            if lease in slot.to_return or self.leaving:
                 back.append(lease)
-            elif lease in slot.cut:
+            elif lease in slot.abort_at:
                 self._outcomes.append((lease, CANCELLED, b""))
             elif position == event.position:
                 self._started.append(lease)
                 effects += self._report()
-                effects += self._contact.tell(SlotsLost([(lease, event.exit_code, event.log)]))
+                effects += self._contact.report(SlotsLost([(lease, event.exit_code, event.log)]))
             elif position < event.position:
-                back.append(lease)  # it ended, and its outcome is lost with the slot
+                back.append(lease)  # its function has ended, and the outcome is lost with the slot
             else:
                 again.append(item)
         self.queue.put_back(again)
@@ -532,20 +536,16 @@ class WorkerMachine:
         self._slots[event.slot] = Slot(event.slot)
         return effects if self.leaving and not self.queue else [*effects, Spawn(event.slot)]
 
-    def _could_balance(self, slot: Slot) -> bool:
-        """Whether the slot has work that it has not begun while another slot has nothing to do, or work for this very worker waits."""
-        if len(slot.given) < 2 or slot.reclaiming:
-            return False
-        if self.queue:
-            return self.queue.own_waits
-        return any(other.ready and not other.given for other in self._slots)
-
     def _balance(self, now: float) -> list[Effect]:
-        stuck = [slot for slot in self._slots if now >= slot.heard_at + STUCK_S and self._could_balance(slot)]
+        stuck = [
+            slot
+            for slot in self._slots
+            if now >= slot.reported_at + STUCK_S and _could_balance(slot, self._slots, self.queue)
+        ]
         return [effect for slot in stuck for effect in _reclaim(slot)]
 
     def _forget(self, keys: set[tuple[int, int]], everywhere: bool) -> list[Effect]:
-        """What still waits here for such a function has ended elsewhere; the dispatcher knows that it need not run."""
+        """Drop functions, and return waiting items that need them: they have ended elsewhere, so the dispatcher does not run them again."""
         back = {item[0] for item in self.queue if (item[1], item[3]) in keys}
         effects = self._returned(sorted(self.queue.take_out(back)))
         for key in keys:
@@ -558,7 +558,7 @@ class WorkerMachine:
         return effects
 
     def _report(self, now: float | None = None) -> list[Effect]:
-        """Outcomes and starts since the last report, as few messages as they fit in."""
+        """Report outcomes and starts since the last report, in as few messages as they fit into."""
         if not self.registered or not (self._outcomes or self._started):
             return []
         outcomes, started = self._outcomes, self._started
@@ -566,19 +566,29 @@ class WorkerMachine:
         if not outcomes:
             return [Send(DISPATCHER, Done([], started))]
         effects: list[Effect] = []
-        busy_us = 0 if now is None else self._busy.reported_us(now, self.running)
+        busy_us = 0 if now is None else self._busy.take_us(now, self.running)
         for part in split(outcomes):
             effects.append(Send(DISPATCHER, Done(part, started, busy_us, int(self._contact.trip_s * 1e6))))
             started, busy_us = [], 0
         return effects
 
 
-def _figures(slots: list[Slot], queue: Waiting) -> dict[str, Any]:
-    return {"slots": tuple(slot.row for slot in slots), "waiting": len(queue), "waiting_own": queue.own_waiting}
+def _pinned_would_wait(slot: Slot, queue: WaitingWork) -> bool:
+    """Return whether pinned work would wait behind other work at this slot (P9)."""
+    return bool(slot.given) and queue.pinned_is_next and slot.given[-1][1][0] not in queue.pinned
+
+
+def _could_balance(slot: Slot, slots: list[Slot], queue: WaitingWork) -> bool:
+    """Return whether the slot has work that it has not begun while another slot is idle, or pinned work waits (P9)."""
+    if len(slot.given) < 2 or slot.reclaiming:
+        return False
+    if queue:
+        return queue.pinned_is_next
+    return any(other.ready and not other.given for other in slots)
 
 
 def _reclaim(slot: Slot) -> list[Effect]:
-    """One at a time: the answer to a second one would also take back what the slot was given, and has begun, after the first."""
+    """Take back what a slot has not begun. One Reclaim at a time: the reply to a second one would cover items given after the first."""
     effects: list[Effect] = [] if slot.reclaiming else [Reclaim(slot.index)]
     slot.reclaiming = True
     return effects

@@ -17,7 +17,7 @@ from zmqdist.limits import ARRAY_BYTES_MAX, FRAMES_MAX
 MARK = b"\xc1"
 KEEP = b"\xc2"
 INPUTS = b"\xc3"
-CHANGING = b"\xc4"
+MUTABLE = b"\xc4"
 
 Handle: TypeAlias = tuple[int, int, int, int, int, int, int, int]
 Memory: TypeAlias = tuple[int, int, int, int]
@@ -37,7 +37,7 @@ class Reference(msgspec.Struct, array_like=True, frozen=True):
     Attributes:
       store: the random number of the life of the holder's store: no two stores share one.
       address: the holder's "host:port".
-      memory: how its arena is found (transport/shm_pool.py: the offer and the nonce); None where it has none.
+      memory: how its shared-memory pool is found (transport/shm_pool.py: the offer and the nonce); None where it has none.
       parts: each as its bytes, or held.
       holder: whose store it is, as "worker:1", for errors; "" for one that does not say.
       key: the holder's public key, told with its address (transport/security.py); empty without CURVE.
@@ -56,7 +56,7 @@ class Reference(msgspec.Struct, array_like=True, frozen=True):
         return [part.bulk for part in self.parts if isinstance(part, Held)]
 
 
-class Fetches(Protocol):
+class PartsFetcher(Protocol):
     """Gets the parts of a payload: writable ones that are the caller's own, read-only arrays for frozen ones."""
 
     def fetch(self, reference: Reference) -> list[Any]: ...

@@ -1,7 +1,7 @@
 """Results of other work: how they come to be arguments, and how those that stay with their worker are fetched.
 
-In the pickle of the arguments, or of a function that captures it, a result is a call of `taken` with the number of its work. What it stands
-for comes with each payload, beside the arguments: the packed result, or a reference to where it is.
+In the pickle of the arguments, or of a function that captures it, a result is a call of `input_value` with the number of its work. What it
+stands for comes with each payload, beside the arguments: the packed result, or a reference to where it is.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Any
 import msgspec
 
 from zmqdist import errors
-from zmqdist.scheduling.worker.references import Fetches, decode_inputs, decode_reference, is_reference
+from zmqdist.scheduling.worker.references import PartsFetcher, decode_inputs, decode_reference, is_reference
 from zmqdist.wire import trusted
 
-_here = threading.local()
+_of_thread = threading.local()
 _LOSS: msgspec.msgpack.Decoder[tuple[int, bytes]] = msgspec.msgpack.Decoder(tuple[int, bytes])
 
 
@@ -47,13 +47,13 @@ def decode_loss(payload: bytes) -> tuple[int, bytes]:
         raise errors.WireError("?", f"damaged outcome: {error}") from None
 
 
-def fetch_with(fetcher: Fetches) -> None:
+def use_fetcher(fetcher: PartsFetcher) -> None:
     """The present thread runs functions: their inputs that are elsewhere are fetched by this one."""
-    _here.fetcher = fetcher
+    _of_thread.fetcher = fetcher
 
 
-def take_from(payload: bytes, fetched: Callable[[bytes], list[Any]]) -> bytes:
-    """Have the inputs of a payload ready for `taken` in this thread; gives the packed arguments.
+def prepare_inputs(payload: bytes, fetched: Callable[[bytes], list[Any]]) -> bytes:
+    """Have the inputs of a payload ready for `input_value` in this thread; gives the packed arguments.
 
     Args:
       payload: what follows the mark.
@@ -61,11 +61,11 @@ def take_from(payload: bytes, fetched: Callable[[bytes], list[Any]]) -> bytes:
     """
     if is_reference(payload):
         payload = bytes(fetched(payload)[0])
-    _here.inputs, packed = decode_inputs(payload)
+    _of_thread.inputs, packed = decode_inputs(payload)
     return packed
 
 
-def taken(work: int, name: str) -> Any:
+def input_value(work: int, name: str) -> Any:
     """What the pickle of a result calls; the name is part of the protocol.
 
     Args:
@@ -75,22 +75,22 @@ def taken(work: int, name: str) -> Any:
       InputLost: it is not where it was kept.
       Exception: what a class in it raises while it is rebuilt.
     """
-    encoded = _here.inputs[work]
+    encoded = _of_thread.inputs[work]
     if not is_reference(encoded):
         return trusted.unpack(encoded)
     try:
-        return fetch(_here.fetcher, encoded, name)
+        return fetch(_of_thread.fetcher, encoded, name)
     except errors.UnavailableError as error:
         raise InputLost(work, error) from None
 
 
-def value(encoded: bytes, name: str) -> Any:
+def kept_value(encoded: bytes, name: str) -> Any:
     """What the pickle of a kept result calls where it is no input, but part of what may be used at any time; the name is part of the
     protocol. Raises as `fetch`."""
-    return fetch(_here.fetcher, encoded, name)
+    return fetch(_of_thread.fetcher, encoded, name)
 
 
-def fetch(fetcher: Fetches, encoded: bytes, name: str) -> Any:
+def fetch(fetcher: PartsFetcher, encoded: bytes, name: str) -> Any:
     """The value, private to the caller; it stays with its holder, too.
 
     Args:

@@ -18,27 +18,27 @@ from typing import Any
 
 from zmqdist import errors, nest, task_context
 from zmqdist.messages import ALL_NUMBERS
-from zmqdist.scheduling.worker.references import Fetches, decode_reference, is_reference
+from zmqdist.scheduling.worker.references import PartsFetcher, decode_reference, is_reference
 from zmqdist.wire import trusted
 
 RESOURCE, DATASET, ITERATOR = "resource", "dataset", "iterator"
 """What a definition makes: any value; something that can be iterated; an iterator over that, for all functions of the worker."""
 
-_here = threading.local()
+_of_thread = threading.local()
 
 
-def build_in(resources: SlotResources) -> None:
+def use_resources(resources: SlotResources) -> None:
     """The present thread runs functions: the resources that they name are these."""
-    _here.resources = resources
+    _of_thread.resources = resources
 
 
-def present() -> SlotResources:
+def current_resources() -> SlotResources:
     """Those of the slot whose thread this is."""
-    here: SlotResources = _here.resources
-    return here
+    resources: SlotResources = _of_thread.resources
+    return resources
 
 
-def resource(coordinator: int, number: int, what: str, definition: bytes, sharers: Sequence[int]) -> Any:
+def resource(coordinator: int, number: int, kind: str, definition: bytes, sharers: Sequence[int]) -> Any:
     """What the pickle of a resource calls; the name is part of the protocol.
 
     Args:
@@ -50,10 +50,10 @@ def resource(coordinator: int, number: int, what: str, definition: bytes, sharer
       ClosureInputError: it cannot be built; with the reason.
       RuntimeError: this is not unpickled for a scheduled function.
     """
-    here: SlotResources | None = getattr(_here, "resources", None)
-    if here is None:
+    resources: SlotResources | None = getattr(_of_thread, "resources", None)
+    if resources is None:
         raise RuntimeError("a per-worker resource is there for scheduled functions only: it cannot be used here")
-    return here.get((coordinator, number), what, definition, sharers)
+    return resources.get((coordinator, number), kind, definition, sharers)
 
 
 def slice_of(values: tuple[Any, ...]) -> Any:
@@ -68,11 +68,11 @@ def slice_of(values: tuple[Any, ...]) -> Any:
     return values[index]
 
 
-def built(resource: Any) -> None:
+def ensure_built(resource: Any) -> None:
     """A scheduled function: it is there now."""
 
 
-def read(resource: Any) -> Any:
+def read_value(resource: Any) -> Any:
     """A scheduled function: the value of a resource."""
     return resource
 
@@ -104,7 +104,7 @@ class _Resource:
 class SlotResources:
     """The resources of one process, or of a worker whose slots are threads. Any thread may use it."""
 
-    def __init__(self, fetcher: Fetches) -> None:
+    def __init__(self, fetcher: PartsFetcher) -> None:
         self._fetcher = fetcher
         self._resources: dict[tuple[int, int], _Resource] = {}
         self._lock = threading.Lock()
@@ -112,7 +112,7 @@ class SlotResources:
     def __len__(self) -> int:
         return len(self._resources)
 
-    def get(self, key: tuple[int, int], what: str, definition: bytes, sharers: Sequence[int]) -> Any:
+    def get(self, key: tuple[int, int], kind: str, definition: bytes, sharers: Sequence[int]) -> Any:
         """See `resource`."""
         with self._lock:
             entry = self._resources.get(key)
@@ -120,7 +120,7 @@ class SlotResources:
                 entry = self._resources[key] = _Resource()
         with entry.lock:
             if not entry.built:
-                self._build(entry, what, definition, sharers)
+                self._build(entry, kind, definition, sharers)
         if entry.failure:
             error = trusted.unpack_error(entry.failure)
             raise errors.ClosureInputError(error) from error
@@ -137,23 +137,23 @@ class SlotResources:
                 for key in mine:
                     self._resources.pop(key, None)
 
-    def _build(self, entry: _Resource, what: str, definition: bytes, sharers: Sequence[int]) -> None:
+    def _build(self, entry: _Resource, kind: str, definition: bytes, sharers: Sequence[int]) -> None:
         if is_reference(definition):
             parts = self._fetcher.fetch(decode_reference(definition))  # a failure to get it is no failure to build it
         else:
             parts = [definition]
         try:
-            with task_context.building(DATASET if what == ITERATOR else what):
+            with task_context.under_construction(DATASET if kind == ITERATOR else kind):
                 (fn, *args), kwargs = trusted.unpack_parts(parts)
                 value = fn(*args, **kwargs)
-                if what != RESOURCE:
+                if kind != RESOURCE:
                     from zmqdist.scheduling.worker import datasets  # loads zmqdist.data
 
-                    value = datasets.checked(value)
-                    if what == ITERATOR:
+                    value = datasets.check_iterable(value)
+                    if kind == ITERATOR:
                         value = datasets.WorkerIterator(value, sharers)
         except BaseException as error:
-            entry.failure = trusted.pack_error(trusted.tamed(error))
+            entry.failure = trusted.pack_error(trusted.as_ordinary_error(error))
         else:
             entry.value = value
         entry.built = True

@@ -24,7 +24,7 @@ from zmqdist.events import Heard, Send, Ticked
 from zmqdist.messages import BULK, KEPT, Message, Read
 from zmqdist.process.bound_children import BoundChildren
 from zmqdist.process.zygote_process import ZygoteProcess, start_slots_zygote
-from zmqdist.rpc.loop_client import LoopCalls
+from zmqdist.rpc.loop_client import LoopClient
 from zmqdist.rpc.service import RpcService
 from zmqdist.scheduling.dispatcher.config import WorkerConfig
 from zmqdist.scheduling.worker import children
@@ -35,7 +35,7 @@ from zmqdist.scheduling.worker.references import decode_reference, encode_refere
 from zmqdist.scheduling.worker.slots import ProcessSlots, check_descriptors
 from zmqdist.scheduling.worker.store import BulkStore
 from zmqdist.scheduling.worker.threads import ThreadSlots
-from zmqdist.scheduling.worker.worker_cache import PULL, Pulled
+from zmqdist.scheduling.worker.worker_cache import FETCH_FOR_SLOT, WorkerCache
 from zmqdist.scheduling.worker.worker_events import (
     DispatcherConnected,
     DispatcherDisconnected,
@@ -47,7 +47,7 @@ from zmqdist.scheduling.worker.worker_events import (
     Give,
     Interrupt,
     Kill,
-    LeaveAsked,
+    LeaveRequested,
     Reclaim,
     SlotFinished,
     Spawn,
@@ -255,7 +255,7 @@ class _Runtime:
         """Leave, and wait for the end. Not in the loop."""
         assert self.loop is not None
         try:
-            self.loop.call_soon(self._handle, LeaveAsked(grace_s))
+            self.loop.call_soon(self._handle, LeaveRequested(grace_s))
         except errors.FailedPreconditionError:
             pass
         limit_s = grace_s + self._config.quiet_s + 10.0
@@ -281,19 +281,19 @@ class _Runtime:
             service = RpcService("worker")
             self._store = BulkStore(service, READERS, incarnation)
             self._fetcher = Fetcher(credentials, "worker", self._dispatcher)
-            self._pulled = Pulled(self._store, self._fetcher)
-            service.register(PULL, self._pulled.pull, roles=SLOTS)
+            self._cache = WorkerCache(self._store, self._fetcher)
+            service.register(FETCH_FOR_SLOT, self._cache.fetch_for_slot, roles=SLOTS)
             self._dealer = DealerConnection(
                 loop,
                 self._dispatcher,
                 credentials.client(self._dispatcher, "worker"),
                 our_hello("worker", incarnation, name),
                 on_up=self._up,
-                on_message=self._hear,
+                on_message=self._handle_message,
                 on_down=self._down,
                 on_refused=self._refused,
             )
-            self._calls = LoopCalls(self._dealer)
+            self._calls = LoopClient(self._dealer)
             about = self._dispatcher, credentials, incarnation, config.dispatcher_timeout_s
             host_of_tasks = self._task_processes(host, incarnation, config.dispatcher_timeout_s)
             self.data = DataWorker(loop, service, self._calls, *about, host_of_tasks, config.chunk_bytes_max)
@@ -310,7 +310,7 @@ class _Runtime:
                     loop, *about_slots, self.address, security.public, self._children, self._worker
                 )
             else:
-                self._slots = ThreadSlots(loop, *about_slots, self._pulled, self._worker)
+                self._slots = ThreadSlots(loop, *about_slots, self._cache, self._worker)
             self.machine = WorkerMachine(
                 incarnation=incarnation,
                 job=config.job,
@@ -347,34 +347,34 @@ class _Runtime:
 
     def snapshot(self) -> WorkerSnapshot:
         """In the loop."""
-        machine, pulled = self.machine, self._pulled
+        machine, cache = self.machine, self._cache
         assert machine is not None
         return WorkerSnapshot(
             registered=machine.registered,
             leaving=machine.leaving,
             running=machine.running,
             held=self._store.holdings,
-            fetched=len(pulled),
-            fetched_bytes=pulled.nbytes,
-            fetches=pulled.pulls,
+            fetched=len(cache),
+            fetched_bytes=cache.nbytes,
+            fetches=cache.fetches,
             resources=self._slots.resources,
             slot_deaths=self._slots.deaths,
             **machine.figures,
         )
 
-    def _task_processes(self, host: str, life: int, timeout_s: float) -> TaskProcesses | None:
+    def _task_processes(self, host: str, incarnation: int, timeout_s: float) -> TaskProcesses | None:
         """Where tasks of the data service run, if not in threads."""
         if self._children is None:
             return None
         assert self.loop is not None
         spawn = partial(self._children.spawn, children.TASK)
-        return TaskProcesses(self.loop, spawn, host, self._dispatcher, life, timeout_s)
+        return TaskProcesses(self.loop, spawn, host, self._dispatcher, incarnation, timeout_s)
 
     def _bind(self, router: Router, key: bytes, host: str) -> None:
         """Listen, and tell where. With `processes` tasks have ports of their own, so that only their address can be other than usual."""
         config = self._config
         self.address = router.bind(join(host, config.port))
-        if is_wildcard(host):  # no address for others: those that reach the dispatcher's network reach this one
+        if is_wildcard(host):  # no process can connect to it: peers are on the dispatcher's network
             self.address = join(own_host(self._dispatcher), split(self.address)[1])
         self.advertised = self.data.host.address = config.advertised(self.address)
         self._store.address = self.address if config.worker_address is None else self.advertised
@@ -398,10 +398,10 @@ class _Runtime:
         self._calls.up(hello.incarnation)
         self._handle(DispatcherConnected(hello.incarnation))
 
-    def _hear(self, message: Message, _frames: list[memoryview]) -> None:
+    def _handle_message(self, message: Message, _frames: list[memoryview]) -> None:
         if isinstance(message, Read):
-            self._dealer.send(*self._store.answer(message))
-        elif not self._calls.heard(message):
+            self._dealer.send(*self._store.read_reply(message))
+        elif not self._calls.handle_message(message):
             self._handle(Heard(DISPATCHER, message))
 
     def _refused(self, error: errors.OpError) -> None:
@@ -412,14 +412,14 @@ class _Runtime:
         machine = self.machine
         assert machine is not None
         if isinstance(event, SlotFinished):
-            self._note_bulk(event)
+            self._note_results(event)
         machine.serving = not self.data.left
         self._perform(machine.handle(event, self._loop_now()))
         if not self._draining and machine.leave_at is not None and machine.leave_at > self._loop_now():
             self._draining = True
             self.data.drain(lambda: self._handle(Ticked()))
         if not machine.running:
-            self._pulled.drop()
+            self._cache.drop()
         if machine.registered and not self._registered.is_set():
             self._registered.set()
             if self._children is not None:
@@ -475,7 +475,7 @@ class _Runtime:
         """A value that is kept here may be wanted by many, one that is on its way by the coordinator alone."""
         return encode_reference(self._store.hold(parts, shared=kind == KEPT))
 
-    def _note_bulk(self, event: SlotFinished) -> None:
+    def _note_results(self, event: SlotFinished) -> None:
         """Which payload belongs to which lease: the machine speaks of leases, the store of payloads."""
         assert self.machine is not None
         for position, kind, payload in event.outcomes:

@@ -1,31 +1,33 @@
-"""What a worker knows of one of its slots: what it was given, how quick it is, what has been said about it.
+"""What a worker knows of one of its slots: its items, its speed, and which starts were reported.
 
-Positions count the items given to a slot, from 1. A slot works in order, so the first of what it has is running.
+Positions count the items given to a slot, from 1. A slot works in order, so the first of its items is the one that runs.
 
-Not here: which work it gets, and what its outcomes mean (worker.py).
+Not here: which work a slot gets, and what its outcomes mean (machine.py).
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Container
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from zmqdist.messages import Leased
+from zmqdist.scheduling.worker.worker_events import Kill
 
 SLOT_BATCH_MAX = 512
+"""Items in a batch for a slot."""
 SLOT_BATCH_S = 0.005
-"""A batch for a slot should take about this long."""
+"""Seconds that a batch for a slot should take."""
 
 
 class SlotRow(NamedTuple):
     """One slot in a snapshot.
 
     Attributes:
-      state: "starting": its process is not there yet; "idle"; "running"; "ending": it is being killed; "left over": its function belongs to
-        a dispatcher that has gone, and cannot be killed because the slot is a thread.
-      given: pieces of work that it has; the first of them runs.
+      state: "starting": its process is not ready; "idle"; "running"; "ending": its process is being killed; "left over": it runs a
+        function of an earlier dispatcher, which cannot be killed because the slot is a thread.
+      given: how many items it has; the first of them runs.
     """
 
     state: str
@@ -34,18 +36,21 @@ class SlotRow(NamedTuple):
 
 @dataclass(slots=True)
 class Slot:
-    """See the module's docstring.
+    """The state of one slot.
 
     Attributes:
-      given: (position, item) of what it has, in order.
-      position: of the newest.
-      batch: how many it should have.
-      heard_at: when it last reported.
-      wanted_back: leases that go back to the dispatcher when they turn out not to have begun.
-      cut: leases to be cut off: lease -> when its grace ends.
-      told: position up to which starts have been reported.
-      killed: its process is being ended by us.
-      orphan: it runs a function (in a thread) of which the dispatcher knows nothing.
+      ready: whether it takes items.
+      given: (position, item) of each item that it has, in order.
+      position: the position of the newest item.
+      batch: how many items it should have.
+      reported_at: when it last reported an outcome, or got work after it was idle.
+      known: functions that it has, as (coordinator, number).
+      reclaiming: whether a Reclaim is in progress; it gets no items meanwhile.
+      to_return: leases that go back to the dispatcher if they have not begun.
+      abort_at: aborted leases: lease -> the end of its grace.
+      reported_to: the position up to which starts were reported.
+      killed: whether the worker has killed its process.
+      abandoned: whether it runs a function in a thread that no present dispatcher has assigned.
     """
 
     index: int
@@ -53,32 +58,32 @@ class Slot:
     given: deque[tuple[int, Leased]] = field(default_factory=deque)
     position: int = 0
     batch: int = 1
-    heard_at: float = 0.0
+    reported_at: float = 0.0
     known: set[tuple[int, int]] = field(default_factory=set)
     reclaiming: bool = False
-    wanted_back: set[int] = field(default_factory=set)
-    cut: dict[int, float] = field(default_factory=dict)
-    told: int = 0
+    to_return: set[int] = field(default_factory=set)
+    abort_at: dict[int, float] = field(default_factory=dict)
+    reported_to: int = 0
     killed: bool = False
-    orphan: bool = False
+    abandoned: bool = False
     _since: float = 0.0
     _count: int = 0
 
     @property
     def running(self) -> int | None:
-        """The lease that runs; None when it has nothing."""
+        """The lease that runs; None if it is idle."""
         return self.given[0][1][0] if self.given else None
 
     @property
     def kill_at(self) -> float | None:
-        """When what runs is to be cut off."""
+        """When to kill its process, because the item that runs was aborted; None for never."""
         lease = self.running
-        return None if lease is None or self.killed else self.cut.get(lease)
+        return None if lease is None or self.killed else self.abort_at.get(lease)
 
     @property
     def row(self) -> SlotRow:
         state = "running" if self.given else "idle"
-        if self.orphan:
+        if self.abandoned:
             state = "left over"
         elif self.killed:
             state = "ending"
@@ -89,48 +94,51 @@ class Slot:
     def leases(self) -> list[int]:
         return [item[0] for _, item in self.given]
 
-    def took(self, count: int, now: float, *, was_idle: bool) -> None:
-        """It was given so many."""
+    def note_given(self, count: int, now: float, *, was_idle: bool) -> None:
+        """Note that the slot got `count` more items."""
         if was_idle:
-            self._since = self.heard_at = now
+            self._since = self.reported_at = now
             self._count = 0
         self._count += count
 
     def tune(self, now: float, *, several: bool) -> None:
-        """Some have ended: follow the speed of the work, up by doubling, down at once."""
+        """Adapt the batch to the time that items take, after some have ended: up by doubling, down at once."""
         each_s = (now - self._since) / max(1, self._count - len(self.given))
         fits = SLOT_BATCH_MAX if each_s <= 0 else int(SLOT_BATCH_S / each_s)
         self.batch = max(1, min(fits, self.batch * 2, SLOT_BATCH_MAX)) if several else 1
         self._restart(now)
 
-    def ends(self, lease: int) -> bool:
-        """It has this no more, and nothing is asked about it any more: whether it was to be cut off."""
-        self.wanted_back.discard(lease)
-        return self.cut.pop(lease, None) is not None
+    def forget_lease(self, lease: int) -> bool:
+        """Forget the requests about a lease that the slot no longer has. Return whether it was aborted."""
+        self.to_return.discard(lease)
+        return self.abort_at.pop(lease, None) is not None
 
-    def begun(self, position: int | None = None) -> list[int]:
-        """Leases that have begun and were not told of yet: up to a position that was seen, else the first."""
+    def take_begun(self, position: int | None = None) -> list[int]:
+        """Mark starts as reported and return those that were not before: up to `position`; None: the first item."""
         if position is None:
             position = self.given[0][0] if self.given else 0
-        news = [item[0] for at, item in self.given if self.told < at <= position]
-        self.told = max(self.told, position) if news else self.told
-        return news
+        new = [item[0] for at, item in self.given if self.reported_to < at <= position]
+        self.reported_to = max(self.reported_to, position) if new else self.reported_to
+        return new
 
-    def begun_of(self, wanted: Container[int]) -> list[int]:
-        """Those that have begun as far as is known, told of or not: what was told may have been lost with its connection."""
+    def begun_among(self, wanted: Container[int]) -> list[int]:
+        """Return those of these leases that have begun as far as is known, also if they were reported before.
+
+        An earlier report may be lost with its connection.
+        """
         if self.running in wanted:
-            self.begun()
-        return [item[0] for at, item in self.given if at <= self.told and item[0] in wanted]
+            self.take_begun()
+        return [item[0] for at, item in self.given if at <= self.reported_to and item[0] in wanted]
 
     def unbegun(self) -> set[int]:
-        """Leases that it has not begun as far as is known; the first of what it has is running."""
-        begun = max(self.told, self.given[0][0]) if self.given else 0
+        """Return the leases that it has not begun as far as is known. The first of its items counts as begun."""
+        begun = max(self.reported_to, self.given[0][0]) if self.given else 0
         return {item[0] for at, item in self.given if at > begun}
 
     def take_unbegun(self, position: int, now: float) -> list[Leased]:
-        """It begins nothing after `position`: the newest of what it had, newest first."""
+        """Take the items after `position`, which the slot will not begin; return them, newest first."""
         self.reclaiming = False
-        self.heard_at = now
+        self.reported_at = now
         taken = []
         while self.given and self.given[-1][0] > position:
             taken.append(self.given.pop()[1])
@@ -141,3 +149,13 @@ class Slot:
     def _restart(self, now: float) -> None:
         self._since = now
         self._count = len(self.given)
+
+
+def kill_overdue(slots: Iterable[Slot], now: float) -> list[Kill]:
+    """Return a Kill for each slot that runs an aborted item whose grace is over."""
+    effects = []
+    for slot in slots:
+        if slot.kill_at is not None and slot.kill_at <= now:
+            slot.killed = True
+            effects.append(Kill(slot.index))
+    return effects

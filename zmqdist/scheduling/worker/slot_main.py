@@ -41,7 +41,7 @@ from zmqdist.scheduling.worker.slot_messages import (
 from zmqdist.scheduling.worker.worker_cache import SlotFetcher
 from zmqdist.scheduling.worker.worker_events import NOT_RUN
 from zmqdist.transport.credentials import Credentials
-from zmqdist.transport.shm_pool import Arena, Handle, this_arena
+from zmqdist.transport.shm_pool import Handle, ShmPool, this_pool
 
 log = logging.getLogger("zmqdist.scheduling")
 
@@ -65,7 +65,7 @@ class _Reporter:
     def __init__(self, pipe: BlockingPipe[SlotMessage]) -> None:
         self.outcomes: list[tuple[int, int, bytes]] = []
         self._pipe = pipe
-        self._arena = this_arena()
+        self._pool = this_pool()
         self._lock = threading.Lock()
         self._in_batch = False
         self._busy = threading.Event()
@@ -79,10 +79,10 @@ class _Reporter:
                 del self.outcomes[: len(outcomes)]  # only now: there may be no memory for the message
 
     @property
-    def arena(self) -> Arena | None:
-        return self._arena
+    def pool(self) -> ShmPool | None:
+        return self._pool
 
-    def bulk(self, position: int, kind: int, parts: list[Any]) -> None:
+    def send_bulk(self, position: int, kind: int, parts: list[Any]) -> None:
         """A large result: each part is written once, where the coordinator will read it, or goes through the pipe."""
         self.flush()
         handles = [self._lend(part) for part in parts]
@@ -90,9 +90,9 @@ class _Reporter:
         self._pipe.send(SlotReport([(position, kind, b"")], handles), piped)
 
     def _lend(self, part: Any) -> Handle | None:
-        if self._arena is None or memoryview(part).nbytes <= INLINE_BYTES_MAX:
+        if self._pool is None or memoryview(part).nbytes <= INLINE_BYTES_MAX:
             return None
-        block = self._arena.find(part) or self._arena.snapshot(part)
+        block = self._pool.find_frozen(part) or self._pool.copy_in(part)
         return None if block is None else block.lend()
 
     def begin(self) -> None:
@@ -131,13 +131,13 @@ def main(pipe_fd: int, page_fd: int) -> None:
     reporter = _Reporter(pipe)
     task_context.enter_process(lambda: cells[CANCEL] == cells[POSITION] != 0, lambda: (cells[INDEX], cells[WORKERS]))
     try:
-        pipe.send(SlotStarted(os.getpid(), None if reporter.arena is None else reporter.arena.offer))
+        pipe.send(SlotStarted(os.getpid(), None if reporter.pool is None else reporter.pool.offer))
         welcome, _ = pipe.receive()
         assert isinstance(welcome, SlotWelcome)
-        fetcher = SlotFetcher(HolderClients(Credentials.of_environment(), "worker"), welcome.worker, welcome.key)
-        remote_results.fetch_with(fetcher)
+        fetcher = SlotFetcher(HolderClients(Credentials.from_environment(), "worker"), welcome.worker, welcome.key)
+        remote_results.use_fetcher(fetcher)
         functions = Functions(fetcher)
-        resources.build_in(functions.resources)
+        resources.use_resources(functions.resources)
         while True:
             message, _ = pipe.receive()
             assert isinstance(message, SlotWork)
@@ -169,7 +169,7 @@ def _run_batch(
         if _forked:
             os._exit(0)  # a child that the function has forked and that returned from it, too: the pipe is not its own
         if kind in (BULK, KEPT):
-            reporter.bulk(position, kind, result)
+            reporter.send_bulk(position, kind, result)
             continue
         outcomes.append((position, kind, result))
         if len(outcomes) >= FLUSH_ITEMS or time.monotonic() > flush_at:

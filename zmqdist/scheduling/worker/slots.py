@@ -47,11 +47,11 @@ from zmqdist.task_context import Worker
 from zmqdist.transport.loop import Loop
 from zmqdist.transport.memory_limits import oom_kills
 from zmqdist.transport.processes import is_alive
-from zmqdist.transport.shm_peer import PeerArena, open_peer
-from zmqdist.transport.shm_pool import FROZEN, Block, Handle, this_arena
+from zmqdist.transport.shm_peer import PeerPool, open_peer
+from zmqdist.transport.shm_pool import FROZEN, Block, Handle, this_pool
 from zmqdist.wire import trusted
 
-LOOK_S = 0.02
+POSITION_POLL_S = 0.02
 """How often the positions of busy slots are looked at: a function that runs for longer than this is known to have started."""
 
 SLOT_FDS = 3
@@ -67,7 +67,7 @@ log = logging.getLogger("zmqdist.scheduling")
 
 SlotEvent = SlotReady | SlotFinished | SlotSeen | SlotReclaimed | SlotDied
 Feed = Callable[[SlotEvent], None]
-Bulk = Callable[[int, list[Any]], bytes]
+HoldResult = Callable[[int, list[Any]], bytes]
 
 
 class ProcessSlots:
@@ -90,7 +90,7 @@ class ProcessSlots:
         loop: Loop,
         slots: int,
         feed: Feed,
-        hold: Bulk,
+        hold: HoldResult,
         address: str,
         key: bytes,
         children: BoundChildren,
@@ -105,7 +105,7 @@ class ProcessSlots:
         self._children = children
         self._worker = worker
         children.on_lost.append(self._zygote_died)
-        self._looking = False
+        self._poll_scheduled = False
         self._zygote_lost = False
         self.deaths = 0
         """Slot processes that ended and were not told to."""
@@ -117,14 +117,14 @@ class ProcessSlots:
             return  # the machine is being told that nothing starts any more
         process = _SlotProcess(self, slot)
         self._slots[slot] = process
-        process.child = self._children.spawn(SLOT, process.theirs(), lambda code: self._exited(process, code))
+        process.child = self._children.spawn(SLOT, process.child_fds(), lambda code: self._exited(process, code))
 
     def give(self, give: Give) -> None:
         process = self._slots[give.slot]
         assert process is not None
         process.given_to = give.items[-1][0]
         process.cells[INDEX], process.cells[WORKERS] = self._worker()
-        self._look_soon()
+        self._schedule_poll()
         process.pipe.send(SlotWork(give.functions, give.items, []))
 
     def forget(self, forget: ForgetFunctions) -> None:
@@ -158,7 +158,7 @@ class ProcessSlots:
 
     def close(self) -> None:
         """Leave the slots to their end, which is that of the zygote."""
-        self.loop.set_timer((self, "look"), None, self._look)
+        self.loop.set_timer((self, "look"), None, self._poll_positions)
         for process in filter(None, self._slots):
             process.close()
 
@@ -183,13 +183,13 @@ class ProcessSlots:
 
     def _note_death(self, slot: int, code: int, running: bool, tail: str) -> None:
         self.deaths += 1
-        said = tail.strip().rpartition("\n")[2]
+        last_line = tail.strip().rpartition("\n")[2]
         log.warning(
             "the process of slot %d died %s: %s%s",
             slot,
             "while it ran a function" if running else "without work",
             describe_exit(code),
-            f"; it last wrote: {said[:LINE_CHARS_MAX]}" if said else "",
+            f"; it last wrote: {last_line[:LINE_CHARS_MAX]}" if last_line else "",
         )
 
     def _zygote_died(self, code: int | None) -> None:
@@ -198,9 +198,9 @@ class ProcessSlots:
             for _ in range(3):
                 self._feed(SlotDied(slot, 0, code, "the process that slots are forked from has ended"))
 
-    def finished(self, process: _SlotProcess, message: SlotMessage, parts: Parts) -> None:
+    def handle_message(self, process: _SlotProcess, message: SlotMessage, parts: Parts) -> None:
         if isinstance(message, SlotStarted):
-            process.arena = None if message.memory is None else open_peer(message.memory)
+            process.peer_pool = None if message.memory is None else open_peer(message.memory)
             self._feed(SlotReady(process.slot))
         elif isinstance(message, SlotReport):
             outcomes = message.outcomes
@@ -209,7 +209,7 @@ class ProcessSlots:
                 try:
                     if isinstance(parts, OpError):
                         raise parts
-                    outcomes = [(position, BULK, self._hold(kind, process.taken_over(message, parts)))]
+                    outcomes = [(position, BULK, self._hold(kind, process.adopt_parts(message, parts)))]
                 except OpError as error:
                     if not is_alive(process.child.pid):
                         return  # with its memory; its end is about to be told
@@ -217,21 +217,21 @@ class ProcessSlots:
             process.finished_to = outcomes[-1][0]
             self._feed(SlotFinished(process.slot, outcomes))
 
-    def _look(self) -> None:
+    def _poll_positions(self) -> None:
         """Tell the machine where busy slots are."""
-        self._looking = False
+        self._poll_scheduled = False
         for process in self._slots:
             if process is not None and process.running:
-                self._look_soon()
+                self._schedule_poll()
                 position = process.cells[POSITION]
                 if position > process.seen_at:
                     process.seen_at = position
                     self._feed(SlotSeen(process.slot, position))
 
-    def _look_soon(self) -> None:
-        if not self._looking:
-            self._looking = True
-            self.loop.set_timer((self, "look"), self.loop.now() + LOOK_S, self._look)
+    def _schedule_poll(self) -> None:
+        if not self._poll_scheduled:
+            self._poll_scheduled = True
+            self.loop.set_timer((self, "look"), self.loop.now() + POSITION_POLL_S, self._poll_positions)
 
 
 def check_descriptors(slots: int) -> None:
@@ -255,7 +255,7 @@ class _SlotProcess:
         self.given_to = 0
         self.finished_to = 0
         self.seen_at = 0
-        self.arena: PeerArena | None = None
+        self.peer_pool: PeerPool | None = None
         self._page_fd = os.memfd_create("zmqdist-slot", os.MFD_CLOEXEC)
         os.ftruncate(self._page_fd, PAGE_BYTES)
         self._page = mmap.mmap(self._page_fd, PAGE_BYTES)
@@ -264,24 +264,24 @@ class _SlotProcess:
         self.killed = False
         """It was told to end."""
         self.oom_kills = oom_kills()
-        self.pipe = LoopPipe(owner.loop, SLOT_CODEC, lambda message, parts: owner.finished(self, message, parts))
+        self.pipe = LoopPipe(owner.loop, SLOT_CODEC, lambda message, parts: owner.handle_message(self, message, parts))
         self.pipe.send(SlotWelcome(owner.address, owner.key))
 
-    def taken_over(self, report: SlotReport, piped: list[bytearray]) -> list[Any]:
+    def adopt_parts(self, report: SlotReport, piped: list[bytearray]) -> list[Any]:
         """The parts of a bulk result, which outlive the slot. Raises UnavailableError when its memory cannot be opened."""
-        came = iter(piped)
-        return [next(came) if handle is None else self._adopt(handle) for handle in report.parts]
+        received = iter(piped)
+        return [next(received) if handle is None else self._adopt(handle) for handle in report.parts]
 
     def _adopt(self, handle: Handle) -> Block | NDArray[np.uint8]:
-        arena = this_arena()
-        if arena is None or self.arena is None:
+        pool = this_pool()
+        if pool is None or self.peer_pool is None:
             raise UnavailableError(f"shared memory of slot process {self.child.pid} cannot be opened here")
         if handle[-1] == FROZEN:
-            return self.arena.attach(handle)
-        segment, lease = self.arena.adopt(handle)
-        return arena.adopt(segment, handle[3], handle[4], lease)
+            return self.peer_pool.attach(handle)
+        segment, lease = self.peer_pool.adopt(handle)
+        return pool.adopt(segment, handle[3], handle[4], lease)
 
-    def theirs(self) -> list[int]:
+    def child_fds(self) -> list[int]:
         """The descriptors that its process is given."""
         return [self.pipe.theirs, self._page_fd]
 

@@ -26,11 +26,11 @@ from zmqdist.errors import NOT_FOUND, NotFoundError
 from zmqdist.limits import CHUNK_BYTES, INLINE_BYTES_MAX
 from zmqdist.messages import Read, ReadDone
 from zmqdist.rpc import payload
-from zmqdist.rpc.pending_call import Asked
+from zmqdist.rpc.pending_call import PendingCall
 from zmqdist.rpc.service import RpcService
 from zmqdist.scheduling.worker.references import Held, Memory, Reference
 from zmqdist.transport import memory_limits, shm_mapping
-from zmqdist.transport.shm_pool import Block, Handle, this_arena
+from zmqdist.transport.shm_pool import Block, Handle, this_pool
 
 Part: TypeAlias = "bytes | bytearray | memoryview | NDArray[np.uint8] | Block"
 
@@ -86,7 +86,7 @@ class BulkStore:
       address: "host:port" of the service, as its peers know it; set before the first `hold`.
       holder: the name of the task whose store it is, for errors elsewhere; "" where it has none.
       key: the public key of the service, told with the address; empty without CURVE.
-      memory: how others find its arena; None where there is none.
+      memory: how others find its shared-memory pool; None where there is none.
       copies: how often a part was copied.
     """
 
@@ -96,13 +96,13 @@ class BulkStore:
         self.key = b""
         self.number = number
         self.copies = 0
-        self._arena = this_arena()
-        self.memory: Memory | None = None if self._arena is None else (*self._arena.offer, self._arena.nonce)
+        self._pool = this_pool()
+        self.memory: Memory | None = None if self._pool is None else (*self._pool.offer, self._pool.nonce)
         self._entries: dict[int, _Entry] = {}
         self._recent: OrderedDict[tuple[int | bytes, int], int] = OrderedDict()
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
-        service.register_later(READ, self._give, roles=roles)
+        service.register_later(READ, self._send_part, roles=roles)
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -125,20 +125,20 @@ class BulkStore:
         Raises:
           ResourceExhaustedError: there is no memory for a copy; nothing is held.
         """
-        told: list[bytes | Held] = []
+        held_parts: list[bytes | Held] = []
         room = inline_max
         try:
             for part in parts:
                 size = part.nbytes if isinstance(part, Block) else memoryview(part).nbytes  # type: ignore[arg-type]
                 if size <= room and not isinstance(part, Block):
-                    told.append(bytes(part))
+                    held_parts.append(bytes(part))
                     room -= size
                 else:
-                    told.append(self._hold(part, size, shared))
+                    held_parts.append(self._hold(part, size, shared))
         except BaseException:
-            self.free([part.bulk for part in told if isinstance(part, Held)])
+            self.free([part.bulk for part in held_parts if isinstance(part, Held)])
             raise
-        return Reference(self.number, self.address, self.memory, tuple(told), self.holder, self.key)
+        return Reference(self.number, self.address, self.memory, tuple(held_parts), self.holder, self.key)
 
     def keep(self, part: NDArray[np.uint8] | Block, *, shared: bool = True) -> Held:
         """Keep one part as it is: nobody writes to it any more."""
@@ -193,22 +193,22 @@ class BulkStore:
             self._end(entry)
 
     def _end(self, entry: _Entry) -> None:
-        if entry.handle is not None and self._arena is not None:
-            self._arena.take_back(entry.handle)
+        if entry.handle is not None and self._pool is not None:
+            self._pool.take_back(entry.handle)
 
-    def answer(self, read: Read) -> tuple[ReadDone, list[memoryview]]:
+    def read_reply(self, read: Read) -> tuple[ReadDone, list[memoryview]]:
         """What to send to a dispatcher that reads for somebody else."""
         try:
             first, length = max(0, read.offset), min(max(0, read.length), CHUNK_BYTES)
-            return ReadDone(read.ask, 0, ""), [memoryview(self.view(read.bulk)[first : first + length])]  # type: ignore[arg-type]
+            return ReadDone(read.request, 0, ""), [memoryview(self.view(read.bulk)[first : first + length])]  # type: ignore[arg-type]
         except NotFoundError as error:
-            return ReadDone(read.ask, NOT_FOUND, error.message), []
+            return ReadDone(read.request, NOT_FOUND, error.message), []
 
     def _hold(self, part: Part, size: int, shared: bool) -> Held:
         if isinstance(part, Block):
             return self.keep(part, shared=shared)
         source = np.frombuffer(part, np.uint8)
-        frozen = None if self._arena is None else self._arena.find(source)
+        frozen = None if self._pool is None else self._pool.find_frozen(source)
         address = shm_mapping.address_of(source)
         if not shared:  # whoever it is lent to writes to it
             return self.keep(self._snapshot(part, source) if frozen is None else frozen, shared=False)
@@ -245,21 +245,21 @@ class BulkStore:
         return None
 
     def _snapshot(self, part: Any, source: NDArray[np.uint8]) -> NDArray[np.uint8] | Block:
-        block = None if self._arena is None else self._arena.snapshot(source)
+        block = None if self._pool is None else self._pool.copy_in(source)
         self.copies += 1
         if block is not None:
             return block
         if isinstance(part, bytes):
             return source
-        what = "a copy of a large array, and no shared memory"
-        memory_limits.check_room(source.nbytes, what)
+        purpose = "a copy of a large array, and no shared memory"
+        memory_limits.check_room(source.nbytes, purpose)
         try:
             copy: NDArray[np.uint8] = source.copy()
         except MemoryError:
-            raise memory_limits.exhausted(source.nbytes, what) from None
+            raise memory_limits.memory_exhausted(source.nbytes, purpose) from None
         return copy
 
-    def _give(self, asked: Asked, bulk: int) -> None:
+    def _send_part(self, call: PendingCall, bulk: int) -> None:
         """A whole part, as it lies here: nobody writes to it."""
         body, parts = payload.pack(self.view(bulk))
-        asked.answer_packed(body, parts)
+        call.reply_packed(body, parts)

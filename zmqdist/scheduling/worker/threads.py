@@ -14,8 +14,8 @@ from zmqdist.errors import FailedPreconditionError
 from zmqdist.messages import BULK, ERROR, KEPT
 from zmqdist.scheduling.worker import remote_results, resources
 from zmqdist.scheduling.worker.function_call import Functions, run
-from zmqdist.scheduling.worker.references import Fetches
-from zmqdist.scheduling.worker.slots import Bulk, Feed
+from zmqdist.scheduling.worker.references import PartsFetcher
+from zmqdist.scheduling.worker.slots import Feed, HoldResult
 from zmqdist.scheduling.worker.worker_events import ForgetFunctions, Give, SlotFinished, SlotReady, SlotReclaimed
 from zmqdist.transport.loop import Loop
 from zmqdist.wire import trusted
@@ -27,7 +27,7 @@ class ThreadSlots:
     can_kill = False
 
     def __init__(
-        self, loop: Loop, slots: int, feed: Feed, hold: Bulk, fetcher: Fetches, worker: task_context.Worker
+        self, loop: Loop, slots: int, feed: Feed, hold: HoldResult, fetcher: PartsFetcher, worker: task_context.Worker
     ) -> None:
         self._loop = loop
         self._feed = feed
@@ -74,9 +74,9 @@ class ThreadSlots:
                 slot.thread.join(1.0)
 
     def _serve(self, slot: _Slot) -> None:
-        remote_results.fetch_with(self._fetcher)
-        resources.build_in(self._functions.resources)
-        self._tell(SlotReady(slot.number))
+        remote_results.use_fetcher(self._fetcher)
+        resources.use_resources(self._functions.resources)
+        self._report(SlotReady(slot.number))
         while (item := slot.items.get()) is not None:
             position, coordinator, fn, payload = item
             slot.busy = True
@@ -88,12 +88,12 @@ class ThreadSlots:
             except (
                 BaseException
             ) as error:  # no memory for the result, say: it is the end of this work, and not of its slot
-                kind, result = ERROR, trusted.pack_error(trusted.tamed(error))
+                kind, result = ERROR, trusted.pack_error(trusted.as_ordinary_error(error))
             task_context.leave()
             slot.busy = False
-            self._tell(SlotFinished(slot.number, [(position, kind, result)]))
+            self._report(SlotFinished(slot.number, [(position, kind, result)]))
 
-    def _tell(self, event: SlotReady | SlotFinished) -> None:
+    def _report(self, event: SlotReady | SlotFinished) -> None:
         try:
             self._loop.call_soon(self._feed, event)
         except FailedPreconditionError:  # the worker has stopped: nobody wants the outcome

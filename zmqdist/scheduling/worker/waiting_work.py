@@ -1,6 +1,6 @@
-"""What waits at a worker for its slots, in the order in which it is to begin: work for this very worker first (worker.py).
+"""The queue of a worker: work that waits for a slot, in the order in which it begins. Pinned work goes first (machine.py, P9).
 
-Not here: what the slots have, and when they get more.
+Not here: the items that slots have, and when a slot gets more.
 """
 
 from __future__ import annotations
@@ -12,85 +12,90 @@ from itertools import takewhile
 from zmqdist.messages import Leased
 
 
-class Waiting(deque[Leased]):
-    """A queue of leased work.
+class WaitingWork(deque[Leased]):
+    """A queue of leased work items.
 
     Attributes:
-      own: leases of work for this very worker, here or at a slot, and perhaps some that have ended.
-      care: leases in it that are careful work.
-      begins: the careful lease whose start was reported last: nothing goes before it any more.
+      pinned: leases of pinned work, in the queue or at a slot. It may include leases that have ended.
+      report_before_start: leases in the queue whose start must be reported before it happens.
+      announced: the lease whose start was reported last. Nothing goes before it any more, because it is reported as begun.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.own: set[int] = set()
-        self.care: set[int] = set()
-        self.begins = 0
+        self.pinned: set[int] = set()
+        self.report_before_start: set[int] = set()
+        self.announced = 0
 
     @property
-    def own_waits(self) -> bool:
-        """Whether the next is work for this very worker."""
-        return bool(self.own) and bool(self) and self[0][0] in self.own
+    def pinned_is_next(self) -> bool:
+        """Whether the next item is pinned work."""
+        return bool(self.pinned) and bool(self) and self[0][0] in self.pinned
 
     @property
-    def own_waiting(self) -> int:
-        """Work for this very worker in it."""
-        return sum(item[0] in self.own for item in self) if self.own else 0
+    def pinned_waiting(self) -> int:
+        """How many items in the queue are pinned work."""
+        return sum(item[0] in self.pinned for item in self) if self.pinned else 0
 
-    def put(self, items: list[Leased], *, careful: bool, own: bool) -> None:
-        """New work."""
-        if careful:
-            self.care.update(item[0] for item in items)
-        if own:
-            self.own.update(item[0] for item in items)
-            self._put_own(items)
+    @property
+    def figures(self) -> dict[str, int]:
+        """The fields of a WorkerSnapshot about the queue."""
+        return {"waiting": len(self), "waiting_pinned": self.pinned_waiting}
+
+    def put(self, items: list[Leased], *, report_before_start: bool, pinned: bool) -> None:
+        """Add items from the dispatcher."""
+        if report_before_start:
+            self.report_before_start.update(item[0] for item in items)
+        if pinned:
+            self.pinned.update(item[0] for item in items)
+            self._put_pinned(items)
         else:
             self.extend(items)
 
     def put_back(self, items: list[Leased]) -> None:
-        """What a slot had and has not begun, oldest first: before the rest of its kind."""
-        own = self.own and [item for item in items if item[0] in self.own]
-        if own:
-            self._put_own(own)
-            items = [item for item in items if item[0] not in self.own]
-        place = sum(1 for _ in takewhile(self._goes_first, self)) if self.own else self._announced()
+        """Put back items that a slot has not begun, oldest first: before the other items of their kind, because they are older."""
+        pinned = self.pinned and [item for item in items if item[0] in self.pinned]
+        if pinned:
+            self._put_pinned(pinned)
+            items = [item for item in items if item[0] not in self.pinned]
+        place = sum(1 for _ in takewhile(self._goes_first, self)) if self.pinned else self._head_is_announced()
         self.rotate(-place)
         self.extendleft(reversed(items))
         self.rotate(place)
 
     def take_out(self, leases: Container[int]) -> list[int]:
-        """Remove these; those that were here."""
+        """Remove the items of these leases; return the leases that were in the queue."""
         taken = [item[0] for item in self if item[0] in leases]
         if taken:
             kept = [item for item in self if item[0] not in leases]
             self.clear()
             self.extend(kept)
-            self.care.difference_update(taken)
-            self.own.difference_update(taken)
+            self.report_before_start.difference_update(taken)
+            self.pinned.difference_update(taken)
         return taken
 
     def empty(self) -> list[int]:
-        """Remove all: their leases."""
+        """Remove all items; return their leases."""
         leases = [item[0] for item in self]
         self.clear()
-        self.care.clear()
-        self.own.difference_update(leases)
+        self.report_before_start.clear()
+        self.pinned.difference_update(leases)
         return leases
 
-    def _announced(self) -> int:
-        return int(bool(self) and self[0][0] == self.begins)
+    def _head_is_announced(self) -> int:
+        return int(bool(self) and self[0][0] == self.announced)
 
     def _goes_first(self, item: Leased) -> bool:
-        return item[0] in self.own or item[0] == self.begins
+        return item[0] in self.pinned or item[0] == self.announced
 
-    def _put_own(self, items: Iterable[Leased]) -> None:
-        head = [self.popleft()] if self._announced() else []
-        own = self._in_order([*items, *(item for item in self if item[0] in self.own)])
-        rest = [item for item in self if item[0] not in self.own]
+    def _put_pinned(self, items: Iterable[Leased]) -> None:
+        head = [self.popleft()] if self._head_is_announced() else []
+        pinned = self._in_order([*items, *(item for item in self if item[0] in self.pinned)])
+        rest = [item for item in self if item[0] not in self.pinned]
         self.clear()
-        self.extend(head + own + rest)
+        self.extend(head + pinned + rest)
 
     @staticmethod
     def _in_order(items: list[Leased]) -> list[Leased]:
-        """As they came: the dispatcher counts leases up."""
+        """Sort items in the order in which they were assigned: the dispatcher counts lease numbers up."""
         return sorted(items)

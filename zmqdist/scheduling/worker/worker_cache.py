@@ -16,28 +16,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zmqdist import errors
-from zmqdist.limits import PULLED_BYTES_MAX
-from zmqdist.scheduling.worker.fetch import Fetcher, HolderClients, Near, read_parts
+from zmqdist.limits import WORKER_CACHE_BYTES_MAX
+from zmqdist.scheduling.worker.fetch import Fetcher, HolderClients, LocalMemories, read_parts
 from zmqdist.scheduling.worker.references import Held, Reference, decode_reference, encode_reference
 from zmqdist.scheduling.worker.store import BulkStore
-from zmqdist.transport.shm_pool import this_arena
+from zmqdist.transport.shm_pool import this_pool
 
-PULL = "zmqdist_bulk_pull"
+FETCH_FOR_SLOT = "zmqdist_bulk_pull"
 """Method of a worker, for its slots: the encoded reference of a payload -> one to the same payload in its own store."""
 
 TRIES = 3
 """What was pulled may be dropped again before the slot has mapped it."""
 
 
-class Pulled:
+class WorkerCache:
     """What one worker has fetched. Any thread may use it.
 
     Attributes:
-      pulls: how many parts were fetched.
+      fetches: how many parts were fetched.
     """
 
     def __init__(self, store: BulkStore, fetcher: Fetcher) -> None:
-        self.pulls = 0
+        self.fetches = 0
         self._store = store
         self._fetcher = fetcher
         self._parts: OrderedDict[tuple[int, int], Future[Held]] = OrderedDict()
@@ -53,7 +53,7 @@ class Pulled:
         """Of those parts."""
         return self._bytes
 
-    def pull(self, payload: bytes) -> bytes:
+    def fetch_for_slot(self, payload: bytes) -> bytes:
         """See PULL. Raises as `Fetcher.fetch`."""
         reference = decode_reference(payload)
         parts = tuple(self._part(reference, part) if isinstance(part, Held) else part for part in reference.parts)
@@ -65,13 +65,13 @@ class Pulled:
 
     def fetch(self, reference: Reference) -> list[Any]:
         """For slots that are threads of this process. As `Fetcher.fetch`."""
-        parts = self._fetcher.near.attach(reference)
+        parts = self._fetcher.memories.attach(reference)
         for index, part in enumerate(parts):
             if isinstance(part, Held):
-                parts[index] = self._copied(reference, part)
+                parts[index] = self._copy_of(reference, part)
         return parts
 
-    def _copied(self, reference: Reference, part: Held) -> NDArray[np.uint8]:
+    def _copy_of(self, reference: Reference, part: Held) -> NDArray[np.uint8]:
         for _ in range(TRIES):
             held = self._part(reference, part)
             try:
@@ -79,9 +79,9 @@ class Pulled:
                 return whole
             except errors.NotFoundError:  # others needed the room meanwhile
                 continue
-        place = np.empty(part.size, np.uint8)
-        self._fetcher.read(reference, [part], [place])
-        return place
+        buffer = np.empty(part.size, np.uint8)
+        self._fetcher.read(reference, [part], [buffer])
+        return buffer
 
     def drop(self) -> None:
         """The worker has nothing to do: let go of everything. Who has mapped something keeps it."""
@@ -109,11 +109,11 @@ class Pulled:
 
     def _fetch(self, reference: Reference, part: Held, future: Future[Held], key: tuple[int, int]) -> None:
         try:  # others wait for the outcome, whatever it is
-            arena = this_arena()
-            block = None if arena is None else arena.place(part.size)
-            place = np.empty(part.size, np.uint8) if block is None else block.array()
-            self._fetcher.read(reference, [part], [place])
-            held = self._store.keep(place if block is None else block)
+            pool = this_pool()
+            block = None if pool is None else pool.allocate(part.size)
+            buffer = np.empty(part.size, np.uint8) if block is None else block.array()
+            self._fetcher.read(reference, [part], [buffer])
+            held = self._store.keep(buffer if block is None else block)
         except BaseException as error:
             with self._lock:
                 if self._parts.get(key) is future:
@@ -121,13 +121,13 @@ class Pulled:
                     self._bytes -= part.size
             future.set_exception(error)
             return
-        self.pulls += 1
+        self.fetches += 1
         future.set_result(held)
 
     def _trim(self) -> None:
         old: list[Future[Held]] = []
         with self._lock:
-            while self._bytes > PULLED_BYTES_MAX and len(self._parts) > 1:
+            while self._bytes > WORKER_CACHE_BYTES_MAX and len(self._parts) > 1:
                 key = next((key for key, future in self._parts.items() if future.done()), None)
                 if key is None:
                     break
@@ -150,13 +150,13 @@ class SlotFetcher:
     """
 
     def __init__(self, clients: HolderClients, worker: str, key: bytes = b"") -> None:
-        self._near = Near()
+        self._memories = LocalMemories()
         self._clients = clients
         self._worker = worker, key
 
     def fetch(self, reference: Reference) -> list[Any]:
         """As `Fetcher.fetch`."""
-        parts = self._near.attach(reference)
+        parts = self._memories.attach(reference)
         for attempt in range(TRIES):
             if not any(isinstance(part, Held) for part in parts):
                 return parts
@@ -172,8 +172,8 @@ class SlotFetcher:
         missing = msgspec.structs.replace(reference, parts=tuple(reference.parts[index] for index in far))
         parts = list(parts)
         with self._clients.use(*self._worker) as holder:
-            (answer,) = holder.client.call(PULL, (encode_reference(missing),)).get_value()
-            for index, part in zip(far, self._near.attach(decode_reference(answer)), strict=True):
+            (reply,) = holder.client.call(FETCH_FOR_SLOT, (encode_reference(missing),)).get_value()
+            for index, part in zip(far, self._memories.attach(decode_reference(reply)), strict=True):
                 parts[index] = part
                 if isinstance(part, Held):
                     parts[index] = np.empty(part.size, np.uint8)

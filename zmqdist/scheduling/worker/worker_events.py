@@ -1,4 +1,4 @@
-"""The events and effects of the worker machine (machine.py)."""
+"""Events and effects of the worker's machine (machine.py)."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from typing import Final, TypeAlias
 from zmqdist.events import Heard, Send, Ticked
 
 NOT_RUN: Final = -1
-"""Kind of a slot's outcome: it was about to begin this item when Reclaim told it not to."""
+"""Kind of an outcome: the slot was about to begin this item when a Reclaim stopped it."""
 
 
 @dataclass(frozen=True, slots=True)
 class DispatcherConnected:
-    """The connection stands and the dispatcher has said who it is."""
+    """The connection to the dispatcher is established. `incarnation` is the dispatcher's, from its hello."""
 
     incarnation: int
 
 
 @dataclass(frozen=True, slots=True)
 class DispatcherDisconnected:
-    """The connection is gone; libzmq tries to make a new one."""
+    """The connection is lost; libzmq tries to reconnect."""
 
 
 @dataclass(frozen=True, slots=True)
 class SlotReady:
-    """A slot has started."""
+    """A slot is ready for items."""
 
     slot: int
 
@@ -40,7 +40,7 @@ class SlotFinished:
 
 @dataclass(frozen=True, slots=True)
 class SlotSeen:
-    """A look at a slot: the position that it is at."""
+    """The position of a slot, as the runtime has read it: the slot has begun the item there."""
 
     slot: int
     position: int
@@ -48,7 +48,7 @@ class SlotSeen:
 
 @dataclass(frozen=True, slots=True)
 class SlotReclaimed:
-    """The answer to Reclaim: nothing after `position` has begun or will begin."""
+    """The reply to Reclaim: nothing after `position` has begun or will begin."""
 
     slot: int
     position: int
@@ -56,7 +56,7 @@ class SlotReclaimed:
 
 @dataclass(frozen=True, slots=True)
 class SlotDied:
-    """A slot's process has ended at `position` (0 for none). A new one is asked for by Spawn."""
+    """A slot's process has ended at `position`; 0: it ran no item. It is not replaced before the machine returns a Spawn."""
 
     slot: int
     position: int
@@ -65,8 +65,8 @@ class SlotDied:
 
 
 @dataclass(frozen=True, slots=True)
-class LeaveAsked:
-    """The user wants the worker to stop in good order."""
+class LeaveRequested:
+    """The program requests the worker to stop in good order."""
 
     grace_s: float
 
@@ -80,7 +80,7 @@ Event: TypeAlias = (
     | SlotSeen
     | SlotReclaimed
     | SlotDied
-    | LeaveAsked
+    | LeaveRequested
     | Ticked
 )
 
@@ -96,14 +96,14 @@ class Give:
 
 @dataclass(frozen=True, slots=True)
 class Reclaim:
-    """Keep a slot from beginning anything that it has not begun; answered by SlotReclaimed."""
+    """Keep a slot from beginning further items. The runtime replies with SlotReclaimed."""
 
     slot: int
 
 
 @dataclass(frozen=True, slots=True)
 class Interrupt:
-    """Tell the function at `position` that somebody wants it to end (`zmqdist.cancelled()`)."""
+    """Ask the function at `position` to end early, by `zmqdist.cancelled()`."""
 
     slot: int
     position: int
@@ -111,7 +111,7 @@ class Interrupt:
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """End a slot's process now. Only where slots are processes."""
+    """Kill a slot's process. Only if slots are processes."""
 
     slot: int
 
@@ -125,7 +125,7 @@ class Spawn:
 
 @dataclass(frozen=True, slots=True)
 class ForgetFunctions:
-    """These functions are not used again, nor what else a slot has under such a key: (coordinator, number), ALL_NUMBERS for all."""
+    """Have a slot drop functions and resources by (coordinator, number); ALL_NUMBERS for all of that coordinator."""
 
     slot: int
     functions: list[tuple[int, int]]
@@ -133,14 +133,14 @@ class ForgetFunctions:
 
 @dataclass(frozen=True, slots=True)
 class FreeBulk:
-    """Nobody wants the bulk result of this lease any more."""
+    """Free the bulk result of this lease."""
 
     lease: int
 
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """The worker has ended. `error` says why where that was not asked for; `code` is one of zmqdist.errors."""
+    """The worker has ended. `code` is one of zmqdist.errors; `error` says why unless the end was requested (OK)."""
 
     code: int
     error: str

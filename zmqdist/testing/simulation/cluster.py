@@ -1,11 +1,12 @@
-"""A whole cluster in one thread and in virtual time: real machines, simulated network, processes and functions, seeded faults.
+"""A simulated cluster in one thread and in virtual time: the real machines, with simulated network, processes and functions, and seeded
+faults.
 
-First a phase with faults, in which only safety is checked; then calm: what comes back is back, and everything that was scheduled must
-end within CALM_LIMIT_S of virtual time, with nothing left over.
+In the first phase faults happen, and only safety is checked. Then no more faults come: dispatcher and workers are back, and all scheduled
+work must end within CALM_LIMIT_S of virtual time, with nothing left over.
 
-A function that runs in a process that was frozen as a whole, and thaws after its connection has ended, executes until the worker
-has registered again: no party can prevent that, and its results are refused. The same holds for a thread, which cannot be ended, in a
-worker that has lost its connection. These are the two exceptions to "nothing executes".
+A function in a process that was frozen with its slots, and thaws after its connection has ended, executes until the worker has registered
+again. No part of the cluster can prevent that, and the results are refused. The same holds for a thread, which cannot be ended, in a worker
+that has lost its connection. These are the two exceptions to the promise that nothing executes after the end of its round.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from functools import partial
 from random import Random
 
 from zmqdist.events import Heard, PeerGone, ProcessExited, Ticked
-from zmqdist.messages import Assign, Forget, Message, Recall, Register, Registered, Release, Taken
+from zmqdist.messages import Assign, Forget, FreeResult, Message, Register, Registered, ResultReceived, StealRequest
 from zmqdist.scheduling.coordinator.affinity import PLAIN
 from zmqdist.scheduling.coordinator.closures import SUBMISSION_SHIFT
 from zmqdist.scheduling.dispatcher.broker import Broker
@@ -26,7 +27,7 @@ from zmqdist.scheduling.dispatcher.rules import BrokerRules
 from zmqdist.testing.simulation.clock import SimClock
 from zmqdist.testing.simulation.coordinator import SimCoordinator
 from zmqdist.testing.simulation.network import SimConnection
-from zmqdist.testing.simulation.worker import SimWorker, Truth
+from zmqdist.testing.simulation.worker import Oracle, SimWorker
 
 FAULTS_UNTIL_S = 8.0
 CALM_LIMIT_S = 200.0
@@ -41,7 +42,11 @@ class SimCluster:
     """One dispatcher, some workers and coordinators, driven by a seed.
 
     Args:
-      faults: how many things go wrong; 0 for a cluster in which nothing does.
+      workers, coordinators: how many of each.
+      works: pieces of work that each coordinator schedules.
+      faults: the number of faults; 0: none.
+      can_kill: the slots are processes, which the worker can kill; False: threads.
+      queue_max: the most pieces of work that a coordinator has queued; None: drawn at random.
 
     Raises (from `run`):
       AssertionError: a promise was broken; the text begins with the machine and the promise's number.
@@ -62,13 +67,13 @@ class SimCluster:
         self.random = Random(seed)
         self.clock = SimClock()
         self.rules = BrokerRules(lease_s=4.0, reconnect_grace_s=1.0, cancel_grace_s=0.3, attempts_max=3)
-        self.truth = Truth()
+        self.oracle = Oracle()
         self.trace: list[str] = []
         self.quiet_since = 0.0
-        """When something went wrong last, or a connection came or went."""
+        """The time of the last fault, or of the last new or ended connection."""
         self.dispatcher_up = False
         self.incarnation = 0
-        self._lives = itertools.count(1)
+        self._incarnations = itertools.count(1)
         self._runs = itertools.count(1)
         self._connections: dict[SimConnection, Callable[[Message], None]] = {}
         self._known: dict[SimConnection, set[tuple[int, int]]] = {}
@@ -89,20 +94,20 @@ class SimCluster:
             self.clock.at(self.random.uniform(0.05, FAULTS_UNTIL_S), self._fault)
 
     def run(self) -> None:
-        """Faults, then calm, then the account."""
+        """Run the phase with faults, the phase without, and the final checks."""
         self.clock.run(FAULTS_UNTIL_S)
         self._be_calm()
         self.clock.run(FAULTS_UNTIL_S + CALM_LIMIT_S, self._ended)
         for coordinator in self.coordinators:
             left = sorted(work for work in coordinator.kinds if not coordinator.resolved[work])
             assert coordinator.finished, f"dispatch P7: coordinator {coordinator.number} waits for {left}"
-        self.clock.run(self.clock.now + 10.0)  # what is on the way arrives, ends are noticed
+        self.clock.run(self.clock.now + 10.0)  # messages on the way arrive, and each side notices ended connections
         self._check_nothing_left()
 
     # -- parts ----------------------------------------------------------------------------------------------------
 
     def start_dispatcher(self) -> None:
-        self.incarnation = next(self._lives)
+        self.incarnation = next(self._incarnations)
         self.broker = Broker(self.rules, first_lease=self.incarnation << 40)
         self.dispatcher_up = True
         self.log("dispatcher starts")
@@ -114,7 +119,7 @@ class SimCluster:
             self.end_connection(connection, noticed_by_server=False)
 
     def start_worker(self, index: int) -> None:
-        worker = SimWorker(self, index, next(self._lives), can_kill=self._can_kill, slots=self.slots)
+        worker = SimWorker(self, index, next(self._incarnations), can_kill=self._can_kill, slots=self.slots)
         self.workers = [other for other in self.workers if other.process.alive] + [worker]
         self.log(f"{worker.key} starts")
 
@@ -125,12 +130,12 @@ class SimCluster:
         connection = worker.connection
         worker.kill()
         if connection is not None and self.random.random() < 0.5:
-            event = ProcessExited(pid=worker.life, exit_code=-9, job="worker", index=worker.index)
+            event = ProcessExited(pid=worker.incarnation, exit_code=-9, job="worker", index=worker.index)
             self.clock.after(self.random.uniform(0.0, 0.02), lambda: self._feed(event))
         self.worker_exited(worker)
 
     def worker_exited(self, worker: SimWorker) -> None:
-        """Another life of it, later: mostly. Two come back in any case, the others may stay dead for good."""
+        """Note the end of a worker's process. Mostly another incarnation starts later; two workers always come back in the end."""
         if worker.connection is not None:
             self.end_connection(worker.connection, noticed_by_client=False)
         if (self._calm and worker.index < 2) or self.random.random() < 0.7:
@@ -141,11 +146,11 @@ class SimCluster:
             self.start_worker(index)
 
     def holder(self, reference: bytes) -> SimWorker | None:
-        """Who holds a bulk result."""
+        """Return the live worker that holds a bulk result, or None."""
         return self._holder_of(int(reference.split(b"|")[3]))
 
     def is_held(self, run: int) -> bool:
-        """Whether some worker has the result of this run, and answers."""
+        """Return whether a live worker holds the result of this run."""
         return self._holder_of(run) is not None
 
     def _holder_of(self, run: int) -> SimWorker | None:
@@ -156,7 +161,7 @@ class SimCluster:
 
     def new_run(self, coordinator: int, work: int) -> int:
         run = next(self._runs)
-        self.truth.runs[run] = (coordinator, work)
+        self.oracle.runs[run] = (coordinator, work)
         return run
 
     def log(self, text: str) -> None:
@@ -175,7 +180,7 @@ class SimCluster:
     def end_connection(
         self, connection: SimConnection, *, noticed_by_client: bool = True, noticed_by_server: bool = True
     ) -> None:
-        """What is on the way is lost; each side notices at its own time."""
+        """End a connection. Messages on the way are lost; each side notices at its own time."""
         if not connection.open:
             return
         connection.end()
@@ -200,14 +205,14 @@ class SimCluster:
             coordinator.lost_connection(connection)
 
     def _arrived(self, connection: SimConnection, message: Message) -> None:
-        if isinstance(message, Taken) and message.keep:
+        if isinstance(message, ResultReceived) and message.keep:
             self._note_kept(connection, message)
         self._feed(Heard(connection, message))
 
-    def _note_kept(self, connection: SimConnection, message: Taken) -> None:
+    def _note_kept(self, connection: SimConnection, message: ResultReceived) -> None:
         session = self.broker.dispatch.sessions.get(connection) if self.dispatcher_up else None
         if session is not None:
-            self.truth.kept.update((session.coordinator, item[0]) for item in message.items if item in session.held)
+            self.oracle.kept.update((session.coordinator, item[0]) for item in message.items if item in session.held)
 
     def _feed(self, event: BrokerEvent) -> None:
         if not self.dispatcher_up:
@@ -246,14 +251,14 @@ class SimCluster:
             if connection is not None:
                 self.end_connection(connection)
         elif kind == "cancel":
-            self.random.choice(self.coordinators).withdraw()
+            self.random.choice(self.coordinators).cancel()
         elif kind == "take back":
             self._take_back(self.random.choice(self.coordinators), self.random.randint(1, 5))
         elif worker is not None:
             self._fault_of(kind, worker)
 
     def _take_back(self, coordinator: SimCoordinator, times: int) -> None:
-        """Repeat it: most work is over before the user could take it back, and the reply can be lost only in a short time."""
+        """Have the program take back work several times: most work ends before, and a reply can be lost only within a short time."""
         coordinator.take_back()
         if times > 1:
             self.clock.after(self.random.expovariate(2.0), lambda: self._take_back(coordinator, times - 1))
@@ -276,7 +281,7 @@ class SimCluster:
         worker.freeze(slots_too=slots_too)
         connection = worker.connection
         length_s = self.random.choice((0.2, 1.0, 6.0))
-        if length_s > 0.5 and connection is not None:  # ZeroMQ's heartbeats end it
+        if length_s > 0.5 and connection is not None:  # ZeroMQ's heartbeats end the connection
             self.clock.after(0.5, lambda: self.end_connection(connection) if worker.process.frozen else None)
 
         def end() -> None:
@@ -311,47 +316,49 @@ class SimCluster:
 
     def check_nothing_executes(self, coordinator: SimCoordinator, last_work: int) -> None:
         for worker in self.workers:
-            apart = worker.connection is None or not worker.connection.open
-            if apart and (worker.process.frozen or worker.thawed_unheard):
+            detached = worker.connection is None or not worker.connection.open
+            if detached and (worker.process.frozen or worker.thawed_unheard):
                 continue
-            if worker.was_apart and not self._can_kill:
+            if worker.has_disconnected and not self._can_kill:
                 continue
             for owner, work in worker.executing():
                 user = coordinator.plans.user_of.get(work, work)
-                assert owner != coordinator.number or user > last_work or coordinator.is_apart(work), (
+                assert owner != coordinator.number or user > last_work or coordinator.is_detached(work), (
                     f"dispatch P5: work {work} of coordinator {owner} executes on {worker.key} after its round has ended"
                 )
 
-    def check_careful(self, worker: SimWorker, lease: int) -> None:
-        if lease not in worker.careful:
+    def check_reported_before_start(self, worker: SimWorker, lease: int) -> None:
+        if lease not in worker.report_before_start:
             return
-        for member, hands in self.broker.dispatch.hands.items():
-            if member.incarnation == worker.life and lease in hands.leases and hands.reachable:
-                assert hands.leases[lease].started, "worker P6: careful work began before its report had arrived"
+        for member, load in self.broker.dispatch.loads.items():
+            if member.incarnation == worker.incarnation and lease in load.leases and load.reachable:
+                assert load.leases[lease].started, (
+                    "worker P6: work to be reported first began before its report had arrived"
+                )
 
     def check_registration(self, worker: SimWorker, message: Message) -> None:
         if isinstance(message, Register) and self._can_kill:
             held = set(message.held)
             assert all(lease >> 40 == self.incarnation for lease in held) or not self.dispatcher_up, (
-                "worker P4: it registers with leases of another dispatcher"
+                "worker P4: a worker registers with leases of another dispatcher"
             )
             if not held:
-                assert not worker.executing(), "worker P4: it registers with nothing held while something runs"
+                assert not worker.executing(), "worker P4: a worker registers without leases while a function runs"
 
     def _check_options(self, member: Member, assign: Assign) -> None:
-        """Who is given it, and what waits for the same."""
+        """Check that work goes to a worker that its options allow, and before all waiting work that comes later for the same workers."""
         waiting: dict[tuple[int, str, bool], list[tuple[int, int, bool]]] = {}
         for _, number, attempt, _, payload in assign.items:
             coordinator = self.coordinators[number - 1]
             work = int(payload.split(b"|")[2])
-            worker, priority, apart = coordinator.options.get(work, PLAIN)
+            worker, priority, detached = coordinator.options.get(work, PLAIN)
             assert worker in ("", member.name), f"dispatch P12: work {work} is for {worker}, and goes to {member.name}"
-            assert assign.first == bool(worker), (
+            assert assign.pinned == bool(worker), (
                 f"dispatch P12: {member.name} does not know which worker work {work} names"
             )
-            line = (number, worker, apart)
+            line = (number, worker, detached)
             if line not in waiting:
-                waiting[line] = self._waiting(coordinator, worker, apart)
+                waiting[line] = self._waiting(coordinator, worker, detached)
             first = not attempt % (1 << SUBMISSION_SHIFT)
             for other, other_priority, others_first in waiting[line]:
                 early = other_priority < priority or (
@@ -360,21 +367,21 @@ class SimCluster:
                 )
                 assert early, f"dispatch P13: work {work} goes before {other}"
 
-    def _waiting(self, coordinator: SimCoordinator, worker: str, apart: bool) -> list[tuple[int, int, bool]]:
-        """What waits for the same, (work, priority, for the first time)."""
+    def _waiting(self, coordinator: SimCoordinator, worker: str, detached: bool) -> list[tuple[int, int, bool]]:
+        """Return the waiting work for the same workers, as (work, priority, whether it was never submitted before)."""
         sessions = self.broker.dispatch.sessions.values()
-        parts = [part for s in sessions if s.coordinator == coordinator.number for part in s.parts]
-        ranks = [rank for part in parts for line in part.lines.values() for rank in line.ranks]
-        items = [(item, coordinator.options.get(item[0], PLAIN)) for rank in ranks for item in rank.queue]
+        parts = [part for s in sessions if s.coordinator == coordinator.number for part in s.with_detached]
+        ranks = [rank for part in parts for line in part.queues.values() for rank in line.bands]
+        items = [(item, coordinator.options.get(item[0], PLAIN)) for rank in ranks for item in rank.items]
         return [
             (item[0], options.priority, not item[1] % (1 << SUBMISSION_SHIFT))
             for item, options in items
-            if (options.worker, options.apart) == (worker, apart)
+            if (options.worker, options.detached) == (worker, detached)
         ]
 
-    def _check_recall(self, connection: SimConnection, recall: Recall) -> None:
-        hands = self.broker.dispatch.hands[self.broker.membership.by_peer[connection]]
-        for lease in (hands.leases[number] for number in recall.leases):
+    def _check_steal(self, connection: SimConnection, steal: StealRequest) -> None:
+        load = self.broker.dispatch.loads[self.broker.membership.by_peer[connection]]
+        for lease in (load.leases[number] for number in steal.leases):
             coordinator = self.coordinators[lease.session.coordinator - 1]
             pinned = coordinator.options.get(lease.work, PLAIN).worker and not coordinator.wanted_back(lease.work)
             assert not pinned, "dispatch P12: pinned work is called back"
@@ -382,33 +389,33 @@ class SimCluster:
     def _check_assign(self, connection: SimConnection, message: Message) -> None:
         if isinstance(message, Forget):
             self._known[connection] -= {(message.coordinator, fn) for fn in message.functions}
-        if isinstance(message, Registered):  # what was assigned before it counts for nothing
+        if isinstance(message, Registered):  # functions that were sent before do not count
             self._known[connection].clear()
-        if isinstance(message, Recall):
-            self._check_recall(connection, message)
+        if isinstance(message, StealRequest):
+            self._check_steal(connection, message)
         if not isinstance(message, Assign):
             return
         for _, coordinator, _, _, payload in message.items:
-            again = not payload or (coordinator, int(payload.split(b"|")[2])) in self.truth.kept
+            again = not payload or (coordinator, int(payload.split(b"|")[2])) in self.oracle.kept
             assert not again, "dispatch P11: work whose result was kept runs again"
         for coordinator, fn, _ in message.functions:
             assert (coordinator, fn) not in self._known[connection], "dispatch P8: a function is sent once"
             self._known[connection].add((coordinator, fn))
         member = self.broker.membership.by_peer[connection]
         self._check_options(member, message)
-        hands = self.broker.dispatch.hands[member]
-        own = sum(bool(lease.rank.line.worker) for lease in hands.leases.values())
-        fits = hands.outstanding <= hands.window.limit or (message.first and own <= member.slots)
+        load = self.broker.dispatch.loads[member]
+        own = sum(bool(lease.band.session_queue.worker) for lease in load.leases.values())
+        fits = load.outstanding <= load.window.limit or (message.pinned and own <= member.slots)
         assert fits, "dispatch P6: more leases than the window allows"
         for worker in self.workers:
-            if worker.life == member.incarnation:
+            if worker.incarnation == member.incarnation:
                 leases = {item[0] for item in message.items}
-                worker.careful.update(leases if message.careful else ())
-                worker.own.update(leases if message.first else ())
+                worker.report_before_start.update(leases if message.report_before_start else ())
+                worker.own.update(leases if message.pinned else ())
 
     def _check_release(self, connection: SimConnection, message: Message) -> None:
         """Check that no worker drops a value that a coordinator keeps while its connection stands."""
-        if not isinstance(message, Release):
+        if not isinstance(message, FreeResult):
             return
         for worker in self.workers:
             runs = {worker.held.get(lease) for lease in message.leases} if worker.connection is connection else set()
@@ -417,7 +424,7 @@ class SimCluster:
                 assert not early, f"dispatch P11: {worker.key} is to let go of {early}, which are kept"
 
     def _check_members(self, event: BrokerEvent) -> None:
-        """A registered worker whose connection stands is a member."""
+        """Check that every registered worker whose connection stands is a member."""
         for worker in self.workers:
             connection = worker.connection
             if worker.machine.registered and connection is not None and connection.open and worker.process.alive:
@@ -427,17 +434,17 @@ class SimCluster:
 
     def _check_nothing_left(self) -> None:
         snapshot = self.broker.snapshot()
-        assert snapshot.queued == 0, "dispatch P7: something waits at the end"
+        assert snapshot.queued == 0, "dispatch P7: work waits at the end"
         for row in snapshot.workers:
             assert row.leases == 0, f"dispatch P1: {row.name} has leases at the end"
         for session in snapshot.coordinators:
-            assert session.out == 0, "dispatch P1: something is out at the end"
+            assert session.out == 0, "dispatch P1: work is with a worker at the end"
             assert session.held == 0, "dispatch P9: a bulk result is held at the end"
             assert session.functions <= 3, "closures P7: unused functions are remembered"
         members = {member.name: member.incarnation for member in self.broker.membership.members.values()}
         for coordinator in self.coordinators:
             coordinator.plans.check_end()
-            assert coordinator.members == members, "dispatch P15: a coordinator knows of others than there are"
+            assert coordinator.members == members, "dispatch P15: a coordinator's members are not those of the cluster"
         for worker in self.workers:
             if worker.process.alive:
                 assert worker.machine.running == 0, f"worker P2: {worker.key} has work at the end"
@@ -449,7 +456,16 @@ def _stands(connection: SimConnection | None) -> bool:
 
 
 def simulate(seed: int, **options: object) -> SimCluster:
-    """Run one seed to its end; a broken promise is an AssertionError that has the trace of the faults as a note."""
+    """Run a simulated cluster with one seed to its end.
+
+    Use it to search for seeds that break a promise of the scheduling machines, also of changed ones. It needs no socket, process or sleep.
+
+    Args:
+      options: the arguments of SimCluster.
+
+    Raises:
+      AssertionError: a promise was broken; the text has the promise, the seed, and the end of the trace.
+    """
     cluster = SimCluster(seed, **options)  # type: ignore[arg-type]
     try:
         cluster.run()

@@ -1,4 +1,4 @@
-"""A simulated coordinator: the real machine, and a user who schedules, cancels, and raises the errors of a round."""
+"""A simulated coordinator: the real machine, and a model of the program that schedules and cancels work and raises the errors of rounds."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from random import Random
 from typing import Any, Protocol
 
 from zmqdist.events import Heard, Send, Ticked
-from zmqdist.messages import CANCELLED, ERROR, KEPT, VALUE, Forget, Message, StartsLost, Submit, Withdraw
+from zmqdist.messages import CANCELLED, ERROR, KEPT, VALUE, CancelWork, Forget, Message, StartsLost, Submit
 from zmqdist.scheduling.coordinator.affinity import PLAIN, MembersChanged, Scheduled, WorkOptions
 from zmqdist.scheduling.coordinator.closures import Closures
 from zmqdist.scheduling.coordinator.coordinator_events import (
     BulkArrived,
+    CancelRequested,
     DispatcherDown,
     DispatcherUp,
-    EndAsked,
+    EndRoundRequested,
     Event,
     FunctionsDefined,
     FunctionsDropped,
     KeptDropped,
-    TakeBackAsked,
-    WithdrawAsked,
+    TakeBackRequested,
 )
 from zmqdist.scheduling.coordinator.dependencies_and_retries import (
     FIRST_ATTEMPT,
@@ -32,7 +32,7 @@ from zmqdist.scheduling.coordinator.dependencies_and_retries import (
     Dependencies,
     Free,
     HandIn,
-    Remade,
+    Recomputed,
 )
 from zmqdist.scheduling.coordinator.effects import (
     Effect,
@@ -42,56 +42,56 @@ from zmqdist.scheduling.coordinator.effects import (
     Replace,
     Resolve,
     RoomMade,
-    RoundEnded,
+    RoundSettled,
     WorkBegun,
 )
 from zmqdist.scheduling.coordinator.machine import CoordinatorMachine
 from zmqdist.scheduling.dispatcher.rules import BrokerRules
 from zmqdist.testing.simulation.clock import SimClock
-from zmqdist.testing.simulation.coordinator_plans import INPUT_GONE, REMAKES_MAX, SimPlans, decode_loss
+from zmqdist.testing.simulation.coordinator_plans import INPUT_GONE, RECOMPUTATIONS_MAX, SimPlans, decode_loss
 from zmqdist.testing.simulation.network import SimConnection
-from zmqdist.testing.simulation.worker import SimWorker, Truth
+from zmqdist.testing.simulation.worker import Oracle, SimWorker
 
 ANSWER_S = 2.0
-"""While nothing goes wrong the user hears sooner whether work that is to be had back has begun: what is slow takes longer."""
+"""Without faults, the program learns within this many seconds whether work that it takes back has begun."""
 
 KINDS = ("quick", "long", "slow", "polite", "raise", "bulk", "poison", "killer", "keep")
 
 
 class CoordinatorSurroundings(Protocol):
-    """What a simulated coordinator has around it: a cluster (cluster.py).
+    """The simulated cluster around a coordinator (cluster.py).
 
     Attributes:
-      quiet_since: when something went wrong last, or a connection came or went.
+      quiet_since: the time of the last fault, or of the last new or ended connection.
     """
 
     clock: SimClock
     random: Random
     rules: BrokerRules
-    truth: Truth
+    oracle: Oracle
     dispatcher_up: bool
     quiet_since: float
 
     def new_connection(self, name: str, down: Callable[[Message], None]) -> SimConnection:
-        """Of a client to the dispatcher."""
+        """Return a new connection of a client to the dispatcher; `down` gets the messages for the client."""
 
     def holder(self, reference: bytes) -> SimWorker | None:
-        """The worker that has the value of this reference, and answers."""
+        """Return the live worker that holds the value of this reference, or None."""
 
     def check_nothing_executes(self, coordinator: SimCoordinator, last_work: int) -> None:
-        """Raises AssertionError where work of a round that has ended executes."""
+        """Raise AssertionError if work of an ended round still executes."""
 
 
 class SimCoordinator:
-    """One coordinator; its process never dies, its connection may.
+    """One coordinator. Its process never dies; its connection may end.
 
     Attributes:
       resolved: how often each piece of work was resolved.
+      outcomes: the kind of outcome of each piece of work that has ended.
       kinds: what each piece of work does.
-      options: of work that has some: for one worker, before other work, apart from the rounds.
-      members: the incarnations of the present workers by name, from the last report.
-      rounds: for each generation that has ended, the last work of it.
-      kept: results that the user has, and that are with their workers: number of the run -> our connection when it came.
+      options: the options of work that has some: for one worker, with a priority, detached from the rounds.
+      members: the incarnations of the current workers by name, from the last report.
+      kept: results that the program holds and that are still at their workers: number of the run -> the connection over which it came.
     """
 
     def __init__(
@@ -104,14 +104,14 @@ class SimCoordinator:
         self.kinds: dict[int, str] = {}
         self.options: dict[int, WorkOptions] = {}
         self.members: dict[str, int] = {}
-        self._withdrawn: set[int] = set()
+        self._cancelled: set[int] = set()
         self._wanted_back: set[int] = set()
-        self._asked_back: dict[int, SimConnection | None] = {}
-        """Work that the user takes back unless it has begun -> the connection at that time; the reply has not arrived."""
+        self._pending_take_backs: dict[int, SimConnection | None] = {}
+        """Work that the program takes back unless it has begun -> the connection at that time. The reply has not arrived."""
         self._goes_on: set[int] = set()
         """Work that has begun, by the replies to attempts to take it back."""
         self._with_dispatcher: set[int] = set()
-        """What was submitted over this connection, and is counted by the width."""
+        """The work that was submitted over this connection and counts against the width."""
         self.rounds_ended = 0
         self.kept: dict[int, SimConnection | None] = {}
         self.connection: SimConnection | None = None
@@ -126,8 +126,8 @@ class SimCoordinator:
         self.plans = SimPlans(self, cluster.random, calm=calm)
         self._fetching: dict[int, int] = {}
         self._queue_max = queue_max
-        self._starts_told = cluster.random.random() < 0.5
-        self._width = cluster.random.choice((None, 1, 3, 8)) if self._starts_told and not calm else None
+        self._starts_reported = cluster.random.random() < 0.5
+        self._width = cluster.random.choice((None, 1, 3, 8)) if self._starts_reported and not calm else None
         closures = Closures(
             coordinator=number,
             queue_max=queue_max,
@@ -135,10 +135,10 @@ class SimCoordinator:
             lost_limit_s=60.0,
             recovery_limit_s=15.0,
             now=cluster.clock.now,
-            starts=self._starts_told,
+            starts=self._starts_reported,
             width=self._width,
         )
-        self.machine = CoordinatorMachine(closures, Dependencies(remakes_max=REMAKES_MAX), decode_loss)
+        self.machine = CoordinatorMachine(closures, Dependencies(recomputations_max=RECOMPUTATIONS_MAX), decode_loss)
         self.handle(FunctionsDefined([(fn, b"f") for fn in (1, 2, 3)]))
         self._next_fn = 4
         self.connect()
@@ -146,7 +146,7 @@ class SimCoordinator:
 
     @property
     def finished(self) -> bool:
-        """The user has scheduled everything, and all of it has ended."""
+        """Whether the program has scheduled all its work, and all of it has ended."""
         busy = self._left or self.ending or self.machine.closures.unfinished or self.machine.plans
         return not (busy or self.kept) and self.plans.finished
 
@@ -156,7 +156,7 @@ class SimCoordinator:
         if not self.cluster.dispatcher_up:
             self.cluster.clock.after(self._random.uniform(0.05, 0.6), self.connect)
             return
-        connection = self.connection = self.cluster.new_connection(f"c{self.number}", self._hear)
+        connection = self.connection = self.cluster.new_connection(f"c{self.number}", self._receive)
 
         def up() -> None:
             if connection.open:
@@ -169,15 +169,15 @@ class SimCoordinator:
             self.connection = None
             self._with_dispatcher.clear()
             self.handle(DispatcherDown())
-            assert not self._asked_back, (
-                f"closures P14: {self._asked_back.keys()} are not answered at the end of the connection"
+            assert not self._pending_take_backs, (
+                f"closures P14: {self._pending_take_backs.keys()} have no reply at the end of the connection"
             )
             self.cluster.clock.after(self._random.uniform(0.05, 0.5), self.connect)
 
-    # -- the user -------------------------------------------------------------------------------------------------
+    # -- the program ----------------------------------------------------------------------------------------------
 
     def _schedule(self) -> None:
-        """Now and then a few more, while there is room and no error to raise."""
+        """Schedule some more work now and then, while the queue has room and no round is ending."""
         if not self._left:
             self.plans.look()
             if not self.finished:
@@ -195,7 +195,7 @@ class SimCoordinator:
         work = len(self.kinds) + 1
         if self._random.random() < 0.4:
             self.options[work] = self._options()
-        if self._random.random() < 0.3 and not self.is_apart(work):
+        if self._random.random() < 0.3 and not self.is_detached(work):
             self.kinds[work] = "plan"
             self.handle(self.plans.plan(work, self._fn()))
             return
@@ -206,7 +206,7 @@ class SimCoordinator:
         self.handle(Scheduled([item], [work] if kind == "keep" else [], options))
 
     def hands_in(self, number: int, work: int) -> None:
-        """A piece of work or an attempt goes to the machine now, with the options of this work."""
+        """Note that work, or an attempt of it, goes to the machine now, with the options of this work."""
         self.order[number] = len(self.order)
         if work in self.options:
             self.options[number] = self.options[work]
@@ -214,23 +214,23 @@ class SimCoordinator:
     def options_of(self, work: int) -> WorkOptions:
         return self.options.get(work, PLAIN)
 
-    def was_withdrawn(self, work: int) -> bool:
-        """The user has cancelled it, at some time."""
-        return work in self._withdrawn
+    def was_cancelled(self, work: int) -> bool:
+        """Return whether the program has ever cancelled this work."""
+        return work in self._cancelled
 
     def later(self, event: Event) -> None:
-        """Hand in this event when the present one is over, as a finalizer does."""
+        """Handle an event after the current one, as a finalizer does."""
         self.cluster.clock.after(0.0, lambda: self.handle(event))
 
     def _options(self) -> WorkOptions:
-        """For one of the workers, one of which may never come back; and now and then for one that never was."""
+        """Return random options: perhaps for one of the workers, which may never come back, or for one that never existed."""
         worker = self._random.choices(("", "worker:0", "worker:1", "worker:2", "worker:9"), (4, 3, 3, 2, self._strays))[
             0
         ]
         return WorkOptions(worker, self._random.choice((-1, 0, 0, 1, 5)), self._random.random() < 0.3)
 
     def _fn(self) -> int:
-        """One of the three that everybody uses, or one that is used once."""
+        """Return one of the three shared functions, or a new one that is used once."""
         if self._random.random() < 0.9:
             return self._random.randint(1, 3)
         fn, self._next_fn = self._next_fn, self._next_fn + 1
@@ -238,40 +238,41 @@ class SimCoordinator:
         self.cluster.clock.after(0.0, lambda: self.handle(FunctionsDropped([fn])))
         return fn
 
-    def withdraw(self) -> None:
-        """The user cancels some."""
+    def cancel(self) -> None:
+        """Have the program cancel some work, also if it has begun."""
         pending = [work for work in self.kinds if not self.resolved[work]]
         if pending and not self.ending:
             works = self._random.sample(pending, min(3, len(pending)))
-            self._withdrawn.update(works)
-            self.handle(WithdrawAsked(works))
+            self._cancelled.update(works)
+            self.handle(CancelRequested(works))
 
     def take_back(self) -> None:
-        """The user cancels some futures: what has begun goes on."""
+        """Have the program cancel some futures: work that has begun continues."""
         pending = [
             work
             for work in self.kinds
-            if not self.resolved[work] and not self.is_apart(work) and self.kinds[work] != "plan"
+            if not self.resolved[work] and not self.is_detached(work) and self.kinds[work] != "plan"
         ]
-        if not (pending and self._starts_told) or self.ending:
+        if not (pending and self._starts_reported) or self.ending:
             return
         works = self._random.sample(pending, min(3, len(pending)))
         since = self.cluster.clock.now
         self._wanted_back.update(works)
         for work in works:
             self._goes_on.discard(work)
-            self._asked_back[work] = self.connection
-        self.handle(TakeBackAsked(works))
+            self._pending_take_backs[work] = self.connection
+        self.handle(TakeBackRequested(works))
         self.cluster.clock.after(ANSWER_S, lambda: self._check_answered(works, since))
 
     def wanted_back(self, work: int) -> bool:
-        """Whether the user has ever requested it."""
+        """Return whether the program has ever taken back this work."""
         return work in self._wanted_back
 
     def _check_answered(self, works: list[int], since: float) -> None:
-        """Unless something went wrong since then: then that is what the answer may have been lost with. What is cut off ends as cancelled
-        when it ends, which cannot be hastened in a thread; so does all work of a round that ends."""
-        left = [work for work in works if work in self._asked_back and work not in self._withdrawn]
+        """Check that the program knows of each work whether it has begun. Wait longer after a fault, with which the reply may be lost, and
+        until the end of an ending round: its work ends as cancelled when its function ends, which a thread cannot hasten.
+        """
+        left = [work for work in works if work in self._pending_take_backs and work not in self._cancelled]
         quiet_since = self.cluster.quiet_since
         if left and self.ending:
             self.cluster.clock.after(ANSWER_S, lambda: self._check_answered(left, since))
@@ -281,14 +282,14 @@ class SimCoordinator:
             assert not left, f"dispatch P17: it is not reported whether {left} have begun"
 
     def raise_error(self) -> None:
-        """The user calls `join`, which raises."""
+        """Have the program call `join`, which raises the round's error."""
         if self.machine.failed is not None and not self.ending:
             self.ending = True
-            self.handle(EndAsked(self.rounds_ended + 1))
+            self.handle(EndRoundRequested(self.rounds_ended + 1))
 
     # -- the runtime ----------------------------------------------------------------------------------------------
 
-    def _hear(self, message: Message) -> None:
+    def _receive(self, message: Message) -> None:
         if isinstance(message, StartsLost):
             self._check_charges(message)
         self.plans.hear(message)
@@ -298,7 +299,7 @@ class SimCoordinator:
         events: list[Event] = [event]
         while events:
             self._perform(self.machine.handle(events.pop(0), self.cluster.clock.now), events)
-        self.plans.check_withdrawn()
+        self.plans.check_cancelled()
         at = self.machine.deadline
         if at is not None and at != self._tick_at:
             self._tick_at = at
@@ -319,8 +320,8 @@ class SimCoordinator:
         for effect in effects:
             match effect:
                 case Send(_, message):
-                    if isinstance(message, Withdraw):
-                        self.plans.withdraw(message.works)
+                    if isinstance(message, CancelWork):
+                        self.plans.cancel(message.works)
                     if self.connection is not None:
                         self._check_width(message)
                         self.connection.send_up(message)
@@ -334,14 +335,14 @@ class SimCoordinator:
                     self.plans.keep_input(effect)
                 case Replace():
                     self.plans.replaced(effect)
-                case Remade():
+                case Recomputed():
                     self.plans.remade(effect)
                 case Free(work):
                     self.plans.free(work)
                 case Fetch(work, attempt, reference):
                     self._fetching[work] = attempt
                     self._fetch(work, attempt, reference)
-                case RoundEnded():
+                case RoundSettled():
                     self._round_ended()
                 case WorkBegun(works):
                     self._note_begun(works)
@@ -351,23 +352,23 @@ class SimCoordinator:
                     self._note_members(effect)
 
     def _check_failure(self, work: int, kind: int, fails: bool) -> None:
-        expected = kind in (ERROR, LOST, UNAVAILABLE, INPUT_FAILED, TIMED_OUT) and not self.is_apart(work)
-        promise = "closures P10" if self.is_apart(work) else "coordinator C2"
+        expected = kind in (ERROR, LOST, UNAVAILABLE, INPUT_FAILED, TIMED_OUT) and not self.is_detached(work)
+        promise = "closures P10" if self.is_detached(work) else "coordinator C2"
         assert fails == expected, f"{promise}: work {work} ends by kind {kind}, and fails its round: {fails}"
         if fails and self._first_failure is None:
             self._first_failure = work
 
     def _note_begun(self, works: list[int]) -> None:
         for work in works:
-            assert self._starts_told, "closures P14: a report of begun work that was not requested"
+            assert self._starts_reported, "closures P14: a report of begun work that was not requested"
             assert not self.resolved[work], f"closures P14: work {work} has begun after its end"
-            if self._asked_back.pop(work, None) is not None:
+            if self._pending_take_backs.pop(work, None) is not None:
                 self._goes_on.add(work)
 
     def _check_width(self, message: Message) -> None:
         if isinstance(message, Forget):
             self.plans.check_forgotten(message.functions)
-        if isinstance(message, Submit) and not message.apart:
+        if isinstance(message, Submit) and not message.detached:
             unfinished = self.machine.closures
             self._with_dispatcher = {n for n in self._with_dispatcher if n < FIRST_ATTEMPT or n in unfinished}
             self._with_dispatcher.update(item[0] for item in message.items)
@@ -379,8 +380,8 @@ class SimCoordinator:
         assert work < FIRST_ATTEMPT, f"coordinator C1: attempt {work} is resolved"
         self.resolved[work] += 1
         self._with_dispatcher.discard(work)
-        self._asked_back.pop(work, None)
-        assert kind != CANCELLED or self.ending or work not in self._goes_on - self._withdrawn, (
+        self._pending_take_backs.pop(work, None)
+        assert kind != CANCELLED or self.ending or work not in self._goes_on - self._cancelled, (
             f"closures P14: work {work} has begun, as was reported to the user, and is cancelled"
         )
         self.outcomes[work] = kind
@@ -397,30 +398,30 @@ class SimCoordinator:
             run = int(payload.split(b"|")[3])
             self.kept[run] = self.connection
             self.cluster.clock.after(self._random.uniform(0.0, 5.0), lambda: self._drop(work, run))
-        if self.is_apart(work) and work not in self._withdrawn:
-            assert kind != CANCELLED, f"dispatch P14: work {work} is apart, and ends with a round"
+        if self.is_detached(work) and work not in self._cancelled:
+            assert kind != CANCELLED, f"dispatch P14: work {work} is detached, and ends with a round"
         if kind == UNAVAILABLE:
             assert self.options[work].worker, f"closures P11: work {work} is for any worker, and fails for want of one"
 
     def _check_result(self, work: int, payload: bytes) -> None:
         _, coordinator, number, run = payload.decode().split("|")
-        truth = self.cluster.truth.runs[int(run)]
+        oracle = self.cluster.oracle.runs[int(run)]
         user = self.plans.user_of.get(int(number), int(number))
-        assert truth == (int(coordinator), int(number)), "dispatch P2: a result of another work"
+        assert oracle == (int(coordinator), int(number)), "dispatch P2: a result of another work"
         assert (int(coordinator), user) == (self.number, work), "dispatch P2: a result of another work"
 
-    def is_apart(self, work: int) -> bool:
-        return work in self.options and self.options[work].apart
+    def is_detached(self, work: int) -> bool:
+        return work in self.options and self.options[work].detached
 
     def _note_members(self, changed: MembersChanged) -> None:
         for name, incarnation, _ in changed.left:
-            assert self.members.pop(name, None) == incarnation, f"closures P12: {name} leaves who was not there"
+            assert self.members.pop(name, None) == incarnation, f"closures P12: {name} leaves and was not a member"
         for name, incarnation, _, _ in changed.joined:
-            assert name not in self.members, f"closures P12: {name} comes twice"
+            assert name not in self.members, f"closures P12: {name} joins twice"
             self.members[name] = incarnation
 
     def _drop(self, work: int, run: int) -> None:
-        """The user has no further use for a value that its worker keeps."""
+        """Have the program drop a value that its worker keeps."""
         del self.kept[run]
         self.handle(KeptDropped([work]))
 
@@ -428,14 +429,14 @@ class SimCoordinator:
         self.ending = False
         self._first_failure = None
         self.rounds_ended += 1
-        unresolved = [work for work in self.kinds if not self.resolved[work] and not self.is_apart(work)]
+        unresolved = [work for work in self.kinds if not self.resolved[work] and not self.is_detached(work)]
         assert not unresolved, f"closures P3: {unresolved} are not resolved at the end of their round"
         self.cluster.check_nothing_executes(self, len(self.kinds))
 
     def _check_charges(self, lost: StartsLost) -> None:
         for work, _, _, _, _, _ in lost.items:
             charged = 1 + self.machine.closures.lost_starts(work)
-            begun = len(self.cluster.truth.reported.get((self.number, work), ()))
+            begun = len(self.cluster.oracle.reported.get((self.number, work), ()))
             assert charged <= begun or self.resolved[work], (
                 f"dispatch P3: work {work} was charged {charged} starts of {begun}"
             )
@@ -444,7 +445,7 @@ class SimCoordinator:
 
     def _fetch(self, work: int, attempt: int, reference: bytes) -> None:
         if not self.machine.closures.wants(work, attempt):
-            return  # it has ended, or was submitted again in the meantime
+            return  # the work has ended, or was submitted again meanwhile
         holder = self.cluster.holder(reference)
         if holder is None:
             if not self.resolved[work]:
@@ -453,10 +454,12 @@ class SimCoordinator:
         self.cluster.clock.after(self._random.uniform(0.0, 0.1), lambda: self._fetched(work, attempt, reference))
 
     def _fetched(self, work: int, attempt: int, reference: bytes) -> None:
-        """The last byte is here, if the holder is still there."""
+        """Report the arrival of a bulk result; fetch it again if its holder has gone meanwhile."""
         holder = self.cluster.holder(reference)
         if holder is None or self._fetching.get(work) != attempt:
             self._fetch(work, attempt, reference)
             return
-        assert not self.resolved[work] or self.outcomes[work] == CANCELLED, "closures P2: resolved before it was here"
+        assert not self.resolved[work] or self.outcomes[work] == CANCELLED, (
+            "closures P2: resolved before its value had arrived"
+        )
         self.handle(BulkArrived(work, attempt, reference))

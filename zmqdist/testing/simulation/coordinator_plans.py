@@ -1,4 +1,4 @@
-"""The plans of a simulated coordinator: work with inputs, retries, time-outs and lineages, and a user who holds and drops their values."""
+"""The plans of a simulated coordinator: work with inputs, retries, time-outs, lineages. A model of a program holds and drops values."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from zmqdist.scheduling.coordinator.dependencies_and_retries import (
     TIMED_OUT,
     HandIn,
     Planned,
-    Remade,
+    Recomputed,
     ValueLost,
 )
 from zmqdist.scheduling.coordinator.effects import KeepInput, KeptAt, Replace
@@ -23,7 +23,7 @@ from zmqdist.scheduling.coordinator.machine import CoordinatorMachine
 from zmqdist.testing.simulation.clock import SimClock
 from zmqdist.testing.simulation.network import SimConnection
 
-REMAKES_MAX = 3
+RECOMPUTATIONS_MAX = 3
 SLACK_S = 0.001
 
 INPUT_GONE = b"gone"
@@ -31,20 +31,21 @@ INPUT_GONE = b"gone"
 
 
 def decode_loss(payload: bytes) -> tuple[int, bytes]:
-    """The input that a worker could not get, and the error: of what a simulated worker reports."""
+    """Return (the input that a simulated worker could not get, its packed error)."""
     return int(payload), INPUT_GONE
 
 
 @dataclass(eq=False)
 class SimPlan:
-    """One plan, as its user and the checks see it.
+    """One plan, as its program and the checks see it.
 
     Attributes:
-      inputs: all that it was given; `arrived`: those that its runtime has.
-      errors: attempts that ended with an error of the function.
-      value: where its value is, after it has ended well.
-      users: plans that hold its value, and 0 for the program.
-      replaced: how often its value was made again.
+      inputs: the work whose values it takes.
+      arrived: those inputs that the coordinator's runtime has.
+      errors: the number of attempts that ended with an error of the function.
+      value: the place of its value, after it has succeeded.
+      users: the plans that hold its value, and 0 for the program.
+      replaced: how often its value was recomputed.
       wanted: the program waits for its lost value.
     """
 
@@ -67,16 +68,16 @@ class SimPlan:
 
 
 class PlanSurroundings(Protocol):
-    """Of the cluster, what plans look at."""
+    """The part of the simulated cluster that plans use."""
 
     clock: SimClock
 
     def holder(self, reference: bytes) -> object | None:
-        """The worker that has the value of this reference, and answers."""
+        """Return the live worker that holds the value of this reference, or None."""
 
 
 class PlanningUser(Protocol):
-    """The simulated coordinator whose plans they are; coordinator.py says what its attributes are."""
+    """The simulated coordinator that the plans belong to; coordinator.py describes its attributes."""
 
     number: int
     machine: CoordinatorMachine
@@ -91,22 +92,22 @@ class PlanningUser(Protocol):
     def cluster(self) -> PlanSurroundings: ...
 
     def handle(self, event: Event) -> None:
-        """Hand in an event, and perform the effects."""
+        """Have the machine handle an event, and carry out its effects."""
 
     def later(self, event: Event) -> None:
-        """Hand in this event when the present one is over, as a finalizer does."""
+        """Handle an event after the current one, as a finalizer does."""
 
     def hands_in(self, number: int, work: int) -> None:
-        """A piece of work or an attempt goes to the machine now, with the options of this work."""
+        """Note that work, or an attempt of it, goes to the machine now, with the options of this work."""
 
-    def was_withdrawn(self, work: int) -> bool:
-        """The user has cancelled it, at some time."""
+    def was_cancelled(self, work: int) -> bool:
+        """Return whether the program has ever cancelled this work."""
 
     def options_of(self, work: int) -> WorkOptions: ...
 
 
 class SimPlans:
-    """All plans of one coordinator. `user_of` gives the work of each attempt that there ever was."""
+    """All plans of one coordinator. `user_of`: attempt -> its work, for every attempt so far."""
 
     def __init__(self, owner: PlanningUser, random: Random, *, calm: bool) -> None:
         self._owner = owner
@@ -114,19 +115,19 @@ class SimPlans:
         self._calm = calm
         self.plans: dict[int, SimPlan] = {}
         self.user_of: dict[int, int] = {}
-        self._withdrawn: set[int] = set()
+        self._cancelled: set[int] = set()
         self._freed: list[SimPlan] = []
-        """Those that the present event has freed."""
+        """The plans that the current event has freed."""
 
     @property
     def finished(self) -> bool:
-        """Whether no value is held and the program waits for none."""
+        """Whether no plan or program holds a value, and the program waits for none."""
         return not any(plan.wanted or (plan.value is not None and plan.users) for plan in self.plans.values())
 
-    # -- the user -------------------------------------------------------------------------------------------------
+    # -- the program ----------------------------------------------------------------------------------------------
 
     def plan(self, work: int, fn: int) -> Planned:
-        """Plan this piece of work, with a few others as its inputs."""
+        """Return the event that plans this work, with some earlier work as its inputs."""
         owner, random = self._owner, self._random
         known = [other for other in owner.kinds if other != work and self._usable(other)]
         recent = known[-8:]
@@ -158,7 +159,7 @@ class SimPlans:
         return Planned(work, fn, tuple(named), failed, plan.retries, until, lineage, lineage, owner.options_of(work))
 
     def _usable(self, work: int) -> bool:
-        """Whether the program has its RemoteValue, and the value is not one that its worker alone has and that has no lineage."""
+        """Return whether work can be an input: the program has its RemoteValue, and if only a worker has the value, it has a lineage."""
         plan = self.plans.get(work)
         if plan is not None:
             return 0 in plan.users
@@ -168,7 +169,7 @@ class SimPlans:
         assert self._owner.resolved[plan.work], f"dependencies G6: work {plan.work} has not ended at its time"
 
     def look(self) -> None:
-        """The program asks for a value that is kept: where it is lost it waits until it was made again."""
+        """Have the program read each kept value. It waits for a lost one until that is recomputed."""
         for plan in self.plans.values():
             value = plan.value
             if value is None or 0 not in plan.users or plan.wanted:
@@ -178,7 +179,7 @@ class SimPlans:
                 self._owner.handle(ValueLost(plan.work, value.attempt))
 
     def drop(self, work: int, user: int = 0) -> None:
-        """One that could use this value does so no more."""
+        """Have a user of a value drop it: a plan, or 0 for the program."""
         plan = self.plans.get(work)
         if plan is None or user not in plan.users:
             return
@@ -198,10 +199,10 @@ class SimPlans:
         self._owner.kept.pop(_run_of(value), None)
         self._owner.later(KeptDropped([value.attempt]))
 
-    # -- what the machine wants -----------------------------------------------------------------------------------
+    # -- effects of the machine -----------------------------------------------------------------------------------
 
     def hear(self, message: Message) -> None:
-        """Count the errors of functions, each attempt's once."""
+        """Count the errors of functions, once for each attempt."""
         if not isinstance(message, Results):
             return
         for number, _, kind, _ in message.items:
@@ -209,7 +210,7 @@ class SimPlans:
                 self.plans[self.user_of[number]].errors += 1
 
     def hand_in(self, effect: HandIn) -> AttemptPacked:
-        """Check that this is the time for it, and pack it."""
+        """Check that the machine may hand in this attempt now, and pack it."""
         plan = self.plans[effect.work]
         owner = self._owner
         assert not owner.ending, f"dependencies G5: work {plan.work} is handed in while its round ends"
@@ -244,11 +245,11 @@ class SimPlans:
         )
         for work in effect.plans:
             plan = self.plans[work]
-            assert not plan.freed, "dependencies G9: an input for what has been freed"
+            assert not plan.freed, "dependencies G9: an input for a freed plan"
             plan.arrived.add(effect.work)
 
     def resolved(self, work: int, kind: int, payload: Any) -> None:
-        """A plan has ended for its user."""
+        """Check the end of a plan."""
         plan = self.plans[work]
         if kind == KEPT:
             self._has_value(plan, payload)
@@ -261,21 +262,21 @@ class SimPlans:
             assert plan.until is not None, "dependencies G6: it has no time"
             assert self._owner.cluster.clock.now >= plan.until, "dependencies G6: too early"
         elif kind == ERROR and payload != INPUT_GONE:
-            spent = plan.errors > plan.retries or self._owner.was_withdrawn(work) or self._owner.ending
+            spent = plan.errors > plan.retries or self._owner.was_cancelled(work) or self._owner.ending
             assert spent, (
                 f"dependencies G4: work {work} ends after {plan.errors} errors, and has {plan.retries} retries"
             )
 
     def replaced(self, effect: Replace) -> None:
         plan = self.plans[effect.work]
-        assert plan.lineage, "dependencies G7: only what has a lineage is made again"
+        assert plan.lineage, "dependencies G7: a value without a lineage is recomputed"
         assert self._owner.resolved[plan.work], "dependencies G7: it has no value yet"
         plan.wanted = False
         if plan.value is not None:
             self._forget(plan)
         if effect.kind == KEPT:
             plan.replaced += 1
-            assert plan.replaced <= REMAKES_MAX, f"dependencies G7: work {plan.work} is made again too often"
+            assert plan.replaced <= RECOMPUTATIONS_MAX, f"dependencies G7: work {plan.work} is made again too often"
             self._has_value(plan, effect.payload)
         else:
             plan.lost = True
@@ -289,7 +290,7 @@ class SimPlans:
             after = self._random.uniform(0.0, 6.0)
             self._owner.cluster.clock.after(after, lambda: self.drop(plan.work))
 
-    def remade(self, effect: Remade) -> None:
+    def remade(self, effect: Recomputed) -> None:
         self.plans[effect.work].wanted = False
 
     def free(self, work: int) -> None:
@@ -304,15 +305,15 @@ class SimPlans:
         for other in plan.inputs:
             self.drop(other, work)
 
-    def withdraw(self, works: list[int]) -> None:
-        self._withdrawn.update(works)
+    def cancel(self, works: list[int]) -> None:
+        self._cancelled.update(works)
 
-    def check_withdrawn(self) -> None:
-        """After an event: no attempt goes on for a plan that is no more, as far as the machine can prevent it."""
+    def check_cancelled(self) -> None:
+        """Check after an event that the machine has withdrawn every attempt of the plans that it has freed."""
         freed, self._freed = self._freed, []
         for plan in freed:
             left = [number for number in plan.attempts if number in self._owner.machine.closures]
-            assert self._withdrawn.issuperset(left), f"dependencies G6: {left} of work {plan.work} are not withdrawn"
+            assert self._cancelled.issuperset(left), f"dependencies G6: {left} of work {plan.work} are not cancelled"
 
     def check_forgotten(self, functions: list[int]) -> None:
         for plan in self.plans.values():

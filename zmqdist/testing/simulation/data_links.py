@@ -1,4 +1,4 @@
-"""Connections to the dispatcher of a data service in virtual time, and the questions on them. See data_service.py."""
+"""Simulated connections to the dispatcher of a data service, and the pending requests on them. See data_service.py."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any, TypeAlias
 from zmqdist.messages import Message
 
 Then: TypeAlias = Callable[[Any, int], None]
-"""Gets an answer and 0, or None and a code."""
+"""`then(value, code)` gets the reply: a value and 0, or None and an error code."""
 
 
 @dataclass(eq=False)
-class Ticket:
-    """A question that is with the dispatcher, or on its way."""
+class SimRequest:
+    """A pending request, at the dispatcher or on its way there."""
 
     link: SimLink
     then: Then
@@ -28,13 +28,13 @@ class Ticket:
 
 @dataclass(eq=False)
 class SimLink:
-    """A connection to one life of the dispatcher."""
+    """A connection to one incarnation of the dispatcher."""
 
-    life: int
+    incarnation: int
     open: bool = True
-    tickets: list[Ticket] = field(default_factory=list)
+    pending: list[SimRequest] = field(default_factory=list)
     last: dict[str, float] = field(default_factory=dict)
-    """When what was sent last in a direction arrives: order holds within a connection."""
-    hear: Callable[[Message], None] = lambda message: None
+    """Direction -> when the last message sent that way arrives: messages of a connection keep their order."""
+    receive: Callable[[Message], None] = lambda message: None
     closed: Callable[[], None] = lambda: None
-    """Called when this side notices that the connection has ended."""
+    """Called when the client's side notices that the connection has ended."""

@@ -1,4 +1,4 @@
-"""The parts of a data service in virtual time: the real machines of a dispatcher, of workers and their tasks. See data_service.py."""
+"""The simulated parts of a data service: the real machines of a dispatcher, of workers and of their tasks. See data_service.py."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Any, Protocol, TypeAlias
 
 import msgspec
 
-from zmqdist.data.service.dispatcher.machine import questions as q
+from zmqdist.data.service.dispatcher.machine import events as ev
 from zmqdist.data.service.dispatcher.machine import records as r
-from zmqdist.data.service.dispatcher.machine.machine import Splits
-from zmqdist.data.service.dispatcher.machine.state import State
+from zmqdist.data.service.dispatcher.machine.machine import DataDispatcherMachine
+from zmqdist.data.service.dispatcher.machine.state import DurableState
 from zmqdist.data.service.dispatcher.machine.tables import Rules
 from zmqdist.data.service.reader.delivery import Wanted
 from zmqdist.data.service.worker.first_come_machine import FirstComeBuffer
-from zmqdist.data.service.worker.task_answers import TaskAnswer
+from zmqdist.data.service.worker.task_replies import TaskReply
 from zmqdist.data.service.worker.tasks_machine import (
-    AskForWork,
-    AskLater,
     BeginTask,
     DropTask,
+    RequestWork,
+    RequestWorkLater,
     WorkerTask,
     WorkerTasks,
     WorkerTasksEffect,
@@ -35,7 +35,7 @@ from zmqdist.scheduling.worker.machine import DISPATCHER, WorkerMachine
 from zmqdist.scheduling.worker.worker_events import DispatcherConnected, DispatcherDisconnected, Exit
 from zmqdist.scheduling.worker.worker_events import Event as WorkerEvent
 from zmqdist.testing.simulation.clock import SimClock
-from zmqdist.testing.simulation.data_links import SimLink, Then, Ticket
+from zmqdist.testing.simulation.data_links import SimLink, SimRequest, Then
 
 GRACE_S = 0.3
 LEASE_S = 3.0
@@ -44,20 +44,20 @@ WORKER_TIMEOUT_S = 3.0
 DELAY_S = 0.002
 BUFFER_MAX = 5
 FULL_S = 0.01
-"""How often a task looks whether its buffer has room."""
+"""How often a task with a full buffer polls for room, in seconds."""
 
 TOGETHER = 3
-"""Elements in an answer."""
+"""The most elements in a reply."""
 
-Answer: TypeAlias = Callable[[TaskAnswer], None]
+SendTaskReply: TypeAlias = Callable[[TaskReply], None]
 
 
 class PartSurroundings(Protocol):
-    """What a part of a simulated data service has around it (data_service.py).
+    """The simulation around a part of it (data_service.py).
 
     Attributes:
-      count: elements of the dataset.
-      disk_full_until: what is written to the journal before fails.
+      count: the number of elements of the dataset.
+      disk_full_until: writing the journal fails before this time.
     """
 
     clock: SimClock
@@ -67,24 +67,24 @@ class PartSurroundings(Protocol):
     dispatcher: SimDispatcher
 
     def soon(self, fn: Callable[[], object]) -> None:
-        """Call this after a short time."""
+        """Call `fn` after a short random time."""
 
     def in_order(self, link: SimLink, way: str, fn: Callable[[], object]) -> None:
-        """Later, and after what went this way before."""
+        """Call `fn` after a short random time, and after the earlier calls for this direction of the connection."""
 
     def end_link(self, link: SimLink) -> None:
-        """Both sides notice in their own time."""
+        """End a connection. Each side notices at its own time."""
 
     def note(self, what: str) -> None:
-        """A line of the story."""
+        """Add a line to the trace, which is printed when a promise is broken."""
 
-    def lost(self, life: int) -> None:
-        """The dispatcher has given up a life of a worker."""
+    def lost(self, incarnation: int) -> None:
+        """Note that the dispatcher counts an incarnation of a worker as lost."""
 
-    def joined(self, life: int) -> None:
-        """The dispatcher has taken a life of a worker, perhaps once more."""
+    def joined(self, incarnation: int) -> None:
+        """Note that the dispatcher has registered an incarnation of a worker, for the first time or again."""
 
-    def gave(self, request: q.SplitsRequest, given: dict[int, tuple[int, int, int, int]]) -> None:
+    def gave(self, request: ev.SplitsRequest, given: dict[int, tuple[int, int, int, int]]) -> None:
         """Note the positions in the last reply to a task; the reply may be lost."""
 
     def task(self, worker: SimDataWorker, task: WorkerTask, state: int) -> SimTask:
@@ -92,7 +92,7 @@ class PartSurroundings(Protocol):
 
 
 class SimDispatcher:
-    """The machines of the data and of the membership, the journal on a disk that survives, and connections."""
+    """The machines of the data service and of the membership, a journal on a disk that survives the process, and the connections."""
 
     def __init__(self, sim: PartSurroundings, fault_tolerant: bool) -> None:
         self._sim = sim
@@ -103,7 +103,7 @@ class SimDispatcher:
             gc_timeout_s=1.0,
             fault_tolerant=fault_tolerant,
         )
-        self.life = 0
+        self.incarnation = 0
         self.alive = False
         self.links: list[SimLink] = []
         self._snapshot: bytes | None = None
@@ -111,19 +111,19 @@ class SimDispatcher:
         self.start()
 
     def start(self) -> None:
-        """Another life; with a journal the state of the one before."""
-        self.life += 1
+        """Start another incarnation, which takes its state from the journal if there is one."""
+        self.incarnation += 1
         self.alive = True
         self.membership = Membership(LEASE_S, GRACE_S, 1.0)
-        self.splits = Splits(self.rules, self._sim.random.getrandbits(40), self._sim.clock.now)
+        self.machine = DataDispatcherMachine(self.rules, self._sim.random.getrandbits(40), self._sim.clock.now)
         if self.rules.fault_tolerant:
             if self._snapshot is None:
-                self._snapshot = r.encode(self.splits.state)
+                self._snapshot = r.encode(self.machine.state)
             self._restore()
-        self._tick(self.life)
+        self._tick(self.incarnation)
 
     def kill(self) -> None:
-        """What was being written is on the disk or not."""
+        """Kill the process. Records that it was writing may be on the disk or not."""
         self.alive = False
         for link in self.links:
             self._sim.end_link(link)
@@ -132,139 +132,139 @@ class SimDispatcher:
     def connect(self) -> SimLink | None:
         if not self.alive:
             return None
-        link = SimLink(self.life)
+        link = SimLink(self.incarnation)
         self.links.append(link)
         return link
 
-    def ask(self, link: SimLink | None, make: Callable[[Ticket], q.Question], then: Then) -> None:
-        """Send a question; its answer, or UNAVAILABLE, comes later."""
+    def ask(self, link: SimLink | None, make: Callable[[SimRequest], ev.Request], then: Then) -> None:
+        """Send a request. `then` gets its reply later, or UNAVAILABLE."""
         sim = self._sim
         if link is None or not link.open:
             sim.soon(lambda: then(None, UNAVAILABLE))
             return
-        ticket = Ticket(link, then)
-        link.tickets.append(ticket)
+        pending = SimRequest(link, then)
+        link.pending.append(pending)
 
         def arrive() -> None:
-            if link.open and self.alive and link.life == self.life:
-                question = make(ticket)
-                self.handle(question)
-                if isinstance(question, q.SplitsRequest) and question.task in self.splits.state.tasks:
-                    sim.gave(question, self.splits.state.tasks[question.task].given)
+            if link.open and self.alive and link.incarnation == self.incarnation:
+                request_of = make(pending)
+                self.handle(request_of)
+                if isinstance(request_of, ev.SplitsRequest) and request_of.task in self.machine.state.tasks:
+                    sim.gave(request_of, self.machine.state.tasks[request_of.task].last_given)
 
         sim.in_order(link, "up", arrive)
 
     def tell(self, link: SimLink, message: Message) -> None:
-        """Send what a worker says of itself."""
+        """Send a message of a worker to the membership."""
 
         def arrive() -> None:
-            if link.open and self.alive and link.life == self.life:
+            if link.open and self.alive and link.incarnation == self.incarnation:
                 self._members(Heard(link, message))
 
         self._sim.in_order(link, "up", arrive)
 
     def gone(self, link: SimLink) -> None:
-        """This side notices that a connection has ended."""
-        if self.alive and link.life == self.life:
+        """Notice the end of a connection."""
+        if self.alive and link.incarnation == self.incarnation:
             self._members(PeerGone(link))
 
-    def exited(self, life: int) -> None:
-        """The kernel says that the process of a worker has ended."""
+    def exited(self, incarnation: int) -> None:
+        """Notice the end of a worker's process, as the kernel reports it for a child."""
         if not self.alive:
             return
         for member in list(self.membership.members.values()):
-            if member.incarnation == life:
-                self._members(ProcessExited(pid=life, exit_code=None, job=member.job, index=member.index))
+            if member.incarnation == incarnation:
+                self._members(ProcessExited(pid=incarnation, exit_code=None, job=member.job, index=member.index))
 
     def _members(self, event: Heard | PeerGone | ProcessExited | TimePassed) -> None:
-        """As the runtime does it."""
+        """Have the membership handle an event, and carry out its effects as the runtime does."""
         for change in self.membership.handle(event, self._sim.clock.now):
             match change:
                 case Send(link, message):
                     self._say(link, message)
                 case MemberJoined(member, register):
                     self._sim.joined(member.incarnation)
-                    joined = q.WorkerJoined(member.name, register.address, member.incarnation, (), register.named)
+                    joined = ev.WorkerJoined(member.name, register.address, member.incarnation, (), register.named)
                     self.handle(joined)
                 case MemberLost(member):
                     self._sim.note(f"{member.name} is lost")
                     self._sim.lost(member.incarnation)
-                    self.handle(q.WorkerGone(member.incarnation))
+                    self.handle(ev.WorkerGone(member.incarnation))
 
     def _say(self, link: Any, message: Message) -> None:
-        self._sim.in_order(link, "down", lambda: link.hear(message) if link.open else None)
+        self._sim.in_order(link, "down", lambda: link.receive(message) if link.open else None)
 
-    def handle(self, event: q.Event) -> None:
+    def handle(self, event: ev.Event) -> None:
         if self.alive:
-            self._perform(self.splits.handle(event, self._sim.clock.now))
+            self._perform(self.machine.handle(event, self._sim.clock.now))
 
-    def _perform(self, effects: list[q.Effect]) -> None:
+    def _perform(self, effects: list[ev.Effect]) -> None:
         sim = self._sim
         for effect in effects:
             match effect:
-                case q.AnswerRequest(token, value):
+                case ev.ReplyToRequest(token, value):
                     self._send(token, value, 0)
-                case q.FailRequest(token, code, _):
+                case ev.FailRequest(token, code, _):
                     self._send(token, None, code)
-                case q.CommitJournal(records):
-                    sim.clock.after(sim.random.expovariate(500), partial(self._write, records, self.life))
-                case q.Reload():
+                case ev.CommitJournal(records):
+                    sim.clock.after(sim.random.expovariate(500), partial(self._write, records, self.incarnation))
+                case ev.Reload():
                     self._restore()
 
-    def _send(self, ticket: Any, value: Any, code: int) -> None:
+    def _send(self, pending: Any, value: Any, code: int) -> None:
         if isinstance(value, (list, tuple)):
             value = msgspec.msgpack.decode(msgspec.msgpack.encode(value), strict=False)
-        link = ticket.link
+        link = pending.link
 
         def arrive() -> None:
             if link.open:
-                if ticket in link.tickets:
-                    link.tickets.remove(ticket)
-                ticket.end(value, code)
+                if pending in link.pending:
+                    link.pending.remove(pending)
+                pending.end(value, code)
 
         self._sim.in_order(link, "down", arrive)
 
-    def _write(self, records: tuple[bytes, ...], life: int) -> None:
+    def _write(self, records: tuple[bytes, ...], incarnation: int) -> None:
         sim = self._sim
-        if life != self.life or not self.alive:
-            if sim.random.random() < 0.5 and life == self.life:
-                self._records += records  # it was on the disk when the process died
+        if incarnation != self.incarnation or not self.alive:
+            if sim.random.random() < 0.5 and incarnation == self.incarnation:
+                self._records += records  # the records were on the disk when the process died
             return
         if sim.clock.now < sim.disk_full_until:
             sim.note("the journal fails")
-            self.handle(q.JournalFailed(RESOURCE_EXHAUSTED, "disk full"))
+            self.handle(ev.JournalFailed(RESOURCE_EXHAUSTED, "disk full"))
             return
         self._records += records
         if len(self._records) > 200:
-            # As the runtime does it: the snapshot is of what is durable.
+            # The snapshot holds the durable state only, as the runtime writes it.
             self._snapshot, self._records = r.encode(self._durable()), []
-        self.handle(q.JournalCommitted())
+        self.handle(ev.JournalCommitted())
 
-    def _durable(self) -> State:
+    def _durable(self) -> DurableState:
         assert self._snapshot is not None
-        state = msgspec.msgpack.decode(self._snapshot, type=State)
+        state = msgspec.msgpack.decode(self._snapshot, type=DurableState)
         for record in self._records:
             state.apply(r.decode(record))
         return state
 
     def _restore(self) -> None:
         assert self._snapshot is not None
-        snapshot = msgspec.msgpack.decode(self._snapshot, type=State)
-        self.splits.restore(snapshot, map(r.decode, self._records), self._sim.clock.now)
+        snapshot = msgspec.msgpack.decode(self._snapshot, type=DurableState)
+        self.machine.restore(snapshot, map(r.decode, self._records), self._sim.clock.now)
 
-    def _tick(self, life: int) -> None:
-        """Looks often enough; a runtime has a timer for `deadline`."""
-        if self.alive and life == self.life:
-            if self.splits.deadline <= self._sim.clock.now:
+    def _tick(self, incarnation: int) -> None:
+        """Poll for due deadlines; a runtime has a timer instead."""
+        if self.alive and incarnation == self.incarnation:
+            if self.machine.deadline <= self._sim.clock.now:
                 self.handle(Ticked())
             due = self.membership.deadline
             if due is not None and due <= self._sim.clock.now:
                 self._members(TimePassed())
-            self._sim.clock.after(0.05, lambda: self._tick(life))
+            self._sim.clock.after(0.05, lambda: self._tick(incarnation))
 
 
 class SimTask:
-    """One task of a worker: the real machine of its buffer, and a thread that makes one element at a time for the waiting requests."""
+    """One task of a worker: the real machine of its buffer, and a model of the thread that makes elements."""
 
     def __init__(self, worker: SimDataWorker, task: WorkerTask, state: int) -> None:
         self.worker = worker
@@ -279,15 +279,15 @@ class SimTask:
         self._run = (0, 0)
         self._started = False
 
-    def ask(self, wanted: Wanted, then: Answer) -> None:
-        self._buffer.elements_wanted(wanted, then)
+    def ask(self, wanted: Wanted, then: SendTaskReply) -> None:
+        self._buffer.add_request(wanted, then)
         if not self._started:
             self._started = True
             self._produce()
         self._serve()
 
     def drop(self) -> None:
-        """The worker has no such task any more."""
+        """Drop the task, as the worker does at the dispatcher's order."""
         self.dropped = True
         self._buffer.close()
         self._serve()
@@ -321,8 +321,8 @@ class SimTask:
     def _more(self, request: int) -> None:
         worker, count = self.worker, self.worker.sim.random.choice((1, 3, 8))
 
-        def question(ticket: Ticket) -> q.Question:
-            return q.SplitsRequest(ticket, self.state, self.number, worker.life, 0, request, 0, count)
+        def request_of(pending: SimRequest) -> ev.Request:
+            return ev.SplitsRequest(pending, self.state, self.number, worker.incarnation, 0, request, 0, count)
 
         def then(value: Any, code: int) -> None:
             if self.dropped or not worker.alive:
@@ -337,48 +337,48 @@ class SimTask:
                 self._run = (value[0], value[0] + value[1])
                 self._produce()
 
-        worker.dispatcher.ask(worker.calls(), question, then)
+        worker.dispatcher.ask(worker.calls(), request_of, then)
 
     def _end(self) -> None:
         self._buffer.end()
         self._serve()
 
     def _serve(self) -> None:
-        while (answer := self._buffer.next_answer()) is not None:
+        while (answer := self._buffer.next_reply()) is not None:
             answer.reply(answer)
         if self._full_since is not None and self._buffer.may_go_on:
             clock = self.worker.sim.clock
-            clock.at(clock.next_look(self._full_since, FULL_S), self._produce)
+            clock.at(clock.next_poll(self._full_since, FULL_S), self._produce)
             self._full_since = None
         if self._buffer.has_finished():
             self.worker.finished(self.number)
 
 
 class SimDataWorker:
-    """A process with tasks. It registers by the real machine of a worker; its tasks ask by a connection of their own."""
+    """A worker process with tasks. The real worker machine registers it; its tasks have a connection of their own."""
 
     def __init__(self, sim: PartSurroundings, name: str, address: str, index: int) -> None:
         self.sim = sim
         self.name = name
         self.address = address
         self.index = index
-        self.life = sim.random.getrandbits(40)
+        self.incarnation = sim.random.getrandbits(40)
         self.dispatcher = sim.dispatcher
         self.alive = True
         self.tasks: dict[int, SimTask] = {}
         self._work = WorkerTasks()
         self.died: list[Callable[[], None]] = []
-        """Called when it is killed: those who wait for an answer."""
+        """Functions to call when the worker is killed, of the readers that wait for a reply."""
         self.link: SimLink | None = None
         self._calls: SimLink | None = None
         self._away_until = 0.0
         self._tick_at = 0.0
         self._machine = WorkerMachine(
-            incarnation=self.life,
+            incarnation=self.incarnation,
             job="worker",
             index=index,
             slots=1,
-            pid=self.life,
+            pid=self.incarnation,
             host="sim",
             orphan_limit_s=1e6,
             can_kill=True,
@@ -388,7 +388,7 @@ class SimDataWorker:
         self.connect()
 
     def connect(self) -> None:
-        """Try until the dispatcher is there."""
+        """Try to connect until the dispatcher is up."""
         if not self.alive or (self.link is not None and self.link.open):
             return
         clock = self.sim.clock
@@ -396,13 +396,13 @@ class SimDataWorker:
         if self.link is None:
             clock.after(self.sim.random.uniform(0.02, RECONNECT_S_MAX), self.connect)
             return
-        link, life = self.link, self.dispatcher.life
-        link.hear = lambda message: self._handle(Heard(DISPATCHER, message))
+        link, incarnation = self.link, self.dispatcher.incarnation
+        link.receive = lambda message: self._handle(Heard(DISPATCHER, message))
         link.closed = self._down
-        self.sim.soon(lambda: self._handle(DispatcherConnected(life)) if link.open else None)
+        self.sim.soon(lambda: self._handle(DispatcherConnected(incarnation)) if link.open else None)
 
     def calls(self) -> SimLink | None:
-        """The connection by which its tasks ask."""
+        """Return the connection of the worker's tasks; None while the dispatcher is away."""
         if self._calls is None or not self._calls.open:
             self._calls = self.dispatcher.connect() if self.sim.clock.now >= self._away_until else None
         return self._calls
@@ -430,7 +430,7 @@ class SimDataWorker:
             clock.at(due, lambda: self._handle(TimePassed()))
 
     def cut(self) -> None:
-        """A connection ends, or both do; it is back soon, or only after the worker was given up."""
+        """End one connection or both. The worker reconnects soon, or only after the dispatcher counts it as lost."""
         both = self.sim.random.random() < 0.5
         if both:
             self._away_until = self.sim.clock.now + self.sim.random.choice((0.05, GRACE_S * 2))
@@ -447,22 +447,22 @@ class SimDataWorker:
             task.dropped = True
         for tell in self.died:
             tell()
-        if self.sim.random.random() < 0.5:  # it was on the dispatcher's host
-            self.sim.clock.after(0.01, lambda: self.dispatcher.exited(self.life))
+        if self.sim.random.random() < 0.5:  # the worker was a child on the dispatcher's host
+            self.sim.clock.after(0.01, lambda: self.dispatcher.exited(self.incarnation))
 
     def ask_work(self) -> None:
         self._perform(self._work.ask())
 
     def finished(self, number: int) -> None:
-        """The last element of a task was taken."""
+        """Note that readers have taken the last element of a task."""
         self._perform(self._work.finished(number))
 
     def _perform(self, effects: list[WorkerTasksEffect]) -> None:
         for effect in effects:
             match effect:
-                case AskForWork(asking, has, done):
-                    self._ask(asking, has, done)
-                case AskLater():
+                case RequestWork(request, has, done):
+                    self._ask(request, has, done)
+                case RequestWorkLater():
                     self.sim.clock.after(0.05, lambda: self.ask_work() if self._machine.registered else None)
                 case BeginTask(task):
                     assert task.id not in self.tasks, f"T3: {self.name} begins task {task.id} twice"
@@ -470,11 +470,13 @@ class SimDataWorker:
                 case DropTask(number):
                     self.tasks.pop(number).drop()
 
-    def _ask(self, asking: int, has: tuple[int, ...], done: tuple[int, ...]) -> None:
+    def _ask(self, request: int, has: tuple[int, ...], done: tuple[int, ...]) -> None:
         places, state = dict.fromkeys(has, self.address), self._work.state
 
         def answered(value: Any, code: int) -> None:
             if self.alive:
-                self._perform(self._work.refused(asking) if code else self._work.work_received(asking, value))
+                self._perform(self._work.request_failed(request) if code else self._work.work_received(request, value))
 
-        self.dispatcher.ask(self.link, lambda ticket: q.WorkRequest(ticket, state, self.life, places, done), answered)
+        self.dispatcher.ask(
+            self.link, lambda pending: ev.WorkRequest(pending, state, self.incarnation, places, done), answered
+        )

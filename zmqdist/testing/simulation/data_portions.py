@@ -1,44 +1,46 @@
-"""A task that computes portions in virtual time: the real machine of each lane, and a thread that makes elements. See data_service.py."""
+"""A simulated task that computes portions: the real machine of each lane, and a model of the thread that makes elements. See
+data_service.py.
+"""
 
 from __future__ import annotations
 
 from collections import deque
 from typing import Any
 
-from zmqdist.data.service.dispatcher.machine import questions as q
+from zmqdist.data.service.dispatcher.machine import events as ev
 from zmqdist.data.service.reader.delivery import Wanted
 from zmqdist.data.service.worker.portions_machine import PortionSegment, PortionsLane
 from zmqdist.data.service.worker.tasks_machine import WorkerTask
 from zmqdist.errors import RESOURCE_EXHAUSTED, UNAVAILABLE
-from zmqdist.testing.simulation.data_links import Ticket
-from zmqdist.testing.simulation.data_parts import FULL_S, Answer, SimDataWorker, SimTask
+from zmqdist.testing.simulation.data_links import SimRequest
+from zmqdist.testing.simulation.data_parts import FULL_S, SendTaskReply, SimDataWorker, SimTask
 
 LANE_MAX = 8
-"""Elements that a lane may be ahead."""
+"""The most elements in a lane's buffer."""
 
 TOGETHER = 4
-"""Elements in an answer."""
+"""The most elements in a reply."""
 
 AGAIN = (UNAVAILABLE, RESOURCE_EXHAUSTED)
 
 
 class SimPortionTask(SimTask):
-    """A lane for each reader."""
+    """A task that computes portions, with a lane for each reader."""
 
     def __init__(self, worker: SimDataWorker, task: WorkerTask, state: int) -> None:
         super().__init__(worker, task, state)
         self._lanes: dict[int, SimLane] = {}
 
-    def ask(self, wanted: Wanted, then: Answer) -> None:
+    def ask(self, wanted: Wanted, then: SendTaskReply) -> None:
         lane = self._lanes.get(wanted.reader)
         if lane is None:
             lane = self._lanes[wanted.reader] = SimLane(self, wanted.reader)
         lane.machine.weighed(wanted.bytes_max // TOGETHER, LANE_MAX)
-        lane.machine.elements_wanted(wanted, then)
+        lane.machine.add_request(wanted, then)
         lane.serve()
 
     def drop(self) -> None:
-        """The worker has no such task any more."""
+        """Drop the task, as the worker does at the dispatcher's order."""
         super().drop()
         for lane in self._lanes.values():
             lane.machine.close()
@@ -46,7 +48,7 @@ class SimPortionTask(SimTask):
 
 
 class SimLane:
-    """The portions of one reader."""
+    """The portions of one reader, computed one after the other."""
 
     def __init__(self, task: SimPortionTask, client: int) -> None:
         self.machine = PortionsLane(LANE_MAX)
@@ -54,10 +56,10 @@ class SimLane:
         self._sim = task.worker.sim
         self._client = client
         self._given: deque[list[int]] = deque()
-        """Portions that were given and are not begun."""
+        """Portions that the dispatcher has given and that are not begun."""
         self._segment: PortionSegment | None = None
         self._coming: deque[int] = deque()
-        """Elements of the portion that was begun, which are still to be made."""
+        """The elements of the current portion that are still to be made."""
         self._full_since: float | None = None
         self._more()
 
@@ -71,8 +73,10 @@ class SimLane:
     def _get(self, request: int, count: int) -> None:
         task, worker = self._task, self._task.worker
 
-        def question(ticket: Ticket) -> q.Question:
-            return q.AskPortions(ticket, task.state, task.number, worker.life, self._client, request, count)
+        def request_of(pending: SimRequest) -> ev.Request:
+            return ev.PortionsRequest(
+                pending, task.state, task.number, worker.incarnation, self._client, request, count
+            )
 
         def then(value: Any, code: int) -> None:
             if self._over:
@@ -83,14 +87,14 @@ class SimLane:
                 self.machine.end()
                 self.serve()
             else:
-                self.machine.given([each[0] for each in value], self._sim.clock.now)
+                self.machine.portions_received([each[0] for each in value], self._sim.clock.now)
                 self._given.extend(value)
                 self._make()
 
-        worker.dispatcher.ask(worker.calls(), question, then)
+        worker.dispatcher.ask(worker.calls(), request_of, then)
 
     def _make(self) -> None:
-        """One element after the other, then the next portion."""
+        """Make the next element, or begin the next portion."""
         if self._over:
             return
         if self._segment is None:
@@ -118,10 +122,10 @@ class SimLane:
             self._full_since = self._sim.clock.now
 
     def serve(self) -> None:
-        """Answer who waits, and go on where there is room now."""
-        while (answer := self.machine.next_answer()) is not None:
+        """Send the replies that are ready, and continue if the buffer has room now."""
+        while (answer := self.machine.next_reply()) is not None:
             answer.reply(answer)
         if self._full_since is not None:
             clock = self._sim.clock
             since_s, self._full_since = self._full_since, None
-            clock.at(clock.next_look(since_s, FULL_S), self._make)
+            clock.at(clock.next_poll(since_s, FULL_S), self._make)

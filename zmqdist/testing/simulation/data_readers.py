@@ -1,4 +1,4 @@
-"""Readers of a data service in virtual time: the real delivery machines, and what a runtime does for them. See data_service.py."""
+"""Simulated readers of a data service: the real delivery machines, and a model of their runtime and consumer. See data_service.py."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from functools import partial
 from math import inf
 from typing import Any, Protocol
 
-from zmqdist.data.service.dispatcher.machine import questions as q
+from zmqdist.data.service.dispatcher.machine import events as ev
 from zmqdist.data.service.dispatcher.machine import records as r
 from zmqdist.data.service.reader.delivery import (
     END,
     FAILED,
     SOME,
-    Answered,
-    Ask,
-    AskForNews,
-    Began,
+    BatchTaken,
+    ConsumerBegan,
+    ConsumerBusy,
+    ConsumerStarved,
     Deliver,
     Delivery,
+    DispatcherReplied,
     Event,
     News,
-    Over,
-    Reported,
-    TaskPlace,
-    TellDispatcher,
-    Took,
-    Waits,
+    NotifyDispatcher,
+    ReadingEnded,
+    RequestElements,
+    RequestNews,
+    TaskLocation,
+    TaskReplied,
     Wanted,
-    Works,
 )
 from zmqdist.data.service.reader.exactly_once_machine import (
     ACKNOWLEDGE,
@@ -44,56 +44,56 @@ from zmqdist.data.service.reader.exactly_once_machine import (
 )
 from zmqdist.data.service.reader.plain_machine import PlainDelivery
 from zmqdist.data.service.reader.window_machine import AHEAD, TaskWindow
-from zmqdist.data.service.worker.task_answers import GiveElements, GiveError, TaskAnswer
+from zmqdist.data.service.worker.task_replies import GiveElements, GiveError, TaskReply
 from zmqdist.errors import NOT_FOUND, RESOURCE_EXHAUSTED, UNAVAILABLE, OpError, UnavailableError
 from zmqdist.events import Ticked
-from zmqdist.testing.simulation.data_links import SimLink, Ticket
+from zmqdist.testing.simulation.data_links import SimLink, SimRequest
 from zmqdist.testing.simulation.data_parts import DELAY_S, PartSurroundings, SimDataWorker
 
 QUICK_S, SLOW_S = 0.0005, 0.01
-"""What a quick and a slow consumer need for an element: what waits for the slow one is met by more faults."""
+"""The seconds that a quick and a slow consumer need for an element. Elements that wait for a slow one meet more faults."""
 
 
 @dataclass(eq=False)
 class SimTaskLink:
-    """Questions to a task in one life of its worker, whose answers are handed over in their order.
+    """The requests to a task in one incarnation of its worker. The machine gets their replies in order.
 
     Attributes:
-      arrives_at: when the last question arrives: order holds within a connection.
-      last: the element that came last.
+      arrives_at: when the last request arrives: messages of a connection keep their order.
+      last: the last element that the consumer got of this task.
     """
 
-    life: int
-    answers: deque[list[Answered]] = field(default_factory=deque)
+    incarnation: int
+    answers: deque[list[TaskReplied]] = field(default_factory=deque)
     arrives_at: float = 0.0
     last: int = -1
 
 
 class ReaderSurroundings(PartSurroundings, Protocol):
-    """What a simulated reader has around it besides.
+    """The simulation around a reader: that of the other parts, and more.
 
     Attributes:
-      lose_answers: of the answers to readers, the share that is lost.
+      lose_answers: the fraction of the replies to readers that are lost.
     """
 
     workers: list[SimDataWorker]
     lose_answers: float
 
     def faulty(self) -> bool:
-        """Whether faults may still come."""
+        """Return whether faults may still come."""
 
     def register(self, then: Callable[[], object]) -> None:
-        """The dataset, under its id; again and again until it is there."""
+        """Register the dataset under its id; repeat the request until it succeeds."""
 
     def watch_worker(self, worker: SimDataWorker, fail: Callable[[], None], open_: Callable[[], bool]) -> None:
-        """Tell a reader that its worker has died while it waited; it looks from time to time."""
+        """Call `fail` some time after the death of a worker, if `open_` is true then: its reader polls for that while it waits."""
 
     def lose_answer(self, reader: SimReader, elements: list[Any]) -> None:
-        """A reader does not get these."""
+        """Note elements that a reader does not get."""
 
 
 class SimReader:
-    """One iterator."""
+    """One reader with its consumer, which takes elements as long as there are some."""
 
     def __init__(self, sim: ReaderSurroundings, job: str | None, mode: int, repetition: int) -> None:
         self.sim = sim
@@ -128,22 +128,22 @@ class SimReader:
 
     def _open(self) -> None:
         self.sim.dispatcher.ask(
-            self._dispatcher_link(), lambda ticket: self.opening(ticket, self._request), self._opened
+            self._dispatcher_link(), lambda pending: self.opening(pending, self._request), self._opened
         )
 
-    def opening(self, ticket: Ticket, request: int) -> q.Open:
-        """What it wants to read."""
+    def opening(self, pending: SimRequest, request: int) -> ev.OpenRequest:
+        """Return the request that opens the iteration."""
         sources = (self.sim.count,) if self.mode == r.DYNAMIC else ()
-        return q.Open(ticket, request, self.job, self.repetition, r.Terms("data", self.mode), sources)
+        return ev.OpenRequest(pending, request, self.job, self.repetition, r.Terms("data", self.mode), sources)
 
     def made(self, first: int) -> Delivery:
-        """The machine. `first`: the portion that comes first."""
+        """Return the delivery machine. `first`: the first portion of this reader."""
         return PlainDelivery(self.client, "", -1)
 
     def _opened(self, value: Any, code: int) -> None:
         if not self.alive:
             return
-        if code == NOT_FOUND:  # a dispatcher without its state: the dataset has to be registered again
+        if code == NOT_FOUND:  # the dispatcher has lost its state: register the dataset again
             self.sim.register(lambda: self.sim.clock.after(0.05, self._open))
         elif code:
             self.sim.clock.after(0.05, self._open)
@@ -151,13 +151,13 @@ class SimReader:
             self.client, self.iteration, self.state, cut = value
             self.delivery = self.made(cut[3] if cut else 0)
             self._watch()
-            self.handle(Began())
+            self.handle(ConsumerBegan())
 
     def _watch(self) -> None:
-        def question(ticket: Ticket) -> q.Question:
-            return q.Watch(ticket, self.state, self.client, self._version)
+        def request_of(pending: SimRequest) -> ev.Request:
+            return ev.WatchRequest(pending, self.state, self.client, self._version)
 
-        self.sim.dispatcher.ask(self._dispatcher_link(), question, self._watched)
+        self.sim.dispatcher.ask(self._dispatcher_link(), request_of, self._watched)
 
     def _watched(self, value: Any, code: int) -> None:
         if not self.alive or self.ended:
@@ -173,10 +173,12 @@ class SimReader:
             if self.failed:
                 self._end(UNAVAILABLE)
                 return
-            for task, _, where, life, *_ in tasks:
-                if where and (task, life) not in self._links:
-                    self._links[task, life] = SimTaskLink(life)
-            places = [TaskPlace(task, where, where, life, start) for task, _, where, life, _, start in tasks]
+            for task, _, where, incarnation, *_ in tasks:
+                if where and (task, incarnation) not in self._links:
+                    self._links[task, incarnation] = SimTaskLink(incarnation)
+            places = [
+                TaskLocation(task, where, where, incarnation, start) for task, _, where, incarnation, _, start in tasks
+            ]
             self.handle(News(places, False, self._finished, hold, ended))
         if not self._finished:
             self._watch()
@@ -184,22 +186,22 @@ class SimReader:
     # -- the machine ------------------------------------------------------------------------------------------------------
 
     def handle(self, event: Event) -> None:
-        """As the runtime does it."""
+        """Have the machine handle an event, and carry out its effects as the runtime does."""
         if not self.alive or self.ended:
             return
         clock = self.sim.clock
         for effect in self.delivery.handle(event, clock.now):
             match effect:
-                case Ask(source, wanted):
+                case RequestElements(source, wanted):
                     self._ask(source, wanted, self._links[source.task, source.incarnation])
                 case Deliver(items):
                     self.queue += items
                     self.consume()
-                case TellDispatcher():
+                case NotifyDispatcher():
                     self.report(effect)
-                case AskForNews():
+                case RequestNews():
                     self._watch()
-                case Over(error):
+                case ReadingEnded(error):
                     self._end(0 if error is None else error.error_code)
         due = self.delivery.deadline
         if due < self._tick_at:
@@ -212,32 +214,32 @@ class SimReader:
             self.handle(Ticked())
 
     def _end(self, code: int) -> None:
-        """The consumer gets what is in its queue, and then this."""
+        """End the reading: the consumer gets the elements in its queue, and then this error code."""
         self._over = True
         self.error = self.error or code
         self.look()
 
     def look(self) -> None:
-        """Whether it is at its end."""
+        """Note whether the consumer has come to the end."""
         if self._over and not self.queue and not self._consuming:
             self.ended = True
 
-    def report(self, report: TellDispatcher) -> None:
-        """Tell the dispatcher."""
+    def report(self, report: NotifyDispatcher) -> None:
+        """Carry out a NotifyDispatcher of the machine."""
         raise AssertionError(f"a reader that acknowledges nothing reports {report}")
 
     # -- workers ----------------------------------------------------------------------------------------------------------
 
     def _ask(self, source: Any, wanted: Wanted, link: SimTaskLink) -> None:
-        sim, life = self.sim, link.life
-        worker = next((each for each in sim.workers if each.life == life), None)
-        answer: list[Answered] = []
+        sim, incarnation = self.sim, link.incarnation
+        worker = next((each for each in sim.workers if each.incarnation == incarnation), None)
+        answer: list[TaskReplied] = []
         link.answers.append(answer)
-        assert len(link.answers) <= AHEAD, f"W2: {len(link.answers)} questions are with one task"
+        assert len(link.answers) <= AHEAD, f"W2: {len(link.answers)} requests are with one task"
         open_ = [True]
 
         def came(kind: int, value: Any, error: OpError | None) -> None:
-            answer.append(Answered(source, kind, value, error))
+            answer.append(TaskReplied(source, kind, value, error))
             while link.answers and link.answers[0]:
                 (first,) = link.answers.popleft()
                 if self.alive and not self.ended:
@@ -248,9 +250,9 @@ class SimReader:
         def fail() -> None:
             if open_:
                 open_.clear()
-                came(FAILED, None, UnavailableError("the worker does not answer"))
+                came(FAILED, None, UnavailableError("the worker does not reply"))
 
-        def answered(answer_: TaskAnswer) -> None:
+        def answered(answer_: TaskReply) -> None:
             batch: list[Any] = answer_.elements if isinstance(answer_, GiveElements) else []
             if not open_ or (sim.faulty() and sim.random.random() < sim.lose_answers):
                 self.lost_answers += len(batch)
@@ -282,7 +284,7 @@ class SimReader:
     # -- the consumer -----------------------------------------------------------------------------------------------------
 
     def consume(self) -> None:
-        """Take what is in the queue, if the consumer is not at something."""
+        """Have the consumer take the next batch of the queue, unless it is busy."""
         if self._consuming or not self.alive:
             return
         if not self.queue:
@@ -294,11 +296,11 @@ class SimReader:
             assert self.mode == r.DYNAMIC or element > link.last, "F1: the batches of a task came out of their order"
             link.last = element
         self.got += batch
-        self.handle(Took())
+        self.handle(BatchTaken())
         self.sim.clock.after(self.pause_s(), self._consumed)
 
     def pause_s(self) -> float:
-        """What the consumer needs for what it has taken."""
+        """Return the seconds that the consumer needs for what it has taken."""
         return self.sim.random.expovariate(1 / (self._element_s if self.sim.faulty() else QUICK_S))
 
     def _consumed(self) -> None:
@@ -306,24 +308,24 @@ class SimReader:
         self.consume()
 
     def kill(self) -> None:
-        """Its process ends: what is in its queue is lost."""
+        """End the reader's process. The elements in its queue are lost."""
         self.alive = False
         self.lose_queue()
         if self._link is not None:
             self.sim.end_link(self._link)
 
     def lose_queue(self) -> None:
-        """No consumer gets what has come."""
+        """Note the elements in the queue as lost."""
         for _, batch, _ in self.queue:
             self.sim.lose_answer(self, batch)
 
 
 class SimPortionReader(SimReader):
-    """One that acknowledges what its consumer has had.
+    """A reader of portions, which acknowledges the elements that its consumer has finished.
 
     Attributes:
       acknowledged: elements that the reader has acknowledged.
-      confirmed: those of them whose acknowledgment the dispatcher has replied to.
+      confirmed: those of them whose acknowledgment has got its reply.
     """
 
     def __init__(self, sim: ReaderSurroundings, job: str | None, ordered: bool) -> None:
@@ -332,17 +334,17 @@ class SimPortionReader(SimReader):
         self.acknowledged: list[int] = []
         self._consumption = Consumption(nullcontext(), 1, Consumed())
         self._given: dict[int, list[int]] = {}
-        """Of each portion what the consumer was given."""
+        """Portion -> the elements that the consumer got of it."""
         self._marked: dict[int, int] = {}
         self._skipped: dict[int, int] = {}
-        """Of each portion the offset from which on this reader has it."""
+        """Portion -> the offset at which this reader began it."""
         self._hand: tuple[PortionPiece, Iterator[Any]] | None = None
         super().__init__(sim, job, r.DYNAMIC, 0)
 
-    def opening(self, ticket: Ticket, request: int) -> q.Open:
+    def opening(self, pending: SimRequest, request: int) -> ev.OpenRequest:
         terms = r.Terms("data", r.DYNAMIC, delivery="exactly_once", ordered=self.ordered)
         count = self.sim.count
-        return q.Open(ticket, request, self.job, 0, terms, (count,), grain=(count, 1, 1))
+        return ev.OpenRequest(pending, request, self.job, 0, terms, (count,), grain=(count, 1, 1))
 
     def made(self, first: int) -> Delivery:
         window = TaskWindow(self.client, "", -1)
@@ -351,7 +353,7 @@ class SimPortionReader(SimReader):
     # -- the consumer -----------------------------------------------------------------------------------------------------
 
     def consume(self) -> None:
-        """Begin with the next piece, if the consumer is not at one."""
+        """Have the consumer begin the next piece, unless it is busy with one."""
         if self._hand is None and self.alive:
             self._next_piece()
 
@@ -362,7 +364,7 @@ class SimPortionReader(SimReader):
         if not self.queue:
             if not consumption.waits:
                 consumption.waits = True
-                self.sim.clock.after(0.0, partial(self.handle, Waits()))
+                self.sim.clock.after(0.0, partial(self.handle, ConsumerStarved()))
             self.look()
             return
         consumption.waits = False
@@ -373,16 +375,16 @@ class SimPortionReader(SimReader):
         assert piece.first == had, f"X2: portion {piece.number} goes on at {piece.first} where {had} comes next"
         consumption.take(piece, elements, piece.stop - piece.start)
         self._hand = piece, elements
-        events: list[Event] = [Took()] if piece.last else []
+        events: list[Event] = [BatchTaken()] if piece.last else []
         if not consumption.due:
             consumption.due = True
-            events.append(Works())
+            events.append(ConsumerBusy())
         for event in events:
             self.sim.clock.after(0.0, partial(self.handle, event))
         self._next_element()
 
     def _next_element(self) -> None:
-        """What a program does with an element takes time."""
+        """Have the consumer take the next element of its piece, and spend time on it."""
         if self._hand is None or not self.alive:
             return
         piece, elements = self._hand
@@ -395,29 +397,29 @@ class SimPortionReader(SimReader):
         self.sim.clock.after(self.pause_s(), self._next_element)
 
     def lose_queue(self) -> None:
-        """What was not acknowledged is computed again."""
+        """Do nothing: elements that were not acknowledged are computed again."""
 
-    # -- what it says -----------------------------------------------------------------------------------------------------
+    # -- reports to the dispatcher ----------------------------------------------------------------------------------------
 
-    def report(self, report: TellDispatcher) -> None:
-        about = report.about
+    def report(self, report: NotifyDispatcher) -> None:
+        payload = report.payload
 
-        def question(ticket: Ticket) -> q.Question:
+        def request_of(pending: SimRequest) -> ev.Request:
             if report.method == ACKNOWLEDGE:
-                return q.AcknowledgeRequest(ticket, self.state, self.client, about)
-            return q.Missed(ticket, self.state, self.client, about)
+                return ev.AcknowledgeRequest(pending, self.state, self.client, payload)
+            return ev.MissedRequest(pending, self.state, self.client, payload)
 
-        marked = self._note_marks(about) if report.method == ACKNOWLEDGE else []
+        marked = self._note_marks(payload) if report.method == ACKNOWLEDGE else []
 
         def then(_: Any, code: int) -> None:
             if not code:
                 self.confirmed += marked
-            self.handle(Reported(report, code, ""))
+            self.handle(DispatcherReplied(report, code, ""))
 
-        self.sim.dispatcher.ask(self._dispatcher_link(), question, then)
+        self.sim.dispatcher.ask(self._dispatcher_link(), request_of, then)
 
     def _note_marks(self, marks: Marks) -> list[int]:
-        """The elements that are acknowledged by these and were not confirmed before."""
+        """Check marks against the elements that the consumer got. Return the elements that they acknowledge and that were not confirmed."""
         found: list[int] = []
         for number, elements, _ in marks:
             skipped, given = self._skipped[number], self._given[number]
@@ -434,7 +436,7 @@ class SimPortionReader(SimReader):
 
 
 def elements_of(piece: PortionPiece) -> list[int]:
-    """Those of its answer that are in this piece."""
+    """Return the elements of a piece."""
     batch: PortionBatch = piece.batch
     elements: list[int] = batch.value[1]
     return elements[piece.start : piece.stop]

@@ -1,13 +1,14 @@
-"""A data service in virtual time: the real machines of the dispatcher and of its readers, and models of what workers compute.
+"""A simulated data service: the real machines of dispatcher, workers and readers, and models of the computed elements, in virtual time.
 
-Who is in the cluster the real machines of membership and worker decide, so that workers come back in any order and under other names.
+The real machines of membership and worker decide which workers are in the cluster, so that workers come back in any order and under other
+names.
 
-Faults: workers are killed and come back (same place or another), lose their connections, or are added; readers are killed; the
-dispatcher is killed and started again, with its journal or without, and a worker with it; the journal fails; answers of workers to
-readers are lost. After FAULTS_S everything is calm, and what can end must end.
+Faults: workers are killed and come back at the same address or another one, lose their connections, or are added; readers are killed; the
+dispatcher is killed and started again, with or without its journal, and perhaps a worker with it; the journal fails; replies of workers to
+readers are lost. After FAULTS_S no more faults come, and every reader must come to its end.
 
-What is checked is the table of docs/delivery.md: for each way of reading, what its readers may have got given the faults there were.
-What may be missing is what a life had that was lost, what was in a lost answer, and nothing else.
+At the end of a run, `check` compares the elements of all readers with the table of docs/delivery.md. For each way of reading it says which
+elements may be missing because of the faults: those that a lost incarnation held, those in a lost reply, and no others.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from functools import partial
 from random import Random
 from typing import Any
 
-from zmqdist.data.service.dispatcher.machine import questions as q
+from zmqdist.data.service.dispatcher.machine import events as ev
 from zmqdist.data.service.dispatcher.machine import records as r
 from zmqdist.data.service.dispatcher.machine.portions import DEATHS_MAX
 from zmqdist.data.service.dispatcher.machine.snapshot import iteration_rows, next_numbers
@@ -33,35 +34,39 @@ from zmqdist.testing.simulation.data_readers import SimPortionReader, SimReader
 KINDS = ("worker", "cut", "add", "dispatcher", "reader", "journal", "both")
 FAULTS_S = 4.0
 CALM_S = 16.0
-"""Long enough after the faults for each time-out of the rules."""
+"""The end of the calm phase: after it each time-out of the rules has passed since the last fault."""
 END_S = 40.0
 
 
 class DataSim:
-    """One run; see the module's docstring."""
+    """One run of a simulated data service with seeded faults; `simulate_data_service` runs and checks it.
+
+    Attributes:
+      trace: the events of the run, one text each.
+    """
 
     def __init__(self, seed: int, faults: int = 12) -> None:
         self.seed = seed
         self.random = Random(seed)
         self.clock = SimClock()
-        # Each world has its own kinds of trouble: what may not be lost in spite of one is hidden by another.
+        # Each run has only some kinds of faults: under all of them a loss that one kind does not allow could be excused by another.
         self._kinds = self.random.sample(KINDS, self.random.randint(1, len(KINDS)))
         self.trace: list[str] = []
         self.count = self.random.choice((0, 1, 60, 400, 1200))
         self.lose_answers = self.random.choice((0.0, 0.0, 0.02)) if faults else 0.0
         self.answers_lost = self.workers_lost = self.restarts = self.readers_killed = self.added = 0
-        self.lives_lost: set[int] = set()
+        self.incarnations_lost: set[int] = set()
         self._away: set[int] = set()
-        """Those of them that are not there again."""
+        """The lost incarnations that have not registered again."""
         self._most_away = 0
         self._given: dict[tuple[int, int], dict[int, set[int]]] = defaultdict(lambda: defaultdict(set))
-        """(state, task) -> life -> elements that it was given."""
+        """(state, task) -> incarnation -> the positions that it got."""
         self._unseen: dict[tuple[int, int], set[int]] = defaultdict(set)
-        """(state, iteration) -> elements that were in answers that were lost."""
+        """(state, iteration) -> the elements in lost replies."""
         self._begun: dict[tuple[int, int], list[tuple[int, str]]] = defaultdict(list)
-        """(state, iteration) -> tasks that were begun, and at which address."""
+        """(state, iteration) -> the tasks that workers have begun, with the workers' addresses."""
         self._named = self.random.random() < 0.5
-        """Workers ask for their indexes, and do not get them from the dispatcher."""
+        """Whether workers bring their indexes; False: the dispatcher assigns them."""
         self.disk_full_until = 0.0
         self._portions = self.random.random() < 0.4
         self.faults_until = FAULTS_S if faults else 0.0
@@ -86,7 +91,7 @@ class DataSim:
         self.clock.after(self.random.expovariate(1 / DELAY_S), fn)
 
     def in_order(self, link: SimLink, way: str, fn: Callable[[], object]) -> None:
-        """Later, and after what went this way before."""
+        """Call `fn` after a short random time, and after the earlier calls for this direction of the connection."""
         at = max(self.clock.now + self.random.expovariate(1 / DELAY_S), link.last.get(way, 0.0))
         link.last[way] = at
         self.clock.at(at, fn)
@@ -98,13 +103,13 @@ class DataSim:
         self.trace.append(f"{self.clock.now:.3f} {what}")
 
     def register(self, then: Callable[[], object]) -> None:
-        """The dataset, under its id; again and again until it is there."""
+        """Register the dataset under its id; repeat the request until it succeeds, then call `then`."""
         request = self.random.getrandbits(40)
 
         def attempt() -> None:
             self.dispatcher.ask(
                 self.dispatcher.connect(),
-                lambda ticket: q.RegisterRequest(ticket, request, "data", "print", "{}"),
+                lambda pending: ev.RegisterRequest(pending, request, "data", "print", "{}"),
                 done,
             )
 
@@ -117,62 +122,62 @@ class DataSim:
         attempt()
 
     def end_link(self, link: SimLink) -> None:
-        """Both sides notice in their own time."""
+        """End a connection. Each side notices at its own time."""
         if not link.open:
             return
         link.open = False
-        tickets, link.tickets = link.tickets, []
-        for ticket in tickets:
-            self.soon(partial(ticket.end, None, UNAVAILABLE))
-            self.soon(partial(self.dispatcher.handle, q.AskerGone(ticket)))
+        pending, link.pending = link.pending, []
+        for each in pending:
+            self.soon(partial(each.end, None, UNAVAILABLE))
+            self.soon(partial(self.dispatcher.handle, ev.CallerGone(each)))
         self.soon(partial(self.dispatcher.gone, link))
         self.soon(link.closed)
 
     def watch_worker(self, worker: SimDataWorker, fail: Callable[[], None], open_: Callable[[], bool]) -> None:
-        """Tell a reader that its worker has died while it waited; it looks from time to time."""
+        """Call `fail` some time after the death of a worker, if `open_` is true then: its reader polls for that while it waits."""
         since_s = self.clock.now
 
         def died() -> None:
             if open_():
-                self.clock.at(self.clock.next_look(since_s, 0.1), lambda: fail() if open_() else None)
+                self.clock.at(self.clock.next_poll(since_s, 0.1), lambda: fail() if open_() else None)
 
         worker.died.append(died)
 
-    # -- the truth --------------------------------------------------------------------------------------------------------------
+    # -- what really happened ---------------------------------------------------------------------------------------------------
 
-    def lost(self, life: int) -> None:
-        """The dispatcher has given up a life of a worker."""
-        self.lives_lost.add(life)
-        self._away.add(life)
+    def lost(self, incarnation: int) -> None:
+        """Note that the dispatcher counts an incarnation of a worker as lost."""
+        self.incarnations_lost.add(incarnation)
+        self._away.add(incarnation)
         self._most_away = max(self._most_away, len(self._away))
-        self.workers_lost += any(worker.life == life and worker.alive for worker in self.workers)
+        self.workers_lost += any(worker.incarnation == incarnation and worker.alive for worker in self.workers)
 
-    def joined(self, life: int) -> None:
-        """The dispatcher has taken a life of a worker, perhaps once more."""
-        self._away.discard(life)
+    def joined(self, incarnation: int) -> None:
+        """Note that the dispatcher has registered an incarnation of a worker, for the first time or again."""
+        self._away.discard(incarnation)
 
-    def gave(self, request: q.SplitsRequest, given: dict[int, tuple[int, int, int, int]]) -> None:
+    def gave(self, request: ev.SplitsRequest, given: dict[int, tuple[int, int, int, int]]) -> None:
         """Note the positions in the last reply to a task; the reply may be lost."""
         number, _, start, length = given.get(request.source, (0, 0, 0, 0))
         if number == request.request:
-            self._given[request.state, request.task][request.life].update(range(start, start + length))
+            self._given[request.state, request.task][request.incarnation].update(range(start, start + length))
 
     def lose_answer(self, reader: SimReader, elements: list[Any]) -> None:
-        """A reader does not get these."""
+        """Note elements that a reader does not get."""
         self.answers_lost += len(elements)
         if not isinstance(reader, SimPortionReader):
             self._unseen[reader.state, reader.iteration].update(elements)
 
     def _may_miss(self, reader: SimReader) -> set[int]:
-        """Elements of a DYNAMIC iteration that went down with a life or an answer."""
+        """Return the elements of a DYNAMIC iteration that were lost with an incarnation or a reply."""
         missed = set(self._unseen[reader.state, reader.iteration])
         for task, _ in self._begun[reader.state, reader.iteration]:
-            for life, given in self._given[reader.state, task].items():
-                if life in self.lives_lost:
+            for incarnation, given in self._given[reader.state, task].items():
+                if incarnation in self.incarnations_lost:
                     missed |= given
         return missed
 
-    # -- what happens -----------------------------------------------------------------------------------------------------------
+    # -- workers, readers and faults --------------------------------------------------------------------------------------------
 
     def _new_worker(self) -> None:
         self._names += 1
@@ -180,7 +185,7 @@ class DataSim:
         self.workers.append(SimDataWorker(self, f"worker {self._names}", f"host:{self._names}", index))
 
     def task(self, worker: SimDataWorker, task: WorkerTask, state: int) -> SimTask:
-        """Return the task that a worker shall begin."""
+        """Return the simulated task that a worker begins."""
         self._begun[state, task.iteration].append((task.id, worker.address))
         return (SimPortionTask if task.terms.portioned else SimTask)(worker, task, state)
 
@@ -229,11 +234,11 @@ class DataSim:
                 victim_reader.kill()
 
     def _kill(self, victim: SimDataWorker, address: str) -> None:
-        """And have it come back at an address; "": it does not."""
+        """Kill a worker, and have it come back at an address; "": it does not come back."""
         self.note(f"{victim.name} is killed")
         victim.kill()
         self.workers_lost += 1
-        self.lives_lost.add(victim.life)
+        self.incarnations_lost.add(victim.incarnation)
         if address:
             self.clock.after(self.random.uniform(0.05, 1.0), lambda: self._come_back(victim, address))
 
@@ -241,14 +246,14 @@ class DataSim:
         self.note(f"{victim.name} is back at {address}")
         self.workers.append(SimDataWorker(self, victim.name, address, victim.index))
 
-    # -- what must be so ------------------------------------------------------------------------------------------------------------
+    # -- checks at the end ----------------------------------------------------------------------------------------------------------
 
     def check(self) -> None:
         for reader in self.readers:
             if reader.alive:
                 self._check_end(reader)
         for worker in self.workers:
-            placed = worker.life in self.dispatcher.splits.places
+            placed = worker.incarnation in self.dispatcher.machine.places
             assert placed == worker.alive, f"D6: {worker.name} {'has no' if worker.alive else 'still has a'} place"
         groups: dict[tuple[Any, ...], list[SimReader]] = {}
         for reader in self.readers:
@@ -260,7 +265,7 @@ class DataSim:
 
     def _check_rows(self) -> None:
         """Check the snapshot for operators: iterations that have ended have no tasks, and no number in use is given out again."""
-        state = self.dispatcher.splits.state
+        state = self.dispatcher.machine.state
         rows = {row.id: row for row in iteration_rows(state)}
         for row in rows.values():
             assert not (row.tasks and (row.finished or row.collected)), f"an iteration has ended, and has tasks: {row}"
@@ -272,7 +277,7 @@ class DataSim:
 
     def _check_end(self, reader: SimReader) -> None:
         lost_state = self.restarts and not self.dispatcher.rules.fault_tolerant
-        assert reader.ended, "D4: a reader is not at its end although everything was calm"
+        assert reader.ended, "D4: a reader has not come to its end, although no more faults came"
         if reader.error:
             allowed: tuple[int, ...] = (NOT_FOUND, FAILED_PRECONDITION) if lost_state else ()
             if reader.failed and self._most_away >= DEATHS_MAX:
@@ -303,15 +308,15 @@ class DataSim:
             assert len(got) == self.count, f"OFF: {self.count - len(got)} of {self.count} elements were never given"
 
     def _check_shares(self, reader: SimReader, got: Counter[int]) -> None:
-        """OFF: who had a task last and is there at the end, in whichever life, has given the whole dataset."""
+        """Check an OFF iteration: each address whose last task was begun there and that is alive at the end has given the whole dataset."""
         there = {worker.address for worker in self.workers if worker.alive}
-        last = dict(self._begun[reader.state, reader.iteration])  # a worker in another's place goes on with its task
+        last = dict(self._begun[reader.state, reader.iteration])  # a worker in another's place continues its task
         shares = len(there & set(last.values()))
         least = min((got[element] for element in range(self.count)), default=shares)
         assert least >= shares, f"OFF: an element came {least} times, and {shares} workers had a share"
 
     def _check_portions(self, readers: list[Any], kept: bool) -> None:
-        """Check that each element was delivered and acknowledged once. An unanswered acknowledgment of a killed reader may count or not."""
+        """Check that each element was delivered and acknowledged once. An acknowledgment of a killed reader that got no reply may count."""
         sure = Counter(element for each in readers for element in (each.got if each.alive else each.confirmed))
         maybe = Counter(element for each in readers if not each.alive for element in each.acknowledged)
         twice = [element for element, times in sure.items() if times > 1]
@@ -324,16 +329,18 @@ class DataSim:
 
 
 def simulate_data_service(seed: int, faults: int = 12) -> DataSim:
-    """One run with seeded faults.
+    """Run a simulated data service with seeded faults to its end, and check the delivered elements.
+
+    Use it to search for seeds that break a promise.
 
     Raises:
-      AssertionError: a promise was broken; the text has the seed and what happened.
+      AssertionError: a promise was broken; the text has the seed and the trace of the run.
     """
     sim = DataSim(seed, faults)
     try:
         sim.run()
         sim.check()
     except AssertionError as error:
-        story = "\n".join(sim.trace)
-        raise AssertionError(f"{error}\nreplay: pytest tests/sim --seed {seed}\n{story}") from error
+        trace = "\n".join(sim.trace)
+        raise AssertionError(f"{error}\nreplay: pytest tests/sim --seed {seed}\n{trace}") from error
     return sim

@@ -1,7 +1,7 @@
-"""A network with ZeroMQ's own failures, and processes that can be killed and frozen.
+"""A simulated network with ZeroMQ's own failures, and processes that can be killed and frozen.
 
-What holds: order within a connection. What is lost: the tail of a connection, when an end dies or the link is cut. A send to a peer
-that has just died succeeds. Each side notices the end of a connection at its own time, and a reconnect is a new connection.
+Messages of a connection arrive in order. When an end dies or the link is cut, the last messages of the connection are lost. A send to a
+peer that has just died succeeds. Each side notices the end of a connection at its own time, and a reconnect is a new connection.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from zmqdist.wire.headers import decode, encode
 
 
 class SimProcess:
-    """Something that runs, is frozen (SIGSTOP), or is dead. What reaches a frozen process waits for its thaw."""
+    """A process that runs, is frozen (SIGSTOP), or is dead. Events that reach a frozen process wait until it thaws."""
 
     def __init__(self) -> None:
         self.alive = True
@@ -27,7 +27,7 @@ class SimProcess:
         self._backlog: deque[Callable[[], object]] = deque()
 
     def post(self, fn: Callable[[], object]) -> None:
-        """Something happens to this process."""
+        """Call `fn`, an event in this process: at once, after the thaw, or not at all if the process is dead."""
         if not self.alive:
             return
         if self.frozen:
@@ -49,19 +49,19 @@ class SimProcess:
 
 
 def through_headers(message: Message) -> tuple[Message, int]:
-    """A message as its receiver decodes it: a copy of its own, as on a real wire; and its bytes there."""
+    """Return (a message as its receiver decodes it, its number of bytes). The copy shares nothing with the original, as on a real wire."""
     data = encode(message)
     return decode(data, "a peer"), len(data)
 
 
 class SimConnection:
-    """One connection of a client to a server, such as a dispatcher, which knows it as a Peer.
+    """One connection of a client to a server. The server's machine gets this object as the Peer.
 
     Args:
-      up: called with each message that reaches the server, and its payload frames.
-      down: called with each that reaches the client.
-      bytes_per_s: what the link carries in each direction.
-      wire: what the way does to a message, and how many bytes that is.
+      up: `up(connection, message, *frames)` is called with each message that reaches the server, and its payload frames.
+      down: `down(message, *frames)` is called with each message that reaches the client.
+      bytes_per_s: the bandwidth of the link in each direction.
+      wire: returns (a message as its receiver gets it, its number of bytes).
     """
 
     def __init__(
@@ -87,21 +87,23 @@ class SimConnection:
         return f"<{self.name}{'' if self.open else ', ended'}>"
 
     def send_up(self, message: Any, *frames: bytes) -> None:
-        """From the client to the server."""
+        """Send a message from the client to the server."""
         self._send(0, message, frames)
 
     def send_down(self, message: Any, *frames: bytes) -> None:
-        """From the server to the client."""
+        """Send a message from the server to the client."""
         self._send(1, message, frames)
 
     def in_order(self, direction: int, nbytes: int, fn: Callable[[], object]) -> None:
-        """Call `fn` when so many bytes, behind what was sent before, are at the server (0) or the client (1), unless they are lost."""
+        """Call `fn` when `nbytes` bytes have arrived behind everything sent before, unless they are lost. Direction 0 is to the server, 1
+        to the client.
+        """
         at = max(self._clock.now + self._random.expovariate(2000.0), self._last[direction]) + nbytes / self.bytes_per_s
         self._last[direction] = at
         self._clock.at(at, lambda: fn() if self.open else None)
 
     def end(self) -> None:
-        """What is on the way in either direction is lost."""
+        """End the connection. Messages on the way are lost, in both directions."""
         self.open = False
 
     def _send(self, direction: int, message: Any, frames: tuple[bytes, ...]) -> None:

@@ -1,6 +1,6 @@
 """A simulated worker: the real machine, with slots that run functions in virtual time.
 
-What a function does is in its payload: b"kind|coordinator|work". The truth about each run is kept in `Truth`, for the checks.
+The payload of a function says what it does: b"kind|coordinator|work". `Oracle` records what really happened to each run, for the checks.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from random import Random
 from typing import Protocol
 
 from zmqdist.events import Heard, Send, Ticked
-from zmqdist.messages import BULK, ERROR, INPUT_LOST, VALUE, Assign, Done, Message, Returned, SlotsLost
+from zmqdist.messages import BULK, ERROR, INPUT_LOST, VALUE, Assign, Done, LeasesReturned, Message, SlotsLost
 from zmqdist.scheduling.dispatcher.rules import BrokerRules
 from zmqdist.scheduling.worker.machine import DISPATCHER, WorkerMachine
 from zmqdist.scheduling.worker.worker_events import (
@@ -27,7 +27,7 @@ from zmqdist.scheduling.worker.worker_events import (
     Give,
     Interrupt,
     Kill,
-    LeaveAsked,
+    LeaveRequested,
     Reclaim,
     SlotDied,
     SlotFinished,
@@ -50,26 +50,26 @@ DURATIONS_S = {
     "bulk": 0.01,
     "keep": 0.01,
 }
-LOOK_S = 0.02
+POLL_S = 0.02
 PIPE_S = 0.0001
-"""How long anything is on its way to a slot."""
+"""How long a message is on its way to a slot, in seconds."""
 
 
 @dataclass
-class Truth:
-    """What really happened, which no part of the cluster can know."""
+class Oracle:
+    """The facts of a run that no part of the cluster can know."""
 
     runs: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Number of a run -> (coordinator, work)."""
     reported: dict[tuple[int, int], set[int]] = field(default_factory=dict)
-    """(coordinator, work) -> leases of it whose start some worker has reported."""
+    """(coordinator, work) -> its leases whose start a worker has reported."""
     kept: set[tuple[int, int]] = field(default_factory=set)
-    """(coordinator, work) whose result the coordinator has told some dispatcher to keep, in time."""
+    """(coordinator, work) whose result a dispatcher was told to keep while it held the result."""
 
 
 @dataclass(eq=False)
 class SimSlot:
-    """One life of one slot process (or the thread)."""
+    """One incarnation of a slot's process, or the slot's thread."""
 
     index: int
     alive: bool = True
@@ -86,78 +86,81 @@ class SimSlot:
 
 
 class WorkerSurroundings(Protocol):
-    """What a simulated worker has around it: a cluster (cluster.py).
+    """The simulated cluster around a worker (cluster.py).
 
     Attributes:
-      incarnation: of the dispatcher that is there, or was last.
+      incarnation: of the current dispatcher, or of the last one while there is none.
     """
 
     clock: SimClock
     random: Random
     rules: BrokerRules
-    truth: Truth
+    oracle: Oracle
     dispatcher_up: bool
     incarnation: int
 
     def new_connection(self, name: str, down: Callable[[Message], None]) -> SimConnection:
-        """Of a client to the dispatcher."""
+        """Return a new connection of a client to the dispatcher; `down` gets the messages for the client."""
 
     def end_connection(
         self, connection: SimConnection, *, noticed_by_client: bool = True, noticed_by_server: bool = True
     ) -> None:
-        """What is on the way is lost; each side notices at its own time."""
+        """End a connection. Messages on the way are lost; each side notices at its own time."""
 
     def worker_exited(self, worker: SimWorker) -> None:
-        """Its process has ended by itself."""
+        """Note that a worker's process has ended by itself."""
 
     def kill_worker(self, worker: SimWorker) -> None:
-        """As SIGKILL does."""
+        """Kill a worker's process as SIGKILL does."""
 
     def new_run(self, coordinator: int, work: int) -> int:
-        """A function begins; this is the number of its run."""
+        """Return the number of a run that begins."""
 
     def is_held(self, run: int) -> bool:
-        """Whether some worker has the result of this run, and answers."""
+        """Return whether a live worker holds the result of this run."""
 
     def check_registration(self, worker: SimWorker, message: Message) -> None:
-        """Raises AssertionError where what a worker says of itself breaks a promise; so does `check_careful` at a start."""
+        """Raise AssertionError if the message by which a worker registers breaks a promise."""
 
-    def check_careful(self, worker: SimWorker, lease: int) -> None: ...
+    def check_reported_before_start(self, worker: SimWorker, lease: int) -> None:
+        """Raise AssertionError if a worker begins careful work before the dispatcher knows of its start."""
 
 
 class SimWorker:
-    """One life of one worker process."""
+    """One incarnation of a worker's process."""
 
-    def __init__(self, cluster: WorkerSurroundings, index: int, life: int, *, can_kill: bool, slots: int) -> None:
+    def __init__(
+        self, cluster: WorkerSurroundings, index: int, incarnation: int, *, can_kill: bool, slots: int
+    ) -> None:
         self.cluster = cluster
         self.process = SimProcess()
         self.index = index
-        self.life = life
-        self.key = f"w{index}.{life}"
+        self.incarnation = incarnation
+        self.key = f"w{index}.{incarnation}"
         self.connection: SimConnection | None = None
         self.slots_frozen = False
         self.cut_off_until = 0.0
-        """Its network is gone until then."""
-        self.was_apart = False
-        """It has lost a connection at least once."""
+        """Until this time the worker has no network."""
+        self.has_disconnected = False
+        """The worker has lost a connection at least once."""
         self.thawed_unheard = False
-        """It was frozen as a whole, and has not registered since."""
-        self.careful: set[int] = set()
+        """The worker was frozen with its slots, and has not registered since."""
+        self.report_before_start: set[int] = set()
         self.own: set[int] = set()
         self.held: dict[int, int] = {}
-        """Bulk results: lease -> number of the run."""
+        """The bulk results that the worker holds: lease -> number of the run."""
         self._begun: set[int] = set()
-        """Leases whose work has begun here."""
+        """The leases whose work has begun at this worker."""
         self._random: Random = cluster.random
         self._what: dict[int, tuple[int, int]] = {}
         self._slots: list[SimSlot | None] = [None] * slots
         self._tick_at: float | None = None
         self.machine = WorkerMachine(
-            incarnation=life,
+            incarnation=incarnation,
             job="worker",
             index=index,
             slots=slots,
-            pid=life,
+            pid=incarnation,
             host="sim",
             orphan_limit_s=1e6,
             can_kill=can_kill,
@@ -166,16 +169,16 @@ class SimWorker:
         self._perform(self.machine.start())
         self.connect()
 
-    # -- life -----------------------------------------------------------------------------------------------------
+    # -- start, connection and end --------------------------------------------------------------------------------
 
     def connect(self) -> None:
-        """Try until the dispatcher is there."""
+        """Try to connect until the dispatcher is up."""
         if not self.process.alive or (self.connection is not None and self.connection.open):
             return
         if not self.cluster.dispatcher_up or self.cluster.clock.now < self.cut_off_until:
             self.cluster.clock.after(self._random.uniform(0.05, 0.6), lambda: self.process.post(self.connect))
             return
-        connection = self.connection = self.cluster.new_connection(self.key, self._hear)
+        connection = self.connection = self.cluster.new_connection(self.key, self._receive)
         incarnation = self.cluster.incarnation
 
         def up() -> None:
@@ -185,15 +188,15 @@ class SimWorker:
         self.cluster.clock.after(self._random.expovariate(1000.0), lambda: self.process.post(up))
 
     def lost_connection(self, connection: SimConnection) -> None:
-        """This side notices that a connection has ended."""
+        """Notice the end of a connection."""
         if connection is self.connection:
             self.connection = None
-            self.was_apart = True
+            self.has_disconnected = True
             self.handle(DispatcherDisconnected())
             self.cluster.clock.after(self._random.uniform(0.05, 0.5), lambda: self.process.post(self.connect))
 
     def kill(self) -> None:
-        """kill -9: its slots die with it."""
+        """Kill the process with SIGKILL; its slots die with it."""
         for slot in self._slots:
             if slot is not None:
                 self._end(slot)
@@ -203,7 +206,10 @@ class SimWorker:
             self.cluster.end_connection(self.connection, noticed_by_client=False)
 
     def freeze(self, *, slots_too: bool) -> None:
-        """SIGSTOP, of the worker's process or of its slots as well. A watch ends slots whose worker does not run (process/zygote.py)."""
+        """Stop the worker's process with SIGSTOP, and with `slots_too` its slots.
+
+        Slots that run on are ended by the zygote's watch, because their worker does not run (process/zygote.py).
+        """
         self.process.frozen = True
         self.slots_frozen = self.thawed_unheard = slots_too
         since = self.cluster.clock.now
@@ -215,10 +221,10 @@ class SimWorker:
         self.process.thaw()
 
     def leave(self) -> None:
-        self.handle(LeaveAsked(1.0))
+        self.handle(LeaveRequested(1.0))
 
     def executing(self) -> list[tuple[int, int]]:
-        """(coordinator, work) of what runs now."""
+        """Return the (coordinator, work) of every function that runs now."""
         if not self.process.alive or self.slots_frozen:
             return []
         return [
@@ -226,7 +232,7 @@ class SimWorker:
         ]
 
     def kill_slot(self) -> None:
-        """Kill one of its slot processes."""
+        """Kill the process of one slot."""
         live = [slot for slot in self._slots if slot is not None and slot.alive]
         if live and self.machine.can_kill and self.process.alive:
             self._kill(self._random.choice(live), -9)
@@ -249,9 +255,9 @@ class SimWorker:
             leases = [item[0] for item in message.items]
         for lease in leases:
             if lease in self._what:
-                self.cluster.truth.reported.setdefault(self._what[lease], set()).add(lease)
+                self.cluster.oracle.reported.setdefault(self._what[lease], set()).add(lease)
 
-    def _hear(self, message: Message) -> None:
+    def _receive(self, message: Message) -> None:
         if isinstance(message, Assign):
             for lease, coordinator, _, _, payload in message.items:
                 self._what[lease] = (coordinator, int(payload.split(b"|")[2]))
@@ -275,8 +281,8 @@ class SimWorker:
 
     def _check_given_back(self, effects: list[Effect]) -> None:
         messages = [effect.message for effect in effects if isinstance(effect, Send)]
-        back = {lease for message in messages if isinstance(message, Returned) for lease in message.leases}
-        assert not back & self._begun, "worker P10: what a slot has begun is given back"
+        back = {lease for message in messages if isinstance(message, LeasesReturned) for lease in message.leases}
+        assert not back & self._begun, "worker P10: work that a slot has begun is given back"
 
     def _rearm(self) -> None:
         at = self.machine.deadline
@@ -334,12 +340,12 @@ class SimWorker:
         self.cluster.clock.after(self._random.uniform(0.005, 0.02), ready)
 
     def _check_own(self, give: Give) -> None:
-        """Nothing that any worker may run goes before what waits for this one, but for careful work that was announced."""
+        """Check that work for this very worker goes to slots first and in order, except for work whose start is reported first."""
         leases = {self.machine.lease_at(give.slot, item[0]) or 0 for item in give.items}
         waiting = self.own.intersection(item[0] for item in self.machine.queue)
-        early = leases - self.own - self.careful
-        assert not waiting or not early, "worker P9: what is for this worker waits for other work"
-        given, waiting = leases & self.own - self.careful, waiting - self.careful
+        early = leases - self.own - self.report_before_start
+        assert not waiting or not early, "worker P9: work for this very worker waits for other work"
+        given, waiting = leases & self.own - self.report_before_start, waiting - self.report_before_start
         assert not given or not waiting or max(given) < min(waiting), (
             "worker P9: what is for this worker is out of order"
         )
@@ -365,13 +371,13 @@ class SimWorker:
         self.cluster.clock.after(PIPE_S, arrive)
 
     def _forget(self, index: int, functions: list[tuple[int, int]]) -> None:
-        """It goes the way that work goes: what the slot was given before still has them."""
+        """Have a slot forget functions. The message travels behind the work that was sent to the slot before, which still needs them."""
         slot = self._slots[index]
         if slot is not None:
             self.cluster.clock.after(PIPE_S, lambda: slot.known.difference_update(functions))
 
     def _next(self, slot: SimSlot) -> None:
-        """A slot begins its next item, if it has one and is not frozen."""
+        """Have a slot begin its next item, if it has one and is not frozen."""
         while slot.alive and slot.items and slot.running is None:
             if self.slots_frozen:
                 self.cluster.clock.after(0.05, lambda: self._next(slot))
@@ -387,13 +393,13 @@ class SimWorker:
         kind, _, work, *inputs = payload.decode().split("|")
         lease = self.machine.lease_at(slot.index, position)
         if lease is not None:
-            assert lease not in self._begun, "worker P10: what a slot has begun begins once more"
+            assert lease not in self._begun, "worker P10: work that has begun at a slot begins again"
             self._begun.add(lease)
-            self.cluster.check_careful(self, lease)
+            self.cluster.check_reported_before_start(self, lease)
         slot.position = position
         slot.running = (position, coordinator, int(work))
         slot.run = self.cluster.new_run(coordinator, int(work))
-        self.cluster.clock.after(LOOK_S, lambda: self._look(slot, position))
+        self.cluster.clock.after(POLL_S, lambda: self._look(slot, position))
         lost = next((text for text in inputs if not self.cluster.is_held(int(text.partition(":")[2]))), None)
         if lost is not None:
             slot.running = None
@@ -427,7 +433,7 @@ class SimWorker:
         self._next(slot)
 
     def _report(self, slot: SimSlot, position: int, kind: int, payload: bytes) -> None:
-        """Outcomes leave the slot a moment later: one that dies before loses them."""
+        """Report an outcome a moment later. A slot that dies before loses it."""
 
         def leave() -> None:
             if slot.alive:
@@ -451,7 +457,7 @@ class SimWorker:
             and slot.running[0] == position
             and self._random.random() < 0.5
         ):
-            # The function looks at zmqdist.cancelled() and returns early.
+            # The function has called zmqdist.cancelled(), and returns early.
             self.cluster.clock.after(0.01, lambda: self._end_of(slot, position, "polite"))
 
     def _kill(self, slot: SimSlot, code: int) -> None:
@@ -465,4 +471,4 @@ class SimWorker:
             slot.running = None
 
 
-__all__ = ["SimSlot", "SimWorker", "Truth"]
+__all__ = ["SimSlot", "SimWorker", "Oracle"]

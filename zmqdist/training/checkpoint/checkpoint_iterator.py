@@ -37,7 +37,7 @@ def checkpoints(directory: str | os.PathLike[str]) -> list[tuple[str, Manifest]]
     """Return (path, manifest) of each complete checkpoint, the one saved last at the end. A damaged one is skipped, and logged."""
     found = []
     directory = storage.absolute(directory)
-    for name in storage.names(directory):
+    for name in storage.list_names(directory):
         path = storage.join(directory, name)
         if number_of(name) is None:
             continue

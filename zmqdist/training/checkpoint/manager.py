@@ -202,7 +202,7 @@ class CheckpointManager:
             raise storage.error_of(error, self._directory) from error
         with contextlib.suppress(FileNotFoundError):
             storage.remove(storage.join(self._directory, FINISHED))
-        for name in storage.names(self._directory, unfinished=True):
+        for name in storage.list_names(self._directory, unfinished=True):
             path = storage.join(self._directory, name)
             cut_off = number_of(name) is not None and not storage.exists(storage.join(path, MANIFEST))
             if cut_off or _UNFINISHED.fullmatch(name):

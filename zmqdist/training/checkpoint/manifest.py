@@ -29,7 +29,7 @@ import numpy as np
 
 from zmqdist.data import storage
 from zmqdist.errors import DataLossError, FailedPreconditionError, NotFoundError
-from zmqdist.wire.arrays import BadArray, read_dtype, tell_dtype
+from zmqdist.wire.arrays import BadArray, dtype_from_json, dtype_to_json
 
 MANIFEST = "manifest.json"
 FORMAT = 1
@@ -171,7 +171,7 @@ def _entry_to_json(entry: Entry) -> dict[str, Any]:
     return {
         "kind": "variable" if entry.variable else "array",
         "shape": list(entry.shape),
-        "dtype": tell_dtype(entry.dtype),
+        "dtype": dtype_to_json(entry.dtype),
         "pieces": [
             {
                 "rows": [piece.start, piece.stop],
@@ -181,7 +181,7 @@ def _entry_to_json(entry: Entry) -> dict[str, Any]:
                 "version": piece.version,
                 "source": list(piece.source),
                 "slots": {
-                    name: {"shape": list(shape), "dtype": tell_dtype(dtype)}
+                    name: {"shape": list(shape), "dtype": dtype_to_json(dtype)}
                     for name, (shape, dtype) in piece.slots.items()
                 },
             }
@@ -225,7 +225,7 @@ def _read_shape(sizes: Any) -> tuple[int, ...]:
 
 def _read_dtype(description: Any) -> np.dtype[Any]:
     try:
-        return read_dtype(description)
+        return dtype_from_json(description)
     except BadArray as error:
         raise ValueError(str(error)) from None
 
@@ -239,6 +239,6 @@ def _read_plain(value: Any) -> Plain:
 def _checkpoints_in(path: str) -> list[str]:
     """Return the names of the folders in `path` that have a manifest."""
     try:
-        return [name for name in storage.names(path) if storage.exists(storage.join(path, name, MANIFEST))]
+        return [name for name in storage.list_names(path) if storage.exists(storage.join(path, name, MANIFEST))]
     except OSError:
         return []

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from zmqdist.errors import FailedPreconditionError, OpError, UnavailableError
-from zmqdist.limits import PS_VERSION_LIFE_BITS, RECOVERY_LOOK_S
+from zmqdist.limits import PS_VERSION_INCARNATION_SHIFT, RECOVERY_POLL_S
 from zmqdist.training.checkpoint.checkpoint_iterator import checkpoints
 from zmqdist.training.checkpoint.manager import CheckpointManager
 from zmqdist.training.checkpoint.parts import Part
@@ -148,7 +148,7 @@ class Recovery:
 
     def _watch(self, ps: int) -> None:
         away, logged = False, ""
-        while not self._closing.wait(RECOVERY_LOOK_S):
+        while not self._closing.wait(RECOVERY_POLL_S):
             try:
                 self._look(ps)
                 away, logged = False, ""
@@ -171,7 +171,7 @@ class Recovery:
         if self._due[ps]:
             self._recover(ps)
             self._due[ps] = False
-        variables = self._session.clients[ps].about().get_value()["variables"]
+        variables = self._session.clients[ps].status().get_value()["variables"]
         self._versions[ps].update(
             {each["number"]: each["version"] for each in variables if each["session"] == self._session.number}
         )
@@ -240,12 +240,12 @@ class Recovery:
 
 
 def _version(incarnation: int, changes: int) -> int:
-    return incarnation << PS_VERSION_LIFE_BITS | changes
+    return incarnation << PS_VERSION_INCARNATION_SHIFT | changes
 
 
 def _changes(version: int) -> int:
     """Return 1 + the number of updates that the value of this version contains."""
-    return version & (1 << PS_VERSION_LIFE_BITS) - 1
+    return version & (1 << PS_VERSION_INCARNATION_SHIFT) - 1
 
 
 def _variables(names: tuple[str, ...]) -> str:

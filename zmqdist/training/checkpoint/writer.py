@@ -28,7 +28,7 @@ from zmqdist.data import storage
 from zmqdist.limits import CHECKPOINT_SHARDS_AT_ONCE
 from zmqdist.training.checkpoint.manifest import Entry, Manifest, Plain, StoredPiece
 from zmqdist.training.checkpoint.parts import Part
-from zmqdist.wire.arrays import tell_dtype
+from zmqdist.wire.arrays import dtype_to_json
 
 _OWN = re.compile(r"\d{5,}-[A-Za-z0-9_.-]{0,80}-\d{5,}-of-\d{5,}\.[0-9a-f]{8}\.npz", re.ASCII)
 """Names of files that `_write_all` makes."""
@@ -81,7 +81,9 @@ def write(
             raise storage.error_of(error, error.filename or folder) from error
         raise
     if in_place:
-        _remove(path, [name for name in storage.names(path) if _OWN.fullmatch(name) and name not in manifest.files])
+        _remove(
+            path, [name for name in storage.list_names(path) if _OWN.fullmatch(name) and name not in manifest.files]
+        )
     return manifest
 
 
@@ -145,7 +147,7 @@ def _storable(array: NDArray[Any]) -> NDArray[Any]:
     Raises:
       BadArray: the array holds pointers, which npz would pickle.
     """
-    tell_dtype(array.dtype)
+    dtype_to_json(array.dtype)
     if array.dtype.isbuiltin == 2:
         return np.ascontiguousarray(array).view(np.dtype(f"V{array.dtype.itemsize}")).reshape(array.shape)
     return array

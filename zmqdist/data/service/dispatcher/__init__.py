@@ -1,1 +1,1 @@
-"""The dispatcher of the data service: the machine that decides, its runtime, and what both keep on disk."""
+"""The dispatcher of the data service: its machine, its runtime, and their files (the journal and the descriptions of datasets)."""

@@ -1,21 +1,21 @@
-"""The dispatcher's journal: what has been acknowledged is on the disk, in order, and comes back after kill -9 or a loss of power.
+"""The dispatcher's journal: acknowledged records are on the disk, in order, and survive kill -9 and a loss of power.
 
 Promises
- 1. `done(None)` is called when the records are synchronised to the disk (SQLite's write-ahead log, synchronous=FULL), never before.
- 2. What is appended while a commit runs becomes the next commit, as one transaction: whole or not at all. After `done(error)` none of
-    it is there, and the journal goes on from what was there before.
- 3. `load` gives exactly what was acknowledged, or raises DataLossError: never less, never an empty state in its place.
- 4. One process at a time has a journal: a lock of the kernel on `journal.lock`, gone with its holder however it ends.
+ 1. The journal calls `done(None)` when the records are synchronised to the disk (SQLite's write-ahead log, synchronous=FULL), never before.
+ 2. Records that are appended while a commit runs form the next commit, one transaction: all of them or none. After `done(error)` none of
+    them is in the journal, which continues from the state before.
+ 3. `load` returns exactly the acknowledged records, or raises DataLossError; it never returns fewer, or an empty state in their place.
+ 4. One process at a time has a journal: it holds a lock of the kernel on `journal.lock`, which ends with the process, however it dies.
 
-How a loss is seen: records are numbered without gaps, for ever, and each has a checksum over its number and bytes. `journal.lock`
-tells the number of the last acknowledged one. It is written after each commit and not synchronised, so it never tells more than the
-disk has. It sees what SQLite alone takes for an end of the log: a write-ahead log that was removed, cut or damaged; a database that was
-removed, emptied or replaced by an older copy. (After a loss of power it may tell of an earlier moment: damage on top of that, to
-the records since then, is not seen.)
+How a loss is seen: records are numbered without gaps, for ever, and each has a checksum over its number and bytes. `journal.lock` holds the
+number of the last acknowledged record. The journal writes it after each commit and does not synchronise it, so that it never names a record
+that is not on the disk. With it the journal sees damage that SQLite alone takes for the end of the log: a write-ahead log that was removed,
+cut or damaged, and a database that was removed, emptied or replaced by an older copy. (After a loss of power the number may be an older
+one; further damage, to the records since then, is not seen.)
 
-The database never shrinks; the pages of records that a snapshot replaced are used again.
+The database never shrinks; it reuses the pages of records that a snapshot has replaced.
 
-Not here: what records mean. How much may be outstanding: the caller waits for `done`.
+Not here: the meaning of records; how many may be pending: the caller waits for `done`.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ FORMAT: Final = 1
 """Version of the tables. Raise it when an older zmqdist would read them wrongly."""
 
 _APPLICATION: Final = 0x7A6D7164
-"""SQLite's application id of our files: "zmqd"."""
+"""SQLite's application id of zmqdist's files: "zmqd"."""
 
 _LOCK_LINE: Final = b"%20d %20d\n"
-"""`journal.lock`: the process that has the journal, the number of the last acknowledged record."""
+"""The content of `journal.lock`: the process that has the journal, and the number of the last acknowledged record."""
 
 _TABLES: Final = """
     CREATE TABLE snapshot (number INTEGER PRIMARY KEY, checksum INTEGER NOT NULL, body BLOB NOT NULL);
@@ -54,20 +54,20 @@ _TABLES: Final = """
 """
 
 _locks: set[int] = set()
-"""Descriptors of the locks that this process has."""
+"""Descriptors of the locks that this process holds."""
 
 
-def _let_go() -> None:
-    """A child of fork would keep the lock of a parent that died."""
+def _close_locks() -> None:
+    """Close the locks in the child of a fork: it would keep the lock after the death of its parent."""
     while _locks:
         os.close(_locks.pop())
 
 
-os.register_at_fork(after_in_child=_let_go)
+os.register_at_fork(after_in_child=_close_locks)
 
 
 class _Waiting(NamedTuple):
-    """One call of `append`, or of `compact` if there is a snapshot."""
+    """One call of `append`, or of `compact` if it has a snapshot."""
 
     records: Sequence[bytes]
     snapshot: bytes | None
@@ -78,11 +78,11 @@ class Journal:
     """Records in a folder, in the order in which they were appended. Any thread may use it.
 
     Args:
-      folder: made when it is missing. A folder that was never used is an empty journal.
+      folder: created if it is missing. A new folder is an empty journal.
 
     Raises:
-      FailedPreconditionError: another process has this journal; a newer zmqdist wrote it; the folder cannot be used.
-      DataLossError: "corrupted record": what is there is less than what was acknowledged, or no journal at all.
+      FailedPreconditionError: another process has this journal, a newer zmqdist wrote it, or the folder cannot be used.
+      DataLossError: "corrupted record": the folder holds fewer records than were acknowledged, or files that are no journal.
     """
 
     def __init__(self, folder: str) -> None:
@@ -106,16 +106,17 @@ class Journal:
         except OpError:
             self._free_lock()
             raise
-        self._tell_lock()
+        self._write_lock()
         self._thread = threading.Thread(target=self._write, name="zmqdist-journal", daemon=True)
         self._thread.start()
 
     def load(self) -> tuple[bytes | None, list[bytes]]:
-        """The last snapshot, or None, and the records that were committed after it, in order.
+        """Return (the last snapshot, or None; the records that were committed after it, in order).
 
-        Raises DataLossError ("corrupted record") when anything of it is damaged or missing.
+        Raises:
+          DataLossError: "corrupted record": a part of the journal is damaged or missing.
         """
-        acknowledged = self._acknowledged()  # before reading: what is committed meanwhile is no loss
+        acknowledged = self._acknowledged()  # before reading, because records may be committed meanwhile
         try:
             with closing(self._connect("ro")) as database:
                 database.execute("BEGIN")
@@ -135,30 +136,31 @@ class Journal:
         return (snapshots[0][2] if snapshots else None), [body for _, _, body in rows]
 
     def append(self, records: Sequence[bytes], done: Done) -> None:
-        """Write these behind what was appended before. Never waits.
+        """Write records behind those that were appended before. Does not block.
 
         Args:
-          records: neither they nor the sequence may change any more.
-          done: called in the journal's thread, with None when all of them are on the disk, or with the error when none is:
-            ResourceExhaustedError (no room, no permission: it may be tried again), DataLossError. Must not wait, nor call `close`.
+          records: neither they nor the sequence may change afterwards.
+          done: called in the journal's thread, with None once all records are on the disk, or with an error if none is:
+            ResourceExhaustedError (no room or no permission: try again later) or DataLossError. It must not block, nor call `close`.
 
-        Raises FailedPreconditionError after `close`.
+        Raises:
+          FailedPreconditionError: the journal is closed.
         """
         self._put(_Waiting(records, None, done))
 
     def compact(self, snapshot: bytes, done: Done) -> None:
-        """Replace everything that was appended so far by this, in one transaction. As `append` otherwise."""
+        """Replace all records so far by a snapshot, in one transaction; otherwise as `append`."""
         self._put(_Waiting((), snapshot, done))
 
     def close(self) -> None:
-        """Write what was appended, call every `done`, and let another process have the journal. Waits; again is fine."""
+        """Write all appended records, call every `done`, and free the journal for another process. Blocks; a second call does nothing."""
         with self._changed:
             self._closing = True
             self._changed.notify()
         self._thread.join()
         with self._changed:
             if self._lock in _locks:
-                self._database.close()  # moves what is in the log into the database, and removes the log
+                self._database.close()  # moves the content of the log into the database, and removes the log
                 self._free_lock()
                 self._lock = -1
 
@@ -176,16 +178,16 @@ class Journal:
             failed: OpError | None = None
             try:
                 self._commit(group)
-            except BaseException as error:  # whatever it was, those who wait must hear of it
-                failed = self._give_up(error)
+            except BaseException as error:  # any error has to reach the waiting callers
+                failed = self._roll_back(error)
             for waiting in group:
                 try:
                     waiting.done(failed)
                 except BaseException:
-                    log.exception("what waited for the journal raised")
+                    log.exception("a function that waited for the journal raised")
 
     def _next_group(self) -> list[_Waiting]:
-        """All that waits; empty when the journal was closed and nothing does."""
+        """Return all waiting calls; block until there is one. Empty: the journal was closed, and none waits."""
         with self._changed:
             while not self._waiting and not self._closing:
                 self._changed.wait()
@@ -208,15 +210,15 @@ class Journal:
                 number += len(rows)
         execute("COMMIT")
         self._last = number
-        with suppress(OSError):  # it sees fewer losses then
-            self._tell_lock()
+        with suppress(OSError):  # the records are durable; an old number only sees fewer losses
+            self._write_lock()
 
-    def _give_up(self, error: BaseException) -> OpError:
-        """After a commit that failed: the database as before, and the error for those who wait."""
+    def _roll_back(self, error: BaseException) -> OpError:
+        """Restore the database after a failed commit. Return the error for the waiting callers."""
         with suppress(sqlite3.Error):
             if self._database.in_transaction:
                 self._database.execute("ROLLBACK")
-            # A commit that was written and not synchronised must not come back after a crash: empty the log of it.
+            # A commit that was written and not synchronised must not come back after a crash: remove it from the log.
             self._database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         log.warning("%s: a commit failed: %s", self.path, error)
         if _is_damage(error):
@@ -224,14 +226,14 @@ class Journal:
         if not isinstance(error, sqlite3.Error | OverflowError | MemoryError):
             return InternalError(f"{self.path}: {type(error).__name__}: {error}")
         return ResourceExhaustedError(
-            f"{self.path}: the dispatcher cannot write its journal ({error}); nothing of this request was kept: make room on that "
+            f"{self.path}: the dispatcher cannot write its journal ({error}); this request has changed nothing: make room on that "
             "disk, or let the dispatcher's user write there, and try again",
         )
 
     # -- the files ------------------------------------------------------------------------------------------------
 
     def _connect(self, mode: str, path: str | None = None) -> sqlite3.Connection:
-        """`mode` is SQLite's: "ro", "rw", "rwc". One that only reads leaves a damaged log as it is."""
+        """Open the database. `mode` is SQLite's: "ro", "rw" or "rwc". A connection with "ro" leaves a damaged log unchanged."""
         name = quote(self.path if path is None else path)
         database = sqlite3.connect(f"file:{name}?mode={mode}", uri=True, isolation_level=None, check_same_thread=False)
         try:
@@ -243,9 +245,9 @@ class Journal:
         return database
 
     def _create(self) -> None:
-        """An empty journal, whole or not at all: a file of no bytes is always damage."""
+        """Create an empty journal by a rename, as a whole or not at all. So a file without bytes always means damage."""
         if os.path.exists(self.path + "-wal"):
-            raise self._damaged("the database is missing, its log is there")
+            raise self._damaged("the database is missing, and its log exists")
         new = self.path + ".new"
         for name in (new, new + "-wal", new + "-shm", new + "-journal"):
             with suppress(FileNotFoundError):
@@ -259,10 +261,12 @@ class Journal:
         synchronise(self._folder)
 
     def _read_last(self) -> int:
-        """The number of the last record; what is in the files has been found to be a journal of ours up to it."""
+        """Return the number of the last record, after a check that the files are a journal of zmqdist that goes at least as far as
+        acknowledged.
+        """
         acknowledged = self._acknowledged()
         if not os.path.exists(self.path):
-            raise self._damaged(f"the database is missing, {acknowledged} records were written to it")
+            raise self._damaged(f"the database is missing, and {acknowledged} records were written to it")
         if not os.path.getsize(self.path):
             raise self._damaged("the database is empty")
         with closing(self._connect("ro")) as database:
@@ -282,10 +286,10 @@ class Journal:
         return last
 
     def _acknowledged(self) -> int:
-        """The number of the last record that was acknowledged, as far as `journal.lock` knows."""
+        """Return the number of the last acknowledged record, as `journal.lock` has it."""
         return _read_lock(self._lock)[1]
 
-    def _tell_lock(self) -> None:
+    def _write_lock(self) -> None:
         os.pwrite(self._lock, _LOCK_LINE % (os.getpid(), self._last), 0)
 
     def _free_lock(self) -> None:
@@ -296,8 +300,8 @@ class Journal:
 
     def _damaged(self, what: str) -> DataLossError:
         return DataLossError(
-            f"{self.path}: corrupted record: {what}. Put back a copy of {self._folder} that is whole, or move that folder away: the "
-            "dispatcher then begins without the datasets and jobs that it knew",
+            f"{self.path}: corrupted record: {what}. Put back an intact copy of {self._folder}, or move that folder away: the "
+            "dispatcher then starts without its datasets and jobs",
         )
 
     def _unreadable(self, error: sqlite3.Error) -> OpError:
@@ -313,7 +317,9 @@ def _row(number: int, body: bytes) -> tuple[int, int, bytes]:
 
 
 def _is_damage(error: BaseException) -> bool:
-    """SQLite's "malformed" and "not a database" have no class of their own; tables that are not there come from a page that was lost."""
+    """Return whether an error means damage. SQLite's "malformed" and "not a database" have no class of their own, and a missing table
+    comes from a lost page.
+    """
     return type(error) is sqlite3.DatabaseError or "no such" in str(error) or "malformed" in str(error)
 
 
@@ -325,7 +331,7 @@ def _unusable(folder: str, error: Exception) -> OpError:
 
 
 def _take_lock(folder: str) -> int:
-    """A descriptor of `journal.lock`, locked. Raises FailedPreconditionError when another process has it."""
+    """Return a descriptor of the locked `journal.lock`. Raises FailedPreconditionError if another process holds the lock."""
     try:
         os.makedirs(folder, exist_ok=True)
         lock = os.open(os.path.join(folder, "journal.lock"), os.O_RDWR | os.O_CREAT, 0o600)
@@ -348,7 +354,7 @@ def _take_lock(folder: str) -> int:
 
 
 def _read_lock(lock: int) -> tuple[int, int]:
-    """(process, number of the last acknowledged record); zeros where nothing was written yet, or what is there says nothing."""
+    """Return (process, number of the last acknowledged record), as in the lock's file; zeros if the file is new or unreadable."""
     try:
         process, number = map(int, os.pread(lock, 64, 0).split())
     except ValueError:

@@ -1,28 +1,28 @@
-"""The dispatcher's end of the data service, behind the dispatcher's port: the shell of core/splits.
+"""The runtime of a data service's dispatcher: it serves the methods behind the dispatcher's port, and carries out the machine's effects.
 
 Rules
-    Everything but the writing of files runs in the loop, and nobody waits in a thread: what is not answered at once is a token in the
-    machine. Callers are of the roles `worker` or `submit`.
+    Everything except the writing of files runs in the loop. No thread waits for a reply: a pending call is a token in the machine. Callers
+    have the role `worker` or `submit`.
 
-Methods (each after "zmqdist.data."; `state` is the number of the dispatcher's state)
+Methods (each after "zmqdist.data."; `state` is the number of the dispatcher's state). A reply of None means: send the request again.
     register(request, id, description, metadata, on_conflict)   -> (id, whether another pipeline is kept under it)
     metadata(id)                                                 -> metadata
     config()                                                     -> {"deployment_mode"}
     definition(fingerprint)                                      -> description
     open(request, job_name, repetition, terms, consumer, saved)  -> (client, iteration, state, cut)
-    watch(state, client, version, target_s, stopped, lost)       -> (version, tasks, finished, hold, ended, failed), None when asked again
+    watch(state, client, version, target_s, stopped, lost)       -> (version, tasks, finished, hold, ended, failed) or None
     acknowledge(state, client, marks)                            -> None
-    missed(state, client, life)                                  -> None
+    missed(state, client, incarnation)                           -> None
     release(state, client)                                       -> None
-    work(state, life, has, done, figures)                              -> (state, new tasks, tasks to drop), None when asked again
-    splits(state, task, life, source, request, repetition, count) -> (start, length)
-    portions(state, task, life, client, request, count)          -> portions: see data/service/dispatcher/machine/questions.py
-    crashed(state, task, life, how)                              -> None
-    hand_back(state, task, life, source, request, repetition, runs) -> None
-    leave(life)                                                  -> None
+    work(state, incarnation, has, done, figures)                 -> (state, new tasks, tasks to drop) or None
+    splits(state, task, incarnation, source, request, repetition, count)   -> (start, length)
+    portions(state, task, incarnation, client, request, count)   -> portions: see data/service/dispatcher/machine/events.py
+    crashed(state, task, incarnation, how)                       -> None
+    hand_back(state, task, incarnation, source, request, repetition, runs) -> None
+    leave(incarnation)                                           -> None
     compression(id, off)                                         -> whether AUTO is off
 
-Not here: what is decided (core/splits), what is kept in files (journal.py, store.py).
+Not here: the decisions (machine/), the files (journal.py, store.py).
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ import msgspec
 
 from zmqdist.data.dataset import deserialize
 from zmqdist.data.service.dispatcher.journal import Journal
-from zmqdist.data.service.dispatcher.machine import questions as q
+from zmqdist.data.service.dispatcher.machine import events as ev
 from zmqdist.data.service.dispatcher.machine import records as r
-from zmqdist.data.service.dispatcher.machine.figures import SplitsReport
-from zmqdist.data.service.dispatcher.machine.machine import Splits, not_registered
+from zmqdist.data.service.dispatcher.machine.figures import TaskReport
+from zmqdist.data.service.dispatcher.machine.machine import DataDispatcherMachine, not_registered
 from zmqdist.data.service.dispatcher.machine.snapshot import DataSnapshot, iteration_rows, next_numbers
 from zmqdist.data.service.dispatcher.machine.state import decode_state
 from zmqdist.data.service.dispatcher.machine.tables import Rules
@@ -56,7 +56,7 @@ from zmqdist.data.splits import PortionRules, portion_rules, split_providers
 from zmqdist.errors import DataLossError, InvalidArgumentError, NotFoundError, OpError, UnavailableError, from_code
 from zmqdist.events import Ticked
 from zmqdist.limits import CONSUMERS_MAX, JOURNAL_RECORDS_MAX
-from zmqdist.rpc.pending_call import Asked
+from zmqdist.rpc.pending_call import PendingCall
 from zmqdist.rpc.service import RpcService
 from zmqdist.transport.loop import Loop
 
@@ -76,46 +76,50 @@ SAVED: TypeAlias = tuple[
     tuple[tuple[Number, Number], ...],
     tuple[tuple[Number, Number], ...],
 ]
-"""What a client sends of a saved state: the fields of `questions.Saved`."""
+"""A client's saved state as it travels: the fields of `events.SavedRequest`."""
 
 
 class DataDispatcher:
-    """See the module's docstring."""
+    """The data service of a dispatcher; the module's docstring lists its methods."""
 
     def __init__(
         self, service: RpcService, loop: Loop, rules: Rules, work_dir: str | None, snapshots_max: int = 3
     ) -> None:
-        """Before the service is attached. With fault tolerance: goes on from the journal in `work_dir`.
+        """Register the methods; call it before the service is attached. With fault tolerance, continue from the journal in `work_dir`.
+
+        Args:
+          snapshots_max: distributed snapshots that one worker writes at once.
 
         Raises:
-          DataLossError, FailedPreconditionError, ...: see journal.py.
+          DataLossError, FailedPreconditionError, ResourceExhaustedError: see journal.py.
         """
         self._loop = loop
         self._rules = rules
         self._due = inf
-        self._store = DatasetStore(work_dir)
+        self._datasets = DatasetStore(work_dir)
         self._sources: dict[str, tuple[int, ...]] = {}
         self._grains: dict[str, PortionRules] = {}
         self._writer = ThreadPoolExecutor(1, "zmqdist-datasets")
-        self.splits = Splits(rules, secrets.randbits(62) | 1, loop.now())
+        self.machine = DataDispatcherMachine(rules, secrets.randbits(62) | 1, loop.now())
         note = self._note_snapshot if rules.fault_tolerant else None
         self.snapshots = SnapshotService(service, loop, note, snapshots_max, rules.worker_timeout_s)
         self._journal: Journal | None = None
         self._journaled = 0
-        self._behind: list[q.Event] | None = None
-        """While the journal can be neither written nor read: who has come and gone since."""
+        self._held_events: list[ev.Event] | None = None
+        """The arrivals and losses of workers since the journal can be neither written nor read; None while it can."""
         if rules.fault_tolerant:
             assert work_dir is not None
             self._journal = Journal(work_dir)
             try:
-                self._begin(self._journal)
-                self.snapshots.recover(self.splits.state.snapshots)
+                self._recover(self._journal)
+                self.snapshots.recover(self.machine.state.snapshots)
             except BaseException:
                 self._journal.close()
                 raise
         elif work_dir is not None:
             log.info(
-                "%s has the datasets; without fault_tolerant_mode jobs will not be recovered after a restart", work_dir
+                "%s holds the datasets; without fault_tolerant_mode a restart of the dispatcher does not recover jobs",
+                work_dir,
             )
         for name, fn in self._methods().items():
             service.register_later(PREFIX + name, checked(name, fn), roles=ROLES)
@@ -123,20 +127,20 @@ class DataDispatcher:
 
     # -- the journal ----------------------------------------------------------------------------------------------------------
 
-    def _begin(self, journal: Journal) -> None:
-        """Be where the journal is. A new one begins with the number of its state, which tells it from others."""
+    def _recover(self, journal: Journal) -> None:
+        """Take the state of the journal. Write the new state into an empty journal, because its number has to survive a restart."""
         if self._read(journal):
-            log.info("recovered from %s: %d jobs", journal.path, len(self.splits.state.jobs))
+            log.info("recovered from %s: %d jobs", journal.path, len(self.machine.state.jobs))
             self._set_timer()
             return
-        told: queue.SimpleQueue[OpError | None] = queue.SimpleQueue()
-        journal.compact(r.encode(self.splits.state), told.put)
-        error = told.get()
+        results: queue.SimpleQueue[OpError | None] = queue.SimpleQueue()
+        journal.compact(r.encode(self.machine.state), results.put)
+        error = results.get()
         if error is not None:
             raise error
 
     def _read(self, journal: Journal) -> bool:
-        """Take the state from the journal; False: it has none."""
+        """Take the state from the journal. Return False if the journal is empty."""
         snapshot, records = journal.load()
         self._journaled = len(records)
         try:
@@ -145,46 +149,46 @@ class DataDispatcher:
         except msgspec.DecodeError as error:
             raise DataLossError(f"{journal.path}: corrupted record: Failed to parse journal record: {error}") from error
         try:
-            self.splits.restore(state, changes, self._loop.now())
+            self.machine.restore(state, changes, self._loop.now())
         except (LookupError, ValueError, AssertionError) as error:
             raise DataLossError(
-                f"{journal.path}: corrupted record: one that does not fit those before it: {error!r}"
+                f"{journal.path}: corrupted record: it does not fit the records before it: {error!r}"
             ) from error
         return state is not None
 
-    def _go_back(self) -> None:
-        """After a commit that failed: to what the journal has. While that cannot be read, either, nothing is decided."""
+    def _reload(self) -> None:
+        """Go back to the journal's state after a failed commit. While the journal cannot be read either, hold all events."""
         assert self._journal is not None
-        behind = self._behind or []
+        held = self._held_events or []
         try:
             self._read(self._journal)
         except OpError as error:
-            log.error("%s; the data service waits until it can be read", error.message)
-            self._behind = behind
-            self._loop.set_timer((self, "journal"), self._loop.now() + READ_AGAIN_S, self._go_back)
+            log.error("%s; the data service refuses requests until its journal can be read", error.message)
+            self._held_events = held
+            self._loop.set_timer((self, "journal"), self._loop.now() + READ_AGAIN_S, self._reload)
             return
-        self._behind = None
-        for event in behind:
+        self._held_events = None
+        for event in held:
             self.handle(event)
         self._set_timer()
 
     def _write(self, records: tuple[bytes, ...]) -> None:
-        """Have a group of records written: by themselves, or as part of the whole state, which has them already."""
+        """Have the journal write a group of records; from JOURNAL_RECORDS_MAX on, the whole state in place of all records."""
         assert self._journal is not None
         self._journaled += len(records)
         if self._journaled < JOURNAL_RECORDS_MAX:
             self._journal.append(records, self._written)
         else:
             self._journaled = 0
-            self._journal.compact(r.encode(self.splits.state), self._written)
+            self._journal.compact(r.encode(self.machine.state), self._written)
 
     def _written(self, error: OpError | None) -> None:
-        """In the journal's thread."""
-        told = q.JournalCommitted() if error is None else q.JournalFailed(error.error_code, error.message)
+        """Report the end of a commit to the machine. Called in the journal's thread."""
+        event = ev.JournalCommitted() if error is None else ev.JournalFailed(error.error_code, error.message)
         try:
-            self._loop.call_soon(self.handle, told)
+            self._loop.call_soon(self.handle, event)
         except OpError:
-            pass  # the dispatcher has ended: nobody waits for the answers
+            pass  # the dispatcher has stopped, and its callers with it
 
     # -- events and effects ---------------------------------------------------------------------------------------------------
 
@@ -208,33 +212,33 @@ class DataDispatcher:
             "compression": self._compression,
         }
 
-    def joined(self, name: str, address: str, life: int, tags: tuple[str, ...], named: bool) -> None:
-        """A worker has registered; `named`: its index is its own."""
-        self.handle(q.WorkerJoined(name, address, life, tags, named))
-        self.snapshots.joined(life, address)
+    def joined(self, name: str, address: str, incarnation: int, tags: tuple[str, ...], named: bool) -> None:
+        """Note that a worker has registered. `named`: the worker brought its index. Call it in the loop."""
+        self.handle(ev.WorkerJoined(name, address, incarnation, tags, named))
+        self.snapshots.joined(incarnation, address)
 
-    def lost(self, life: int, left: bool) -> None:
-        """A worker has gone; `left`: in good order and for good."""
-        self.handle(q.WorkerGone(life, left))
-        self.snapshots.lost(life)
-        if not left and (count := self.splits.waiting_for(life)):
+    def lost(self, incarnation: int, left: bool) -> None:
+        """Note that a worker is lost. `left`: it has stopped in good order, for good. Call it in the loop."""
+        self.handle(ev.WorkerGone(incarnation, left))
+        self.snapshots.lost(incarnation)
+        if not left and (count := self.machine.waiting_for(incarnation)):
             log.warning(
-                "a worker has gone and may come back: %d tasks wait for it, for %g s (worker_timeout_ms)",
+                "a worker is lost and may come back: %d tasks wait for it for %g s (worker_timeout_ms)",
                 count,
                 self._rules.worker_timeout_s,
             )
 
     def _note_snapshot(self, token: Any, path: str) -> None:
-        self.handle(q.NoteSnapshot(token, path))
+        self.handle(ev.NoteSnapshotRequest(token, path))
 
     def status(self) -> dict[str, Any]:
-        """What `zmqdist status` shows of it: iterations that are read, and how many workers would be enough for them."""
-        figures = self.splits.figures
+        """Return the figures for `zmqdist status`: the iterations that are read, and how many workers would be enough for them."""
+        figures = self.machine.figures
         return {"jobs": figures.rows(), "workers_enough": figures.optimal()}
 
     def snapshot(self) -> DataSnapshot:
-        """An immutable record of jobs, iterations, readers, workers and the journal. In the loop."""
-        state = self.splits.state
+        """Return a record of jobs, iterations, readers, workers and the journal. Call it in the loop."""
+        state = self.machine.state
         return DataSnapshot(
             state=state.number,
             datasets=len(state.datasets),
@@ -242,45 +246,45 @@ class DataDispatcher:
             iterations=iteration_rows(state),
             tasks=len(state.tasks),
             clients=len(state.clients),
-            workers=self.splits.place_rows(),
+            workers=self.machine.place_rows(),
             saves=tuple(state.snapshots),
             next_numbers=next_numbers(state),
-            checks_count=self.splits.checks_count,
-            journal="none" if self._journal is None else "kept" if self._behind is None else "unreadable",
+            checks_count=self.machine.checks_count,
+            journal="none" if self._journal is None else "kept" if self._held_events is None else "unreadable",
             journal_records=self._journaled,
         )
 
-    def handle(self, event: q.Event) -> None:
-        """Have the machine decide. In the loop."""
-        if self._behind is not None:
-            self._wait_for_journal(event)
+    def handle(self, event: ev.Event) -> None:
+        """Have the machine handle an event, and carry out its effects. Call it in the loop."""
+        if self._held_events is not None:
+            self._hold(event)
             return
-        self._perform(self.splits.handle(event, self._loop.now()))
+        self._perform(self.machine.handle(event, self._loop.now()))
 
-    def _wait_for_journal(self, event: q.Event) -> None:
-        assert self._behind is not None
+    def _hold(self, event: ev.Event) -> None:
+        assert self._held_events is not None
         assert self._journal is not None
-        if isinstance(event, q.WorkerJoined | q.WorkerGone):
-            self._behind.append(event)
-        elif not isinstance(event, Ticked | q.AskerGone | q.JournalCommitted | q.JournalFailed):
+        if isinstance(event, ev.WorkerJoined | ev.WorkerGone):
+            self._held_events.append(event)
+        elif not isinstance(event, Ticked | ev.CallerGone | ev.JournalCommitted | ev.JournalFailed):
             error = UnavailableError(f"the dispatcher cannot read its journal {self._journal.path}")
             event.token.fail(error)  # type: ignore[attr-defined]
 
-    def _perform(self, effects: list[q.Effect]) -> None:
+    def _perform(self, effects: list[ev.Effect]) -> None:
         for effect in effects:
             match effect:
-                case q.AnswerRequest(token, value):
-                    token.answer(value)  # type: ignore[attr-defined]
-                case q.FailRequest(token, code, message):
+                case ev.ReplyToRequest(token, value):
+                    token.reply(value)  # type: ignore[attr-defined]
+                case ev.FailRequest(token, code, message):
                     token.fail(from_code(code, message))  # type: ignore[attr-defined]
-                case q.CommitJournal(records):
+                case ev.CommitJournal(records):
                     self._write(records)
-                case q.Reload():
-                    self._go_back()
+                case ev.Reload():
+                    self._reload()
         self._set_timer()
 
     def _set_timer(self) -> None:
-        due = self.splits.deadline
+        due = self.machine.deadline
         if due != self._due:
             self._due = due
             self._loop.set_timer(self, due, self._tick)
@@ -289,18 +293,18 @@ class DataDispatcher:
         self._due = inf
         self.handle(Ticked())
 
-    def _ask(self, asked: Asked, question: q.Question) -> None:
-        asked.on_dropped(partial(self.handle, q.AskerGone(asked)))
-        self.handle(question)
+    def _handle_request(self, call: PendingCall, event: ev.Request) -> None:
+        call.on_dropped(partial(self.handle, ev.CallerGone(call)))
+        self.handle(event)
 
     # -- methods ------------------------------------------------------------------------------------------------------------
 
-    def _config(self, asked: Asked) -> None:
-        asked.answer({"deployment_mode": self._rules.deployment_mode})
+    def _config(self, call: PendingCall) -> None:
+        call.reply({"deployment_mode": self._rules.deployment_mode})
 
     def _register(
         self,
-        asked: Asked,
+        call: PendingCall,
         request: Number,
         id: str | None,
         description: str,
@@ -309,52 +313,52 @@ class DataDispatcher:
     ) -> None:
         if not isinstance(json.loads(metadata), dict):
             raise ValueError(f"the metadata of a dataset is a JSON object, not {metadata[:80]!r}")
-        self._writer.submit(self._keep, asked, request, id, description, metadata, on_conflict)
+        self._writer.submit(self._store, call, request, id, description, metadata, on_conflict)
 
-    def _keep(
-        self, asked: Asked, request: int, id: str | None, description: str, metadata: str, on_conflict: str
+    def _store(
+        self, call: PendingCall, request: int, id: str | None, description: str, metadata: str, on_conflict: str
     ) -> None:
-        """In the writer's thread: the file is there before anything names it."""
+        """Store the description of a dataset, and then register it, so that no record names a missing file. Runs in the writer's thread."""
         try:
             dataset = deserialize(description)
             fingerprint = dataset.fingerprint()
-            self._store.put(fingerprint, description)
+            self._datasets.put(fingerprint, description)
         except BaseException as error:
-            asked.fail(error)
+            call.fail(error)
             return
-        question = q.RegisterRequest(asked, request, id, fingerprint, metadata, on_conflict)
+        event = ev.RegisterRequest(call, request, id, fingerprint, metadata, on_conflict)
         with suppress(OpError):  # the dispatcher has ended
-            self._loop.call_soon(self._ask_or_fail, asked, question)
+            self._loop.call_soon(self._handle_stored, call, event)
 
-    def _ask_or_fail(self, asked: Asked, question: q.Question) -> None:
-        """As `_ask`, where nobody above tells the asker what was raised."""
+    def _handle_stored(self, call: PendingCall, event: ev.Request) -> None:
+        """Handle the request of a stored dataset. Outside of the RPC handler, an error has to be sent to the caller from here."""
         try:
-            self._ask(asked, question)
+            self._handle_request(call, event)
         except Exception as error:
-            asked.fail(error)
+            call.fail(error)
             raise
 
-    def _metadata(self, asked: Asked, id: str) -> None:
-        asked.answer(self._dataset(id).metadata)
+    def _metadata(self, call: PendingCall, id: str) -> None:
+        call.reply(self._dataset(id).metadata)
 
     def _dataset(self, id: str) -> r.DatasetEntry:
-        dataset = self.splits.state.datasets.get(id)
+        dataset = self.machine.state.datasets.get(id)
         if dataset is None:
             raise NotFoundError(not_registered(id))
         return dataset
 
-    def _definition(self, asked: Asked, fingerprint: str) -> None:
-        self._writer.submit(self._describe, asked, fingerprint)
+    def _definition(self, call: PendingCall, fingerprint: str) -> None:
+        self._writer.submit(self._send_definition, call, fingerprint)
 
-    def _describe(self, asked: Asked, fingerprint: str) -> None:
+    def _send_definition(self, call: PendingCall, fingerprint: str) -> None:
         try:
-            asked.answer(self._store.get(fingerprint))
+            call.reply(self._datasets.get(fingerprint))
         except BaseException as error:
-            asked.fail(error)
+            call.fail(error)
 
     def _open(
         self,
-        asked: Asked,
+        call: PendingCall,
         request: Number,
         job_name: str | None,
         repetition: Number,
@@ -366,27 +370,29 @@ class DataDispatcher:
         fingerprint = self._dataset(terms.dataset).fingerprint
         sources = self._sources_of(fingerprint) if terms.mode == r.DYNAMIC else ()
         grain = self._grain_of(fingerprint) if terms.portioned else None
-        state = None if saved is None else q.SavedRequest(*saved)
-        unnamed = f"anonymous_job_{self.splits.state.next_job}_{secrets.token_hex(4)}"
-        self._ask(asked, q.Open(asked, request, job_name, repetition, terms, sources, unnamed, consumer, grain, state))
+        state = None if saved is None else ev.SavedRequest(*saved)
+        unnamed = f"anonymous_job_{self.machine.state.next_job}_{secrets.token_hex(4)}"
+        self._handle_request(
+            call, ev.OpenRequest(call, request, job_name, repetition, terms, sources, unnamed, consumer, grain, state)
+        )
 
     def _sources_of(self, fingerprint: str) -> tuple[int, ...]:
         found = self._sources.get(fingerprint)
         if found is None:
-            found = tuple(each.count for each in split_providers(deserialize(self._store.get(fingerprint))))
+            found = tuple(each.count for each in split_providers(deserialize(self._datasets.get(fingerprint))))
             self._sources[fingerprint] = found
         return found
 
     def _grain_of(self, fingerprint: str) -> PortionRules:
-        """How a dataset can be cut into portions: read off its description once, which may be of megabytes, and not in each question."""
+        """Return how a dataset can be cut into portions. Read its description, which may have megabytes, only once."""
         found = self._grains.get(fingerprint)
         if found is None:
-            found = self._grains[fingerprint] = portion_rules(deserialize(self._store.get(fingerprint)))
+            found = self._grains[fingerprint] = portion_rules(deserialize(self._datasets.get(fingerprint)))
         return found
 
     def _watch(
         self,
-        asked: Asked,
+        call: PendingCall,
         state: Number,
         client: Number,
         version: Number,
@@ -394,70 +400,79 @@ class DataDispatcher:
         stopped: Number = -1,
         lost: dict[Number, Number] | None = None,
     ) -> None:
-        self._ask(asked, q.Watch(asked, state, client, version, stopped, lost or {}, target_s))
+        self._handle_request(call, ev.WatchRequest(call, state, client, version, stopped, lost or {}, target_s))
 
-    def _release(self, asked: Asked, state: Number, client: Number) -> None:
-        self._ask(asked, q.ReleaseRequest(asked, state, client))
+    def _release(self, call: PendingCall, state: Number, client: Number) -> None:
+        self._handle_request(call, ev.ReleaseRequest(call, state, client))
 
     def _acknowledge(
-        self, asked: Asked, state: Number, client: Number, marks: tuple[tuple[Number, Number, bool], ...]
+        self, call: PendingCall, state: Number, client: Number, marks: tuple[tuple[Number, Number, bool], ...]
     ) -> None:
-        self._ask(asked, q.AcknowledgeRequest(asked, state, client, marks))
+        self._handle_request(call, ev.AcknowledgeRequest(call, state, client, marks))
 
-    def _missed(self, asked: Asked, state: Number, client: Number, life: Number) -> None:
-        self._ask(asked, q.Missed(asked, state, client, life))
+    def _missed(self, call: PendingCall, state: Number, client: Number, incarnation: Number) -> None:
+        self._handle_request(call, ev.MissedRequest(call, state, client, incarnation))
 
     def _work(
         self,
-        asked: Asked,
+        call: PendingCall,
         state: Number,
-        life: Number,
+        incarnation: Number,
         has: dict[Number, str],
         done: tuple[Number, ...],
-        figures: dict[Number, SplitsReport],
+        figures: dict[Number, TaskReport],
     ) -> None:
-        self._ask(asked, q.WorkRequest(asked, state, life, has, done, figures))
+        self._handle_request(call, ev.WorkRequest(call, state, incarnation, has, done, figures))
 
     def _portions(
-        self, asked: Asked, state: Number, task: Number, life: Number, client: Number, request: Number, count: Number
+        self,
+        call: PendingCall,
+        state: Number,
+        task: Number,
+        incarnation: Number,
+        client: Number,
+        request: Number,
+        count: Number,
     ) -> None:
-        self._ask(asked, q.AskPortions(asked, state, task, life, client, request, count))
+        self._handle_request(call, ev.PortionsRequest(call, state, task, incarnation, client, request, count))
 
-    def _crashed(self, asked: Asked, state: Number, task: Number, life: Number, how: str) -> None:
-        self._ask(asked, q.Crashed(asked, state, task, life, how))
+    def _crashed(self, call: PendingCall, state: Number, task: Number, incarnation: Number, how: str) -> None:
+        self._handle_request(call, ev.CrashReport(call, state, task, incarnation, how))
 
-    def _leave(self, asked: Asked, life: Number) -> None:
-        self._ask(asked, q.LeaveRequest(asked, life))
+    def _leave(self, call: PendingCall, incarnation: Number) -> None:
+        self._handle_request(call, ev.LeaveRequest(call, incarnation))
 
-    def _compression(self, asked: Asked, id: str, off: bool) -> None:
+    def _compression(self, call: PendingCall, id: str, off: bool) -> None:
         self._dataset(id)
-        self._ask(asked, q.CompressionAsked(asked, id, off))
+        self._handle_request(call, ev.CompressionRequest(call, id, off))
 
     def _splits(
         self,
-        asked: Asked,
+        call: PendingCall,
         state: Number,
         task: Number,
-        life: Number,
+        incarnation: Number,
         source: Number,
         request: Number,
         repetition: Number,
         count: Number,
     ) -> None:
-        self._ask(asked, q.SplitsRequest(asked, state, task, life, source, request, repetition, count))
+        self._handle_request(call, ev.SplitsRequest(call, state, task, incarnation, source, request, repetition, count))
 
     def _hand_back(
         self,
-        asked: Asked,
+        call: PendingCall,
         state: Number,
         task: Number,
-        life: Number,
+        incarnation: Number,
         source: Number,
         request: Number,
         repetition: Number,
         runs: tuple[tuple[Number, Number], ...],
     ) -> None:
-        self._ask(asked, q.HandBack(asked, state, task, life, source, request, repetition, runs))
+        self._handle_request(
+            call, ev.HandBackRequest(call, state, task, incarnation, source, request, repetition, runs)
+        )
 
     def _close(self) -> None:
         self._writer.shutdown(wait=False)
@@ -466,7 +481,7 @@ class DataDispatcher:
 
 
 def _check_terms(terms: r.Terms) -> None:
-    """Raises InvalidArgumentError for what no job can be."""
+    """Raise InvalidArgumentError for terms that no job can have."""
     known = (
         0 <= terms.mode < len(r.MODES)
         and 0 <= terms.num_consumers <= CONSUMERS_MAX
@@ -474,5 +489,5 @@ def _check_terms(terms: r.Terms) -> None:
     )
     if not known:
         raise InvalidArgumentError(
-            f"no job can be read as {terms}: a mode is 0 to {len(r.MODES) - 1}, num_consumers at most {CONSUMERS_MAX}",
+            f"no job can have the terms {terms}: a mode is 0 to {len(r.MODES) - 1}, num_consumers at most {CONSUMERS_MAX}",
         )

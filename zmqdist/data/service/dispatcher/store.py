@@ -1,13 +1,13 @@
-"""The descriptions of the registered datasets, by id: one file each, or in memory.
+"""The descriptions of the registered datasets, by id: each in a file, or all in memory.
 
 Rules
-    A file is there as a whole or not at all, and is on the disk when `put` returns: the dispatcher puts a description here *before* it
-    journals that the dataset is registered. An orphan, put and never journaled, is overwritten when its id is put again.
-    Any text is an id. A short one of lower-case letters, digits, "-" and "_" is the file's name itself; any other is hashed, so that it
-    cannot leave the folder, is not too long for a name, and differs from others also where file names know no case.
-    Workers run what the files say, so a work_dir and files that another user owns or may write to are refused (SECURITY.md).
+    A file exists as a whole or not at all, and is on the disk when `put` returns, because the dispatcher stores a description *before* it
+    journals the registration of the dataset. A file that was stored and never journaled is overwritten when its id is stored again.
+    Any text can be an id. A short id of lower-case letters, digits, "-" and "_" is itself the file's name. Any other id is hashed, so that
+    it cannot lead out of the folder, is not too long for a name, and differs from others on file systems that ignore case.
+    Workers run the code in these files, so a work_dir or file that another user owns or may write to is refused (SECURITY.md).
 
-Not here: which ids are registered (the dispatcher's state).
+Not here: which ids are registered (the dispatcher's durable state).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from contextlib import suppress
 
 from zmqdist.errors import DataLossError, NotFoundError, OpError, ResourceExhaustedError
 from zmqdist.files import open_regular
-from zmqdist.transport.token import refuse_strangers
+from zmqdist.transport.token import require_private
 
 _PLAIN = re.compile(r"[a-z0-9_-]{1,64}")
 
@@ -29,13 +29,13 @@ _WRITABLE_BY_OTHERS = 0o022
 
 
 class DatasetStore:
-    """Texts by id. Any thread may use it, but for the same id one at a time.
+    """Texts by id. Threads may use it at the same time, except for the same id.
 
     Args:
-      folder: a dispatcher's work_dir, made when it is missing; None: in memory, gone with this object.
+      folder: a dispatcher's work_dir, created if it is missing; None: keep the texts in memory.
 
     Raises:
-      FailedPreconditionError: the folder or what is in it belongs to another user, or other users may write to it.
+      FailedPreconditionError: the folder, or a file in it, belongs to another user, or other users may write to it.
     """
 
     def __init__(self, folder: str | None) -> None:
@@ -45,9 +45,10 @@ class DatasetStore:
             _make_private(self._folder)
 
     def put(self, dataset_id: str, text: str) -> None:
-        """Keep this text, in place of the one that was there.
+        """Store a text, in place of an earlier one. Blocks until it is on the disk.
 
-        Raises ResourceExhaustedError when it cannot be written; then all is as before.
+        Raises:
+          ResourceExhaustedError: the file cannot be written; an earlier text is unchanged.
         """
         path = self.path(dataset_id)
         if path is None:
@@ -59,12 +60,12 @@ class DatasetStore:
             raise _unwritable(path, error) from error
 
     def get(self, dataset_id: str) -> str:
-        """The text that was put.
+        """Return the text of an id.
 
         Raises:
-          NotFoundError: in memory, and never put.
-          DataLossError: "corrupted record": the file is gone or damaged. What is on the disk is asked for after the journal told that it is
-            there, so nothing in its place is a loss.
+          NotFoundError: the texts are in memory, and none was stored under this id.
+          DataLossError: "corrupted record": the file is missing or damaged. A missing file is a loss, because the dispatcher reads only
+            texts that its journal names.
         """
         path = self.path(dataset_id)
         if path is not None:
@@ -75,7 +76,7 @@ class DatasetStore:
             raise NotFoundError(f"no dataset {dataset_id!r} is registered here") from None
 
     def discard(self, dataset_id: str) -> None:
-        """Forget this text. One that is not there is fine."""
+        """Delete a text; harmless if there is none. Raises ResourceExhaustedError if the file cannot be deleted."""
         self._texts.pop(dataset_id, None)
         path = self.path(dataset_id)
         if path is None:
@@ -88,7 +89,7 @@ class DatasetStore:
             raise _unwritable(path, error) from error
 
     def path(self, dataset_id: str) -> str | None:
-        """Where the text is, or would be, for whoever shares the file system; None in memory."""
+        """Return the path of the file for an id, whether or not it exists; None if the texts are in memory."""
         if self._folder is None:
             return None
         if _PLAIN.fullmatch(dataset_id):
@@ -97,15 +98,15 @@ class DatasetStore:
 
 
 def read(path: str) -> str:
-    """The text of a file of a DatasetStore.
+    """Return the text in a file of a DatasetStore.
 
     Raises:
-      DataLossError: "corrupted record": it is gone or damaged.
+      DataLossError: "corrupted record": the file is missing or damaged.
       FailedPreconditionError: another user owns it, or other users may write to it.
     """
     try:
         with open_regular(path) as file:
-            refuse_strangers(os.fstat(file.fileno()), path, mode_bits=_WRITABLE_BY_OTHERS)
+            require_private(os.fstat(file.fileno()), path, mode_bits=_WRITABLE_BY_OTHERS)
             checksum, _, body = file.read().partition(b"\n")
     except OSError as error:
         raise _damaged(path, f"it cannot be read: {error.strerror}") from error
@@ -118,7 +119,7 @@ def _write(path: str, text: str) -> None:
     folder = os.path.dirname(path)
     os.makedirs(folder, exist_ok=True)
     body = _encoded(text)
-    new = path + ".tmp"  # no id has a dot in its name; what a killed process left there is overwritten
+    new = path + ".tmp"  # no id has a dot in its name; a file that a killed process left here is overwritten
     try:
         with open(new, "wb", opener=_private) as file:
             file.write(_checksum(body) + b"\n" + body)
@@ -133,20 +134,20 @@ def _write(path: str, text: str) -> None:
 
 
 def _make_private(folder: str) -> None:
-    """The folder "datasets" and the work_dir around it. What was there before must be this user's; modes that let others read stay."""
+    """Create the folder "datasets" and the work_dir around it. Refuse an existing one of another user; others may be able to read it."""
     work_dir = os.path.dirname(folder)
     for each in (work_dir, folder):
         try:
             os.makedirs(each, mode=0o700, exist_ok=True)
             status = os.stat(each)
-        except OSError:  # putting the first dataset there, or opening the journal, says what is wrong with it
+        except OSError:  # storing the first dataset, or opening the journal, reports the fault
             return
-        refuse_strangers(status, f"the dispatcher's work_dir {each}", mode_bits=_WRITABLE_BY_OTHERS)
+        require_private(status, f"the dispatcher's work_dir {each}", mode_bits=_WRITABLE_BY_OTHERS)
     with os.scandir(work_dir) as entries:
         for entry in entries:
             if entry.name.startswith("journal."):
                 status = entry.stat(follow_symlinks=False)
-                refuse_strangers(status, f"the dispatcher's journal {entry.path}", mode_bits=_WRITABLE_BY_OTHERS)
+                require_private(status, f"the dispatcher's journal {entry.path}", mode_bits=_WRITABLE_BY_OTHERS)
 
 
 def _private(path: str, flags: int) -> int:

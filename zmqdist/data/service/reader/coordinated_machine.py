@@ -29,18 +29,18 @@ from typing import Any, Final
 from zmqdist.data.service.reader.delivery import (
     BATCH_BYTES,
     SOME,
-    Answered,
-    Ask,
-    AskForNews,
+    BatchTaken,
     Deliver,
     Effect,
     Event,
     News,
-    Over,
-    Took,
+    ReadingEnded,
+    RequestElements,
+    RequestNews,
+    TaskReplied,
     Wanted,
 )
-from zmqdist.data.service.retry import PAUSE_S_MAX, RETRIABLE, longer
+from zmqdist.data.service.retry import PAUSE_S_MAX, RETRIABLE, next_pause_s
 from zmqdist.errors import OpError
 
 SKIP_S: Final = 0.1
@@ -119,9 +119,9 @@ class CoordinatedDelivery:
         match event:
             case News():
                 self._note(event)
-            case Answered(source, kind, value, error):
+            case TaskReplied(source, kind, value, error):
                 self._answered(source, kind, value, error, now)
-            case Took():
+            case BatchTaken():
                 self._waiting.popleft()
             case _:
                 for source in self._sources.values():
@@ -138,14 +138,14 @@ class CoordinatedDelivery:
             effects.insert(0, Deliver([delivered]))
         return effects + self._next_requests()
 
-    def standing(self) -> tuple[Any, ...]:
-        self._reported = self._current_standing()
+    def watch_args(self) -> tuple[Any, ...]:
+        self._reported = self._current_watch_args()
         return self._reported
 
-    def _current_standing(self) -> tuple[Any, ...]:
+    def _current_watch_args(self) -> tuple[Any, ...]:
         return self._stop, {each.task: each.next for each in self._sources.values() if each.lost}
 
-    def awaited(self) -> str:
+    def describe_wait(self) -> str:
         late = [each.address for each in list(self._sources.values()) if each.next <= self._round]
         names = ", ".join(sorted(late)) or "any worker"
         return f"round {self._round} has not come from {names}: all consumers must read"
@@ -187,7 +187,7 @@ class CoordinatedDelivery:
             return []
         if self._finished:
             self._over = True
-            return [Over(None)]
+            return [ReadingEnded(None)]
         full = sum(self._waiting) >= self._limit
         effects: list[Effect] = []
         for source in self._sources.values():
@@ -197,11 +197,11 @@ class CoordinatedDelivery:
             near = source.common < self._round or source.next - self._round < ROUNDS_MAX
             if (near and not full) or not source.worker_alive:
                 effects.append(self._request_of(source))
-        if self._current_standing() != self._reported:
-            effects.append(AskForNews())
+        if self._current_watch_args() != self._reported:
+            effects.append(RequestNews())
         return effects
 
-    def _request_of(self, source: RoundsSource) -> Ask:
+    def _request_of(self, source: RoundsSource) -> RequestElements:
         source.in_flight = True
         wanted = Wanted(
             min(ROUNDS_MAX, self._limit),
@@ -212,7 +212,7 @@ class CoordinatedDelivery:
             source.next,
             source.skipped,
         )
-        return Ask(source, wanted)
+        return RequestElements(source, wanted)
 
     def _answered(self, source: RoundsSource, kind: int, value: Any, error: OpError | None, now: float) -> None:
         source.in_flight = False
@@ -237,7 +237,7 @@ class CoordinatedDelivery:
         elif not source.worker_alive or source.pause_s >= PAUSE_S_MAX:
             source.lost = True
         else:
-            source.pause_s = longer(source.pause_s)
+            source.pause_s = next_pause_s(source.pause_s)
             source.paused_until = now + source.pause_s
 
     # -- turns ------------------------------------------------------------------------------------------------------------
@@ -251,7 +251,7 @@ class CoordinatedDelivery:
         if source.next <= self._round:
             if source.error is not None:  # the elements before it have been delivered
                 self._over = True
-                effects.append(Over(source.error))
+                effects.append(ReadingEnded(source.error))
             return False
         if source.received and source.received[0][0] == self._round:
             if self._round > source.common:

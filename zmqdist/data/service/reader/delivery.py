@@ -48,19 +48,19 @@ class Wanted:
     trainer: str = ""
 
 
-class TaskPlace(NamedTuple):
+class TaskLocation(NamedTuple):
     """A task that this reader is to read, as the dispatcher lists it.
 
     Attributes:
-      where: address and key of the worker that serves it; empty while none does.
-      life: incarnation of that worker; negative while it is away.
+      location: address and key of the worker that serves the task; empty while no worker does.
+      incarnation: incarnation of that worker; negative while it is away.
       starting_round: of coordinated reads: the first round that the task takes part in.
     """
 
     task: int
     address: str
-    where: str
-    life: int
+    location: str
+    incarnation: int
     starting_round: int
 
 
@@ -78,20 +78,20 @@ class News(NamedTuple):
       ended: of coordinated reads: task -> the round before which it ends.
     """
 
-    tasks: Sequence[TaskPlace]
-    for_others: bool
+    tasks: Sequence[TaskLocation]
+    others_exist: bool
     finished: bool
     hold: bool
     ended: Mapping[int, int]
 
 
-class Began(NamedTuple):
+class ConsumerBegan(NamedTuple):
     """The consumer has asked for its first element. The machine sends no request earlier, so that elements are not used up without a
     consumer.
     """
 
 
-class Answered(NamedTuple):
+class TaskReplied(NamedTuple):
     """A task has replied. The runtime reports the replies of one task in the order of the requests."""
 
     source: Any
@@ -100,33 +100,35 @@ class Answered(NamedTuple):
     error: OpError | None
 
 
-class Took(NamedTuple):
+class BatchTaken(NamedTuple):
     """The consumer has taken the last item that filled one place of the window."""
 
 
-class Waits(NamedTuple):
+class ConsumerStarved(NamedTuple):
     """The consumer has found its queue empty: the machine acknowledges at once what the consumer has finished."""
 
 
-class Works(NamedTuple):
+class ConsumerBusy(NamedTuple):
     """The consumer has taken a piece: the machine acknowledges it after a delay."""
 
 
-class Reported(NamedTuple):
-    """The dispatcher has replied to a `TellDispatcher` with this error code; 0: success."""
+class DispatcherReplied(NamedTuple):
+    """The dispatcher has replied to a `NotifyDispatcher` with this error code; 0: success."""
 
-    report: TellDispatcher
+    report: NotifyDispatcher
     code: int
     message: str
 
 
-Event: TypeAlias = News | Began | Answered | Took | Waits | Works | Reported | Ticked
+Event: TypeAlias = (
+    News | ConsumerBegan | TaskReplied | BatchTaken | ConsumerStarved | ConsumerBusy | DispatcherReplied | Ticked
+)
 
 # -- effects ----------------------------------------------------------------------------------------------------------
 
 
-class Ask(NamedTuple):
-    """Send a request to a task; its reply comes back as `Answered`."""
+class RequestElements(NamedTuple):
+    """Send a request to a task; its reply comes back as `TaskReplied`."""
 
     source: Any
     wanted: Wanted
@@ -138,24 +140,24 @@ class Deliver(NamedTuple):
     items: list[Any]
 
 
-class TellDispatcher(NamedTuple):
-    """Call a method of the dispatcher; its reply comes back as `Reported`."""
+class NotifyDispatcher(NamedTuple):
+    """Call a method of the dispatcher; its reply comes back as `DispatcherReplied`."""
 
     method: str
-    about: Any
+    payload: Any
 
 
-class AskForNews(NamedTuple):
-    """Send a `watch` request at once, because the result of `standing` has changed."""
+class RequestNews(NamedTuple):
+    """Send a `watch` request at once, because the result of `watch_args` has changed."""
 
 
-class Over(NamedTuple):
+class ReadingEnded(NamedTuple):
     """End the reading: the consumer gets what is in its queue, and then the end or this error."""
 
     error: OpError | None
 
 
-Effect: TypeAlias = Ask | Deliver | TellDispatcher | AskForNews | Over
+Effect: TypeAlias = RequestElements | Deliver | NotifyDispatcher | RequestNews | ReadingEnded
 
 
 class Delivery(Protocol):
@@ -172,8 +174,8 @@ class Delivery(Protocol):
     def handle(self, event: Event, now: float) -> list[Effect]:
         """Return what the runtime is to do because of `event`, in order."""
 
-    def standing(self) -> tuple[Any, ...]:
+    def watch_args(self) -> tuple[Any, ...]:
         """Return the machine's arguments of the `watch` request that the runtime is about to send."""
 
-    def awaited(self) -> str:
+    def describe_wait(self) -> str:
         """Return what the consumer waits for, as a text for the log. Called from the consumer's thread."""

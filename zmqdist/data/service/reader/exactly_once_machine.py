@@ -31,18 +31,18 @@ from zmqdist.data.service.dispatcher.machine import runs as sets
 from zmqdist.data.service.reader.delivery import (
     END,
     SOME,
-    Answered,
-    Began,
+    BatchTaken,
+    ConsumerBegan,
+    ConsumerBusy,
+    ConsumerStarved,
     Deliver,
+    DispatcherReplied,
     Effect,
     Event,
     News,
-    Over,
-    Reported,
-    TellDispatcher,
-    Took,
-    Waits,
-    Works,
+    NotifyDispatcher,
+    ReadingEnded,
+    TaskReplied,
 )
 from zmqdist.data.service.reader.window_machine import TaskSource, TaskWindow
 from zmqdist.data.service.retry import RETRIABLE, TRANSIENT
@@ -235,16 +235,16 @@ class ExactlyOnceDelivery:
     def handle(self, event: Event, now: float) -> list[Effect]:
         window = self._window
         match event:
-            case Answered():
+            case TaskReplied():
                 return self._answered(event, now) + self._next_requests()
-            case Took():
+            case BatchTaken():
                 window.held -= 1
-            case Waits():
+            case ConsumerStarved():
                 return self._acknowledge(now) + self._next_requests()
-            case Works():
+            case ConsumerBusy():
                 self._acknowledge_later(now)
                 return []
-            case Reported(TellDispatcher(method, payload), code, message):
+            case DispatcherReplied(NotifyDispatcher(method, payload), code, message):
                 if method == ACKNOWLEDGE:
                     return self._acknowledged(payload, code, message, now)
                 if code in TRANSIENT:
@@ -253,18 +253,18 @@ class ExactlyOnceDelivery:
             case News():
                 window.note(event)
                 self._finished = event.finished
-            case Began():
+            case ConsumerBegan():
                 self._begun = True
             case _:
                 window.resume(now)
                 return self._due(now) + self._next_requests()
         return self._next_requests()
 
-    def standing(self) -> tuple[Any, ...]:
+    def watch_args(self) -> tuple[Any, ...]:
         return ()
 
-    def awaited(self) -> str:
-        return self._window.awaited()
+    def describe_wait(self) -> str:
+        return self._window.describe_wait()
 
     # -- requests ---------------------------------------------------------------------------------------------------------
 
@@ -276,11 +276,11 @@ class ExactlyOnceDelivery:
         if not self._begun:
             return []
         starving = self._ordered and self._consumption.waits
-        effects: list[Effect] = [*self._window.questions(self._askable(), starving)]
+        effects: list[Effect] = [*self._window.requests(self._available(), starving)]
         return effects + self._end(None) if self._window.exhausted else effects
 
-    def _askable(self) -> list[TaskSource]:
-        sources = self._window.askable()
+    def _available(self) -> list[TaskSource]:
+        sources = self._window.available()
         if not self._ordered or sum(self._later_bytes.values()) < LATER_BYTES_MAX:
             return sources
         # Replies of other tasks would only fill the memory until the next portion arrives.
@@ -288,17 +288,17 @@ class ExactlyOnceDelivery:
 
     def _end(self, error: OpError | None) -> list[Effect]:
         self._over = True
-        return [Over(error)]
+        return [ReadingEnded(error)]
 
     # -- replies ----------------------------------------------------------------------------------------------------------
 
-    def _answered(self, event: Answered, now: float) -> list[Effect]:
+    def _answered(self, event: TaskReplied, now: float) -> list[Effect]:
         source, error = event.source, event.error
         source.in_flight -= 1
         if error is not None and error.error_code in RETRIABLE:
             self._window.fail(source, now)
             # X5: the task may have sent elements in the reply that was lost.
-            return [TellDispatcher(MISSED, source.incarnation)]
+            return [NotifyDispatcher(MISSED, source.incarnation)]
         if error is not None:  # permanent: the task cannot continue
             return self._end(error)
         if event.kind == SOME:
@@ -366,7 +366,7 @@ class ExactlyOnceDelivery:
         effects: list[Effect] = []
         for incarnation in [incarnation for incarnation, at in self._missed.items() if at <= now]:
             del self._missed[incarnation]
-            effects.append(TellDispatcher(MISSED, incarnation))
+            effects.append(NotifyDispatcher(MISSED, incarnation))
         return effects + self._acknowledge(now) if self._acknowledge_at <= now else effects
 
     def _acknowledge_later(self, now: float) -> None:
@@ -383,7 +383,7 @@ class ExactlyOnceDelivery:
         self._pause_s = ACK_S if marks else min(ACK_S_MAX, 2 * self._pause_s)
         if marks:
             self._acknowledging = True
-            return [TellDispatcher(ACKNOWLEDGE, marks)]
+            return [NotifyDispatcher(ACKNOWLEDGE, marks)]
         if self._consumption.in_hand:
             self._acknowledge_later(now)
         return []

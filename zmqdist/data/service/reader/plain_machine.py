@@ -13,14 +13,14 @@ from typing import Any
 from zmqdist.data.service.reader.delivery import (
     END,
     SOME,
-    Answered,
-    Began,
+    BatchTaken,
+    ConsumerBegan,
     Deliver,
     Effect,
     Event,
     News,
-    Over,
-    Took,
+    ReadingEnded,
+    TaskReplied,
 )
 from zmqdist.data.service.reader.window_machine import TaskWindow
 from zmqdist.data.service.retry import RETRIABLE
@@ -43,20 +43,20 @@ class PlainDelivery:
         window = self._window
         effects: list[Effect] = []
         match event:
-            case Answered():
+            case TaskReplied():
                 effects += self._answered(event, now)
-            case Took():
+            case BatchTaken():
                 window.held -= 1
             case News():
                 window.note(event)
                 self._finished = event.finished
-            case Began():
+            case ConsumerBegan():
                 self._begun = True
             case _:
                 window.resume(now)
         return effects + self._next_effects()
 
-    def _answered(self, event: Answered, now: float) -> list[Effect]:
+    def _answered(self, event: TaskReplied, now: float) -> list[Effect]:
         source, error = event.source, event.error
         source.in_flight -= 1
         if event.kind == SOME:
@@ -75,17 +75,17 @@ class PlainDelivery:
         if self._over or not self._begun:
             return []
         window = self._window
-        effects: list[Effect] = [*window.questions(window.askable())]
+        effects: list[Effect] = [*window.requests(window.available())]
         if (self._finished and not window.has_in_flight) or window.exhausted:
             self._over = True
-            effects.append(Over(None))
+            effects.append(ReadingEnded(None))
         return effects
 
-    def standing(self) -> tuple[Any, ...]:
+    def watch_args(self) -> tuple[Any, ...]:
         return ()
 
-    def awaited(self) -> str:
-        return self._window.awaited()
+    def describe_wait(self) -> str:
+        return self._window.describe_wait()
 
 
 def _from_worker(address: str, error: OpError) -> OpError:

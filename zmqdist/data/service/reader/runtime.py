@@ -42,7 +42,7 @@ from typing import Any, Final
 
 import msgspec
 
-from zmqdist.data.iterators import Openings
+from zmqdist.data.iterators import CloseInterrupts
 from zmqdist.data.ops.background import FORKED
 from zmqdist.data.service import local_workers
 from zmqdist.data.service.dispatcher.machine.records import Terms
@@ -50,7 +50,15 @@ from zmqdist.data.service.elements import check_spec
 from zmqdist.data.service.policy import STATIC, ShardingPolicy, check_shared
 from zmqdist.data.service.reader import delivery
 from zmqdist.data.service.reader.coordinated_machine import CoordinatedDelivery
-from zmqdist.data.service.reader.delivery import Answered, Delivery, Event, News, Reported, TaskPlace, TellDispatcher
+from zmqdist.data.service.reader.delivery import (
+    Delivery,
+    DispatcherReplied,
+    Event,
+    News,
+    NotifyDispatcher,
+    TaskLocation,
+    TaskReplied,
+)
 from zmqdist.data.service.reader.exactly_once_machine import (
     ACKNOWLEDGE,
     Consumed,
@@ -61,8 +69,8 @@ from zmqdist.data.service.reader.exactly_once_machine import (
 from zmqdist.data.service.reader.plain_machine import PlainDelivery
 from zmqdist.data.service.reader.task_clients import LocalTask, RemoteTask, open_batch
 from zmqdist.data.service.reader.window_machine import TaskWindow
-from zmqdist.data.service.retry import RETRIABLE, longer
-from zmqdist.data.service.split_requests import insist
+from zmqdist.data.service.retry import RETRIABLE, next_pause_s
+from zmqdist.data.service.split_requests import call_until_answered
 from zmqdist.data.service.worker_selection import LOCAL_PROTOCOL, PROTOCOLS, check_local, reads_from, target_of
 from zmqdist.data.structure import UNKNOWN_SPEC, invalid
 from zmqdist.errors import ABORTED, FailedPreconditionError, NotFoundError, OpError, UnavailableError, from_code
@@ -90,8 +98,8 @@ itself later.
 
 STATE_VERSION: Final = 1
 
-BEGAN, TICKED, TOOK = delivery.Began(), Ticked(), delivery.Took()
-WAITS, WORKS = delivery.Waits(), delivery.Works()
+CONSUMER_BEGAN, TICKED, BATCH_TAKEN = delivery.ConsumerBegan(), Ticked(), delivery.BatchTaken()
+CONSUMER_STARVED, CONSUMER_BUSY = delivery.ConsumerStarved(), delivery.ConsumerBusy()
 
 
 class SavedReader(msgspec.Struct, frozen=True):
@@ -133,7 +141,7 @@ class SavedReader(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True)
-class Wish:
+class ReadRequest:
     """What a reader reads, and how."""
 
     dispatcher: str
@@ -174,11 +182,11 @@ class TaskLink:
 class ServiceReader:
     """Reads one iteration of a distributed dataset for one consumer; the module's docstring says how."""
 
-    def __init__(self, request: Wish, credentials: Credentials, openings: Openings) -> None:
-        """Open the iteration. Blocks until the dispatcher has replied, or until `openings` are closed.
+    def __init__(self, request: ReadRequest, credentials: Credentials, interrupts: CloseInterrupts) -> None:
+        """Open the iteration. Blocks until the dispatcher has replied, or until `interrupts` are closed.
 
         Raises:
-          OpError: the dispatcher refused, or `openings` were closed (CancelledError).
+          OpError: the dispatcher refused, or `interrupts` were closed (CancelledError).
         """
         if request.terms.cache:
             check_shared(request.job_name, request.repetition, request.terms.num_consumers)
@@ -219,9 +227,9 @@ class ServiceReader:
         self._loop.start()
         _readers.add(self)
         try:
-            with openings.one(self._cancel_open):
+            with interrupts.interruptible(self._cancel_open):
                 self._target = target_of(request.terms, self._deployment_mode())
-                client, self.iteration, state, self._cut = insist(
+                client, self.iteration, state, self._cut = call_until_answered(
                     self._dispatcher,
                     "open",
                     *args,
@@ -251,7 +259,7 @@ class ServiceReader:
         """Ask the dispatcher for its deployment mode. Return "" where the mode does not matter."""
         if self._request.terms.target_workers != "AUTO" or ShardingPolicy(self._request.terms.mode) not in STATIC:
             return ""
-        config = insist(
+        config = call_until_answered(
             self._dispatcher,
             "config",
             what=f"asking {self._request.dispatcher}",
@@ -270,9 +278,9 @@ class ServiceReader:
           OpError: the error of an element, or the one that ended the reading.
         """
         coordinated = self._request.terms.coordinated
-        self._post(BEGAN)
+        self._post(CONSUMER_BEGAN)
         while (value := self._take()) is not None:
-            self._post(TOOK)
+            self._post(BATCH_TAKEN)
             if isinstance(value, OpError):
                 raise copy(value)
             elements = self._elements_in_use = value if coordinated else self._elements_of(value)
@@ -284,12 +292,12 @@ class ServiceReader:
     def pieces(self) -> Iterator[Iterator[Any]]:
         """Yield the elements of a reader of portions, as iterators. Use up each one before taking the next. Raises as `batches` does."""
         consumption = self._consumption
-        self._post(BEGAN)
+        self._post(CONSUMER_BEGAN)
         while True:
             consumption.finish()
             if not self._queue:
                 consumption.waits = True
-                self._post(WAITS)
+                self._post(CONSUMER_STARVED)
             piece: PortionPiece | None = self._take()
             consumption.waits = False
             if piece is None:
@@ -300,10 +308,10 @@ class ServiceReader:
             iterator, self._elements_in_use = iter(elements), elements
             consumption.take(piece, iterator, len(elements))
             if piece.last:
-                self._post(TOOK)
+                self._post(BATCH_TAKEN)
             if not consumption.due:
                 consumption.due = True
-                self._post(WORKS)
+                self._post(CONSUMER_BUSY)
             if piece.error is not None:
                 consumption.finish()
                 raise copy(piece.error)
@@ -336,7 +344,10 @@ class ServiceReader:
                     waited_s += WAIT_LOG_S
                     where = f"(dispatcher {self._request.dispatcher}{self._dispatcher_error})"
                     log.warning(
-                        "a data reader has waited %.0f s for elements: %s %s", waited_s, self._delivery.awaited(), where
+                        "a data reader has waited %.0f s for elements: %s %s",
+                        waited_s,
+                        self._delivery.describe_wait(),
+                        where,
                     )
             if self._queue:
                 return self._queue.popleft()
@@ -428,7 +439,7 @@ class ServiceReader:
     def _handle(self, event: Event) -> None:
         for effect in self._delivery.handle(event, self._loop.now()):
             match effect:
-                case delivery.Ask(source, wanted):
+                case delivery.RequestElements(source, wanted):
                     if not self._over:
                         link = self._links[source.task, source.incarnation]
                         reply: list[Any] = []
@@ -438,13 +449,13 @@ class ServiceReader:
                     with self._ready:
                         self._queue.extend(items)
                         self._ready.notify_all()
-                case TellDispatcher(method, payload):
+                case NotifyDispatcher(method, payload):
                     assert self._opened is not None
                     then = partial(self._reported, effect)
                     self._start(self._dispatcher, then, method, *self._opened, payload)
-                case delivery.AskForNews():
+                case delivery.RequestNews():
                     self._watch()
-                case delivery.Over(error):
+                case delivery.ReadingEnded(error):
                     self._end(error)
         deadline = self._delivery.deadline
         if deadline != self._tick_at:
@@ -459,12 +470,12 @@ class ServiceReader:
     def _replied(self, source: Any, link: TaskLink, reply: list[Any], *kind_value_error: Any) -> None:
         reply.append(kind_value_error)
         while link.replies and link.replies[0]:
-            self._handle(Answered(source, *link.replies.popleft()[0]))
+            self._handle(TaskReplied(source, *link.replies.popleft()[0]))
 
-    def _reported(self, report: TellDispatcher, call: StatusOrResult) -> None:
+    def _reported(self, report: NotifyDispatcher, call: StatusOrResult) -> None:
         code, message = call.get_error()
         self._dispatcher_error = f": {message}" if code else ""
-        self._handle(Reported(report, code, message))
+        self._handle(DispatcherReplied(report, code, message))
 
     def _end(self, error: OpError | None) -> None:
         if error is not None and self._request.terms.coordinated and self._opened is not None and not self._over:
@@ -490,8 +501,8 @@ class ServiceReader:
         assert self._opened is not None
         self._watch_number += 1
         then = partial(self._watched, self._watch_number)
-        standing = self._delivery.standing()
-        self._start(self._dispatcher, then, WATCH, *self._opened, self._version, self._element_s, *standing)
+        watch_args = self._delivery.watch_args()
+        self._start(self._dispatcher, then, WATCH, *self._opened, self._version, self._element_s, *watch_args)
 
     def _watched(self, number: int, call: StatusOrResult) -> None:
         if number != self._watch_number:
@@ -499,7 +510,7 @@ class ServiceReader:
         code, message = call.get_error()
         # ABORTED ends this reader: another one continues its iteration.
         if code in RETRIABLE and code != ABORTED:
-            self._watch_pause_s = longer(self._watch_pause_s)
+            self._watch_pause_s = next_pause_s(self._watch_pause_s)
             self._loop.set_timer(self, self._loop.now() + self._watch_pause_s, self._watch)
             self._dispatcher_error = f": {message}"
             return
@@ -513,8 +524,8 @@ class ServiceReader:
             if failed:
                 self._end(UnavailableError(failed))
             try:
-                places, for_others = self._places(tasks)
-                self._handle(News(places, for_others, self._finished, hold, ended))
+                places, others_exist = self._places(tasks)
+                self._handle(News(places, others_exist, self._finished, hold, ended))
             except OpError as error:  # no connection to one of the workers is allowed
                 self._end(error)
         if not self._finished:
@@ -523,7 +534,7 @@ class ServiceReader:
             else:
                 self._watch()
 
-    def _places(self, tasks: list[tuple[Any, ...]]) -> tuple[list[TaskPlace], bool]:
+    def _places(self, tasks: list[tuple[Any, ...]]) -> tuple[list[TaskLocation], bool]:
         """Return the tasks that this reader reads, and whether there are tasks that it leaves to other readers. Connects to workers that
         are new.
         """
@@ -533,12 +544,12 @@ class ServiceReader:
         for task, _worker, location, incarnation, tags, starting_round in tasks:
             if reads_from(self._target, coordinated, incarnation, tags):
                 address = split_key(location)[0] if location else ""
-                places.append(TaskPlace(task, address, location, incarnation, starting_round))
+                places.append(TaskLocation(task, address, location, incarnation, starting_round))
                 link = self._links.get((task, incarnation))
                 if location and incarnation >= 0 and (link is None or link.location != location):
                     client = self._task_client(task, location, incarnation)
                     self._links[task, incarnation] = TaskLink(location, incarnation, client)
-        incarnations = {place.task: place.life for place in places}  # negative while the worker is away
+        incarnations = {place.task: place.incarnation for place in places}  # negative while the worker is away
         for key, link in [*self._links.items()]:
             if not link.replies and 0 <= incarnations.get(key[0], -1) != key[1]:
                 del self._links[key]

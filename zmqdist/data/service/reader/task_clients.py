@@ -109,4 +109,4 @@ def open_batch(value: tuple[Any, ...]) -> list[Any]:
     if len(value) == 4:
         return value[1]  # type: ignore[no-any-return]
     address, packed, _ = value
-    return unpack(batch_compression.unsqueeze(packed, address), address)
+    return unpack(batch_compression.decompress_batch(packed, address), address)

@@ -22,8 +22,8 @@ from math import inf
 from operator import attrgetter
 from typing import Final
 
-from zmqdist.data.service.reader.delivery import BATCH_BYTES, ELEMENTS_MAX, Ask, News, Wanted
-from zmqdist.data.service.retry import longer
+from zmqdist.data.service.reader.delivery import BATCH_BYTES, ELEMENTS_MAX, News, RequestElements, Wanted
+from zmqdist.data.service.retry import next_pause_s
 
 AHEAD: Final = 2
 """Batches requested ahead from each task."""
@@ -85,21 +85,21 @@ class TaskWindow:
         self._trainer = trainer
         self._limit = outstanding_max
         self._counter = itertools.count()
-        self._for_others = self._awaits_worker = False
+        self._others_exist = self._awaits_worker = False
 
     def note(self, news: News) -> None:
         """Update the tasks from the dispatcher's list."""
-        self._for_others = news.for_others
-        self._awaits_worker = any(not place.where for place in news.tasks)
-        listed = {place.task for place in news.tasks if place.where}
+        self._others_exist = news.others_exist
+        self._awaits_worker = any(not place.location for place in news.tasks)
+        listed = {place.task for place in news.tasks if place.location}
         for place in news.tasks:
             known = self.sources.get(place.task)
-            if place.where and (known is None or known.incarnation != place.life):
+            if place.location and (known is None or known.incarnation != place.incarnation):
                 if known is not None:
                     self._former[known.task, known.incarnation] = known
-                source = self._former.pop((place.task, place.life), None)
+                source = self._former.pop((place.task, place.incarnation), None)
                 if source is None or not source.in_flight:
-                    source = TaskSource(place.task, place.address, place.life)
+                    source = TaskSource(place.task, place.address, place.incarnation)
                 else:  # W3: its replies still count, and those to new requests come after them
                     source.address, source.ended, source.in_hand = place.address, False, ()
                     source.pause_s, source.paused_until = 0.0, -inf
@@ -119,11 +119,11 @@ class TaskWindow:
             if source.paused_until <= now:
                 source.paused_until = -inf
 
-    def askable(self) -> list[TaskSource]:
+    def available(self) -> list[TaskSource]:
         """Return the tasks that may get a request."""
         return [each for each in self.sources.values() if not (each.ended or each.dropped or each.paused_until > -inf)]
 
-    def questions(self, sources: Sequence[TaskSource], starving: bool = False) -> list[Ask]:
+    def requests(self, sources: Sequence[TaskSource], starving: bool = False) -> list[RequestElements]:
         """Return as many requests to `sources` as there is room for, and count them as in flight.
 
         The room depends on all tasks that may get a request, not on `sources` alone: requests to the others are in flight as well, and the
@@ -133,13 +133,13 @@ class TaskWindow:
           starving: the consumer waits although batches are here, because none of them is the one that comes next.
         """
         sources = sorted(sources, key=attrgetter("in_flight", "turn"))
-        limit, count = self._limit, len(self.askable())
+        limit, count = self._limit, len(self.available())
         if limit < 0:
             room, each_max, wait_s = AHEAD * (count + 1) - self.held, ELEMENTS_MAX, None
         else:
             each_max = max(1, limit // max(1, AHEAD * count))
             room, wait_s = limit // each_max - self.held, LONG_TURN_S if limit >= count else TURN_S
-        asks: list[Ask] = []
+        asks: list[RequestElements] = []
         for _ in range(AHEAD):
             for source in sources:
                 # W2: although the window is full, since one of these tasks has the batch that the consumer waits for.
@@ -150,7 +150,7 @@ class TaskWindow:
                     source.in_flight += 1
                     source.turn = next(self._counter)
                     wanted = Wanted(each_max, BATCH_BYTES, wait_s, self._reader, trainer=self._trainer)
-                    asks.append(Ask(source, wanted))
+                    asks.append(RequestElements(source, wanted))
         return asks
 
     def succeed(self, source: TaskSource) -> None:
@@ -162,7 +162,7 @@ class TaskWindow:
         self.held -= 1
         source.in_hand = ()
         if source.paused_until == -inf:  # two requests that fail together lengthen the pause once
-            source.pause_s = min(PAUSE_S_MAX, longer(source.pause_s))
+            source.pause_s = min(PAUSE_S_MAX, next_pause_s(source.pause_s))
             source.paused_until = now + source.pause_s
 
     @property
@@ -171,7 +171,7 @@ class TaskWindow:
 
         A task may reply with its last batch, and the dispatcher drop it as finished, before a further request could get END from it.
         """
-        if self.has_in_flight or not self._for_others or self._awaits_worker or not self.sources:
+        if self.has_in_flight or not self._others_exist or self._awaits_worker or not self.sources:
             return False
         return all(source.ended or source.dropped for source in self.sources.values())
 
@@ -180,7 +180,7 @@ class TaskWindow:
         """Whether a request to any task is in flight."""
         return any(source.in_flight for source in self.sources.values())
 
-    def awaited(self) -> str:
+    def describe_wait(self) -> str:
         """Return which workers have sent nothing, as a text for the log."""
         names = sorted(each.address for each in list(self.sources.values()) if not each.ended)
         return f"nothing has come from {', '.join(names) or 'a worker'}"

@@ -1,4 +1,4 @@
-"""`distributed_save`: have a service compute a pipeline once and keep its elements in a folder."""
+"""`distributed_save`: a data service computes a pipeline once, and writes its elements into a folder."""
 
 from __future__ import annotations
 
@@ -18,21 +18,24 @@ from zmqdist.errors import from_code
 def distributed_save(
     dataset: Dataset, path: str, data_service_address: str, compression: str | None = "AUTO"
 ) -> SnapshotHandle:
-    """Have the workers of a data service write a dataset into a folder, for `Dataset.load`. Returns when the service has begun.
+    """Have the workers of a data service write a dataset into a folder, for `Dataset.load`. Return when the dispatcher has begun.
 
-    Each element is computed by one worker. Every worker can reach the folder by the same path. The service goes on when this program
-    has ended, and over restarts of dispatcher and workers.
+    Use it for a pipeline that is expensive and read often. One worker computes each element. All workers, and the dispatcher, must reach
+    the folder by the same path. The service continues after the end of this program, and over restarts of dispatcher and workers. It does
+    not
+    wait for the elements: see `SnapshotHandle.wait`.
 
     Args:
-      path: a folder that does not exist yet: of a shared file system, or a URL (extra `zmqdist[fsspec]`).
+      path: a folder that does not exist yet: on a shared file system, or a URL (extra `zmqdist[fsspec]`).
       data_service_address: the dispatcher, "host:port".
-      compression: "AUTO" (as "SNAPPY"), "GZIP", "SNAPPY" (quick), "ZLIB" (small) or None.
+      compression: "AUTO" (the same as "SNAPPY"), "GZIP", "SNAPPY" (quick), "ZLIB" (small) or None.
 
     Raises:
-      ValueError: not an address, or no such compression. InvalidArgumentError: the dataset is infinite; the dispatcher has no journal.
+      ValueError: the address or the compression is invalid. InvalidArgumentError: the dataset is infinite, or the dispatcher has no
+        journal.
       AlreadyExistsError: the path exists. FailedPreconditionError: its file system has no atomic rename.
-      UnimplementedError: the dataset has a source that cannot be dealt out, or elements that cannot be written.
-      UnavailableError: no dispatcher answered within an hour.
+      UnimplementedError: a source of the dataset cannot be split, or its elements cannot be written.
+      UnavailableError: no dispatcher replied within an hour.
     """
     if not isinstance(getattr(data_service_address, "target", data_service_address), str):
         raise ValueError(f"`data_service_address` must be a string, but is a {type(data_service_address).__name__}")
@@ -46,10 +49,10 @@ def distributed_save(
 
 
 class SnapshotHandle:
-    """A snapshot that a service writes. It may be dropped: the service goes on.
+    """A snapshot that a data service writes. Dropping the handle does not stop it.
 
     Attributes:
-      path: its folder.
+      path: the folder of the snapshot.
     """
 
     def __init__(self, path: str, service: Service) -> None:
@@ -60,29 +63,33 @@ class SnapshotHandle:
         return f"<snapshot {self.path} by {self._service.address}>"
 
     def wait(self, timeout: float | None = None) -> None:
-        """Wait until it is whole.
+        """Block until the snapshot is complete.
 
         Args:
-          timeout: seconds; None: as long as it takes, also over restarts of the dispatcher.
+          timeout: seconds; None: no limit. The wait continues over restarts of the dispatcher.
 
         Raises:
-          DeadlineExceededError: `timeout` passed first. What the pipeline raised on a worker; CancelledError: somebody cancelled it.
+          DeadlineExceededError: the timeout passed first. CancelledError: a program has cancelled the snapshot. Otherwise the error of the
+            pipeline on a worker.
         """
         code, message = _ask(self.path, self._service, "snapshot_wait", self.path, timeout_s=timeout)
         if code:
             raise from_code(code, message)
 
     def progress(self) -> dict[str, Any]:
-        """How far it is: `state` ("active", "winding down", "done" or "error"), `error`, `streams`, `streams_done`, `chunks` and `elements`
-        that are committed, `handed_out` of `positions` of its sources (-1: without end)."""
+        """Return the progress of the snapshot. Asks the dispatcher, which reads the folder.
+
+        The keys: `state` ("active", "winding down", "done" or "error"), `error`, `streams`, `streams_done`, the committed `chunks` and
+        `elements`, and `handed_out` of all `positions` of the sources (-1: no end).
+        """
         return dict(_ask(self.path, self._service, "snapshot_progress", self.path))
 
     def cancel(self) -> None:
-        """End it. What was committed stays, and an ERROR that says so. Harmless when it is over."""
+        """End the snapshot. Committed chunks stay, beside an ERROR that says that it was cancelled. Harmless when the snapshot is over."""
         _ask(self.path, self._service, "snapshot_cancel", self.path)
 
 
 def _ask(path: str, service: Service, method: str, *args: Any, timeout_s: float | None = REGISTER_S) -> Any:
-    """Ask the dispatcher of a service, also over its restarts. Raises UnavailableError where none answers in time."""
+    """Call a method of the service's dispatcher, also over its restarts. Raises UnavailableError if none replies in time."""
     what = f"{method} of {path} at {service.address}"
     return ask_dispatcher(service, method, *args, what=what, timeout_s=inf if timeout_s is None else timeout_s)

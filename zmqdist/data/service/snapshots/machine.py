@@ -1,28 +1,28 @@
-"""What the dispatcher decides of one snapshot: who writes which stream, which positions each stream gets, and when it is over.
+"""The dispatcher's decisions about one snapshot: which worker writes which stream, which positions each stream gets, and when it is over.
 
 Theory
-    A decision is an answer with the records that make it true. The caller writes each record into the snapshot's folder and then
-    applies it here; one that cannot be written is not applied, and its question is answered by the error. So the folder is never
-    behind an answer, and a dispatcher that begins again restores the machine from the folder and goes on.
+    A decision is a reply, with the records that make it true. The caller writes each record into the snapshot's folder, and then applies
+    it here. A record that cannot be written is not applied, and the caller of the request gets the error. So the folder is never behind a
+    reply, and a dispatcher that was started again restores the machine from the folder.
 
 Rules
-    A stream belongs to an address. A worker that is lost leaves an orphan: the first to ask gets it, its former owner or a worker that
-    has no unfinished stream of this snapshot, and goes on at the checkpoint. New streams begin until one has come to its end, since
-    then there is nothing left to hand out.
+    A stream belongs to the address of a worker. The stream of a lost worker is an orphan: it goes to the first worker that requests a
+    stream, its earlier owner or one that has no unfinished stream of this snapshot, and that worker continues at the checkpoint. New
+    streams begin until one has come to its end, because then no positions are left.
 
-    Positions of a source and repetition are handed out in order, to whichever stream asks. What a stream got is known by its own numbers:
-    (stream, source, repetition, local index). Asked again from a local index it gets the same again, so a writer that begins again
-    behind its checkpoint sees the same data. One hand-out is a run of positions where there is one source; where there are several
-    it is a position, because a zip pairs what it gets, and must not hold what another stream needs.
+    Positions of a source in a repetition are given out in order, to the stream that requests them. A stream's positions are numbered within
+    the stream: (stream, source, repetition, local index). A repeated request from a local index gets the same positions, so that a writer
+    that starts again at its checkpoint sees the same data. With one source a stream gets a run of positions at once; with several it gets
+    single positions, because a zip pairs them, and must not hold positions that another stream needs.
 
-    Each repetition is dealt out for itself: a stream that is still in an earlier one finds there what is left of it.
+    Each repetition is given out separately: a stream that is still in an earlier one gets the rest of that one.
 
 Promises
-    P1  each position of a source and repetition is handed out to one stream, in order; that stream gets it again where it asks again
-    P2  one worker writes at most one stream of a snapshot, and streams of `concurrent_max` snapshots
-    P3  DONE is written when all streams are done, ERROR when one has failed; nothing is handed out after either
-    P4  whatever is answered was written before
-    P5  while workers ask, every snapshot comes to its end: the stream of a lost worker gets another
+    P1  Each position of a source and repetition is given to one stream, in order; a repeated request of that stream gets it again.
+    P2  A worker writes at most one stream of a snapshot, and streams of at most `concurrent_max` snapshots.
+    P3  DONE is written when all streams are done, ERROR when one has failed. After either, no positions are given out.
+    P4  Every reply was written into the folder before it is sent.
+    P5  While workers request streams, every snapshot comes to its end: the stream of a lost worker goes to another one.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from zmqdist.errors import CancelledError, FailedPreconditionError, InternalErro
 
 
 class SnapshotMode(Enum):
-    """Where a snapshot is."""
+    """The state of a snapshot. WINDING_DOWN: a stream has come to its end, and no new streams begin."""
 
     ACTIVE = "active"
     WINDING_DOWN = "winding down"
@@ -45,7 +45,7 @@ class SnapshotMode(Enum):
 
 
 class StreamState(Enum):
-    """Where a stream is. ORPHAN: its worker is lost, and no other has taken it over yet."""
+    """The state of a stream. ORPHAN: its worker is lost, and no other has taken it over yet."""
 
     UNKNOWN = 0
     ASSIGNED = 1
@@ -55,7 +55,7 @@ class StreamState(Enum):
 
 @dataclass(frozen=True)
 class PositionRun:
-    """One hand-out: `count` positions from `start` on, the first being the stream's number `local`."""
+    """Positions that a stream got at once: `count` positions from `start` on; the first one has the index `local` within the stream."""
 
     local: int
     start: int
@@ -64,7 +64,7 @@ class PositionRun:
 
 @dataclass
 class StreamAssignment:
-    """One stream; `runs` by (source, repetition), in order."""
+    """One stream. `runs`: (source, repetition) -> the positions that it got, in order."""
 
     index: int
     owner: str
@@ -72,12 +72,12 @@ class StreamAssignment:
     runs: dict[tuple[int, int], list[PositionRun]] = field(default_factory=dict)
 
 
-# -- records: what the folder says ------------------------------------------------------------------------------------------
+# -- records: changes that are written into the folder ----------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class OwnerChanged:
-    """A worker writes a stream from now on; a stream that is not there yet begins."""
+    """A worker has got a stream; a new stream begins with this record."""
 
     stream: int
     worker: str
@@ -85,7 +85,7 @@ class OwnerChanged:
 
 @dataclass(frozen=True)
 class PositionsGiven:
-    """A stream got a run of positions."""
+    """A stream has got a run of positions."""
 
     stream: int
     source: int
@@ -95,7 +95,7 @@ class PositionsGiven:
 
 @dataclass(frozen=True)
 class StreamCompleted:
-    """A stream has come to its end; its writer has said so in the folder before it told the dispatcher."""
+    """A stream has come to its end. Its writer has left DONE in the folder before it reported to the dispatcher."""
 
     stream: int
 
@@ -107,7 +107,7 @@ class SnapshotCompleted:
 
 @dataclass(frozen=True)
 class SnapshotFailed:
-    """The snapshot is over without being whole."""
+    """The snapshot has failed, or a user has cancelled it."""
 
     error: OpError
 
@@ -116,15 +116,15 @@ Record = OwnerChanged | PositionsGiven | StreamCompleted | SnapshotCompleted | S
 
 
 class SnapshotMachine:
-    """See the module's docstring.
+    """Decides about one snapshot; the module's docstring gives the promises.
 
     Args:
       path: names the snapshot in errors.
-      counts: the positions of each source, -1 without end.
-      repetitions: how often each source is read, -1 without end.
+      counts: the number of positions of each source; -1: no end.
+      repetitions: how often each source is read; -1: no end.
 
     Attributes:
-      streams: in order; their indexes are their places.
+      streams: *Invariant*: stream i has the index i.
     """
 
     def __init__(self, path: str, counts: Sequence[int], repetitions: Sequence[int]) -> None:
@@ -139,14 +139,15 @@ class SnapshotMachine:
     def restore(
         self, streams: list[StreamAssignment], done: bool, error: OpError | None, failures: Sequence[OpError]
     ) -> list[Record]:
-        """Begin where the folder is.
+        """Take the state of the folder.
 
         Args:
-          done, error: whether DONE is there, and what ERROR says.
-          failures: of the streams whose writers left an ERROR.
+          done: DONE exists.
+          error: the content of ERROR; None: there is none.
+          failures: the errors of the streams whose writers have left an ERROR.
 
         Returns:
-          What the former dispatcher had not written yet.
+          The records that an earlier dispatcher had decided on and not written.
         """
         self.streams = streams
         for stream in streams:
@@ -167,7 +168,7 @@ class SnapshotMachine:
 
     @property
     def over(self) -> bool:
-        """Whether it is whole or has failed."""
+        """Whether the snapshot is complete or has failed."""
         return self.mode in (SnapshotMode.DONE, SnapshotMode.ERROR)
 
     def _unfinished(self) -> list[StreamAssignment]:
@@ -176,10 +177,10 @@ class SnapshotMachine:
     # -- decisions ----------------------------------------------------------------------------------------------------------
 
     def assign(self, worker: str, may_begin: bool = True) -> tuple[int | None, list[Record]]:
-        """The stream that a worker should write: the one it has, else an orphan, else a new one; None: none.
+        """Return the stream that a worker should write: the one that it has, or else an orphan, or a new one; None: none.
 
         Args:
-          may_begin: whether it may get one that it does not have.
+          may_begin: whether the worker may get a stream that it does not have.
         """
         if self.over:
             return None, []
@@ -199,14 +200,14 @@ class SnapshotMachine:
     def hand_out(
         self, worker: str, stream: int, source: int, repetition: int, local: int, count: int
     ) -> tuple[tuple[int, int], list[Record]]:
-        """Positions for a stream: (the first, how many), none at the end of the repetition.
+        """Return positions for a stream as (first position, number); number 0: the repetition has none left.
 
         Args:
-          local: how many the stream has had. Where it had more already, these come again.
+          local: the number of positions that the stream has used. If it got more before, it gets these again.
 
         Raises:
           InternalError: the stream is another worker's. FailedPreconditionError: the snapshot is over. InvalidArgumentError: there is no
-            such source, or the stream never had what is before `local`.
+            such source, or the stream never got as many positions as `local`.
         """
         if not 0 <= source < len(self._counts) or repetition < 0:
             raise InvalidArgumentError(f"{self.path}: no source {source}, or no repetition {repetition}")
@@ -225,7 +226,7 @@ class SnapshotMachine:
         return (start, number), [PositionsGiven(stream, source, repetition, PositionRun(local, start, number))]
 
     def _more(self, source: int, repetition: int, count: int) -> tuple[int, int]:
-        """What comes next of a source: at most a quarter of what would be each stream's share."""
+        """Return the next positions of a source: at most a quarter of each stream's share of the rest, so that all streams end together."""
         start = self._next.get((source, repetition), 0)
         total = self._counts[source]
         if 0 <= self._repetitions[source] <= repetition:
@@ -242,11 +243,11 @@ class SnapshotMachine:
             text = f"{self.path}: the snapshot is over: {self.error or 'it is complete'}"
             raise FailedPreconditionError(text)
         if not 0 <= index < len(self.streams) or self.streams[index].owner != worker:
-            raise InternalError(f"{self.path}: worker {worker} writes stream {index}, which is not its own")
+            raise InternalError(f"{self.path}: worker {worker} writes stream {index}, which is another worker's")
         return self.streams[index]
 
     def finished(self, worker: str, stream: int) -> list[Record]:
-        """A worker has written a stream to its end and left DONE. Nothing comes of it when told again, or too late.
+        """Complete a stream whose worker has written it to its end and left DONE. Harmless when the snapshot is over.
 
         Raises:
           InternalError: the stream is another worker's.
@@ -258,17 +259,17 @@ class SnapshotMachine:
         return [StreamCompleted(stream)] if others else [StreamCompleted(stream), SnapshotCompleted()]
 
     def failed(self, worker: str, stream: int, error: OpError) -> list[Record]:
-        """A worker cannot write its stream: the snapshot has failed. Nothing where that stream is not its own any more."""
+        """Fail the snapshot, because a worker cannot write its stream. Harmless if the stream is not that worker's any more."""
         if self.over or not 0 <= stream < len(self.streams) or self.streams[stream].owner != worker:
             return []
         return [SnapshotFailed(error)]
 
     def cancel(self) -> list[Record]:
-        """A user gives it up: ERROR with the code CANCELLED. What was committed stays. Nothing comes of it when it is over."""
+        """End the snapshot by ERROR with the code CANCELLED. Committed chunks stay. Harmless when it is over."""
         return [] if self.over else [SnapshotFailed(CancelledError(f"{self.path}: the snapshot was cancelled"))]
 
     def worker_lost(self, worker: str) -> None:
-        """What a worker was writing is an orphan."""
+        """Make the stream that a worker was writing an orphan."""
         for stream in self.streams:
             if stream.owner == worker and stream.state is StreamState.ASSIGNED:
                 stream.state = StreamState.ORPHAN
@@ -276,7 +277,7 @@ class SnapshotMachine:
     # -- records ------------------------------------------------------------------------------------------------------------
 
     def apply(self, record: Record) -> None:
-        """A record is in the folder."""
+        """Apply a record that is in the folder now."""
         match record:
             case OwnerChanged(index, worker) if index == len(self.streams):
                 self.streams.append(StreamAssignment(index, worker))
@@ -294,10 +295,10 @@ class SnapshotMachine:
                 self.mode, self.error = SnapshotMode.ERROR, error
 
     def not_written(self, record: Record, error: OpError) -> list[Record]:
-        """A record could not be written; the records to try in its place.
+        """Return the records to write in place of one that could not be written.
 
-        An end holds all the same: no worker will say again that the last stream is done, and users who wait must hear of it also where
-        the disk is full.
+        The end of a snapshot takes effect although it is not in the folder: no worker will report the last stream again, and waiting users
+        have to learn of the end even if the disk is full.
         """
         match record:
             case SnapshotCompleted():
@@ -308,15 +309,16 @@ class SnapshotMachine:
                 self.apply(record)
         return []
 
-    # -- what it looks like -------------------------------------------------------------------------------------------------
+    # -- figures ------------------------------------------------------------------------------------------------------------
 
     def owners(self) -> set[str]:
-        """The workers that are writing, or should be."""
+        """Return the addresses of the workers to which streams are assigned."""
         return {stream.owner for stream in self.streams if stream.state is StreamState.ASSIGNED}
 
     def figures(self) -> dict[str, Any]:
-        """`state`, `error`, `streams`, `streams_done`, `handed_out` and `positions`: those of all sources and repetitions, -1 without
-        end."""
+        """Return the figures of the snapshot: `state`, `error`, `streams`, `streams_done`, `handed_out` positions, and `positions` of all
+        sources and repetitions (-1: no end).
+        """
         pairs = list(zip(self._counts, self._repetitions, strict=True))
         return {
             "state": self.mode.value,
@@ -329,11 +331,11 @@ class SnapshotMachine:
 
 
 def begin_order(owners: Mapping[str, set[str]], has: Mapping[str, int], concurrent_max: int) -> list[str]:
-    """The snapshots of which a worker may get a stream that it does not have, the best first: that with the fewest workers.
+    """Return the snapshots of which a worker may get a new stream, those with the fewest workers first.
 
     Args:
-      owners: the workers of each snapshot that is not over.
-      has: the streams that the worker has.
+      owners: for each snapshot that is not over, the workers to which its streams are assigned.
+      has: the streams that the worker has, by snapshot.
     """
     if len(has) >= concurrent_max:
         return []

@@ -1,10 +1,10 @@
-"""The dispatcher's part of a snapshot: its folder, written and read back, around the machine that decides (machine.py).
+"""The runtime of the dispatcher's snapshots: it writes the decisions of the machine (machine.py) into the folders, and reads folders back.
 
 Rules
-    Each snapshot has a lock: one question at a time is decided, written and applied. So a slow disk holds up the snapshot whose folder is
-    on it, and no other.
+    Each snapshot has a lock, under which one decision at a time is taken, written and applied. So a slow disk holds up only the snapshots
+    whose folders are on it.
 
-All methods may be called from any thread; they write files.
+All methods may be called from any thread. They block on the disk.
 """
 
 from __future__ import annotations
@@ -47,8 +47,7 @@ from zmqdist.errors import (
 
 
 class SnapshotFolder:
-    """One snapshot, as its folder has it. Made by `create` or `recover`; the methods are those of SnapshotMachine, whose records they
-    write.
+    """One snapshot with its folder. `create` or `recover` make it; the other methods are those of SnapshotMachine, and write its records.
 
     Attributes:
       path: the folder.
@@ -57,7 +56,7 @@ class SnapshotFolder:
     def __init__(self, path: str, metadata: dict[str, Any]) -> None:
         if metadata["version"] > snapshot_layout.VERSION:
             raise FailedPreconditionError(
-                f"{path} is a snapshot of version {metadata['version']}, this zmqdist knows {snapshot_layout.VERSION}",
+                f"{path} is a snapshot of version {metadata['version']}, but this zmqdist reads version {snapshot_layout.VERSION}",
             )
         self.path = path
         self._machine = SnapshotMachine(path, metadata["sources"], metadata["repetitions"])
@@ -66,30 +65,30 @@ class SnapshotFolder:
 
     @property
     def mode(self) -> SnapshotMode:
-        """Where it is."""
+        """The state of the snapshot."""
         return self._machine.mode
 
     @property
     def error(self) -> OpError | None:
-        """Why it failed."""
+        """The error by which the snapshot has failed; None: it has not."""
         return self._machine.error
 
-    # -- making one --
+    # -- creating a folder and reading it back --
 
     @classmethod
     def create(
         cls, path: str, dataset: str, spec: Any, compression: str | None = "AUTO", request: str = ""
     ) -> SnapshotFolder:
-        """Make the folder: skeleton, description, metadata.
+        """Create the folder of a snapshot, with the description of its dataset and its metadata.
 
         Args:
-          dataset: its description, from `Dataset.serialize`. Nothing in it is unpickled.
-          spec: of its elements, from `chunks.spec_to_json`.
-          request: names this wish; who asks again, because the answer was lost, gets the folder that was made.
+          dataset: the description of the dataset, from `Dataset.serialize`. Nothing in it is unpickled.
+          spec: the spec of its elements, from `chunks.spec_to_json`.
+          request: identifies the call; the same call again, after a lost reply, gets the folder that the first one created.
 
         Raises:
           InvalidArgumentError: the dataset is infinite. AlreadyExistsError: the path exists. FailedPreconditionError: the file system
-            has no atomic rename. UnimplementedError: a source cannot be dealt out.
+            has no atomic rename. UnimplementedError: a source cannot be split.
         """
         pressed = checked_compression(compression)
         spec_to_json(spec_from_json(spec))
@@ -121,11 +120,11 @@ class SnapshotFolder:
 
     @classmethod
     def recover(cls, path: str) -> SnapshotFolder:
-        """The snapshot of a folder.
+        """Return the snapshot in a folder.
 
         Raises:
-          InvalidArgumentError (a ValueError), InternalError (a RuntimeError): something in the folder cannot be right; the text names it.
-          DataLossError: the metadata is unreadable.
+          InvalidArgumentError (a ValueError), InternalError (a RuntimeError): a file in the folder is invalid; the text names it.
+          DataLossError: the metadata is missing or unreadable.
         """
         try:
             metadata = json.loads(storage.read(storage.join(path, snapshot_layout.METADATA)))
@@ -138,7 +137,7 @@ class SnapshotFolder:
         return made
 
     def restore(self) -> None:
-        """Begin where the folder is. Raises as `recover`."""
+        """Take the state of the folder. Raises as `recover` does."""
         error = snapshot_layout.read_error(self.path)
         done = storage.exists(snapshot_layout.snapshot_done_path(self.path))
         streams = _FolderReader(self.path, self._sources).streams()
@@ -152,7 +151,7 @@ class SnapshotFolder:
             self._write(self._machine.restore(streams, done, error, failures))
 
     def _write(self, records: Sequence[Record]) -> None:
-        """Put what was decided into the folder, a record at a time. The lock is held. Raises OSError."""
+        """Write and apply the records of a decision, one at a time. Call it with the lock held. Raises OSError if the disk fails."""
         for record in records:
             try:
                 self._write_one(record)
@@ -178,10 +177,10 @@ class SnapshotFolder:
             case SnapshotFailed(error):
                 snapshot_layout.write_error(self.path, error)
 
-    # -- what workers and users ask --
+    # -- requests of workers and users --
 
     def assign(self, worker: str, may_begin: bool = True) -> int | None:
-        """As `SnapshotMachine.assign`."""
+        """Do as `SnapshotMachine.assign`, and write the records."""
         with self._lock:
             stream, records = self._machine.assign(worker, may_begin)
             self._write(records)
@@ -190,45 +189,45 @@ class SnapshotFolder:
     def hand_out(
         self, worker: str, stream: int, source: int, repetition: int, local: int, count: int
     ) -> tuple[int, int]:
-        """As `SnapshotMachine.hand_out`."""
+        """Do as `SnapshotMachine.hand_out`, and write the records."""
         with self._lock:
             positions, records = self._machine.hand_out(worker, stream, source, repetition, local, count)
             self._write(records)
             return positions
 
     def finished(self, worker: str, stream: int) -> None:
-        """As `SnapshotMachine.finished`."""
+        """Do as `SnapshotMachine.finished`, and write the records."""
         with self._lock:
             self._write(self._machine.finished(worker, stream))
 
     def failed(self, worker: str, stream: int, error: OpError) -> None:
-        """As `SnapshotMachine.failed`."""
+        """Do as `SnapshotMachine.failed`, and write the records."""
         with self._lock:
             self._write(self._machine.failed(worker, stream, error))
 
     def cancel(self) -> None:
-        """As `SnapshotMachine.cancel`."""
+        """Do as `SnapshotMachine.cancel`, and write the records."""
         with self._lock:
             self._write(self._machine.cancel())
 
     def worker_lost(self, worker: str) -> None:
-        """As `SnapshotMachine.worker_lost`."""
+        """Do as `SnapshotMachine.worker_lost`."""
         with self._lock:
             self._machine.worker_lost(worker)
 
     def owners(self) -> set[str]:
-        """As `SnapshotMachine.owners`."""
+        """Do as `SnapshotMachine.owners`."""
         with self._lock:
             return self._machine.owners()
 
     def streams(self) -> list[StreamAssignment]:
-        """The streams, in order: copies without their runs."""
+        """Return the streams in order, as copies without their runs."""
         with self._lock:
             return [StreamAssignment(each.index, each.owner, each.state) for each in self._machine.streams]
 
     def progress(self) -> dict[str, Any]:
-        """The figures of `SnapshotMachine.figures`, with `chunks` and `elements` that are committed; JSON-able."""
-        chunks = snapshot_layout.committed(self.path)
+        """Return the figures of `SnapshotMachine.figures` with the committed `chunks` and `elements`, JSON-able. Reads the folder."""
+        chunks = snapshot_layout.committed_chunks(self.path)
         with self._lock:
             figures = self._machine.figures()
         return figures | {"chunks": len(chunks), "elements": sum(chunk.count for chunk in chunks)}
@@ -238,20 +237,20 @@ class SnapshotFolder:
 
 
 class _FolderReader:
-    """What is written of the streams of a snapshot, checked."""
+    """Reads and checks the streams in a snapshot's folder."""
 
     def __init__(self, path: str, sources: int) -> None:
         self._path = path
         self._sources = sources
 
     def streams(self) -> list[StreamAssignment]:
-        """Every stream, in order. Raises InvalidArgumentError and InternalError."""
+        """Return every stream in order. Raises InvalidArgumentError or InternalError for invalid files."""
         root = storage.join(self._path, "streams")
-        indexes = sorted(_number(name, "stream", root) for name in storage.names(root))
-        # A folder without an owner is one that was being made when the dispatcher ended: nobody has heard of it.
+        indexes = sorted(_number(name, "stream", root) for name in storage.list_names(root))
+        # A folder without an owner was being created when the dispatcher ended: no worker knows of the stream.
         found = [self._stream(index) for index in indexes if self._owner(index) is not None]
         if [stream.index for stream in found] != list(range(len(found))):
-            raise InternalError(f"{root}: a stream is missing: there are {[stream.index for stream in found]}")
+            raise InternalError(f"{root}: a stream is missing: the folder has {[stream.index for stream in found]}")
         owners: dict[str, int] = {}
         for stream in found:
             if stream.state is not StreamState.DONE:
@@ -275,19 +274,19 @@ class _FolderReader:
         done = storage.exists(snapshot_layout.snapshot_done_path(folder))
         stream = StreamAssignment(index, self._owner(index) or "", StreamState.DONE if done else StreamState.ASSIGNED)
         splits = storage.join(folder, "splits")
-        for name in storage.names(splits):
+        for name in storage.list_names(splits):
             source = _number(name, "source", splits)
             if source >= self._sources:
                 raise InternalError(
                     f"{splits}: Found conflict between {name} and the dataset, which has {self._sources} sources"
                 )
-            for inner in storage.names(storage.join(splits, name)):
+            for inner in storage.list_names(storage.join(splits, name)):
                 repetition = _number(inner, "repetition", storage.join(splits, name))
                 stream.runs[source, repetition] = self._runs(storage.join(splits, name, inner))
         return stream
 
     def _runs(self, folder: str) -> list[PositionRun]:
-        runs = sorted((self._run(folder, name) for name in storage.names(folder)), key=lambda run: run.local)
+        runs = sorted((self._run(folder, name) for name in storage.list_names(folder)), key=lambda run: run.local)
         local = 0
         for run in runs:
             if run.local != local:
@@ -339,14 +338,14 @@ def _number(name: str, kind: str, folder: str) -> int:
     return int(found[1])
 
 
-# -- all of them -----------------------------------------------------------------------------------------------------
+# -- all snapshots ---------------------------------------------------------------------------------------------------
 
 
 class SnapshotManager:
-    """The snapshots of a dispatcher.
+    """The snapshots of a dispatcher, by path.
 
     Args:
-      concurrent_max: streams that one worker writes at once.
+      concurrent_max: the most streams that one worker writes at once.
     """
 
     def __init__(self, concurrent_max: int = 3) -> None:
@@ -362,14 +361,15 @@ class SnapshotManager:
             return self._by_path[path]
 
     @property
-    def some(self) -> bool:
-        """Whether there are any."""
+    def has_snapshots(self) -> bool:
+        """Whether the dispatcher has any snapshot."""
         return bool(self._by_path)
 
     def create(self, path: str, dataset: str, spec: Any, compression: str | None, request: str) -> SnapshotFolder:
-        """Make one, which nobody gets a stream of before it is added. One at a time.
+        """Create a snapshot; workers get no stream of it before `add`. Call it for one snapshot at a time.
 
-        Raises: as `SnapshotFolder.create`. AlreadyExistsError: it is known, and `request` is not the one that it was made for.
+        Raises:
+          AlreadyExistsError: the snapshot exists, and another `request` has created it. Otherwise as `SnapshotFolder.create`.
         """
         with self._lock:
             known = self._by_path.get(path)
@@ -380,17 +380,17 @@ class SnapshotManager:
         raise AlreadyExistsError(f"{path}: a snapshot there is already started or completed")
 
     def add(self, snapshot: SnapshotFolder) -> None:
-        """Let workers have its streams. Harmless when it is known."""
+        """Let workers get the streams of a snapshot. Harmless if it was added before."""
         with self._lock:
             self._by_path.setdefault(snapshot.path, snapshot)
 
     def recover(self, path: str) -> None:
-        """Go on with one that was begun before. Raises as `SnapshotFolder.recover`."""
+        """Add the snapshot in a folder. Raises as `SnapshotFolder.recover` does."""
         self.add(SnapshotFolder.recover(path))
 
     def assign(self, worker: str) -> dict[str, int]:
-        """The streams that a worker should write, by path; at most one of them is new, of the snapshot that has the fewest so far."""
-        with self._assigning:  # whoever asks twice at the same time gets no two new ones
+        """Return the streams that a worker should write, by path. At most one of them is new, of the snapshot with the fewest workers."""
+        with self._assigning:  # two requests of a worker at the same time get only one new stream
             return self._assign(worker)
 
     def _assign(self, worker: str) -> dict[str, int]:
@@ -408,11 +408,11 @@ class SnapshotManager:
         return found
 
     def worker_lost(self, worker: str) -> None:
-        """What a worker was writing is for others now."""
+        """Make the streams that a worker was writing orphans."""
         for each in self.all():
             each.worker_lost(worker)
 
     def all(self) -> list[SnapshotFolder]:
-        """Every snapshot, in the order in which they were begun."""
+        """Return every snapshot, in the order in which they were begun."""
         with self._lock:
             return list(self._by_path.values())

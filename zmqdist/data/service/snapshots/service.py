@@ -1,23 +1,23 @@
-"""Snapshots at a dispatcher: its RPC methods, and when whom is told.
+"""The distributed snapshots of a dispatcher: its RPC methods, and the replies to pending requests.
 
 Rules
-    What touches a folder runs in threads of our own, so that a slow disk does not hold the loop. Who has registered, who waits, and when
-    to look again is the loop's.
-    A worker always has one question "streams" with us, in which it says what it writes. It is answered when it should write something
-    else, with at most one stream more than it had.
-    A snapshot is in the journal when its folder is there, and workers get streams of it when it is in the journal.
+    Everything that touches a folder runs in threads of this service, so that a slow disk does not hold up the loop. The tables of workers
+    and of pending requests belong to the loop.
+    Each worker always has one request "streams" pending, which lists the streams that it writes. The reply comes when the worker should
+    write other ones, and has at most one stream more.
+    A snapshot gets into the journal when its folder exists, and workers get its streams when it is in the journal.
 
-Methods (each after "zmqdist.data."; `life` is the incarnation of the worker that asks)
-    save(request, path, description, spec, compression)                     -> None
-    streams(life, has)                                                      -> {path: stream}, None when asked again
-    positions(life, path, stream, source, repetition, taken, count)         -> (start, length)
-    stream_ended(life, path, stream, code, message)                         -> None
-    snapshot_wait(path)                                                     -> (code, message) when it is over, code 0 when it is whole
-    snapshot_progress(path)                                                 -> figures, see machine.py
-    snapshot_streams(path)                                                  -> [(index, owner, state)]
-    snapshot_cancel(path)                                                   -> None
+Methods (each after "zmqdist.data."; `incarnation` is that of the calling worker)
+    save(request, path, description, spec, compression)                      -> None
+    streams(incarnation, has)                                                -> {path: stream}, or None: send the request again
+    positions(incarnation, path, stream, source, repetition, taken, count)   -> (start, length)
+    stream_ended(incarnation, path, stream, code, message)                   -> None
+    snapshot_wait(path)                                                      -> (code, message) at the end; code 0: it is complete
+    snapshot_progress(path)                                                  -> figures, see machine.py
+    snapshot_streams(path)                                                   -> [(index, owner, state)]
+    snapshot_cancel(path)                                                    -> None
 
-Not here: what is decided (machine.py), the folder (manager.py), who writes (worker.py).
+Not here: the decisions (machine.py), the folder (manager.py), the writing (worker.py).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from zmqdist.data.service.snapshots.machine import SnapshotMode
 from zmqdist.data.service.snapshots.manager import SnapshotFolder, SnapshotManager
 from zmqdist.data.service.validation import Number, checked
 from zmqdist.errors import FailedPreconditionError, InvalidArgumentError, OpError, UnavailableError, from_code
-from zmqdist.rpc.pending_call import Asked
+from zmqdist.rpc.pending_call import PendingCall
 from zmqdist.rpc.service import RpcService
 from zmqdist.transport.loop import Loop
 
@@ -44,19 +44,19 @@ PREFIX: Final = "zmqdist.data."
 ROLES: Final = frozenset({"worker", "submit"})
 
 THREADS: Final = 4
-"""That write files: a few, because they wait for the disk."""
+"""Threads that write files. Several, because they wait for the disk."""
 
 NOT_TOLERANT: Final = "tf.data distributed snapshot requires running tf.data service in the fault tolerant mode."
 
 
 class SnapshotService:
-    """See the module's docstring. Hosted by the dispatcher of a data service.
+    """Serves the snapshots of a data service's dispatcher; the module's docstring lists the methods.
 
     Args:
-      note: `note(token, path)` has the journal know of a snapshot, and then calls `token.answer`, or `token.fail`. None: there is no
-        journal, and so no snapshots.
-      concurrent_max: streams that one worker writes at once.
-      patience_s: how long the owner of a stream may take to come back after a restart of the dispatcher.
+      note: `note(token, path)` records a snapshot in the journal, and then calls `token.answer` or `token.fail`. None: there is no journal,
+        and the service refuses snapshots.
+      concurrent_max: the most streams that one worker writes at once.
+      owner_return_s: how long the owner of a stream may take to register after a restart of the dispatcher, in seconds.
     """
 
     def __init__(
@@ -65,16 +65,16 @@ class SnapshotService:
         loop: Loop,
         note: Callable[[Any, str], None] | None,
         concurrent_max: int,
-        patience_s: float,
+        owner_return_s: float,
     ) -> None:
-        """Before the service is attached."""
+        """Register the methods; call it before the service is attached."""
         self._loop = loop
         self._note = note
-        self._patience_s = patience_s
+        self._owner_return_s = owner_return_s
         self._snapshots = SnapshotManager(concurrent_max)
         self._addresses: dict[int, str] = {}
-        self._parked: dict[int, tuple[Asked, dict[str, int]]] = {}
-        self._waiting: dict[str, list[Asked]] = {}
+        self._pending: dict[int, tuple[PendingCall, dict[str, int]]] = {}
+        self._waiting: dict[str, list[PendingCall]] = {}
         self._version = 0
         self._pool = ThreadPoolExecutor(THREADS, "zmqdist-snapshots")
         self._maker = ThreadPoolExecutor(1, "zmqdist-snapshot-maker")
@@ -90,55 +90,58 @@ class SnapshotService:
             "stream_ended": self._stream_ended,
             "snapshot_wait": self._wait,
             "snapshot_progress": self._progress,
-            "snapshot_streams": self._tell_streams,
+            "snapshot_streams": self._list_streams,
             "snapshot_cancel": self._cancel,
         }
 
     def recover(self, paths: Iterable[str]) -> None:
-        """Before the port answers: go on with the snapshots of the journal.
+        """Continue the snapshots of the journal. Call it before the port is served.
 
-        One whose folder is gone, or has become something else, is forgotten: what its owner did with it must not keep all others waiting.
+        A snapshot whose folder is gone, or has become something else, is left out with a warning: a folder that its owner has moved must
+        not keep the dispatcher from starting.
 
         Raises:
-          InvalidArgumentError, InternalError, DataLossError: a folder cannot be right; see manager.py.
+          InvalidArgumentError, InternalError, DataLossError: the content of a folder is invalid; see manager.py.
         """
         there: list[str] = []
         for path in paths:
             if storage.exists(storage.join(path, snapshot_layout.METADATA)):
                 there.append(path)
             else:
-                log.warning("%s is no snapshot any more, and is left alone", path)
+                log.warning(
+                    "%s does not hold the snapshot in the journal any more, and the dispatcher leaves it out", path
+                )
         for made in self._pool.map(SnapshotFolder.recover, there):
             self._snapshots.add(made)
             log.info("recovered the snapshot %s: %s", made.path, made.mode.value)
         if there:
-            self._loop.set_timer((self, "owners"), self._loop.now() + self._patience_s, self._miss_owners)
+            self._loop.set_timer((self, "owners"), self._loop.now() + self._owner_return_s, self._forget_missing_owners)
 
     def streams(self, path: str) -> list[Any]:
-        """The streams of a snapshot. Raises NotFoundError."""
+        """Return the streams of a snapshot. Raises NotFoundError if the dispatcher has no snapshot at this path."""
         return list(self._snapshots[path].streams())
 
     # -- workers ------------------------------------------------------------------------------------------------------------
 
-    def joined(self, life: int, address: str) -> None:
-        """A worker has registered."""
-        self._addresses[life] = address
+    def joined(self, incarnation: int, address: str) -> None:
+        """Note that a worker has registered."""
+        self._addresses[incarnation] = address
 
-    def lost(self, life: int) -> None:
-        """A worker has gone: what it was writing is for whoever asks, itself if it comes back first."""
-        address = self._addresses.pop(life, None)
-        self._parked.pop(life, None)
+    def lost(self, incarnation: int) -> None:
+        """Note that a worker is lost. Its streams go to the first workers that request streams; it may be one of them itself."""
+        address = self._addresses.pop(incarnation, None)
+        self._pending.pop(incarnation, None)
         if address is not None and address not in self._addresses.values():
-            self._miss([address])
+            self._forget_workers([address])
 
-    def _miss_owners(self) -> None:
-        """The owners of a life before that have not come back."""
+    def _forget_missing_owners(self) -> None:
+        """Give up the owners from before a restart of the dispatcher that have not registered."""
         owners = {owner for each in self._snapshots.all() for owner in each.owners()}
-        self._miss(owners - set(self._addresses.values()))
+        self._forget_workers(owners - set(self._addresses.values()))
 
-    def _miss(self, addresses: Iterable[str]) -> None:
-        if not self._snapshots.some:
-            return  # nobody of them has a stream, and a thread for that would be the first of this service
+    def _forget_workers(self, addresses: Iterable[str]) -> None:
+        if not self._snapshots.has_snapshots:
+            return  # no worker has a stream, and a dispatcher without snapshots needs no threads
 
         def forget() -> None:
             for address in addresses:
@@ -147,71 +150,73 @@ class SnapshotService:
         self._in_thread(forget)
 
     def _in_thread(self, fn: Callable[[], None]) -> None:
-        """Have a thread change something."""
+        """Have a thread call `fn`, which changes snapshots, and then serve the pending requests."""
 
         def run() -> None:
             try:
                 fn()
             except BaseException:
-                log.exception("snapshots")
+                log.exception("a change of snapshots failed")
             self._soon(self._changed)
 
         self._submit(run)
 
-    def _streams(self, asked: Asked, life: Number, has: dict[str, Number]) -> None:
-        address = self._address(life)
-        earlier = self._parked.pop(life, None)
+    def _streams(self, call: PendingCall, incarnation: Number, has: dict[str, Number]) -> None:
+        address = self._address(incarnation)
+        earlier = self._pending.pop(incarnation, None)
         if earlier is not None:
-            earlier[0].answer(None)
-        asked.on_dropped(partial(self._unpark, asked, life))
-        self._look(asked, life, address, dict(has))
+            earlier[0].reply(None)
+        call.on_dropped(partial(self._worker_gone, call, incarnation))
+        self._assign(call, incarnation, address, dict(has))
 
-    def _unpark(self, asked: Asked, life: int) -> None:
-        parked = self._parked.get(life)
-        if parked is not None and parked[0] is asked:
-            del self._parked[life]
+    def _worker_gone(self, call: PendingCall, incarnation: int) -> None:
+        pending = self._pending.get(incarnation)
+        if pending is not None and pending[0] is call:
+            del self._pending[incarnation]
 
-    def _look(self, asked: Asked, life: int, address: str, has: dict[str, int]) -> None:
+    def _assign(self, call: PendingCall, incarnation: int, address: str, has: dict[str, int]) -> None:
         version = self._version
-        if not self._snapshots.some:  # no thread for a question that each worker asks
-            self._looked(asked, life, has, {}, version)
+        if not self._snapshots.has_snapshots:  # each worker sends this request: without snapshots it needs no thread
+            self._assigned(call, incarnation, has, {}, version)
             return
 
-        def look() -> None:
+        def assign() -> None:
             try:
                 found = self._snapshots.assign(address)
             except BaseException as error:
-                asked.fail(_told(error))
+                call.fail(_as_op_error(error))
             else:
-                self._soon(self._looked, asked, life, has, found, version)
+                self._soon(self._assigned, call, incarnation, has, found, version)
 
-        self._submit(look)
+        self._submit(assign)
 
-    def _looked(self, asked: Asked, life: int, has: dict[str, int], found: dict[str, int], version: int) -> None:
-        if not asked.wanted() or life not in self._addresses:
+    def _assigned(
+        self, call: PendingCall, incarnation: int, has: dict[str, int], found: dict[str, int], version: int
+    ) -> None:
+        if not call.wanted() or incarnation not in self._addresses:
             return
         if found != has:
-            asked.answer(found)
+            call.reply(found)
         elif version != self._version:
-            self._look(asked, life, self._addresses[life], has)
+            self._assign(call, incarnation, self._addresses[incarnation], has)
         else:
-            self._parked[life] = (asked, has)
+            self._pending[incarnation] = (call, has)
 
     def _changed(self) -> None:
-        """Somebody may have to write something else, or to hear that a snapshot is over."""
+        """Reply to pending requests of workers that should write other streams, and of users whose snapshot is over."""
         self._version += 1
-        parked, self._parked = self._parked, {}
-        for life, (asked, has) in parked.items():
-            self._look(asked, life, self._addresses[life], has)
+        pending, self._pending = self._pending, {}
+        for incarnation, (call, has) in pending.items():
+            self._assign(call, incarnation, self._addresses[incarnation], has)
         for path in list(self._waiting):
             if (over := _over(self._snapshots[path])) is not None:
-                for asked in self._waiting.pop(path):
-                    asked.answer(over)
+                for call in self._waiting.pop(path):
+                    call.reply(over)
 
     def _positions(
         self,
-        asked: Asked,
-        life: Number,
+        call: PendingCall,
+        incarnation: Number,
         path: str,
         stream: Number,
         source: Number,
@@ -219,11 +224,13 @@ class SnapshotService:
         taken: Number,
         count: Number,
     ) -> None:
-        snapshot, address = self._snapshots[path], self._address(life)
-        self._work(asked, lambda: snapshot.hand_out(address, stream, source, repetition, taken, count))
+        snapshot, address = self._snapshots[path], self._address(incarnation)
+        self._work(call, lambda: snapshot.hand_out(address, stream, source, repetition, taken, count))
 
-    def _stream_ended(self, asked: Asked, life: Number, path: str, stream: Number, code: Number, message: str) -> None:
-        snapshot, address = self._snapshots[path], self._address(life)
+    def _stream_ended(
+        self, call: PendingCall, incarnation: Number, path: str, stream: Number, code: Number, message: str
+    ) -> None:
+        snapshot, address = self._snapshots[path], self._address(incarnation)
 
         def end() -> None:
             if code:
@@ -231,70 +238,70 @@ class SnapshotService:
             else:
                 snapshot.finished(address, stream)
 
-        self._work(asked, end, changes=True)
+        self._work(call, end, changes=True)
 
-    def _address(self, life: int) -> str:
-        if life not in self._addresses:
-            raise UnavailableError("the dispatcher does not know this worker yet")
-        return self._addresses[life]
+    def _address(self, incarnation: int) -> str:
+        if incarnation not in self._addresses:
+            raise UnavailableError("this worker is not registered with the dispatcher yet")
+        return self._addresses[incarnation]
 
     # -- users --------------------------------------------------------------------------------------------------------------
 
     def _save(
-        self, asked: Asked, request: str, path: str, description: str, spec: Any, compression: str | None
+        self, call: PendingCall, request: str, path: str, description: str, spec: Any, compression: str | None
     ) -> None:
         if self._note is None:
             raise InvalidArgumentError(NOT_TOLERANT)
-        self._maker.submit(self._make, asked, request, path, description, spec, compression)
+        self._maker.submit(self._make, call, request, path, description, spec, compression)
 
-    def _make(self, asked: Asked, request: str, path: str, description: str, spec: Any, compression: Any) -> None:
+    def _make(self, call: PendingCall, request: str, path: str, description: str, spec: Any, compression: Any) -> None:
         try:
             made = self._snapshots.create(path, description, spec, compression, request)
         except BaseException as error:
-            asked.fail(_told(error))
+            call.fail(_as_op_error(error))
             return
         assert self._note is not None
-        self._soon(self._note, _Noted(self, asked, made), path)
+        self._soon(self._note, _PendingSave(self, call, made), path)
 
     def begin(self, made: SnapshotFolder) -> None:
-        """The journal has it."""
+        """Begin a snapshot that is in the journal now."""
         self._snapshots.add(made)
         self._changed()
 
-    def _wait(self, asked: Asked, path: str) -> None:
+    def _wait(self, call: PendingCall, path: str) -> None:
         over = _over(self._snapshots[path])
         if over is not None:
-            asked.answer(over)
+            call.reply(over)
             return
-        self._waiting.setdefault(path, []).append(asked)
-        asked.on_dropped(partial(self._give_up, asked, path))
+        self._waiting.setdefault(path, []).append(call)
+        call.on_dropped(partial(self._caller_gone, call, path))
 
-    def _give_up(self, asked: Asked, path: str) -> None:
+    def _caller_gone(self, call: PendingCall, path: str) -> None:
         waiting = self._waiting.get(path, [])
-        if asked in waiting:
-            waiting.remove(asked)
+        if call in waiting:
+            waiting.remove(call)
 
-    def _progress(self, asked: Asked, path: str) -> None:
-        self._work(asked, self._snapshots[path].progress)
+    def _progress(self, call: PendingCall, path: str) -> None:
+        self._work(call, self._snapshots[path].progress)
 
-    def _tell_streams(self, asked: Asked, path: str) -> None:
-        asked.answer([(each.index, each.owner, each.state.name) for each in self._snapshots[path].streams()])
+    def _list_streams(self, call: PendingCall, path: str) -> None:
+        call.reply([(each.index, each.owner, each.state.name) for each in self._snapshots[path].streams()])
 
-    def _cancel(self, asked: Asked, path: str) -> None:
-        self._work(asked, self._snapshots[path].cancel, changes=True)
+    def _cancel(self, call: PendingCall, path: str) -> None:
+        self._work(call, self._snapshots[path].cancel, changes=True)
 
     # -- threads ------------------------------------------------------------------------------------------------------------
 
-    def _work(self, asked: Asked, fn: Callable[[], Any], changes: bool = False) -> None:
-        """Answer by what `fn` returns or raises in a thread."""
+    def _work(self, call: PendingCall, fn: Callable[[], Any], changes: bool = False) -> None:
+        """Call `fn` in a thread, and reply with its result or error. `changes`: serve the pending requests afterwards."""
 
         def run() -> None:
             try:
                 value = fn()
             except BaseException as error:
-                asked.fail(_told(error))
+                call.fail(_as_op_error(error))
             else:
-                asked.answer(value)
+                call.reply(value)
             if changes:
                 self._soon(self._changed)
 
@@ -311,22 +318,22 @@ class SnapshotService:
             pass  # the dispatcher has ended
 
     def _close(self) -> None:
-        """What is being written is written before another dispatcher reads it."""
+        """Wait until the threads have written their files, so that another dispatcher does not read half of them."""
         for pool in (self._maker, self._pool):
             pool.shutdown(wait=True, cancel_futures=True)
 
 
-class _Noted:
-    """Waits for the journal."""
+class _PendingSave:
+    """The call of `save` while the journal records the snapshot."""
 
-    def __init__(self, service: SnapshotService, asked: Asked, made: SnapshotFolder) -> None:
+    def __init__(self, service: SnapshotService, call: PendingCall, made: SnapshotFolder) -> None:
         self._service = service
-        self._asked = asked
+        self._asked = call
         self._made = made
 
-    def answer(self, value: Any) -> None:
+    def reply(self, value: Any) -> None:
         self._service.begin(self._made)
-        self._asked.answer(value)
+        self._asked.reply(value)
 
     def fail(self, error: BaseException) -> None:
         self._asked.fail(error)
@@ -340,8 +347,8 @@ def _over(snapshot: SnapshotFolder) -> tuple[int, str] | None:
     return None
 
 
-def _told(error: BaseException) -> BaseException:
-    """An error of the disk in our words."""
+def _as_op_error(error: BaseException) -> BaseException:
+    """Return an error of the disk as an OpError; any other error unchanged."""
     if isinstance(error, OSError) and not isinstance(error, OpError):
         return storage.error_of(error, str(error.filename or ""))
     return error

@@ -1,4 +1,4 @@
-"""One stream of a snapshot that is being written: its thread, and what it asks the dispatcher."""
+"""A stream of a snapshot in a thread of the worker: it writes chunks, and sends the stream's requests to the dispatcher."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from math import inf
 from typing import Any, NamedTuple
 
 from zmqdist.data.service.snapshots.writer import StreamWriter
-from zmqdist.data.service.split_requests import insist
+from zmqdist.data.service.split_requests import call_until_answered
 from zmqdist.rpc.client import ZmqClient
 from zmqdist.rpc.handler_errors import code_and_message
 
@@ -17,7 +17,7 @@ log = logging.getLogger("zmqdist.data.snapshots")
 
 
 class SnapshotTaskProgress(NamedTuple):
-    """How far a stream is that this worker writes, or wrote."""
+    """The progress of a stream that this worker writes or has written. `chunks` and `elements` count the committed ones."""
 
     snapshot_task_base_path: str
     snapshot_task_stream_index: int
@@ -27,12 +27,16 @@ class SnapshotTaskProgress(NamedTuple):
 
 
 class SnapshotStream:
-    """One stream and its thread."""
+    """Writes one stream in a thread of its own.
+
+    Args:
+      ended: `ended(stream)` is called in the thread when the stream needs nothing more from this worker.
+    """
 
     def __init__(
         self,
         client: ZmqClient,
-        life: int,
+        incarnation: int,
         path: str,
         index: int,
         timeout_s: float,
@@ -42,7 +46,7 @@ class SnapshotStream:
         self.path = path
         self.index = index
         self._client = client
-        self._life = life
+        self._incarnation = incarnation
         self._timeout_s = timeout_s
         self._stopped = threading.Event()
         self._ended = ended
@@ -50,44 +54,46 @@ class SnapshotStream:
         self._thread = threading.Thread(target=self._run, name=f"zmqdist-snapshot-{index}", daemon=True)
 
     def start(self) -> None:
-        """Begin to write."""
+        """Start the thread."""
         self._thread.start()
 
     def join(self) -> None:
-        """Until it has ended."""
+        """Block until the thread has ended."""
         self._thread.join()
 
     def progress(self) -> SnapshotTaskProgress:
-        """What is committed."""
+        """Return what is committed so far."""
         done = self._writer.progress
         return SnapshotTaskProgress(self.path, self.index, done.completed, done.chunks, done.elements)
 
     def leave(self) -> None:
-        """Commit what is there, and end."""
+        """Commit the elements so far, and end, so that another worker continues the stream. Does not block."""
         self._writer.leave()
 
     def stop(self) -> None:
-        """End it, without a word to the dispatcher."""
+        """End the stream with its next element, without a report to the dispatcher. Does not block."""
         self._stopped.set()
         self._writer.cancel()
 
     def close(self) -> None:
-        """The same: it ends with its next element."""
+        """Do the same as `stop`."""
         self.stop()
 
     def _positions(self, source: int, repetition: int, taken: int, count: int) -> Sequence[int]:
-        start, length = self._asked("positions", self._timeout_s, source, repetition, taken, count)
+        start, length = self._call("positions", self._timeout_s, source, repetition, taken, count)
         return range(start, start + length)
 
-    def _asked(self, method: str, timeout_s: float, *args: Any) -> Any:
-        stream, what = (self._life, self.path, self.index), f"stream {self.index} of {self.path}"
-        return insist(self._client, method, *stream, *args, what=what, stopped=self._stopped, timeout_s=timeout_s)
+    def _call(self, method: str, timeout_s: float, *args: Any) -> Any:
+        stream, what = (self._incarnation, self.path, self.index), f"stream {self.index} of {self.path}"
+        return call_until_answered(
+            self._client, method, *stream, *args, what=what, stopped=self._stopped, timeout_s=timeout_s
+        )
 
     def _run(self) -> None:
         code, message = 0, ""
         try:
             self._writer.run()
-        except BaseException as error:  # whatever it was, the dispatcher must hear of it
+        except BaseException as error:  # any error has to reach the dispatcher
             code, message = code_and_message(error)
             log.log(
                 logging.WARNING if self._writer.failed else logging.INFO,
@@ -96,9 +102,9 @@ class SnapshotStream:
                 self.path,
                 message,
             )
-        if not code or self._writer.failed:  # else somebody else writes it, or the snapshot is over
+        if not code or self._writer.failed:  # otherwise another worker writes the stream, or the snapshot is over
             try:
-                self._asked("stream_ended", inf, code, message)
+                self._call("stream_ended", inf, code, message)
             except BaseException as error:
                 log.info("stream %d of %s: %s", self.index, self.path, code_and_message(error)[1])
         self._ended(self)

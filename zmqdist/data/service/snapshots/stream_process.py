@@ -1,10 +1,10 @@
-"""A stream of a snapshot in a process of its own: a pipeline that crashes takes nobody down but its stream.
+"""A stream of a snapshot in a process of its own, so that a pipeline that crashes takes down only its stream.
 
-The process is forked from the worker's zygote, asks the dispatcher itself, and says over a pipe how far it is, and when it has ended. The
-worker says LEAVE there, or closes its end: then the stream stops.
+The worker's zygote forks the process. It sends its requests to the dispatcher itself, and reports its progress and its end over a pipe. The
+worker stops the stream by LEAVE on that pipe, or by closing its end.
 
-When the process dies by itself, another goes on where it was last committed; whoever takes a stream over need not know what became of
-the one before (writer.py). After CRASHES_MAX of them without a commit between, the snapshot has failed, with an error that tells how.
+When the process crashes, another one continues from the last commit; it need not know how its predecessor ended (writer.py). After
+CRASHES_MAX crashes without a commit in between, the snapshot has failed, with an error that says how the process died.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, Final
 import msgspec
 
 from zmqdist.data.service.snapshots.stream import SnapshotStream, SnapshotTaskProgress
-from zmqdist.data.service.task_errors import ending
+from zmqdist.data.service.task_errors import describe_exit
 from zmqdist.errors import UNKNOWN
 from zmqdist.process.bound_children import SpawnChild
 from zmqdist.process.pipe import BYTES, BlockingPipe, LoopPipe, Parts
@@ -32,19 +32,19 @@ log = logging.getLogger("zmqdist.data.snapshots")
 CRASHES_MAX: Final = 3
 
 END_S: Final = 5.0
-"""So long a stream that is stopped may take to clean up, before it is killed."""
+"""How long a stopped stream may take to clean up before the worker kills its process, in seconds."""
 
-TELL_S: Final = 0.5
-"""How often the worker hears how far the stream is."""
+REPORT_S: Final = 0.5
+"""How often the process reports its progress to the worker, in seconds."""
 
 LEAVE: Final = b"leave"
 
 
 class StreamTerms(msgspec.Struct, array_like=True):
-    """What the process is for: the arguments of a SnapshotStream."""
+    """The first message to the process: the arguments of its SnapshotStream."""
 
     dispatcher: str
-    life: int
+    incarnation: int
     path: str
     index: int
     timeout_s: float
@@ -52,12 +52,12 @@ class StreamTerms(msgspec.Struct, array_like=True):
 
 
 class StreamProcess:
-    """A stream from its worker's side; as a `SnapshotStream`. Everything here runs in the worker's loop.
+    """The worker's side of a stream in a process, with the methods of `SnapshotStream`. Everything here runs in the worker's loop.
 
     Args:
-      spawn: forks the process; SILENT is the exit code of one that was ended because this worker did not run.
-      ended: called when there is nothing more to do for the stream.
-      failed: `failed(stream, code, message, then)` tells the dispatcher, and then calls `then`.
+      spawn: forks the process; SILENT is the exit code of a process that was ended because this worker did not run.
+      ended: called when the stream needs nothing more from this worker.
+      failed: `failed(stream, code, message, then)` reports an error to the dispatcher, and then calls `then`.
     """
 
     def __init__(
@@ -74,23 +74,23 @@ class StreamProcess:
         self._begin = begin
         self._ended = ended
         self._failed = failed
-        self._said = (False, 0, 0)
+        self._figures = (False, 0, 0)
         self._over = self._stopped = self._leaving = self._closed = False
         self._crashes = 0
         self._fork()
 
     def _fork(self) -> None:
-        self._pipe = LoopPipe(self._loop, BYTES, self._hear)
+        self._pipe = LoopPipe(self._loop, BYTES, self._receive)
         self._pipe.send(msgspec.msgpack.encode(self._begin))
         if self._leaving:
             self._pipe.send(LEAVE)
         self._child = self._spawn([self._pipe.theirs], self._exited)
 
-    def _hear(self, said: bytes, _: Parts) -> None:
-        *told, self._over = msgspec.msgpack.decode(said)
-        if told[1] > self._said[1]:
+    def _receive(self, message: bytes, _: Parts) -> None:
+        *figures, self._over = msgspec.msgpack.decode(message)
+        if figures[1] > self._figures[1]:
             self._crashes = 0
-        self._said = told[0], told[1], told[2]
+        self._figures = figures[0], figures[1], figures[2]
 
     def _exited(self, code: int) -> None:
         self._loop.set_timer(self, None, self._child.kill)
@@ -104,27 +104,29 @@ class StreamProcess:
         if code != SILENT:
             self._crashes += 1
             text = (
-                f"the process that wrote stream {self.index} of {self.path} {ending(code)}\n"
+                f"the process that wrote stream {self.index} of {self.path} {describe_exit(code)}\n"
                 f"Its standard error ended with:\n{self._child.tail() or '(nothing)'}"
             )
             log.warning("%s", text)
             if self._crashes >= CRASHES_MAX:
-                why = f"This was death number {self._crashes} without a commit between them: the snapshot has failed.\n{text}"
+                why = (
+                    f"This was crash number {self._crashes} in a row without a commit: the snapshot has failed.\n{text}"
+                )
                 self._failed(self, UNKNOWN, why, lambda: self._ended(self))
                 return
         self._fork()
 
     def progress(self) -> SnapshotTaskProgress:
-        """What is committed, as it was told last."""
-        return SnapshotTaskProgress(self.path, self.index, *self._said)
+        """Return what was committed at the last report of the process."""
+        return SnapshotTaskProgress(self.path, self.index, *self._figures)
 
     def leave(self) -> None:
-        """Commit what is there, and end."""
+        """Have the process commit the elements so far, and end."""
         self._leaving = True
         self._pipe.send(LEAVE)
 
     def stop(self) -> None:
-        """End it, without a word to the dispatcher."""
+        """End the process, without a report to the dispatcher; kill it after END_S."""
         if self._stopped:
             return
         self._stopped = True
@@ -132,40 +134,42 @@ class StreamProcess:
             self._loop.set_timer(self, self._loop.now() + END_S, self._child.kill)
 
     def close(self) -> None:
-        """The same, and keep nothing: the process ends with the zygote, too."""
+        """Forget the process at once: it ends because its pipe is closed, and at the latest with the zygote."""
         self._stopped = self._closed = True
         self._loop.set_timer(self, None, self._child.kill)
         self._pipe.close()
 
 
 def main(pipe_fd: int) -> None:
-    """In the process: write until it is over, or the worker says so. Does not return."""
+    """Run in the process: write the stream to its end, or until the worker stops it. Does not return."""
     pipe = BlockingPipe(pipe_fd, BYTES)
     first, _ = pipe.receive()
     begin = msgspec.msgpack.decode(first, type=StreamTerms)
-    security = Credentials.of_environment().client(begin.dispatcher, "worker")
+    security = Credentials.from_environment().client(begin.dispatcher, "worker")
     client = ZmqClient(begin.dispatcher, "snapshots", security=security)
 
-    def say(over: bool) -> None:
+    def report(over: bool) -> None:
         _, _, *figures = stream.progress()
         try:
             pipe.send(msgspec.msgpack.encode([*figures, over]))
         except OSError:
-            pass  # the worker has gone
+            pass  # the worker has ended
 
     def ended(_: SnapshotStream) -> None:
-        say(True)
+        report(True)
         os._exit(0)
 
-    stream = SnapshotStream(client, begin.life, begin.path, begin.index, begin.timeout_s, begin.chunk_bytes_max, ended)
+    stream = SnapshotStream(
+        client, begin.incarnation, begin.path, begin.index, begin.timeout_s, begin.chunk_bytes_max, ended
+    )
     stream.start()
     with contextlib.suppress(EOFError):
         while True:
-            if pipe.poll(TELL_S):
+            if pipe.poll(REPORT_S):
                 pipe.receive()
                 stream.leave()
             else:
-                say(False)
+                report(False)
     stream.stop()
     stream.join()
     os._exit(0)

@@ -1,7 +1,7 @@
-"""Streams of snapshots at a worker: which ones to write, a thread or a process for each, and what the dispatcher is asked for them.
+"""The streams of distributed snapshots at a worker: which streams it writes, each in a thread or a process, and its requests for streams.
 
-All but the threads runs in the worker's loop. One question, "streams", is always with the dispatcher, and tells it what is being written
-here; see service.py.
+Everything except the threads runs in the worker's loop. One request, "streams", is always pending at the dispatcher; it lists the streams
+that the worker writes: see service.py.
 """
 
 from __future__ import annotations
@@ -17,33 +17,33 @@ from zmqdist.data.service.snapshots.stream_process import StreamProcess, StreamT
 from zmqdist.errors import OpError
 from zmqdist.process.bound_children import SpawnChild
 from zmqdist.rpc.client import ZmqClient
-from zmqdist.rpc.loop_client import LoopCalls
+from zmqdist.rpc.loop_client import LoopClient
 from zmqdist.transport.credentials import Credentials
 from zmqdist.transport.loop import Loop
 
 log = logging.getLogger("zmqdist.data.snapshots")
 
 AGAIN_S: Final = 0.05
-"""After a refused question for streams."""
+"""Pause before a failed request is sent again, in seconds."""
 
 
 class SnapshotWorker:
-    """See the module's docstring. Hosted by a worker.
+    """Writes the streams of one worker; hosted by the worker's data service.
 
     Args:
-      timeout_s: how long a stream waits for a dispatcher that does not answer.
+      timeout_s: how long a stream repeats requests to a dispatcher that does not reply, in seconds.
 
     Attributes:
-      processes: what forks a process for a stream (stream_process.py); None: streams are threads.
+      processes: forks a process for a stream (stream_process.py); None: streams run in threads.
     """
 
     def __init__(
         self,
         loop: Loop,
-        calls: LoopCalls,
+        calls: LoopClient,
         dispatcher: str,
         credentials: Credentials,
-        life: int,
+        incarnation: int,
         timeout_s: float,
         chunk_bytes_max: int,
     ) -> None:
@@ -51,14 +51,14 @@ class SnapshotWorker:
         self._calls = calls
         self._dispatcher = dispatcher
         self._credentials = credentials
-        self._life = life
+        self._incarnation = incarnation
         self._timeout_s = timeout_s
         self._chunk_bytes_max = chunk_bytes_max
-        self._asking = 0
+        self._request = 0
         self.processes: SpawnChild | None = None
         self._writing: dict[str, SnapshotStream | StreamProcess] = {}
         self._ending: set[SnapshotStream | StreamProcess] = set()
-        """Stopped, and not at their end yet."""
+        """Streams that were stopped and have not ended yet."""
         self._completed: dict[tuple[str, int], SnapshotTaskProgress] = {}
         self._client: ZmqClient | None = None
         self._left: Callable[[], None] | None = None
@@ -66,44 +66,48 @@ class SnapshotWorker:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is being written."""
+        """Whether the worker writes no stream."""
         return not self._writing
 
     @property
     def writing(self) -> int:
-        """How many streams are being written."""
+        """The number of streams that the worker writes."""
         return len(self._writing)
 
     def drain(self, then: Callable[[], None]) -> None:
-        """Commit what is there, leave the streams to others, and call `then` when that is done. In the loop."""
+        """Commit the elements so far, leave the streams to other workers, and call `then` after each stream that has ended. Call it in the
+        loop.
+        """
         self._left = then
-        self._asking += 1
+        self._request += 1
         for stream in self._writing.values():
             stream.leave()
 
     def progresses(self) -> list[SnapshotTaskProgress]:
-        """Of the streams that are being written, and of those that were completed in this life. In the loop."""
+        """Return the progress of the current streams, and of those completed in this incarnation. Call it in the loop."""
         return [*self._completed.values(), *(stream.progress() for stream in self._writing.values())]
 
     def registered(self) -> None:
-        """The dispatcher has taken this worker: now, or again."""
+        """Note that the dispatcher has registered this worker, for the first time or again."""
         if self._left is None:
             self._ask()
 
     def _ask(self) -> None:
-        self._asking += 1
+        self._request += 1
         has = {path: stream.index for path, stream in self._writing.items()}
-        self._calls.ask("zmqdist.data.streams", (self._life, has), partial(self._told, self._asking))
+        self._calls.call(
+            "zmqdist.data.streams", (self._incarnation, has), partial(self._streams_received, self._request)
+        )
 
-    def _told(self, asking: int, found: dict[str, int] | None, error: OpError | None) -> None:
-        if asking != self._asking:
-            return  # there is a later question
+    def _streams_received(self, request: int, found: dict[str, int] | None, error: OpError | None) -> None:
+        if request != self._request:
+            return  # a later request has replaced this one
         if error is not None or found is None:
             self._loop.set_timer(self, self._loop.now() + AGAIN_S, self._ask_again)
             return
         for path, stream in list(self._writing.items()):
             if found.get(path) != stream.index:
-                self._note_completed(stream)  # the dispatcher may know of its end before `_ended` is heard here
+                self._note_completed(stream)  # the dispatcher may know of its end before `_note_ended` runs
                 stream.stop()
                 self._ending.add(stream)
                 del self._writing[path]
@@ -113,40 +117,44 @@ class SnapshotWorker:
         self._ask()
 
     def _ask_again(self) -> None:
-        """Only while there is a connection: else `registered` comes."""
+        """Request streams if there is a connection; after a reconnect `registered` requests them."""
         if self._calls.connected:
             self._ask()
 
     def _begin(self, path: str, index: int) -> None:
         if self.processes is not None:
-            about = StreamTerms(self._dispatcher, self._life, path, index, self._timeout_s, self._chunk_bytes_max)
-            self._writing[path] = StreamProcess(self._loop, self.processes, about, self._note_ended, self._tell_failed)
+            terms = StreamTerms(
+                self._dispatcher, self._incarnation, path, index, self._timeout_s, self._chunk_bytes_max
+            )
+            self._writing[path] = StreamProcess(
+                self._loop, self.processes, terms, self._note_ended, self._report_failure
+            )
             return
         if self._client is None:
             security = self._credentials.client(self._dispatcher, "worker")
             self._client = ZmqClient(self._dispatcher, "snapshots", security=security)
         stream = self._writing[path] = SnapshotStream(
-            self._client, self._life, path, index, self._timeout_s, self._chunk_bytes_max, self._ended
+            self._client, self._incarnation, path, index, self._timeout_s, self._chunk_bytes_max, self._ended
         )
         stream.start()
 
     def _ended(self, stream: SnapshotStream) -> None:
-        """In the stream's thread: there is nothing more to do for it."""
+        """Note the end of a stream. Called in the stream's thread."""
         try:
             self._loop.call_soon(self._note_ended, stream)
         except OpError:
             pass  # the worker has ended
 
-    def _tell_failed(self, stream: StreamProcess, code: int, message: str, then: Callable[[], None]) -> None:
-        def told(value: Any, error: OpError | None) -> None:
+    def _report_failure(self, stream: StreamProcess, code: int, message: str, then: Callable[[], None]) -> None:
+        def replied(value: Any, error: OpError | None) -> None:
             if error is None or error.error_code not in RETRIABLE:
                 then()
             elif self._writing.get(stream.path) is stream:
-                again = partial(self._tell_failed, stream, code, message, then)
+                again = partial(self._report_failure, stream, code, message, then)
                 self._loop.set_timer((self, stream.path), self._loop.now() + AGAIN_S, again)
 
-        what = (self._life, stream.path, stream.index, code, message)
-        self._calls.ask("zmqdist.data.stream_ended", what, told)
+        what = (self._incarnation, stream.path, stream.index, code, message)
+        self._calls.call("zmqdist.data.stream_ended", what, replied)
 
     def _note_ended(self, stream: SnapshotStream | StreamProcess) -> None:
         self._ending.discard(stream)
@@ -164,7 +172,9 @@ class SnapshotWorker:
             self._completed[stream.path, stream.index] = progress
 
     def close(self) -> None:
-        """In the loop, when it ends. Threads end with their next element; whoever takes their streams over need not wait for that."""
+        """End all streams. The loop calls it when it stops. Threads end with their next element; a worker that takes over their streams
+        need not wait for that.
+        """
         for stream in (*self._writing.values(), *self._ending):
             stream.close()
         self._writing.clear()

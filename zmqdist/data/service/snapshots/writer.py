@@ -1,20 +1,20 @@
-"""A worker's part of a snapshot: one stream, from its pipeline to chunks that readers can read.
+"""The writer of one stream of a snapshot: it runs the pipeline, and writes its elements into chunks that readers can read.
 
 Theory
-    Elements go into chunks in the stream's `uncommitted_chunks/<life>`. A commit makes those official: first a checkpoint, which holds the
-    iterator's state behind their last element, appears by a rename; then they are renamed into the snapshot's `chunks`. So whoever
-    goes on with the stream, after a crash at any point, loads the newest checkpoint, moves the chunks before it that were not moved
-    yet, deletes those behind it, and computes these again: every element is in the snapshot exactly once, if the pipeline can tell its
-    state and computes the same again. A pipeline that cannot is committed once, at its end.
+    Elements go into chunks in the stream's `uncommitted_chunks/<incarnation>`. A commit publishes these chunks: first a checkpoint, which
+    holds the iterator's state behind their last element, appears by a rename; then the chunks are renamed into the snapshot's `chunks`. A
+    writer that takes over the stream, after a crash at any point, loads the newest checkpoint, moves the chunks before it that were not
+    moved yet, deletes those behind it, and computes their elements again. So every element is in the snapshot exactly once, if the pipeline
+    has a state and computes the same elements again. A pipeline without a state is committed once, at its end.
 
-    Each writer works in a folder of its own, and whatever it publishes is renamed out of it. Who takes a stream over first moves that
-    folder away: from then on everything that an earlier writer, thought dead, tries to publish fails. So there is no moment at
-    which two commit.
+    Each writer works in a folder of its own, and renames everything that it publishes out of that folder. A writer that takes over a stream
+    first moves the folder of the earlier one away. From then on the earlier writer, which may be alive, cannot publish. So two writers
+    never commit at the same time.
 
 Promises
-    P1  every chunk in `chunks` is whole, and holds only elements before the newest checkpoint
-    P2  DONE appears when all chunks are in `chunks`; ERROR says what the pipeline raised, or the disk
-    P3  after `cancel` nothing is published but what was committed
+    P1  Every chunk in `chunks` is complete, and holds only elements before the newest checkpoint.
+    P2  DONE appears when all chunks are in `chunks`. ERROR holds the error of the pipeline or of the disk.
+    P3  After `cancel` no further commit is published.
 """
 
 from __future__ import annotations
@@ -50,23 +50,23 @@ from zmqdist.limits import SNAPSHOT_CHUNK_BYTES_MAX
 LOG = logging.getLogger("zmqdist.data.snapshots")
 
 RUN_MAX = 1024
-"""Positions that a stream asks for at once, at most."""
+"""The most positions that a stream requests at once."""
 
 _QUICK_S, _SLOW_S = 0.1, 1.0
-"""Seconds that a run of positions should last: a longer one would be missed by other workers at the end."""
+"""Seconds that a run of positions should last: at the end of the data, other workers would lack the positions of a longer one."""
 
 
 def commit_interval_s(chunk_index: int) -> float:
-    """Seconds between two commits: five minutes at first, half a minute more with each chunk, at most half an hour."""
+    """Return the seconds between two commits: five minutes at first, half a minute more with each chunk, at most half an hour."""
     return min(30.0, 5.0 + 0.5 * chunk_index) * 60.0
 
 
 @dataclass(frozen=True)
 class StreamProgress:
-    """How far a stream is.
+    """The progress of a stream.
 
     Attributes:
-      chunks, elements: committed ones.
+      chunks, elements: the numbers of committed ones.
     """
 
     chunks: int
@@ -79,13 +79,13 @@ class StreamWriter:
 
     Args:
       path: the snapshot's folder.
-      ask: `ask(source, repetition, taken, count)` gives up to `count` positions of a source, those behind the first `taken` that
-        this stream had in that repetition; none at its end. It may wait. Asked again for the same it begins with the same.
-      chunk_bytes_max: a chunk ends with the element that reaches it.
-      interval_s: seconds from one commit to the next, given the number of chunks; `commit_interval_s`.
+      ask: `ask(source, repetition, taken, count)` returns up to `count` positions of a source, behind the first `taken` that this stream
+        has had in that repetition; empty at the end of the repetition. It may block. Repeated arguments get positions that begin equally.
+      chunk_bytes_max: a chunk ends with the element with which it reaches this size.
+      interval_s: returns the seconds from one commit to the next, given the number of chunks.
 
     Attributes:
-      failed: `run` raised an error that is the snapshot's, of the pipeline or of the disk.
+      failed: `run` has raised an error of the pipeline or of the disk, by which the snapshot fails.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class StreamWriter:
         self._folder = snapshot_layout.stream_path(path, stream)
         self._work = storage.join(self._folder, "uncommitted_chunks", uuid.uuid4().hex[:16])
         self._open_path = storage.join(self._work, f"open{storage.TMP}")
-        self._asker = _Asker(ask, self._check)
+        self._requests = _PositionRequests(ask, self._check)
         self._chunk_bytes_max = chunk_bytes_max
         self._interval_s = interval_s
         self._cancelled = threading.Event()
@@ -117,33 +117,33 @@ class StreamWriter:
 
     @property
     def progress(self) -> StreamProgress:
-        """What is committed."""
+        """What is committed so far."""
         return self._committed
 
     def cancel(self) -> None:
-        """From any thread: end with the next element. Whoever answers `ask` sees to it that it does not wait longer."""
+        """Have `run` end with the next element. May be called from any thread. The caller must see to it that `ask` blocks no longer."""
         self._cancelled.set()
         if self._iterator is not None:
             self._iterator.close()
 
     def leave(self) -> None:
-        """From any thread: commit what is there after the next element, and end, so that another writer need not do it again."""
+        """Have `run` commit after the next element, and end, so that another writer continues there. May be called from any thread."""
         self._leaving.set()
 
     def run(self) -> None:
         """Write the stream to its end, and leave DONE.
 
         Raises:
-          CancelledError: `cancel` or `leave` was called, or somebody else writes the stream now. What `ask` raised, as it was.
-            An OpError of the pipeline or of the disk, which was left as ERROR where the disk allows it.
+          CancelledError: `cancel` or `leave` was called, or another writer has taken over the stream. Otherwise the error of `ask`,
+            unchanged; or an OpError of the pipeline or of the disk, which `run` also leaves as ERROR if the disk allows it.
         """
         try:
             if not storage.exists(snapshot_layout.snapshot_done_path(self._folder)):
                 self._write()
         except _TakenOver:
             raise CancelledError(f"stream {self._stream} of {self._path} has another writer now") from None
-        except (Exception, SystemExit) as error:  # user code may raise that, too: whoever waits must hear of it
-            if self._cancelled.is_set() or self._leaving.is_set() or error is self._asker.error:
+        except (Exception, SystemExit) as error:  # user code may raise SystemExit; waiting users have to learn of it
+            if self._cancelled.is_set() or self._leaving.is_set() or error is self._requests.error:
                 raise
             raise self._fail(error) from error
         finally:
@@ -178,34 +178,36 @@ class StreamWriter:
         self._committed = StreamProgress(self._chunks, self._elements, True)
         storage.remove_tree(storage.join(self._folder, "checkpoints"))
 
-    # -- where it begins --
+    # -- the beginning --
 
     def _begin(self, dataset: Tree) -> None:
-        """Take the stream over from whoever had it, and go on at the newest checkpoint."""
+        """Take the stream over from an earlier writer, and continue at the newest checkpoint."""
         storage.make_folder(self._work)
         uncommitted = storage.join(self._folder, "uncommitted_chunks")
-        for life in storage.names(uncommitted):
-            if not self._work.endswith(life):
-                storage.rename(storage.join(uncommitted, life), storage.join(self._work, f"taken_{life}"))
-        checkpoint = max(map(_checkpoint, storage.names(storage.join(self._folder, "checkpoints"))), default=(0, 0, ""))
+        for incarnation in storage.list_names(uncommitted):
+            if not self._work.endswith(incarnation):
+                storage.rename(storage.join(uncommitted, incarnation), storage.join(self._work, f"taken_{incarnation}"))
+        checkpoint = max(
+            map(_checkpoint, storage.list_names(storage.join(self._folder, "checkpoints"))), default=(0, 0, "")
+        )
         self._chunks, self._elements, name = checkpoint
         self._recover_chunks()
-        self._iterator = open_stream(dataset, self._asker)
+        self._iterator = open_stream(dataset, self._requests)
         if name:
             state = json.loads(storage.read(storage.join(self._folder, "checkpoints", name)))
             self._iterator.load_state_dict(state)
         self._committed = StreamProgress(self._chunks, self._elements, False)
 
     def _recover_chunks(self) -> None:
-        """Move what the checkpoint says is committed, delete the rest.
+        """Move the chunks before the checkpoint to the committed ones, and delete the others.
 
         Raises:
-          InternalError: a committed chunk is nowhere.
+          InternalError: a chunk before the checkpoint is missing.
         """
-        there = {chunk.index for chunk in snapshot_layout.committed(self._path) if chunk.stream == self._stream}
-        for life in storage.names(self._work):
-            folder = storage.join(self._work, life)
-            for name in storage.names(folder):
+        there = {chunk.index for chunk in snapshot_layout.committed_chunks(self._path) if chunk.stream == self._stream}
+        for incarnation in storage.list_names(self._work):
+            folder = storage.join(self._work, incarnation)
+            for name in storage.list_names(folder):
                 chunk = CommittedChunk.of(name)
                 if chunk is not None and chunk.index < self._chunks and chunk.index not in there:
                     storage.rename(
@@ -240,10 +242,14 @@ class StreamWriter:
         try:
             state = self._iterator.state_dict()
         except (UnimplementedError, InvalidArgumentError, ResourceExhaustedError) as error:
-            LOG.warning("%s: committed at its end only: %s", self._folder, error)
+            LOG.warning(
+                "%s: the stream is committed at its end only, because its pipeline has no state: %s",
+                self._folder,
+                error,
+            )
             return
         checkpoints = storage.join(self._folder, "checkpoints")
-        older = storage.names(checkpoints)
+        older = storage.list_names(checkpoints)
         storage.make_folder(checkpoints)
         name = f"checkpoint_{self._chunks}_{self._elements}"
         self._publish(snapshot_layout.write_json, storage.join(checkpoints, name), state)
@@ -259,38 +265,38 @@ class StreamWriter:
     def _publish(self, write: Callable[..., Any], path: str, value: Any) -> None:
         _guarded(write, path, value, self._work)
 
-    # -- where it ends --
+    # -- the end --
 
     def _check(self) -> None:
         if self._cancelled.is_set():
             raise CancelledError(f"stream {self._stream} of {self._path} was cancelled")
 
     def _fail(self, error: Exception | SystemExit) -> OpError:
-        """Leave ERROR, in the room that the unfinished chunk took."""
+        """Leave ERROR. Delete the unfinished chunk first, because the disk may be full. Return the error as an OpError."""
         self.failed = True
         if isinstance(error, OSError):
-            told: OpError = storage.error_of(error, self._folder)
+            op_error: OpError = storage.error_of(error, self._folder)
         elif isinstance(error, OpError):
-            told = error
+            op_error = error
         else:
-            told = UnknownError(f"{type(error).__name__}: {error}")
+            op_error = UnknownError(f"{type(error).__name__}: {error}")
         self._drop_file()
         try:
-            self._publish(snapshot_layout.write_error, self._folder, told)
+            self._publish(snapshot_layout.write_error, self._folder, op_error)
         except (OSError, _TakenOver):
-            LOG.exception("%s: its error could not be written: %s", self._folder, told)
-        return told
+            LOG.exception("%s: its error could not be written: %s", self._folder, op_error)
+        return op_error
 
     def _drop_file(self) -> None:
         file, self._file = self._file, None
         if file is not None:
-            file.give_up()
+            file.abort()
             if storage.exists(self._open_path):
                 storage.remove(self._open_path)
 
     def _leave(self) -> None:
         if self._file is not None:
-            self._file.give_up()
+            self._file.abort()
             self._file = None
         if self._iterator is not None:
             self._iterator.close()
@@ -298,7 +304,7 @@ class StreamWriter:
 
 
 class _TakenOver(Exception):
-    """The folder of this life is gone."""
+    """The folder of this writer is gone: another writer has taken over the stream."""
 
 
 def _guarded(function: Callable[..., Any], *args: Any) -> Any:
@@ -313,28 +319,28 @@ def _checkpoint(name: str) -> tuple[int, int, str]:
     return (int(found[1]), int(found[2]), name) if found else (0, 0, "")
 
 
-class _Asker:
-    """Asks for runs of positions that last neither too short nor too long; called as `open_stream` wants it.
+class _PositionRequests:
+    """Requests runs of positions, of a length that lasts between _QUICK_S and _SLOW_S; called by `open_stream`.
 
     Attributes:
-      error: what `ask` raised.
+      error: the error that `ask` raised; None: it raised none.
     """
 
     def __init__(self, ask: Callable[[int, int, int, int], Sequence[int]], check: Callable[[], None]) -> None:
         self._ask = ask
         self._check = check
         self._count = 1
-        self._asked = 0.0
+        self._requested_at = 0.0
         self.error: Exception | None = None
 
     def __call__(self, source: int, repetition: int, taken: int) -> Sequence[int]:
         self._check()
         now = time.monotonic()
-        if now - self._asked < _QUICK_S:
+        if now - self._requested_at < _QUICK_S:
             self._count = min(RUN_MAX, self._count * 2)
-        elif now - self._asked > _SLOW_S:
+        elif now - self._requested_at > _SLOW_S:
             self._count = max(1, self._count // 2)
-        self._asked = now
+        self._requested_at = now
         try:
             return self._ask(source, repetition, taken, self._count)
         except Exception as error:

@@ -1,1 +1,1 @@
-"""The data-service tasks of one worker: which it has, what runs each of them, and how it replies to their readers."""
+"""The data-service tasks of one worker: the machine that lists them, a runner for each kind of task, and the replies to readers."""

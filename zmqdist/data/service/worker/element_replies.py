@@ -7,18 +7,18 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol, TypeAlias
 
-from zmqdist.data.service.batch_compression import squeeze
+from zmqdist.data.service.batch_compression import compress_batch
 from zmqdist.data.service.reader.delivery import Wanted
-from zmqdist.data.service.worker.task_answers import GiveElements, GiveEnd, GiveError, GiveSkip, TaskAnswer
+from zmqdist.data.service.worker.task_replies import GiveElements, GiveEnd, GiveError, GiveSkip, TaskReply
 from zmqdist.data.service.worker.tasks_machine import PROGRESS
 
 TAKEN, SOURCE, POSITION = range(PROGRESS)
 """Indexes of a task's progress: elements that readers have taken; 1 + source of the last position that it was given; that position."""
 
 
-Named: TypeAlias = Callable[[BaseException, str], BaseException]
-"""`named(error, subject)` returns the error that readers get for an error of a pipeline; `subject` is what the error stands for: "element
-5".
+DescribeError: TypeAlias = Callable[[BaseException, str], BaseException]
+"""`describe_error(error, subject)` returns the error that readers get for an error of a pipeline. `subject` is the element that could not
+be computed, for example "element 5".
 """
 
 
@@ -33,7 +33,7 @@ class Packed:
         """Return the elements compressed with `codec`. Two threads may compress at the same time: the result of one of them is kept."""
         encoded = self._forms.get(codec)
         if encoded is None:
-            encoded = self._forms[codec] = squeeze(self._forms[""], codec)
+            encoded = self._forms[codec] = compress_batch(self._forms[""], codec)
         return encoded
 
 
@@ -64,7 +64,7 @@ class ElementReply(Protocol):
         """Reply that an element could not be computed, or that the task cannot continue."""
 
 
-def give(answer: TaskAnswer) -> None:
+def send_reply(answer: TaskReply) -> None:
     """Carry out a reply that a machine has decided on."""
     reply: ElementReply = answer.reply
     match answer:

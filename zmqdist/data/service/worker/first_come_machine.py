@@ -22,7 +22,7 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from zmqdist.data.service.reader.delivery import Wanted
-from zmqdist.data.service.worker.task_answers import GiveElements, GiveEnd, GiveError, TaskAnswer
+from zmqdist.data.service.worker.task_replies import GiveElements, GiveEnd, GiveError, TaskReply
 from zmqdist.errors import CancelledError
 
 
@@ -89,11 +89,11 @@ class FirstComeBuffer:
 
     # -- called by the threads that take them -------------------------------------------------------------------------------
 
-    def elements_wanted(self, wanted: Wanted, reply: Any) -> None:
-        """Add a request; `next_answer` returns its reply."""
+    def add_request(self, wanted: Wanted, reply: Any) -> None:
+        """Add a request; `next_reply` returns its reply."""
         self.waiting.append((wanted, reply))
 
-    def next_answer(self) -> TaskAnswer | None:
+    def next_reply(self) -> TaskReply | None:
         """Return the next reply to send; None: no request can be served now."""
         if not self.waiting or not (self.elements or self._over):
             return None
@@ -110,7 +110,7 @@ class FirstComeBuffer:
         self._finished = self._finished or finished
         return finished
 
-    def _take(self, wanted: Wanted, reply: Any) -> TaskAnswer:
+    def _take(self, wanted: Wanted, reply: Any) -> TaskReply:
         elements = self.elements
         popleft = elements.popleft
         count = min(len(elements), wanted.elements_max)

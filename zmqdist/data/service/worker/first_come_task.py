@@ -17,9 +17,9 @@ from typing import Any, Final
 from zmqdist.data.iterators import DatasetIterator
 from zmqdist.data.service.elements import fits, is_scalar, weigh
 from zmqdist.data.service.reader.delivery import Wanted
-from zmqdist.data.service.split_requests import Drained
-from zmqdist.data.service.task_errors import Failed
-from zmqdist.data.service.worker.element_replies import TAKEN, ElementReply, Named, give, skip_late
+from zmqdist.data.service.split_requests import WorkerDrained
+from zmqdist.data.service.task_errors import TaskFailure
+from zmqdist.data.service.worker.element_replies import TAKEN, DescribeError, ElementReply, send_reply, skip_late
 from zmqdist.data.service.worker.first_come_machine import FirstComeBuffer
 
 BUFFER_BYTES: Final = 32 << 20
@@ -27,7 +27,7 @@ BUFFER_ELEMENTS_MAX: Final = 4096
 BUFFER_ELEMENTS_MIN: Final = 2
 
 
-class FirstCome:
+class FirstComeRunner:
     """Runs a task that serves requests in order of arrival."""
 
     def __init__(
@@ -35,19 +35,19 @@ class FirstCome:
         name: str,
         open: Callable[[], DatasetIterator],
         finished: Callable[[], None],
-        named: Named,
+        describe_error: DescribeError,
         progress: MutableSequence[int],
-        failed: Failed | None = None,
+        failed: TaskFailure | None = None,
     ) -> None:
         """Create the runner; its thread starts later.
 
         Args:
           open: opens the pipeline; called in the thread.
           finished: called once, in any thread, when the last element has been taken.
-          named: see element_replies.py; so is `progress`, which this object updates.
+          describe_error: see element_replies.py; so is `progress`, which this object updates.
           failed: the crash of an earlier process of this task; a request gets it before any element.
         """
-        self._named = named
+        self._describe_error = describe_error
         self._progress = progress
         self._open = open
         self._finished = finished
@@ -73,7 +73,7 @@ class FirstCome:
     def ask(self, wanted: Wanted, reply: ElementReply) -> None:
         self.start()
         with self._lock:
-            self._machine.elements_wanted(wanted, reply)
+            self._machine.add_request(wanted, reply)
         self._serve()
 
     def figures(self) -> tuple[Any, ...]:
@@ -123,12 +123,12 @@ class FirstCome:
                             break
                     else:
                         break
-                except Drained:
+                except WorkerDrained:
                     break
                 except BaseException as error:
                     with self._lock:
                         number = self._progress[TAKEN] + len(elements)
-                        machine.failed(self._named(error, f"element {number}"))
+                        machine.failed(self._describe_error(error, f"element {number}"))
                     self._wake()
                     self._wait()
 
@@ -174,14 +174,14 @@ class FirstCome:
                 self._woken = False
                 while machine.waiting and not machine.waiting[0][1].wanted():
                     machine.waiting.popleft()
-                answer = machine.next_answer()
+                answer = machine.next_reply()
                 if answer is None:
                     self._serving = False
                     finished = machine.has_finished()
                     break
                 self._progress[TAKEN] = self._taken_before + machine.taken
                 self._room.notify()
-            give(answer)
+            send_reply(answer)
         if finished:
             self._finished()
 

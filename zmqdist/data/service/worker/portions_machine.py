@@ -27,7 +27,7 @@ from math import inf
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from zmqdist.data.service.reader.delivery import Wanted
-from zmqdist.data.service.worker.task_answers import GiveElements, GiveEnd, GiveError, TaskAnswer
+from zmqdist.data.service.worker.task_replies import GiveElements, GiveEnd, GiveError, TaskReply
 
 GIVEN_MAX: Final = 64
 """The most portions in one request to the dispatcher."""
@@ -96,7 +96,7 @@ class PortionsLane:
         self._count = min(GIVEN_MAX, self._count * 2) if quick else max(1, self._count // 2)
         return self._count
 
-    def given(self, numbers: list[int], now: float) -> None:
+    def portions_received(self, numbers: list[int], now: float) -> None:
         """Note the portions that the dispatcher has given for this reader, in the order in which they are begun."""
         self._coming = numbers
         self._received_at = now
@@ -149,18 +149,18 @@ class PortionsLane:
 
     # -- called by the threads that take them -------------------------------------------------------------------------------
 
-    def elements_wanted(self, wanted: Wanted, reply: Any) -> None:
-        """Add a request; `next_answer` returns its reply."""
+    def add_request(self, wanted: Wanted, reply: Any) -> None:
+        """Add a request; `next_reply` returns its reply."""
         self.waiting.append((wanted, reply))
 
-    def left(self, reply: Any) -> bool:
+    def withdraw(self, reply: Any) -> bool:
         """Withdraw a request. Return whether it was waiting."""
         found = next((each for each in self.waiting if each[1] is reply), None)
         if found is not None:
             self.waiting.remove(found)
         return found is not None
 
-    def next_answer(self) -> TaskAnswer | None:
+    def next_reply(self) -> TaskReply | None:
         """Return the next reply to send; None: no request can be served now."""
         first = self._segments[0] if self._segments else None
         something = first is not None and (first.done or bool(first.elements))

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 from zmqdist.data.iterators import DatasetIterator
 from zmqdist.data.service.elements import weigh
 from zmqdist.data.service.reader.delivery import Wanted
-from zmqdist.data.service.worker.element_replies import ElementReply, Named, give
+from zmqdist.data.service.worker.element_replies import DescribeError, ElementReply, send_reply
 from zmqdist.data.service.worker.first_come_task import BUFFER_BYTES, BUFFER_ELEMENTS_MAX, BUFFER_ELEMENTS_MIN
 from zmqdist.data.service.worker.portions_machine import PortionSegment, PortionsLane
 from zmqdist.rpc.handler_errors import code_and_message
@@ -30,20 +30,20 @@ class PortionsRunner:
         self,
         name: str,
         open: Callable[[int, int], DatasetIterator],
-        named: Named,
+        describe_error: DescribeError,
         more: Callable[[int, int], list[Portion]],
     ) -> None:
         """Create the runner; lanes start with the first request of their reader.
 
         Args:
           open: `open(start, length)` opens the pipeline over positions; called in a thread.
-          named: see element_replies.py.
+          describe_error: see element_replies.py.
           more: `more(client, count)` returns the next portions for a client, and blocks until there are some; empty: there are no more.
             Called in a thread.
         """
         self._name = name
         self._open = open
-        self._named = named
+        self._describe_error = describe_error
         self._more = more
         self._lanes: dict[int, _Lane] = {}
         self._closed = False
@@ -54,7 +54,9 @@ class PortionsRunner:
             if self._closed:
                 reply.end()
                 return
-            lane = self._lanes[wanted.reader] = _Lane(self._name, wanted.reader, self._open, self._named, self._more)
+            lane = self._lanes[wanted.reader] = _Lane(
+                self._name, wanted.reader, self._open, self._describe_error, self._more
+            )
         lane.ask(wanted, reply)
 
     def expire(self, reply: ElementReply) -> None:
@@ -75,12 +77,12 @@ class _Lane:
         name: str,
         client: int,
         open: Callable[[int, int], DatasetIterator],
-        named: Named,
+        describe_error: DescribeError,
         more: Callable[[int, int], list[Portion]],
     ) -> None:
         self._client = client
         self._open = open
-        self._named = named
+        self._describe_error = describe_error
         self._more = more
         self._machine = PortionsLane(BUFFER_ELEMENTS_MIN)
         self._woken = False
@@ -90,13 +92,13 @@ class _Lane:
 
     def ask(self, wanted: Wanted, reply: ElementReply) -> None:
         with self._lock:
-            self._machine.elements_wanted(wanted, reply)
+            self._machine.add_request(wanted, reply)
         self._serve()
 
     def expire(self, reply: ElementReply) -> None:
         """Skip a request whose time is over, if it still waits."""
         with self._lock:
-            late = self._machine.left(reply)
+            late = self._machine.withdraw(reply)
         if late:
             reply.skip()
 
@@ -116,7 +118,7 @@ class _Lane:
                 if not portions:
                     break
                 with self._lock:
-                    machine.given([each[0] for each in portions], time.monotonic())
+                    machine.portions_received([each[0] for each in portions], time.monotonic())
                 for number, _, start, length, skip in portions:
                     self._compute(number, start, length, skip)
         except BaseException as failure:
@@ -159,7 +161,7 @@ class _Lane:
         """Put the error of an element into the buffer."""
         with self._lock:
             offset = segment.first + len(segment.elements)
-        failure = code_and_message(self._named(error, f"element {offset} of {where}"))
+        failure = code_and_message(self._describe_error(error, f"element {offset} of {where}"))
         with self._lock:
             self._machine.failed(segment, *failure)
         self._wake()
@@ -196,11 +198,11 @@ class _Lane:
                 self._woken = False
                 while machine.waiting and not machine.waiting[0][1].wanted():
                     machine.waiting.popleft()
-                answer = machine.next_answer()
+                answer = machine.next_reply()
                 if answer is None:
                     return
                 self._taken.notify()
-            give(answer)
+            send_reply(answer)
 
 
 def _leave_out(iterator: DatasetIterator, count: int) -> None:

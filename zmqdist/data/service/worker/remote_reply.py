@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from zmqdist.data.service.batch_compression import squeeze
+from zmqdist.data.service.batch_compression import compress_batch
 from zmqdist.data.service.elements import pack
 from zmqdist.data.service.reader.delivery import END, SKIP, SOME
 from zmqdist.data.service.worker.element_replies import Packed
 from zmqdist.errors import OpError
-from zmqdist.rpc.pending_call import Asked
+from zmqdist.rpc.pending_call import PendingCall
 from zmqdist.transport.loop import Loop
 
 
 class RemoteReply:
     """A reply that is sent by RPC."""
 
-    def __init__(self, call: Asked, loop: Loop, codec: str) -> None:
+    def __init__(self, call: PendingCall, loop: Loop, codec: str) -> None:
         self._call = call
         self._loop = loop
         self._codec = codec
@@ -33,7 +33,7 @@ class RemoteReply:
             pass  # the worker has stopped, and its connections are closed
 
     def elements(self, elements: list[Any], tag: Any = None) -> None:
-        self._pack(lambda: squeeze(pack(elements), self._codec), tag)
+        self._pack(lambda: compress_batch(pack(elements), self._codec), tag)
 
     def packed(self, batch: Packed) -> None:
         self._pack(lambda: batch.form(self._codec), None)
@@ -54,7 +54,7 @@ class RemoteReply:
 
     def _answer(self, kind: int, value: Any = None, tag: Any = None) -> None:
         self.answered = True
-        self._call.answer((kind, value, tag))
+        self._call.reply((kind, value, tag))
 
     def fail(self, error: BaseException) -> None:
         self.answered = True

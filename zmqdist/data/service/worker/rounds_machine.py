@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from zmqdist.data.service.reader.delivery import Wanted
-from zmqdist.data.service.worker.task_answers import GiveElements, GiveError, GiveSkip, TaskAnswer
+from zmqdist.data.service.worker.task_replies import GiveElements, GiveError, GiveSkip, TaskReply
 from zmqdist.errors import AbortedError, CancelledError, FailedPreconditionError, OpError
 
 
@@ -67,27 +67,27 @@ class RoundsMachine:
         self._groups.append(group)
         self._group_bytes = group_bytes
 
-    def end(self, error: BaseException) -> list[TaskAnswer]:
+    def end(self, error: BaseException) -> list[TaskReply]:
         """Note that no further group comes, because of `error`; the first error counts. A CancelledError takes effect before the groups
         that are ready.
         """
         self._error = self._error or error
         return self.serve()
 
-    def elements_wanted(self, wanted: Wanted, reply: Any) -> list[TaskAnswer]:
+    def add_request(self, wanted: Wanted, reply: Any) -> list[TaskReply]:
         """Add a request, and return the replies that are ready."""
         return [*self._note(wanted, reply), *self.serve()]
 
-    def left(self, reply: Any) -> None:
+    def withdraw(self, reply: Any) -> None:
         """Withdraw a request whose reader no longer waits."""
         self._waiting = {consumer: each for consumer, each in self._waiting.items() if each[1] is not reply}
 
-    def expired(self, reply: Any) -> list[TaskAnswer]:
+    def expired(self, reply: Any) -> list[TaskReply]:
         """Skip the round of this request, because its time is over: all consumers skip it."""
         late = next((wanted for wanted, each in self._waiting.values() if each is reply), None)
         if late is None:
             return []
-        effects: list[TaskAnswer] = []
+        effects: list[TaskReply] = []
         for consumer, (wanted, each) in list(self._waiting.items()):
             if wanted.round <= late.round:
                 del self._waiting[consumer]
@@ -95,14 +95,14 @@ class RoundsMachine:
         self._round = max(self._round or 0, late.round + 1)
         return [*effects, *self.serve()]
 
-    def serve(self) -> list[TaskAnswer]:
+    def serve(self) -> list[TaskReply]:
         """Return all replies that are ready."""
-        effects: list[TaskAnswer] = []
-        while answers := self._next_answers():
+        effects: list[TaskReply] = []
+        while answers := self._next_replies():
             effects += answers
         return effects
 
-    def _note(self, wanted: Wanted, reply: Any) -> list[TaskAnswer]:
+    def _note(self, wanted: Wanted, reply: Any) -> list[TaskReply]:
         """Have a request wait, or return its reply if that is known."""
         consumer, requested = wanted.consumer, wanted.round
         if not 0 <= consumer < self._consumers:
@@ -128,7 +128,7 @@ class RoundsMachine:
         self._served[wanted.consumer] = _Served(wanted.reader, wanted.round, next_round, None)
         return GiveSkip(reply, (next_round, self._received_by_all()))
 
-    def _next_answers(self) -> list[TaskAnswer]:
+    def _next_replies(self) -> list[TaskReply]:
         """Return the replies for one round, or for several together; none if the round is not complete."""
         # K6: groups that are ready come first, unless the task was closed.
         if self._error is not None and (not self._groups or type(self._error) is CancelledError):
@@ -141,7 +141,7 @@ class RoundsMachine:
         first = min(wanted.round for wanted, _ in self._waiting.values())
         ahead = [wanted for wanted, _ in self._waiting.values() if wanted.round > first]
         here = [each for each in self._waiting.values() if each[0].round == first]
-        answers: list[TaskAnswer]
+        answers: list[TaskReply]
         if any(wanted.skipped for wanted in ahead):  # K1: a consumer that is ahead has skipped this round
             count = 1
             answers = [self._skip(*each, first + 1) for each in here]

@@ -10,9 +10,9 @@ from typing import Any, Final
 from zmqdist.data.iterators import DatasetIterator
 from zmqdist.data.service.elements import weigh
 from zmqdist.data.service.reader.delivery import Wanted
-from zmqdist.data.service.worker.element_replies import ElementReply, Named, give
+from zmqdist.data.service.worker.element_replies import DescribeError, ElementReply, send_reply
 from zmqdist.data.service.worker.rounds_machine import RoundsMachine
-from zmqdist.data.service.worker.task_answers import TaskAnswer
+from zmqdist.data.service.worker.task_replies import TaskReply
 from zmqdist.errors import CancelledError, FailedPreconditionError
 
 GROUPS_MAX: Final = 64
@@ -23,15 +23,17 @@ GROUPS_BYTES: Final = 16 << 20
 class RoundsRunner:
     """Runs a task of a coordinated read."""
 
-    def __init__(self, name: str, open: Callable[[], DatasetIterator], named: Named, consumers: int) -> None:
+    def __init__(
+        self, name: str, open: Callable[[], DatasetIterator], describe_error: DescribeError, consumers: int
+    ) -> None:
         """Create the runner; its thread starts with the first request.
 
         Args:
           open: opens the pipeline; called in the thread.
-          named: see element_replies.py.
+          describe_error: see element_replies.py.
         """
         self._open = open
-        self._named = named
+        self._describe_error = describe_error
         self._made = 0
         self._consumers = consumers
         self._group_bytes = 1
@@ -45,7 +47,7 @@ class RoundsRunner:
         with self._lock:
             if not self._thread.ident:
                 self._thread.start()
-        self._decide(lambda: self._machine.elements_wanted(wanted, reply))
+        self._decide(lambda: self._machine.add_request(wanted, reply))
 
     def expire(self, reply: ElementReply) -> None:
         """Skip the round of this request, because its time is over."""
@@ -64,18 +66,18 @@ class RoundsRunner:
             nbytes = taken * self._group_bytes // self._consumers
             return taken, nbytes, groups * self._consumers, self._groups_max() * self._consumers, 0.0
 
-    def _decide(self, decision: Callable[[], Sequence[TaskAnswer]]) -> None:
+    def _decide(self, decision: Callable[[], Sequence[TaskReply]]) -> None:
         """Have the machine decide, and send its replies. May be called from any thread."""
         with self._lock:
             for reply in self._machine.waiting():
                 if not reply.wanted():
-                    self._machine.left(reply)
+                    self._machine.withdraw(reply)
             before = self._machine.groups
             answers = decision()
             if self._closed or self._machine.groups < before:
                 self._room.notify()
         for answer in answers:
-            give(answer)
+            send_reply(answer)
 
     def _serve(self) -> None:
         self._decide(self._machine.serve)
@@ -98,7 +100,7 @@ class RoundsRunner:
         try:
             group.extend(islice(iterator, self._consumers))
         except BaseException as error:
-            raise self._named(error, f"element {self._made + len(group)}") from None
+            raise self._describe_error(error, f"element {self._made + len(group)}") from None
         return group
 
     def _add(self, group: list[Any]) -> None:

@@ -33,19 +33,19 @@ from zmqdist.data.service.reader.delivery import Wanted
 from zmqdist.data.service.retry import RETRIABLE
 from zmqdist.data.service.snapshots.stream import SnapshotTaskProgress
 from zmqdist.data.service.snapshots.worker import SnapshotWorker
-from zmqdist.data.service.split_requests import Dealer
-from zmqdist.data.service.task_errors import named
+from zmqdist.data.service.split_requests import SplitClient
+from zmqdist.data.service.task_errors import describe_error
 from zmqdist.data.service.worker import rounds_task, shared_task
 from zmqdist.data.service.worker.element_replies import ElementReply, Runner
-from zmqdist.data.service.worker.first_come_task import FirstCome
+from zmqdist.data.service.worker.first_come_task import FirstComeRunner
 from zmqdist.data.service.worker.portions_task import PortionsRunner
 from zmqdist.data.service.worker.remote_reply import RemoteReply
 from zmqdist.data.service.worker.tasks_machine import (
-    AskForWork,
-    AskLater,
     BeginTask,
     DropTask,
     GiveBackPositions,
+    RequestWork,
+    RequestWorkLater,
     WorkerTask,
     WorkerTasks,
     WorkerTasksEffect,
@@ -55,8 +55,8 @@ from zmqdist.data.splits import open_split, portion_pipeline
 from zmqdist.errors import CancelledError, FailedPreconditionError, OpError, UnavailableError
 from zmqdist.limits import SNAPSHOT_CHUNK_BYTES_MAX, TRAINER_CACHE_BYTES
 from zmqdist.rpc.client import ZmqClient
-from zmqdist.rpc.loop_client import LoopCalls
-from zmqdist.rpc.pending_call import Asked
+from zmqdist.rpc.loop_client import LoopClient
+from zmqdist.rpc.pending_call import PendingCall
 from zmqdist.rpc.service import RpcService
 from zmqdist.transport.address import with_key
 from zmqdist.transport.credentials import Credentials
@@ -121,7 +121,7 @@ class TaskHost(Protocol):
     def begin(self, task: WorkerTask) -> None:
         """Serve `task` from now on."""
 
-    def where(self, number: int) -> str:
+    def location(self, number: int) -> str:
         """Return the address at which readers reach task `number`."""
 
     def drop(self, number: int) -> None:
@@ -160,7 +160,7 @@ class DataWorker:
         self,
         loop: Loop,
         service: RpcService,
-        calls: LoopCalls,
+        calls: LoopClient,
         dispatcher: str,
         credentials: Credentials,
         incarnation: int,
@@ -222,9 +222,9 @@ class DataWorker:
     def _perform(self, effects: list[WorkerTasksEffect]) -> None:
         for effect in effects:
             match effect:
-                case AskForWork(request, has, done):
+                case RequestWork(request, has, done):
                     self._ask(request, has, done)
-                case AskLater():
+                case RequestWorkLater():
                     self._loop.set_timer(self, self._loop.now() + AGAIN_S, self._ask_again)
                 case BeginTask(task):
                     self.host.state = self._machine.state
@@ -238,9 +238,9 @@ class DataWorker:
     def _ask(self, request: int, has: tuple[int, ...], done: tuple[int, ...]) -> None:
         self.host.state = self._machine.state
         figures = self.host.figures()
-        read_at = {number: with_key(self.host.where(number), self.key) for number in has}
+        read_at = {number: with_key(self.host.location(number), self.key) for number in has}
         args = self._machine.state, self._incarnation, read_at, done, figures
-        self._calls.ask("zmqdist.data.work", args, partial(self._work_replied, request))
+        self._calls.call("zmqdist.data.work", args, partial(self._work_replied, request))
         if figures:
             self._report_later()
 
@@ -248,7 +248,7 @@ class DataWorker:
         self._loop.set_timer((self, "report"), self._loop.now() + REPORT_S, self._ask_again)
 
     def _work_replied(self, request: int, value: Any, error: OpError | None) -> None:
-        effects = self._machine.refused(request) if error else self._machine.work_received(request, value)
+        effects = self._machine.request_failed(request) if error else self._machine.work_received(request, value)
         if effects:
             self._perform(effects)
             self._end_if_drained()
@@ -271,14 +271,14 @@ class DataWorker:
                 self._loop.set_timer((self, "crash", number), self._loop.now() + AGAIN_S, again)
 
         if number in self._machine.tasks:
-            self._calls.ask("zmqdist.data.crashed", (self._machine.state, number, self._incarnation, how), replied)
+            self._calls.call("zmqdist.data.crashed", (self._machine.state, number, self._incarnation, how), replied)
 
-    def _profile(self, call: Asked) -> None:
+    def _profile(self, call: PendingCall) -> None:
         found = self.host.figures()
         if not found:
             raise UnavailableError(f"No trace event was collected: no task of worker {self.host.address} is at work")
         names = ("elements", "bytes", "buffered", "room", "element_s")
-        call.answer(
+        call.reply(
             {
                 number: {"dataset": self._machine.tasks[number].dataset, **dict(zip(names, values, strict=True))}
                 for number, values in found.items()
@@ -312,7 +312,7 @@ class DataWorker:
         self._end_if_drained()
 
     def _report_leaving(self) -> None:
-        self._calls.ask("zmqdist.data.leave", (self._incarnation,), lambda value, error: None)
+        self._calls.call("zmqdist.data.leave", (self._incarnation,), lambda value, error: None)
 
     def _end_if_drained(self) -> None:
         if self._drained is not None and not self.num_tasks and self.snapshots.idle:
@@ -363,13 +363,13 @@ class TaskThreads:
         self._tasks: dict[int, WorkerTask] = {}
         self._refuses = False
         self._client: ZmqClient | None = None
-        self._dealers: dict[int, Dealer] = {}
+        self._split_clients: dict[int, SplitClient] = {}
         service.register_later(ELEMENTS, self._elements, roles=READERS)
 
     def begin(self, task: WorkerTask) -> None:
         self._tasks[task.id] = task
 
-    def where(self, number: int) -> str:
+    def location(self, number: int) -> str:
         return self.read_at or self.address
 
     @property
@@ -384,22 +384,24 @@ class TaskThreads:
 
     def drop(self, number: int) -> None:
         task = self._tasks.pop(number, None)
-        dealer = self._dealers.pop(number, None)
-        if dealer is not None:
-            dealer.close()
+        split_client = self._split_clients.pop(number, None)
+        if split_client is not None:
+            split_client.close()
         if task is not None and task.runner is not None:
             task.runner.close()
 
     def hand_back(self, number: int) -> bool:
-        dealer = self._dealers.get(number)
-        if dealer is None:
+        split_client = self._split_clients.get(number)
+        if split_client is None:
             return False
-        threading.Thread(target=self._hand_back, args=(dealer,), name=f"zmqdist-drain-{number}", daemon=True).start()
+        threading.Thread(
+            target=self._hand_back, args=(split_client,), name=f"zmqdist-drain-{number}", daemon=True
+        ).start()
         return True
 
-    def _hand_back(self, dealer: Dealer) -> None:
+    def _hand_back(self, split_client: SplitClient) -> None:
         try:
-            dealer.drain()
+            split_client.drain()
         except BaseException as error:
             log.warning(
                 "worker %s is leaving, and could not give back positions that it has not begun: %s", self.address, error
@@ -425,7 +427,7 @@ class TaskThreads:
 
     # -- readers ----------------------------------------------------------------------------------------------------------------
 
-    def _elements(self, call: Asked, state: int, number: int, wanted: tuple[Any, ...], compression: str) -> None:
+    def _elements(self, call: PendingCall, state: int, number: int, wanted: tuple[Any, ...], compression: str) -> None:
         near = call.peer.hello is not None and call.peer.hello.host == host_identity()
         codec = codec_for(compression, near=near)
         codec_of(codec or None)  # raises where the codec's package is missing, before the request takes an element
@@ -480,52 +482,52 @@ class TaskThreads:
         if task.runner is None and not task.done:
             task.runner = self._run(task)
             self.began()
-            if isinstance(task.runner, FirstCome):
+            if isinstance(task.runner, FirstComeRunner):
                 task.runner.start()
 
     def _run(self, task: WorkerTask) -> Runner:
         if self._client is None:
             security = self._credentials.client(self.dispatcher, "worker")
             self._client = ZmqClient(self.dispatcher, f"data of {self.address}", security=security)
-        dealer = self._dealers[task.id] = Dealer(
+        split_client = self._split_clients[task.id] = SplitClient(
             self._client, self.state, task.id, self._incarnation, self._timeout_s, task.progress
         )
-        open_pipeline = partial(self._open, task, dealer)
-        name_error = partial(named, where=task.where(self.address))
+        open_pipeline = partial(self._open, task, split_client)
+        describe = partial(describe_error, where=task.describe(self.address))
         if not task.failed:
             if task.terms.portioned:
                 return PortionsRunner(
-                    str(task.id), partial(self._open_portion, task, dealer), name_error, dealer.portions
+                    str(task.id), partial(self._open_portion, task, split_client), describe, split_client.portions
                 )
             if task.terms.coordinated:
-                return rounds_task.RoundsRunner(str(task.id), open_pipeline, name_error, task.terms.num_consumers)
+                return rounds_task.RoundsRunner(str(task.id), open_pipeline, describe, task.terms.num_consumers)
             if task.terms.cache:
-                return shared_task.Shared(str(task.id), open_pipeline, name_error, self.cache_bytes)
-        return FirstCome(
+                return shared_task.SharedRunner(str(task.id), open_pipeline, describe, self.cache_bytes)
+        return FirstComeRunner(
             str(task.id),
             open_pipeline,
             partial(self._finished, task),
-            name_error,
+            describe,
             task.progress,
             task.failed,
         )
 
-    def _open_portion(self, task: WorkerTask, dealer: Dealer, start: int, length: int) -> DatasetIterator:
+    def _open_portion(self, task: WorkerTask, split_client: SplitClient, start: int, length: int) -> DatasetIterator:
         """Open the pipeline over some positions. Called in a thread of the task."""
         if task.pipeline is None:
-            task.pipeline = portion_pipeline(deserialize(dealer.definition(task.fingerprint)))
+            task.pipeline = portion_pipeline(deserialize(split_client.definition(task.fingerprint)))
         positions = iter(range(start, start + length))
         return open_split(task.pipeline, lambda source, repetition: next(positions, None))
 
-    def _open(self, task: WorkerTask, dealer: Dealer) -> DatasetIterator:
+    def _open(self, task: WorkerTask, split_client: SplitClient) -> DatasetIterator:
         """Open the pipeline of a task. Called in the task's thread."""
-        dataset = deserialize(dealer.definition(task.fingerprint))
+        dataset = deserialize(split_client.definition(task.fingerprint))
         if task.terms.coordinated:
             rounds_task.require_infinite(dataset.cardinality())
         if task.terms.cache:
             shared_task.require_infinite(dataset.cardinality())
         if task.terms.mode == DYNAMIC:
-            return open_split(dataset, dealer.ask)
+            return open_split(dataset, split_client.ask)
         policy = ShardingPolicy(task.terms.mode).name
         # The user gave no seed: all workers of an iteration take the same one, or their shards would not be parts of one order.
         return iter(shard_for_worker(dataset, policy, task.num_workers, task.index, seed=task.iteration))

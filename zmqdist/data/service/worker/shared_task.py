@@ -24,7 +24,7 @@ from typing import Any, Final
 from zmqdist.data.iterators import DatasetIterator
 from zmqdist.data.service.elements import pack, weigh
 from zmqdist.data.service.reader.delivery import Wanted
-from zmqdist.data.service.worker.element_replies import ElementReply, Named, Packed, skip_late
+from zmqdist.data.service.worker.element_replies import DescribeError, ElementReply, Packed, skip_late
 from zmqdist.data.structure import invalid
 from zmqdist.errors import CancelledError
 
@@ -34,7 +34,7 @@ BATCH_S: Final = 0.01
 """A batch that takes longer than this to compute halves the size of the next one; a faster one doubles it."""
 
 
-class Shared:
+class SharedRunner:
     """Runs a task that all trainers share.
 
     Attributes:
@@ -42,16 +42,18 @@ class Shared:
       nbytes: size of the window.
     """
 
-    def __init__(self, name: str, open: Callable[[], DatasetIterator], named: Named, limit: int) -> None:
+    def __init__(
+        self, name: str, open: Callable[[], DatasetIterator], describe_error: DescribeError, limit: int
+    ) -> None:
         """Create the runner; its thread starts with the first request.
 
         Args:
           open: opens the pipeline; called in the thread.
-          named: see element_replies.py.
+          describe_error: see element_replies.py.
           limit: largest size of the window, in bytes.
         """
         self._open = open
-        self._named = named
+        self._describe_error = describe_error
         self._made = 0
         self._limit = limit
         self._window: deque[tuple[Packed, int]] = deque()
@@ -160,7 +162,7 @@ class Shared:
                     break
                 raise invalid(ENDED) from None
             except BaseException as error:
-                failure = self._named(error, f"element {self._made}")
+                failure = self._describe_error(error, f"element {self._made}")
             else:
                 elements.append(element)
             self._made += 1

@@ -18,8 +18,8 @@ from typing import Any, Final
 
 import msgspec
 
-import zmqdist.data.dataset  # noqa: F401  what a description needs, before the fork
-from zmqdist.data.service.task_errors import Failed
+import zmqdist.data.dataset  # noqa: F401  loads the operators before the fork
+from zmqdist.data.service.task_errors import TaskFailure
 from zmqdist.data.service.worker.runtime import FLUSH_S, TaskThreads
 from zmqdist.data.service.worker.tasks_machine import WorkerTask
 from zmqdist.errors import from_code
@@ -90,10 +90,10 @@ def main(pipe_fd: int, page_fd: int, listener_fd: int) -> None:
     progress: Any = memoryview(page).cast("Q")
     task = WorkerTask(begin.task, progress)
     if begin.failure is not None:
-        task.failed = Failed(from_code(*begin.failure), begin.for_good)
+        task.failed = TaskFailure(from_code(*begin.failure), begin.for_good)
     task.done = begin.done
     loop = Loop(f"zmqdist-task-{task.id}")
-    credentials = Credentials.of_environment()
+    credentials = Credentials.from_environment()
     incarnation = secrets.randbits(62) | 1
     security = credentials.server(begin.host, "worker")
     router = Router(loop, security, our_hello("server", incarnation, f"task {task.id} of {begin.worker}"))

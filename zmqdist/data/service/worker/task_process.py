@@ -34,7 +34,7 @@ from typing import Any, Final
 import msgspec
 
 from zmqdist.data.service.dispatcher.machine.records import DYNAMIC
-from zmqdist.data.service.task_errors import died, ending
+from zmqdist.data.service.task_errors import describe_exit, process_death_error
 from zmqdist.data.service.worker.task_main import (
     ANSWERED,
     ANSWERS_S,
@@ -101,7 +101,7 @@ class TaskProcesses:
     def begin(self, task: WorkerTask) -> None:
         self._tasks[task.id] = _TaskProcess(self, task)
 
-    def where(self, number: int) -> str:
+    def location(self, number: int) -> str:
         return self._tasks[number].address
 
     def drop(self, number: int) -> None:
@@ -228,7 +228,7 @@ class _TaskProcess:
             self._owner.ending.discard(self)
             self._loop.set_timer(self, None, self._kill)
         elif self._task.terms.portioned:
-            self._owner.crashed(self._task.id, ending(code) if crashed else "", self._wait_for_readers)
+            self._owner.crashed(self._task.id, describe_exit(code) if crashed else "", self._wait_for_readers)
         else:
             self._wait_for_readers()
 
@@ -247,8 +247,8 @@ class _TaskProcess:
         else:
             goes_on = "What it held is lost; another process goes on with the positions that no process was given."
         with memoryview(self._page).cast("Q") as progress:
-            where = self._task.where(self._owner.address)
-            error = died(code, tail, progress, where, goes_on)
+            where = self._task.describe(self._owner.address)
+            error = process_death_error(code, tail, progress, where, goes_on)
         log.warning("%s", error.message)
         if not terms.portioned:
             self._error = error

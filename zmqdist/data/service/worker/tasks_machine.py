@@ -31,7 +31,7 @@ class WorkerTask:
     Attributes:
       definition: as received.
       progress: where the task is, for error texts (element_replies.py).
-      failed: the crash of an earlier process of this task (task_errors.Failed), or None.
+      failed: the crash of an earlier process of this task (task_errors.TaskFailure), or None.
       runner, pipeline: set by the host that runs the task: its Runner, and the pipeline that is run over each portion.
       done: the last element was taken.
       deleted: its only reader has deleted it.
@@ -51,17 +51,17 @@ class WorkerTask:
         self.done = False
         self.deleted = False
 
-    def where(self, worker: str) -> str:
+    def describe(self, worker: str) -> str:
         """Return a description of the task for error texts."""
         return f"dataset {self.dataset} (job {self.job!r}, task {self.id} of worker {worker})"
 
 
 @dataclass(frozen=True, slots=True)
-class AskForWork:
+class RequestWork:
     """Send a request for work to the dispatcher.
 
     Attributes:
-      request: its number, for `work_received` and `refused`.
+      request: its number, for `work_received` and `request_failed`.
       tasks: the tasks that this worker has.
       done: those of them that have ended.
     """
@@ -72,7 +72,7 @@ class AskForWork:
 
 
 @dataclass(frozen=True, slots=True)
-class AskLater:
+class RequestWorkLater:
     """Call `ask` a little later, if there is a connection."""
 
 
@@ -97,7 +97,7 @@ class GiveBackPositions:
     number: int
 
 
-WorkerTasksEffect: TypeAlias = AskForWork | AskLater | BeginTask | DropTask | GiveBackPositions
+WorkerTasksEffect: TypeAlias = RequestWork | RequestWorkLater | BeginTask | DropTask | GiveBackPositions
 
 
 class WorkerTasks:
@@ -127,7 +127,7 @@ class WorkerTasks:
             return []
         self._request += 1
         done = tuple(number for number, task in self.tasks.items() if task.done)
-        return [AskForWork(self._request, tuple(self.tasks), done)]
+        return [RequestWork(self._request, tuple(self.tasks), done)]
 
     def work_received(self, request: int, reply: Sequence[Any] | None) -> list[WorkerTasksEffect]:
         """Note the dispatcher's reply: (its state, tasks to begin, tasks to drop). None: a later request of this worker has replaced this
@@ -143,9 +143,9 @@ class WorkerTasks:
         self.tasks.update((task.id, task) for task in begun)
         return [*map(DropTask, dropped), *map(BeginTask, begun), *self.ask()]
 
-    def refused(self, request: int) -> list[WorkerTasksEffect]:
-        """Note that a request failed, or was not answered."""
-        return [AskLater()] if request == self._request else []
+    def request_failed(self, request: int) -> list[WorkerTasksEffect]:
+        """Note that a request failed, or got no reply."""
+        return [RequestWorkLater()] if request == self._request else []
 
     def finished(self, number: int) -> list[WorkerTasksEffect]:
         """Note that the last element of a task was taken, or that it has given back what it had not begun."""

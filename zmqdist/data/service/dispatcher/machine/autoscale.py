@@ -1,10 +1,10 @@
-"""How many workers would be enough: a figure for whoever starts them; nobody is started here.
+"""How many workers would be enough for the readers: a figure for the operator of a cluster. No worker is started here.
 
 Theory
-    An iteration needs as many workers as make elements as fast as its readers could take them: the sum of the readers' rates over the
-    mean rate of a worker, rounded up. A reader's rate is what it would take if it never waited. Rates further than one standard deviation
-    from their mean are taken for the median, so that one slow start does not order a hundred machines.
-    The figure is the largest of all iterations, and at most FACTOR_MAX times the present number and MORE_MAX above it.
+    An iteration needs as many workers as make elements as fast as its readers could take them: the sum of the readers' rates, divided by
+    the mean rate of a worker, rounded up. A reader's rate is the one that it would have if it never waited. A rate further than one
+    standard deviation from the mean counts as the median, so that one slow start does not ask for a hundred machines.
+    The figure is the largest of all iterations, and at most FACTOR_MAX times the current number of workers, and MORE_MAX above it.
 """
 
 from __future__ import annotations
@@ -21,53 +21,53 @@ MORE_MAX: Final = 500
 
 
 class AutoScaler:
-    """One iteration: its readers and its workers, by whatever number they have."""
+    """The rates of one iteration's readers and workers, by their numbers."""
 
     def __init__(self) -> None:
         self._taken: dict[int, float] = {}
         self._made: dict[int, float] = {}
 
     def report_worker(self, worker: int, seconds: float) -> None:
-        """It takes so long for an element. Raises InvalidArgumentError: 0 or less."""
+        """Note the seconds that a worker needs for an element. Raises InvalidArgumentError if they are not positive."""
         self._made[worker] = _rate("processing_time", seconds)
 
     def report_reader(self, reader: int, seconds: float) -> None:
-        """It could take an element each so many seconds. Raises InvalidArgumentError: 0 or less."""
+        """Note the seconds after which a reader could take another element. Raises InvalidArgumentError if they are not positive."""
         self._taken[reader] = _rate("target_processing_time", seconds)
 
     def keep(self, workers: Collection[int], readers: Collection[int]) -> None:
-        """Forget all others."""
+        """Forget all workers and readers except these."""
         self._made = {number: rate for number, rate in self._made.items() if number in workers}
         self._taken = {number: rate for number, rate in self._taken.items() if number in readers}
 
     def optimal(self) -> int | None:
-        """Workers that would be enough; None without reports of both sides."""
+        """Return how many workers would be enough; None until both a worker and a reader have reported."""
         if not self._made or not self._taken:
             return None
         return max(1, ceil(sum(_usual(self._taken.values())) / fmean(_usual(self._made.values()))))
 
 
 class AutoScalers:
-    """All iterations."""
+    """The rates of all iterations."""
 
     def __init__(self) -> None:
         self._scalers: dict[int, AutoScaler] = {}
 
     def of(self, iteration: int) -> AutoScaler:
-        """That of one iteration, made when it is new."""
+        """Return the rates of one iteration; create them for a new one."""
         return self._scalers.setdefault(iteration, AutoScaler())
 
     @property
     def iterations(self) -> list[int]:
-        """Those that somebody has reported of."""
+        """The iterations of which a worker or reader has reported."""
         return list(self._scalers)
 
     def discard(self, iteration: int) -> None:
-        """It has ended, reported or not."""
+        """Forget an iteration that has ended; harmless for one without reports."""
         self._scalers.pop(iteration, None)
 
     def optimal(self, workers: int) -> int | None:
-        """The figure, with so many workers at present; None without reports."""
+        """Return how many workers would be enough, given the current number; None without reports."""
         found = [each for each in (scaler.optimal() for scaler in self._scalers.values()) if each is not None]
         if not found:
             return None

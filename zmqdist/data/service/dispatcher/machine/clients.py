@@ -1,4 +1,8 @@
-"""Clients: who reads an iteration, what they are told of it, and what becomes of it when nobody does."""
+"""Clients, the readers of iterations: their watch requests, and the end of a client or of an iteration that no client reads.
+
+The dispatcher replies to a watch request when the client's list of tasks has changed. It releases a client that has sent no request for
+`client_timeout_s`, and ends an iteration that has had no client for `gc_timeout_s`.
+"""
 
 from __future__ import annotations
 
@@ -6,162 +10,167 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from zmqdist import errors
-from zmqdist.data.service.dispatcher.machine import questions as q
+from zmqdist.data.service.dispatcher.machine import events as ev
 from zmqdist.data.service.dispatcher.machine import range_math
 from zmqdist.data.service.dispatcher.machine import records as r
-from zmqdist.data.service.dispatcher.machine.coordinated import is_coordinated, told
-from zmqdist.data.service.dispatcher.machine.tables import Book, Refusal
+from zmqdist.data.service.dispatcher.machine.coordinated import is_coordinated, news_for_consumer
+from zmqdist.data.service.dispatcher.machine.tables import DispatcherTables, Refusal
 
 WATCH_S_MAX: Final = 10.0
-"""A client's question for news is answered after so long, news or not: asking again shows that it lives."""
+"""The longest time until a watch request gets its reply, even without news: the client's next request shows that it is alive."""
 
 WATCHES_PER_TIMEOUT: Final = 3
+"""Watch requests that a live client sends within `client_timeout_s`, at least."""
 
 
 class Clients:
-    """See the module's docstring."""
+    """The part of the machine that serves clients; the module's docstring gives its rules."""
 
-    def __init__(self, book: Book) -> None:
-        self._book = book
+    def __init__(self, tables: DispatcherTables) -> None:
+        self._tables = tables
 
     @property
     def watch_s(self) -> float:
-        return min(WATCH_S_MAX, self._book.rules.client_timeout_s / WATCHES_PER_TIMEOUT)
+        return min(WATCH_S_MAX, self._tables.rules.client_timeout_s / WATCHES_PER_TIMEOUT)
 
-    def client(self, state: int, number: int) -> r.ClientEntry:
-        """The client that asks."""
-        client = self._book.state.clients.get(number)
-        if state == self._book.state.number and client is not None:
+    def registered_client(self, state: int, number: int) -> r.ClientEntry:
+        """Return the client that sent a request. Raises Refusal with the reason if it is no client, or none any more."""
+        client = self._tables.state.clients.get(number)
+        if state == self._tables.state.number and client is not None:
             return client
-        if state == self._book.state.number and number in self._book.state.heirs:
+        if state == self._tables.state.number and number in self._tables.state.successors:
             raise Refusal(
                 errors.ABORTED,
-                f"Another reader has taken over from iteration client {number}: it went on from a saved state of it, or reads with the "
+                f"Another reader has taken over from iteration client {number}: it continued from a saved state of it, or reads with the "
                 "same job name as the same consumer. One of the two is enough: stop one.",
             )
         text = f"Unknown iteration client id {number}."
-        if not self._book.rules.fault_tolerant:
+        if not self._tables.rules.fault_tolerant:
             text += " The dispatcher is not configured to be fault tolerant, so this could be caused by a dispatcher restart."
-        if state != self._book.state.number:
-            text += " The dispatcher lost its state: it is another one than this client has opened its iteration at."
+        if state != self._tables.state.number:
+            text += " The dispatcher has lost its state since this client opened its iteration."
         raise Refusal(errors.NOT_FOUND, text)
 
-    def watch(self, asked: q.Watch, now: float) -> None:
-        client = self.client(asked.state, asked.client)
-        iteration = self._book.state.iterations[client.iteration]
+    def watch(self, call: ev.WatchRequest, now: float) -> None:
+        client = self.registered_client(call.state, call.client)
+        iteration = self._tables.state.iterations[client.iteration]
         if iteration.collected:
             raise Refusal(
                 errors.FAILED_PRECONDITION,
                 f"The iteration of client {client.id} has been garbage collected due to inactivity. Consider "
                 "configuring the dispatcher with a higher `job_gc_timeout_ms`.",
             )
-        self._book.heard[client.id] = now
+        self._tables.last_heard[client.id] = now
         self._forget_watch(client.id)
-        if asked.version != self.version(iteration.id):
-            self._book.tell(asked.token, self._told(iteration, asked))
+        if call.version != self.version(iteration.id):
+            self._tables.reply_news(call.token, self._news_for(iteration, call))
         else:
-            self._book.watching[client.id] = (asked, now)
+            self._tables.watches[client.id] = (call, now)
 
     def _forget_watch(self, client: int) -> None:
-        before = self._book.watching.pop(client, None)
+        before = self._tables.watches.pop(client, None)
         if before is not None:
-            self._book.tell(before[0].token, None)
+            self._tables.reply_news(before[0].token, None)
 
     def version(self, iteration: int) -> int:
-        return self._book.versions.setdefault(iteration, self._book.first_version)
+        return self._tables.versions.setdefault(iteration, self._tables.first_version)
 
-    def _told(self, iteration: r.Iteration, asked: q.Watch) -> tuple[int, list[Any], bool, bool, dict[int, int], str]:
-        if is_coordinated(self._book, iteration):
-            tasks, hold, ended = told(self._book, iteration, asked)
+    def _news_for(
+        self, iteration: r.Iteration, call: ev.WatchRequest
+    ) -> tuple[int, list[Any], bool, bool, dict[int, int], str]:
+        if is_coordinated(self._tables, iteration):
+            tasks, hold, ended = news_for_consumer(self._tables, iteration, call)
             return self.version(iteration.id), tasks, iteration.finished, hold, ended, ""
         tasks = []
         for number in iteration.tasks:
-            task = self._book.state.tasks[number]
-            life, address = self._book.serving.get(number, (0, ""))
-            worker = self._book.state.workers.get(task.worker)
+            task = self._tables.state.tasks[number]
+            incarnation, address = self._tables.serving.get(number, (0, ""))
+            worker = self._tables.state.workers.get(task.worker)
             if task.finished or worker is None:
                 continue
-            if not address or worker.life != life:
-                if task.worker in self._book.missing:
+            if not address or worker.incarnation != incarnation:
+                if task.worker in self._tables.missing:
                     continue
-                address = ""  # it is about to serve: who reads from this worker is not at the end before
-            tasks.append((number, worker.address, address, worker.life, worker.tags, task.starting_round))
+                address = ""  # the task is about to be served: its reader has not come to the end yet
+            tasks.append((number, worker.address, address, worker.incarnation, worker.tags, task.starting_round))
         portions = iteration.portions
         if portions is None:
             return self.version(iteration.id), tasks, iteration.finished, False, {}, ""
-        lane = range_math.lane_of(portions, self._book.state.clients[asked.client])
+        lane = range_math.lane_of(portions, self._tables.state.clients[call.client])
         over = iteration.finished or range_math.is_lane_over(portions, lane)
         return self.version(iteration.id), tasks, over, False, {}, portions.failed
 
-    def news(self, iteration_id: int) -> None:
-        self._book.versions[iteration_id] = self.version(iteration_id) + 1
-        iteration = self._book.state.iterations[iteration_id]
+    def notify(self, iteration_id: int) -> None:
+        self._tables.versions[iteration_id] = self.version(iteration_id) + 1
+        iteration = self._tables.state.iterations[iteration_id]
         for number in iteration.clients:
-            watch = self._book.watching.pop(number, None)
+            watch = self._tables.watches.pop(number, None)
             if watch is not None:
-                self._book.heard[number] = self._book.now
-                self._book.tell(watch[0].token, self._told(iteration, watch[0]))
+                self._tables.last_heard[number] = self._tables.now
+                self._tables.reply_news(watch[0].token, self._news_for(iteration, watch[0]))
 
-    def release(self, asked: q.ReleaseRequest, now: float, end: Callable[[r.Iteration], None]) -> None:
-        """A client has gone. What nobody else can join ends with its last one: its tasks would compute for nobody."""
-        client = self._book.state.clients.get(asked.client)
-        if asked.state == self._book.state.number and client is not None:
-            self._let_go(client, now, end)
-        self._book.answer(asked.token, None)
+    def release(self, call: ev.ReleaseRequest, now: float, end: Callable[[r.Iteration], None]) -> None:
+        """Release a client that has closed its reader. Its iteration ends with it if it was the last client and no other can join."""
+        client = self._tables.state.clients.get(call.client)
+        if call.state == self._tables.state.number and client is not None:
+            self._release(client, now, end)
+        self._tables.reply(call.token, None)
 
-    def _let_go(self, client: r.ClientEntry, now: float, end: Callable[[r.Iteration], None]) -> None:
-        iteration = self._book.state.iterations[client.iteration]
-        anonymous = self._book.state.jobs[iteration.job].anonymous
-        self._book.change(r.ReleaseClient(client.id))
+    def _release(self, client: r.ClientEntry, now: float, end: Callable[[r.Iteration], None]) -> None:
+        iteration = self._tables.state.iterations[client.iteration]
+        anonymous = self._tables.state.jobs[iteration.job].anonymous
+        self._tables.change(r.ReleaseClient(client.id))
         self.forget(client)
-        if self._book.is_forgotten(iteration.id):
+        if self._tables.is_forgotten(iteration.id):
             return
-        self._book.freed.add(iteration.id)
+        self._tables.iterations_to_serve.add(iteration.id)
         if iteration.clients:
             return
-        self._book.released[iteration.id] = now
+        self._tables.unread_since[iteration.id] = now
+        # No other client can join an anonymous job: without an end its tasks would compute elements that no reader takes.
         if anonymous and not (iteration.finished or iteration.collected):
             end(iteration)
 
     def forget(self, client: r.ClientEntry) -> None:
-        """It is released: answer what waits for it."""
-        self._book.requests.pop(client.request, None)
-        self._book.heard.pop(client.id, None)
+        """Forget a released client, and reply to the requests that wait on its behalf."""
+        self._tables.client_by_request.pop(client.request, None)
+        self._tables.last_heard.pop(client.id, None)
         self._forget_watch(client.id)
-        for key in [key for key in self._book.wanting if key[0] == client.id]:
-            self._book.answer(self._book.wanting.pop(key).token, [])
+        for key in [key for key in self._tables.portion_requests if key[0] == client.id]:
+            self._tables.reply(self._tables.portion_requests.pop(key).token, [])
 
-    def gone(self, token: q.Token) -> bool:
-        """Nobody waits for this answer any more; whether it was one of these."""
-        for number, (watch, _) in self._book.watching.items():
+    def caller_gone(self, token: ev.Token) -> bool:
+        """Drop a watch request whose caller is gone. Return whether it was one."""
+        for number, (watch, _) in self._tables.watches.items():
             if watch.token == token:
-                del self._book.watching[number]
-                self._book.heard[number] = self._book.now
+                del self._tables.watches[number]
+                self._tables.last_heard[number] = self._tables.now
                 return True
         return False
 
     def tick(self, now: float) -> None:
-        """Answer those who have waited for long."""
-        for number, (watch, since) in list(self._book.watching.items()):
+        """Reply to the watch requests that have waited for `watch_s`."""
+        for number, (watch, since) in list(self._tables.watches.items()):
             if since + self.watch_s > now:
                 break
-            del self._book.watching[number]
-            self._book.heard[number] = now
-            iteration = self._book.state.iterations[self._book.state.clients[number].iteration]
-            self._book.tell(watch.token, self._told(iteration, watch))
+            del self._tables.watches[number]
+            self._tables.last_heard[number] = now
+            iteration = self._tables.state.iterations[self._tables.state.clients[number].iteration]
+            self._tables.reply_news(watch.token, self._news_for(iteration, watch))
 
     def collect(self, now: float, end: Callable[[r.Iteration], None]) -> None:
-        """Release clients that are silent, and end iterations that nobody reads."""
-        book = self._book
-        for number, heard in list(book.heard.items()):
-            if number not in book.watching and heard + book.rules.client_timeout_s <= now:
-                self._let_go(book.state.clients[number], now, end)
-        for number, since in list(book.released.items()):
-            iteration = book.state.iterations[number]
+        """Release clients that have been silent for `client_timeout_s`, and end iterations without clients for `gc_timeout_s`."""
+        tables = self._tables
+        for number, heard in list(tables.last_heard.items()):
+            if number not in tables.watches and heard + tables.rules.client_timeout_s <= now:
+                self._release(tables.state.clients[number], now, end)
+        for number, since in list(tables.unread_since.items()):
+            iteration = tables.state.iterations[number]
             if iteration.finished or iteration.collected:
-                del book.released[number]
+                del tables.unread_since[number]
                 continue
-            dealt = book.state.jobs[iteration.job].terms.mode == r.DYNAMIC and not book.rules.gc_dynamic
-            if since + book.rules.gc_timeout_s <= now and not dealt:
-                del book.released[number]
+            # A later client of a DYNAMIC iteration gets the rest of it; one of a new iteration would get all positions once more.
+            keeps = tables.state.jobs[iteration.job].terms.mode == r.DYNAMIC and not tables.rules.gc_dynamic
+            if since + tables.rules.gc_timeout_s <= now and not keeps:
+                del tables.unread_since[number]
                 end(iteration)

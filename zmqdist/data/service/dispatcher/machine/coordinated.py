@@ -1,56 +1,60 @@
-"""What the tasks of coordinated reads are to dispatcher, workers and clients. What is decided about them: rounds.py."""
+"""Facts about the tasks of coordinated reads, for the other parts of the machine. The decisions about these tasks are in rounds.py."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from zmqdist.data.service.dispatcher.machine import questions as q
+from zmqdist.data.service.dispatcher.machine import events as ev
 from zmqdist.data.service.dispatcher.machine import records as r
-from zmqdist.data.service.dispatcher.machine.tables import Book
+from zmqdist.data.service.dispatcher.machine.tables import DispatcherTables
 
 
-def is_coordinated(book: Book, iteration: r.Iteration) -> bool:
-    """Whether consumers read it in step."""
-    return book.state.jobs[iteration.job].terms.coordinated
+def is_coordinated(tables: DispatcherTables, iteration: r.Iteration) -> bool:
+    """Return whether the consumers of an iteration read it round by round."""
+    return tables.state.jobs[iteration.job].terms.coordinated
 
 
 def is_pending(task: r.TaskEntry) -> bool:
-    """Whether it waits for a round to begin at."""
+    """Return whether a task waits until the consumers agree on its first round."""
     return task.starting_round == r.PENDING and not task.finished
 
 
-def runs(book: Book, task: r.TaskEntry) -> bool:
-    """Whether its worker is in the life that the task belongs to, if it belongs to one."""
-    worker = book.state.workers.get(task.worker)
-    return not task.finished and (not task.life or (worker is not None and worker.life == task.life))
+def is_runnable(tables: DispatcherTables, task: r.TaskEntry) -> bool:
+    """Return whether a task has not ended, and its worker is in the incarnation that the task belongs to, if it belongs to one."""
+    worker = tables.state.workers.get(task.worker)
+    return not task.finished and (
+        not task.incarnation or (worker is not None and worker.incarnation == task.incarnation)
+    )
 
 
-def is_held(book: Book, iteration: r.Iteration) -> bool:
-    """Whether consumers shall stop, so that a task can begin."""
-    tasks = (book.state.tasks[number] for number in iteration.tasks)
-    return any(is_pending(task) and runs(book, task) and task.worker not in book.missing for task in tasks)
+def is_held(tables: DispatcherTables, iteration: r.Iteration) -> bool:
+    """Return whether the consumers are to stop at their next round, so that a pending task can begin."""
+    tasks = (tables.state.tasks[number] for number in iteration.tasks)
+    return any(is_pending(task) and is_runnable(tables, task) and task.worker not in tables.missing for task in tasks)
 
 
-def told(book: Book, iteration: r.Iteration, asked: q.Watch) -> tuple[list[Any], bool, dict[int, int]]:
-    """What a consumer is told of: (tasks, whether it shall stop, the end of each task that it has lost).
+def news_for_consumer(
+    tables: DispatcherTables, iteration: r.Iteration, call: ev.WatchRequest
+) -> tuple[list[Any], bool, dict[int, int]]:
+    """Return the news for a consumer: (tasks, whether it is to stop, the end of each task that it has lost).
 
-    A task that is lost to the dispatcher, too, has life -1; one that does not serve yet has no address.
+    A task whose worker the dispatcher has lost as well has incarnation -1; a task that is not served yet has no address.
     """
     tasks: list[Any] = []
     for number in iteration.tasks:
-        task = book.state.tasks[number]
+        task = tables.state.tasks[number]
         if task.finished or is_pending(task):
             continue
-        worker = book.state.workers.get(task.worker)
-        life, address = book.serving.get(number, (0, ""))
-        if worker is None or worker.life != task.life or task.worker in book.missing:
+        worker = tables.state.workers.get(task.worker)
+        incarnation, address = tables.serving.get(number, (0, ""))
+        if worker is None or worker.incarnation != task.incarnation or task.worker in tables.missing:
             tasks.append((number, "", "", -1, (), task.starting_round))
         else:
-            where = address if life == task.life else ""
-            tasks.append((number, worker.address, where, task.life, worker.tags, task.starting_round))
+            where = address if incarnation == task.incarnation else ""
+            tasks.append((number, worker.address, where, task.incarnation, worker.tags, task.starting_round))
     ended = {
-        number: book.state.tasks[number].end_round
-        for number in asked.lost
-        if number in iteration.tasks and book.state.tasks[number].finished
+        number: tables.state.tasks[number].end_round
+        for number in call.lost
+        if number in iteration.tasks and tables.state.tasks[number].finished
     }
-    return tasks, is_held(book, iteration), ended
+    return tasks, is_held(tables, iteration), ended

@@ -1,4 +1,4 @@
-"""What tasks and readers report of themselves, and what a person is shown of it. Nothing here decides anything."""
+"""Figures that tasks and readers report, and the rows that `zmqdist status` shows of them. They decide nothing."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from typing import Any, Final, NamedTuple
 
 from zmqdist.data.service.dispatcher.machine import records as r
 from zmqdist.data.service.dispatcher.machine.autoscale import AutoScalers
-from zmqdist.data.service.dispatcher.machine.tables import Book
+from zmqdist.data.service.dispatcher.machine.tables import DispatcherTables
 
 SHORTEST_S: Final = 1e-9
-"""Nobody makes or takes an element in less: what is said to be shorter is not known."""
+"""A shorter reported time for an element counts as unknown, because no task or reader is so fast."""
 
 
-class SplitsReport(NamedTuple):
-    """Of one task, since it began.
+class TaskReport(NamedTuple):
+    """The figures of one task since it began.
 
     Attributes:
-      elements, nbytes: taken by readers.
-      buffered, room: elements that wait for readers, and how many may.
-      element_s: seconds of work for one element; 0: not known.
+      elements, nbytes: the elements that readers have taken, and their bytes.
+      buffered, room: the elements that wait for readers, and how many may wait.
+      element_s: seconds of work for one element; 0: unknown.
     """
 
     elements: int = 0
@@ -29,18 +29,18 @@ class SplitsReport(NamedTuple):
 
 
 class Figures:
-    """See the module's docstring."""
+    """The reported figures of all tasks and readers."""
 
-    def __init__(self, book: Book) -> None:
-        self._book = book
-        self._reports: dict[int, tuple[float, SplitsReport]] = {}
+    def __init__(self, tables: DispatcherTables) -> None:
+        self._tables = tables
+        self._reports: dict[int, tuple[float, TaskReport]] = {}
         self._rates: dict[int, tuple[float, float]] = {}
         self._scalers = AutoScalers()
 
-    def heard_worker(self, tasks: dict[int, SplitsReport], now: float) -> None:
-        """Reports of a worker, by task."""
+    def note_worker_report(self, tasks: dict[int, TaskReport], now: float) -> None:
+        """Note the reports of a worker's tasks, by task."""
         for number, report in tasks.items():
-            task = self._book.state.tasks.get(number)
+            task = self._tables.state.tasks.get(number)
             if task is None:
                 continue
             before_at, before = self._reports.get(number, (now, report))
@@ -54,16 +54,16 @@ class Figures:
             if report.element_s > SHORTEST_S:
                 self._scalers.of(task.iteration).report_worker(task.worker, report.element_s)
 
-    def heard_reader(self, client: int, seconds: float) -> None:
-        """A reader could take an element each so many seconds."""
-        known = self._book.state.clients.get(client)
+    def note_reader_report(self, client: int, seconds: float) -> None:
+        """Note the seconds after which a reader could take another element."""
+        known = self._tables.state.clients.get(client)
         if known is not None and seconds > SHORTEST_S:
             self._scalers.of(known.iteration).report_reader(client, seconds)
 
     def forget(self) -> None:
-        """What is known of tasks, iterations, workers and readers that are not there any more."""
-        state = self._book.state
-        self._reports = {task: told for task, told in self._reports.items() if task in state.tasks}
+        """Forget the figures of tasks, iterations, workers and readers that have ended."""
+        state = self._tables.state
+        self._reports = {task: report for task, report in self._reports.items() if task in state.tasks}
         self._rates = {task: rate for task, rate in self._rates.items() if task in state.tasks}
         for number in self._scalers.iterations:
             iteration = state.iterations.get(number)
@@ -73,21 +73,21 @@ class Figures:
                 self._scalers.of(number).keep(state.workers, iteration.clients)
 
     def optimal(self) -> int | None:
-        """Workers that would be enough; None when nothing is known."""
+        """Return how many workers would be enough for all readers; None without reports."""
         self.forget()
-        state = self._book.state
-        return self._scalers.optimal(len(state.workers) - len(self._book.missing))
+        state = self._tables.state
+        return self._scalers.optimal(len(state.workers) - len(self._tables.missing))
 
     def rows(self) -> list[dict[str, Any]]:
-        """One for each iteration that has not ended."""
+        """Return a row for each iteration that has not ended."""
         return [
             self._row(iteration)
-            for iteration in self._book.state.iterations.values()
+            for iteration in self._tables.state.iterations.values()
             if not (iteration.finished or iteration.collected)
         ]
 
     def _row(self, iteration: r.Iteration) -> dict[str, Any]:
-        state = self._book.state
+        state = self._tables.state
         job = state.jobs[iteration.job]
         open_ = [number for number in iteration.tasks if not state.tasks[number].finished]
         reports = [self._reports[number][1] for number in open_ if number in self._reports]

@@ -1,46 +1,46 @@
-"""Effects that wait for the journal.
+"""Effects that wait until the changes behind them are in the journal.
 
 Theory
-    What an event changes is applied at once, but nothing leaves before it is durable. One group of records is on its way at a time; the
-    changes of the meantime make the next group, so that a slow disk makes groups larger and not the queue longer. An effect of an event
-    that changed nothing waits, too, while a group is on its way: it may tell of it.
+    The machine applies the changes of an event at once, but no effect leaves before these changes are durable. One group of records is
+    being written at a time. The changes made meanwhile form the next group, so that a slow disk makes groups larger and the queue no
+    longer. An effect of an event that changed nothing also waits while a group is being written, because it may show the group's changes.
 
-    When the journal fails, all that waited is refused and the state is read back from the journal. Who has a question outstanding asks it
-    again: what it said with it may be among what was lost.
+    When the journal fails, every waiting reply becomes an error, and the state is read back from the journal. A caller with a pending
+    request for news sends it again, because the facts that it reported may be among the lost changes.
 
-Without a journal nothing waits.
+Without a journal no effect waits.
 """
 
 from __future__ import annotations
 
 from zmqdist import errors
-from zmqdist.data.service.dispatcher.machine import questions as q
+from zmqdist.data.service.dispatcher.machine import events as ev
 
 
-class Commits:
-    """See the module's docstring."""
+class GroupCommit:
+    """The records and effects that wait for the journal; the module's docstring gives the rules."""
 
     def __init__(self, journaled: bool) -> None:
         self._journaled = journaled
         self._records: list[bytes] = []
-        self._effects: list[q.Effect] = []
-        self._held: list[q.Effect] = []
-        """Behind the group that is on its way."""
-        self._next: list[q.Effect] = []
-        """Behind the one after it."""
+        self._effects: list[ev.Effect] = []
+        self._held: list[ev.Effect] = []
+        """Effects that leave when the group that is being written is durable."""
+        self._next: list[ev.Effect] = []
+        """Effects that leave when the group after it is durable."""
         self._committing = False
 
     def record(self, record: bytes) -> None:
-        """A change of the present event."""
+        """Add the record of a change that the current event made."""
         if self._journaled:
             self._records.append(record)
 
-    def effect(self, effect: q.Effect) -> None:
-        """An effect of the present event."""
+    def effect(self, effect: ev.Effect) -> None:
+        """Add an effect of the current event."""
         self._effects.append(effect)
 
-    def flush(self) -> list[q.Effect]:
-        """The event is over: what can be done about it now."""
+    def flush(self) -> list[ev.Effect]:
+        """End the current event. Return the effects that can leave now."""
         effects, self._effects = self._effects, []
         if self._committing:
             self._next += effects
@@ -50,8 +50,8 @@ class Commits:
             return [self._group()]
         return effects
 
-    def committed(self) -> list[q.Effect]:
-        """The group is durable."""
+    def committed(self) -> list[ev.Effect]:
+        """Note that the group that was being written is durable. Return the effects that can leave now."""
         ready, self._held, self._next = self._held, self._next, []
         self._committing = False
         if self._records:
@@ -60,20 +60,20 @@ class Commits:
         self._held = []
         return ready
 
-    def failed(self, code: int, message: str) -> list[q.Effect]:
-        """It is not, and nothing after it."""
+    def failed(self, code: int, message: str) -> list[ev.Effect]:
+        """Note that the group could not be written. Return the effects: a reload of the state, and an error for every waiting request."""
         waiting = self._held + self._next
         self._held, self._next, self._records = [], [], []
         self._committing = False
-        refused: list[q.Effect] = []
+        refused: list[ev.Effect] = []
         for each in waiting:
-            if isinstance(each, q.AnswerRequest) and each.news:
-                refused.append(q.FailRequest(each.token, errors.UNAVAILABLE, f"to be asked again: {message}"))
-            elif isinstance(each, q.AnswerRequest | q.FailRequest):
-                refused.append(q.FailRequest(each.token, code, message))
-        return [q.Reload(), *refused]
+            if isinstance(each, ev.ReplyToRequest) and each.news:
+                refused.append(ev.FailRequest(each.token, errors.UNAVAILABLE, f"send the request again: {message}"))
+            elif isinstance(each, ev.ReplyToRequest | ev.FailRequest):
+                refused.append(ev.FailRequest(each.token, code, message))
+        return [ev.Reload(), *refused]
 
-    def _group(self) -> q.CommitJournal:
+    def _group(self) -> ev.CommitJournal:
         records, self._records = tuple(self._records), []
         self._committing = True
-        return q.CommitJournal(records)
+        return ev.CommitJournal(records)

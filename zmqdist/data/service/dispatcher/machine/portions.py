@@ -1,27 +1,28 @@
-"""Portions: who computes which piece of the data for whom, until a reader has acknowledged all of it.
+"""Portions: which worker computes which part of the data for which client, until the client has acknowledged all of it.
 
 Theory
-    A task asks on behalf of a client and is given portions; the client tells how many elements of each it has had. Delivery is exact
-    because elements are known by (portion, offset): what is computed twice is left out (the task skips what is acknowledged) or
-    dropped (the client has seen it), and what is not acknowledged is given out again.
+    A task requests portions on behalf of a client, and the client acknowledges how many elements of each its consumer has finished.
+    Delivery is exact because an element is identified by (portion, offset). A task skips the elements that are acknowledged, the client
+    drops those that it has received before, and portions that are not acknowledged are given out again.
 
-    All that a worker had when it died, or a process that computed for it, is charged with it, and given out alone from then on: so
-    the next death finds the cause. A life that is there again had only lost its connection: the charge for it is taken back.
-    In order, the worker that has such a portion is given what lies before it all the same: a reader cannot acknowledge it sooner.
+    When a worker, or a process of a worker, dies, every portion that it was computing is charged with the death. From then on such a
+    portion is given out alone, so that the next death shows which one is the cause. If a lost incarnation registers again, it had only lost
+    its connection, and the charge is revoked. In ordered reading, the worker that computes a charged portion also gets the portions before
+    it, because the reader cannot acknowledge the charged one earlier.
 
-    In order, a portion is given out only when it is less than a window ahead of the lowest that is not done, so that what a reader must
-    hold until its turn comes is bounded.
+    In ordered reading, a portion is given out only when it is less than a window ahead of the lowest unfinished one, so that the elements
+    that a reader holds until their turn are bounded.
 
 Promises, checked by tests/machines/splits/test_portions.py
-    E1  a portion belongs to one client at a time, and one life of a worker computes it for that client
-    E2  an iteration ends when each portion is acknowledged as done, and not before
-    E3  what a worker had not finished is given out again at once when it is lost, before anything new, without what was acknowledged
-    E4  what a client had not finished goes to others when it is released; who takes over from it has it all
-    E5  who goes on from a saved state is given what was acknowledged after it, and nothing that was before
-    E6  lanes and lengths do not depend on workers; in order, nothing is given out a window ahead
-    E7  a portion over which DEATHS_MAX workers died, or processes of workers, ends the iteration with an error that names both
+    E1  A portion belongs to one client at a time, and one incarnation of a worker computes it for that client.
+    E2  An iteration ends when each portion is acknowledged as done, and not before.
+    E3  When a worker is lost, its unfinished portions are given out again at once, before new ones, without the acknowledged elements.
+    E4  When a client is released, its unfinished portions go to other clients; a client that takes over from another gets all of them.
+    E5  A client that continues from a saved state gets the elements that were acknowledged after it, and none from before.
+    E6  Lanes and lengths of portions do not depend on the workers. In ordered reading no portion is given out a window ahead.
+    E7  A portion over which DEATHS_MAX workers, or processes of workers, died ends the iteration with an error that names both.
 
-Not here: how the row changes (range_math.py), what is in a portion.
+Not here: how the state of an iteration's portions changes (range_math.py), the content of a portion.
 """
 
 from __future__ import annotations
@@ -31,77 +32,78 @@ from math import inf
 from typing import Final
 
 from zmqdist import errors
-from zmqdist.data.service.dispatcher.machine import questions as q
+from zmqdist.data.service.dispatcher.machine import events as ev
 from zmqdist.data.service.dispatcher.machine import range_math
 from zmqdist.data.service.dispatcher.machine import records as r
 from zmqdist.data.service.dispatcher.machine import runs as sets
 from zmqdist.data.service.dispatcher.machine.clients import Clients
-from zmqdist.data.service.dispatcher.machine.split_assignment import SHARES, taken
-from zmqdist.data.service.dispatcher.machine.tables import Book, Refusal
+from zmqdist.data.service.dispatcher.machine.split_assignment import SHARES, reassigned_text
+from zmqdist.data.service.dispatcher.machine.tables import DispatcherTables, Refusal
 from zmqdist.data.service.dispatcher.machine.workers import WorkerTable
 
 DEATHS_MAX: Final = 3
-"""A portion that so many processes did not survive is the cause."""
+"""Deaths charged to one portion after which the pipeline itself counts as their cause."""
 
 WINDOW_PER_TASK: Final = 2
 WINDOW_MIN: Final = 4
+"""The window of ordered reading: portions for each task, and at least so many."""
 
 
-class Portioning:
-    """See the module's docstring."""
+class PortionAssignment:
+    """The part of the machine that gives out portions; the module's docstring gives its promises."""
 
-    def __init__(self, book: Book, clients: Clients, workers: WorkerTable) -> None:
-        self._book = book
+    def __init__(self, tables: DispatcherTables, clients: Clients, workers: WorkerTable) -> None:
+        self._tables = tables
         self._clients = clients
         self._workers = workers
 
     # -- clients ------------------------------------------------------------------------------------------------------------
 
-    def adopt(self, asked: q.Open, client: r.ClientEntry) -> None:
-        """A client has opened an iteration in portions: what it takes over from a saved state, or from who read its lane before."""
+    def adopt(self, call: ev.OpenRequest, client: r.ClientEntry) -> None:
+        """Give a new client the portions that it takes over: by its saved state, or from the client that read its lane before."""
         iteration, portions = self._of(client)
-        if asked.saved is not None:
-            self._go_on(asked.saved, client)
-        elif self._one_reader(iteration):
+        if call.saved is not None:
+            self._resume_saved(call.saved, client)
+        elif self._has_one_reader_per_lane(iteration):  # a second reader of a lane replaces the first one
             lane = range_math.lane_of(portions, client)
             for number in list(iteration.clients):
-                other = self._book.state.clients[number]
+                other = self._tables.state.clients[number]
                 if number != client.id and range_math.lane_of(portions, other) == lane:
                     self._take_over(client, number)
-        self._book.freed.add(iteration.id)
+        self._tables.iterations_to_serve.add(iteration.id)
 
-    def _one_reader(self, iteration: r.Iteration) -> bool:
+    def _has_one_reader_per_lane(self, iteration: r.Iteration) -> bool:
         terms = self._terms(iteration)
         return terms.ordered or terms.num_consumers > 0
 
     def _terms(self, iteration: r.Iteration) -> r.Terms:
-        return self._book.state.jobs[iteration.job].terms
+        return self._tables.state.jobs[iteration.job].terms
 
     def _of(self, client: r.ClientEntry) -> tuple[r.Iteration, r.PortionsEntry]:
-        iteration = self._book.state.iterations[client.iteration]
+        iteration = self._tables.state.iterations[client.iteration]
         if iteration.portions is None:
             raise Refusal(errors.FAILED_PRECONDITION, f"iteration {iteration.id} is not read in portions")
         return iteration, iteration.portions
 
-    def saved_iteration(self, saved: q.SavedRequest, dataset: str) -> r.Iteration | None:
-        """The iteration of a saved state; None where this dispatcher does not have it (any more).
+    def saved_iteration(self, saved: ev.SavedRequest, dataset: str) -> r.Iteration | None:
+        """Return the iteration of a saved state; None if this dispatcher does not have it.
 
         Raises:
-          Refusal: it cannot go on there without losing elements.
+          Refusal: the client cannot continue there without losing elements.
         """
-        iteration = self._book.state.iterations.get(saved.iteration)
-        if saved.state != self._book.state.number or iteration is None or iteration.collected:
+        iteration = self._tables.state.iterations.get(saved.iteration)
+        if saved.state != self._tables.state.number or iteration is None or iteration.collected:
             return None
         self.check(saved, iteration)
         portions = iteration.portions
         assert portions is not None
-        prints = {self._book.state.datasets[each].fingerprint for each in (dataset, self._terms(iteration).dataset)}
+        prints = {self._tables.state.datasets[each].fingerprint for each in (dataset, self._terms(iteration).dataset)}
         if len(prints) > 1:
             raise Refusal(
                 errors.FAILED_PRECONDITION, f"the state is of iteration {iteration.id}, which reads another pipeline"
             )
         elements = dict(saved.open)
-        for number, acked in portions.left.get(self._heir(saved.client), ()):
+        for number, acked in portions.left.get(self._successor(saved.client), ()):
             known = portions.open.get(number)
             others = known is None or known.client != 0
             done = sets.end_of(list(saved.done), number // len(portions.next)) is not None
@@ -109,13 +111,13 @@ class Portioning:
                 raise Refusal(
                     errors.FAILED_PRECONDITION,
                     f"The reader of this state was away for longer than `client_timeout_ms`, or was closed, and other readers of iteration "
-                    f"{iteration.id} have gone on with what it had begun: elements {elements.get(number, 0)} to {acked - 1} of portion "
-                    f"{number} would be lost. Read on without the state, or give each reader a part of its own by `consumer_index`.",
+                    f"{iteration.id} have continued the portions that it had begun: elements {elements.get(number, 0)} to {acked - 1} of "
+                    f"portion {number} would be lost. Read without the state, or give each reader a part of its own by `consumer_index`.",
                 )
         return iteration
 
-    def check(self, saved: q.SavedRequest, iteration: r.Iteration) -> None:
-        """Refuse a state that does not fit."""
+    def check(self, saved: ev.SavedRequest, iteration: r.Iteration) -> None:
+        """Check that a saved state fits an iteration. Raises Refusal."""
         portions = iteration.portions
         cut = None if portions is None else (portions.positions, portions.repetitions, portions.length)
         lanes = 0 if portions is None else len(portions.next)
@@ -123,12 +125,12 @@ class Portioning:
             raise Refusal(
                 errors.FAILED_PRECONDITION,
                 f"the state is of a dataset that is cut into {saved.cut} (positions, repetitions, positions of a portion) for "
-                f"{saved.lanes} readers, this one into {cut} for {lanes}: load it where the same dataset is read in the same way",
+                f"{saved.lanes} readers, this one into {cut} for {lanes}: load it into a reader with the same dataset and arguments",
             )
         assert portions is not None
-        other = self._book.state.clients.get(saved.client)
-        mine = saved.state == self._book.state.number and saved.iteration == iteration.id
-        stranger = saved.client >= self._book.state.next_client or (
+        other = self._tables.state.clients.get(saved.client)
+        mine = saved.state == self._tables.state.number and saved.iteration == iteration.id
+        stranger = saved.client >= self._tables.state.next_client or (
             other is not None and other.iteration != iteration.id
         )
         edges = [edge for run in saved.done for edge in run]
@@ -142,100 +144,104 @@ class Portioning:
                 errors.INVALID_ARGUMENT, "the state is damaged: no reader of this dataset can have been there"
             )
 
-    def _heir(self, client: int) -> int:
-        while client in self._book.state.heirs:
-            client = self._book.state.heirs[client]
+    def _successor(self, client: int) -> int:
+        while client in self._tables.state.successors:
+            client = self._tables.state.successors[client]
         return client
 
-    def _go_on(self, saved: q.SavedRequest, client: r.ClientEntry) -> None:
+    def _resume_saved(self, saved: ev.SavedRequest, client: r.ClientEntry) -> None:
         iteration, portions = self._of(client)
         done, open_ = list(saved.done), list(saved.open)
-        if saved.state != self._book.state.number or saved.iteration != iteration.id:
-            self._book.change(r.LeaveOut(client.id, done, open_))
+        if saved.state != self._tables.state.number or saved.iteration != iteration.id:
+            self._tables.change(r.SkipSaved(client.id, done, open_))
             return
-        self._take_over(client, self._heir(saved.client))
+        self._take_over(client, self._successor(saved.client))
         finished = iteration.finished or portions.failed != ""
-        self._book.change(r.GoBack(client.id, done, open_))
+        self._tables.change(r.RestoreSaved(client.id, done, open_))
         if finished and not iteration.finished:
-            for worker in self._workers.staying():
+            for worker in self._workers.workers_for_new_tasks():
                 self._workers.create_task(iteration, worker)
 
     def _take_over(self, client: r.ClientEntry, old: int) -> None:
-        before = self._book.state.clients.get(old)
-        self._book.change(r.TakeOver(client.id, old))
+        before = self._tables.state.clients.get(old)
+        self._tables.change(r.TakeOver(client.id, old))
         if before is not None:
             self._clients.forget(before)
 
-    def acknowledge(self, asked: q.AcknowledgeRequest, now: float) -> None:
-        client = self._clients.client(asked.state, asked.client)
+    def acknowledge(self, call: ev.AcknowledgeRequest, now: float) -> None:
+        client = self._clients.registered_client(call.state, call.client)
         iteration, portions = self._of(client)
-        self._book.heard[client.id] = now
-        marks = [mark for mark in asked.marks if self._is_mine(portions, client.id, mark[0])]
+        self._tables.last_heard[client.id] = now
+        marks = [mark for mark in call.marks if self._is_mine(portions, client.id, mark[0])]
         if marks:
-            self._book.change(r.Acknowledge(client.id, marks))
+            self._tables.change(r.Acknowledge(client.id, marks))
             if any(done for _, _, done in marks):
-                self._book.freed.add(iteration.id)
-        self._book.answer(asked.token, None)
+                self._tables.iterations_to_serve.add(iteration.id)
+        self._tables.reply(call.token, None)
 
     def _is_mine(self, portions: r.PortionsEntry, client: int, number: int) -> bool:
         return number in portions.open and portions.open[number].client == client
 
-    def missed(self, asked: q.Missed) -> None:
-        client = self._clients.client(asked.state, asked.client)
+    def missed(self, call: ev.MissedRequest) -> None:
+        client = self._clients.registered_client(call.state, call.client)
         iteration, _ = self._of(client)
-        self._lose(iteration, asked.life, client.id, "")
-        self._book.answer(asked.token, None)
+        self._lose(iteration, call.incarnation, client.id, "")
+        self._tables.reply(call.token, None)
 
     # -- workers ------------------------------------------------------------------------------------------------------------
 
-    def lost(self, event: q.WorkerGone) -> None:
-        """A life of a worker is over."""
-        self._take_back()  # what the journal lost of it: else this loss could be one too many
-        number = self._book.places.get(event.life)
-        name = "" if event.left or number is None else self._book.state.workers[number].name
+    def lost(self, event: ev.WorkerGone) -> None:
+        """Free the portions that a lost incarnation of a worker was computing, and refuse its pending requests."""
+        # First repeat the revocations that a failed journal may have lost: with them left out, this loss could be one charge too many.
+        self._revoke_charges()
+        number = self._tables.worker_numbers.get(event.incarnation)
+        name = "" if event.left or number is None else self._tables.state.workers[number].name
         for iteration in self._active():
-            self._lose(iteration, event.life, 0, name or "")
-        for key in [key for key in self._book.wanting if key[1] == event.life]:
-            # Its tasks ask by another connection than the one that broke: without an answer they would wait for ever when it is back.
-            asked = self._book.wanting.pop(key)
-            why = f"the worker of task {asked.task} has no connection"
-            self._book.commits.effect(q.FailRequest(asked.token, errors.UNAVAILABLE, why))
+            self._lose(iteration, event.incarnation, 0, name or "")
+        for key in [key for key in self._tables.portion_requests if key[1] == event.incarnation]:
+            # Tasks send requests over a connection of their own, which may still stand: without a reply they would wait for ever.
+            call = self._tables.portion_requests.pop(key)
+            why = f"the worker of task {call.task} has no connection"
+            self._tables.commits.effect(ev.FailRequest(call.token, errors.UNAVAILABLE, why))
 
-    def look_at_lives(self) -> None:
-        """Lose what lives had that ended while no dispatcher looked: another is in their place, or nobody. And take charges back."""
-        self._take_back()
-        lives = {worker.life for worker in self._book.state.workers.values()}
+    def check_incarnations(self) -> None:
+        """Free the portions of incarnations that ended while no dispatcher ran, and revoke the charges because of connected ones."""
+        self._revoke_charges()
+        incarnations = {worker.incarnation for worker in self._tables.state.workers.values()}
         for iteration in self._active():
             assert iteration.portions is not None
-            for life in {each.life for each in iteration.portions.open.values()} - lives - {0}:
-                self._lose(iteration, life, 0, "")
+            for incarnation in {each.incarnation for each in iteration.portions.open.values()} - incarnations - {0}:
+                self._lose(iteration, incarnation, 0, "")
 
-    def _take_back(self) -> None:
-        """Of lives that are connected."""
+    def _revoke_charges(self) -> None:
+        """Revoke the charges because of incarnations that are connected again: they have not died."""
         for iteration in self._active():
             assert iteration.portions is not None
-            charged = {life for each in iteration.portions.open.values() for life in each.lost}
-            for life in sorted(charged & self._book.members.keys()):
-                self._book.change(r.TakeBackDeath(iteration.id, life))
-                self._book.freed.add(iteration.id)
+            charged = {incarnation for each in iteration.portions.open.values() for incarnation in each.lost}
+            for incarnation in sorted(charged & self._tables.members.keys()):
+                self._tables.change(r.RevokeDeath(iteration.id, incarnation))
+                self._tables.iterations_to_serve.add(iteration.id)
 
     def _active(self) -> list[r.Iteration]:
         return [
-            each for each in self._book.state.iterations.values() if each.portions is not None and not each.finished
+            each for each in self._tables.state.iterations.values() if each.portions is not None and not each.finished
         ]
 
-    def _lose(self, iteration: r.Iteration, life: int, client: int, died: str, *, crashed: bool = False) -> None:
+    def _lose(self, iteration: r.Iteration, incarnation: int, client: int, died: str, *, crashed: bool = False) -> None:
         portions = iteration.portions
         assert portions is not None
-        if not any(life in (each.life, each.missed) and client in (0, each.client) for each in portions.open.values()):
+        if not any(
+            incarnation in (each.incarnation, each.missed) and client in (0, each.client)
+            for each in portions.open.values()
+        ):
             return
-        self._book.change(r.LosePortions(iteration.id, life, client, died, crashed))
-        self._book.freed.add(iteration.id)
+        self._tables.change(r.LosePortions(iteration.id, incarnation, client, died, crashed))
+        self._tables.iterations_to_serve.add(iteration.id)
         for number, portion in portions.open.items():
             charged = portion.charged
             if len(charged) >= DEATHS_MAX and not portions.failed:
                 repetition, start, length = range_math.place_of(portions, number)
-                self._book.change(
+                self._tables.change(
                     r.FailPortions(
                         iteration.id,
                         f"{len(charged)} processes died while they computed positions {start} to {start + length - 1} of the "
@@ -245,112 +251,124 @@ class Portioning:
                     )
                 )
 
-    def ask(self, asked: q.AskPortions) -> None:
-        task, _ = self._task_of(asked)
-        client = self._clients.client(asked.state, asked.client)
+    def ask(self, call: ev.PortionsRequest) -> None:
+        task, _ = self._task_of(call)
+        client = self._clients.registered_client(call.state, call.client)
         if client.iteration != task.iteration:
             raise Refusal(
-                errors.INVALID_ARGUMENT, f"client {asked.client} does not read the iteration of task {asked.task}"
+                errors.INVALID_ARGUMENT, f"client {call.client} does not read the iteration of task {call.task}"
             )
         _, portions = self._of(client)
-        before = self._book.wanting.pop((client.id, asked.life), None)
+        before = self._tables.portion_requests.pop((client.id, call.incarnation), None)
         if before is not None:
-            self._book.answer(before.token, [])
-        again = [number for number, each in portions.open.items() if self._was_answer(each, asked)]
+            self._tables.reply(before.token, [])
+        again = [number for number, each in portions.open.items() if self._was_reply_to(each, call)]
         if again:
-            self._book.answer(asked.token, [self._told(portions, number) for number in again])
+            self._tables.reply(call.token, [self._reply_entry(portions, number) for number in again])
             return
-        self._book.wanting[client.id, asked.life] = asked
-        self._book.freed.add(client.iteration)
+        self._tables.portion_requests[client.id, call.incarnation] = call
+        self._tables.iterations_to_serve.add(client.iteration)
 
-    def _task_of(self, asked: q.AskPortions | q.Crashed) -> tuple[r.TaskEntry, r.WorkerEntry]:
-        task = self._book.state.tasks.get(asked.task)
-        worker = None if task is None else self._book.state.workers.get(task.worker)
-        if asked.state != self._book.state.number or task is None or worker is None:
-            raise Refusal(errors.NOT_FOUND, f"task {asked.task} is not there, or has ended")
-        if worker.life != asked.life:
-            raise Refusal(errors.UNAVAILABLE, taken(asked.task))
-        if worker.number in self._book.gone:
-            # The question came by another connection than the one that broke. What it had is lost already (`lost`), and what it were given
-            # now would be nobody's: it is asked again when the worker is back, or in vain.
-            raise Refusal(errors.UNAVAILABLE, f"worker {worker.name} of task {asked.task} has no connection")
+    def _task_of(self, call: ev.PortionsRequest | ev.CrashReport) -> tuple[r.TaskEntry, r.WorkerEntry]:
+        task = self._tables.state.tasks.get(call.task)
+        worker = None if task is None else self._tables.state.workers.get(task.worker)
+        if call.state != self._tables.state.number or task is None or worker is None:
+            raise Refusal(errors.NOT_FOUND, f"task {call.task} does not exist, or has ended")
+        if worker.incarnation != call.incarnation:
+            raise Refusal(errors.UNAVAILABLE, reassigned_text(call.task))
+        if worker.number in self._tables.confirmed_gone:
+            # The request came over another connection than the one that broke. `lost` has taken the worker's portions already, and no event
+            # would take one that it gets now. The task repeats the request, which succeeds when the worker is back.
+            raise Refusal(errors.UNAVAILABLE, f"worker {worker.name} of task {call.task} has no connection")
         return task, worker
 
-    def crashed(self, asked: q.Crashed) -> None:
-        """The worker lives on. Said again, it changes nothing: the next process begins when this was answered."""
-        task, worker = self._task_of(asked)
-        iteration = self._book.state.iterations[task.iteration]
+    def crashed(self, call: ev.CrashReport) -> None:
+        """Free the portions that a dead process of a live worker was computing. A repeated report changes nothing, because the next process
+        starts only after the reply.
+        """
+        task, worker = self._task_of(call)
+        iteration = self._tables.state.iterations[task.iteration]
         if iteration.portions is not None and not iteration.finished:
-            for key in [key for key in self._book.wanting if key[1] == asked.life and self._reads(key[0], iteration)]:
-                del self._book.wanting[key]  # the process that asked has ended
-            died = f"{worker.name} ({asked.how})" if asked.how else ""
-            self._lose(iteration, asked.life, 0, died, crashed=True)
-        self._book.answer(asked.token, None)
+            for key in [
+                key
+                for key in self._tables.portion_requests
+                if key[1] == call.incarnation and self._reads(key[0], iteration)
+            ]:
+                del self._tables.portion_requests[key]  # the process that sent the request has ended
+            died = f"{worker.name} ({call.how})" if call.how else ""
+            self._lose(iteration, call.incarnation, 0, died, crashed=True)
+        self._tables.reply(call.token, None)
 
     def _reads(self, client: int, iteration: r.Iteration) -> bool:
-        return self._book.state.clients[client].iteration == iteration.id
+        return self._tables.state.clients[client].iteration == iteration.id
 
-    def _was_answer(self, portion: r.Portion, asked: q.AskPortions) -> bool:
-        return (portion.client, portion.life, portion.request) == (asked.client, asked.life, asked.request)
+    def _was_reply_to(self, portion: r.Portion, call: ev.PortionsRequest) -> bool:
+        return (portion.client, portion.incarnation, portion.request) == (call.client, call.incarnation, call.request)
 
-    def _told(self, portions: r.PortionsEntry, number: int) -> tuple[int, int, int, int, int]:
+    def _reply_entry(self, portions: r.PortionsEntry, number: int) -> tuple[int, int, int, int, int]:
         return number, *range_math.place_of(portions, number), portions.open[number].acked
 
-    def gone(self, token: q.Token) -> bool:
-        """Nobody waits for this answer any more; whether it was one of these."""
-        for key, asked in self._book.wanting.items():
-            if asked.token == token:
-                del self._book.wanting[key]
+    def caller_gone(self, token: ev.Token) -> bool:
+        """Drop a request for portions whose caller is gone. Return whether it was one."""
+        for key, call in self._tables.portion_requests.items():
+            if call.token == token:
+                del self._tables.portion_requests[key]
                 return True
         return False
 
     # -- giving out -----------------------------------------------------------------------------------------------------------
 
     def serve(self) -> None:
-        """The event is over: what follows where something has become free."""
-        freed, self._book.freed = self._book.freed, set()
-        for number in sorted(freed):
-            iteration = self._book.state.iterations[number]
+        """End the current event: give out portions that it has freed, and end iterations that it has completed."""
+        iterations_to_serve, self._tables.iterations_to_serve = self._tables.iterations_to_serve, set()
+        for number in sorted(iterations_to_serve):
+            iteration = self._tables.state.iterations[number]
             portions = iteration.portions
             if portions is None:
                 continue
             if not iteration.finished and not iteration.collected and (portions.failed or range_math.is_over(portions)):
                 self._workers.end(iteration, r.FinishIteration(number))
-            elif len(portions.next) > 1 and any(map(self._is_through, iteration.clients)):
-                self._clients.news(number)
-            for key, asked in list(self._book.wanting.items()):
-                client = self._book.state.clients[asked.client]
+            elif len(portions.next) > 1 and any(map(self._has_finished_lane, iteration.clients)):
+                self._clients.notify(number)
+            for key, call in list(self._tables.portion_requests.items()):
+                client = self._tables.state.clients[call.client]
                 if client.iteration != number:
                     continue
                 over = iteration.finished or iteration.collected
-                given = [] if over else self._choose(iteration, portions, client, asked)
+                given = [] if over else self._choose(iteration, portions, client, call)
                 if given:
-                    self._book.change(r.GivePortions(client.id, asked.life, asked.request, given))
+                    self._tables.change(r.GivePortions(client.id, call.incarnation, call.request, given))
                 if given or over:
-                    del self._book.wanting[key]
-                    self._book.answer(asked.token, [self._told(portions, each) for each in given])
+                    del self._tables.portion_requests[key]
+                    self._tables.reply(call.token, [self._reply_entry(portions, each) for each in given])
 
-    def _is_through(self, number: int) -> bool:
-        client = self._book.state.clients[number]
+    def _has_finished_lane(self, number: int) -> bool:
+        client = self._tables.state.clients[number]
         _, portions = self._of(client)
         return range_math.is_lane_over(portions, range_math.lane_of(portions, client))
 
     def _is_free(self, portions: r.PortionsEntry, number: int, client: r.ClientEntry) -> bool:
         portion = portions.open[number]
-        return portion.life == 0 and portion.client in (0, client.id)
+        return portion.incarnation == 0 and portion.client in (0, client.id)
 
     def _choose(
-        self, iteration: r.Iteration, portions: r.PortionsEntry, client: r.ClientEntry, asked: q.AskPortions
+        self, iteration: r.Iteration, portions: r.PortionsEntry, client: r.ClientEntry, call: ev.PortionsRequest
     ) -> list[int]:
-        """What was begun and is nobody's, lowest first; then what is new. What workers have died over is given out alone."""
+        """Return portions for a request: first those that were begun and have no worker, the lowest first, then new ones. A portion that is
+        charged with deaths is given out alone.
+        """
         lanes, lane = len(portions.next), range_math.lane_of(portions, client)
-        mine = (number for number, each in portions.open.items() if each.life == asked.life and each.charged)
+        mine = (
+            number for number, each in portions.open.items() if each.incarnation == call.incarnation and each.charged
+        )
         alone = min((number for number in mine if portions.open[number].client == client.id), default=None)
-        if alone is not None:
+        if (
+            alone is not None
+        ):  # while this worker computes a charged portion it gets no others, except one that has to come before it
             first = range_math.first_open(portions, lane)
             waits = self._terms(iteration).ordered and first < alone and self._is_free(portions, first, client)
             return [first] if waits else []
-        bound, count = inf, asked.count
+        bound, count = inf, call.count
         if self._terms(iteration).ordered:
             tasks = max(1, len(iteration.tasks))
             window = max(WINDOW_MIN, WINDOW_PER_TASK * tasks)
@@ -365,7 +383,7 @@ class Portioning:
                     return given or [number]
                 given.append(number)
         last = range_math.total(portions)
-        if last != inf:
+        if last != inf:  # near the end, leave portions for the other workers
             new = int(last - portions.next[lane] * lanes) // lanes // (SHARES * max(1, len(iteration.tasks)))
             count = min(count, max(1, new))
         step = portions.next[lane]

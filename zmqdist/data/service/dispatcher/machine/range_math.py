@@ -1,13 +1,13 @@
-"""How an iteration is cut into portions, and how what is known of them changes: functions of one row, `records.Portions`.
+"""How an iteration is cut into portions, and how each record changes its portions: functions of one row, `records.PortionsEntry`.
 
 Theory
-    A portion is a run of positions of one repetition of the only source. Portions are numbered 0, 1, 2, ... in the order of the data, and
-    their length is fixed by the dataset alone, so that neither order nor shares depend on how many workers there are.
+    A portion is a run of positions of one repetition of the only source. Portions are numbered 0, 1, 2, ... in the order of the data. Their
+    length depends on the dataset alone, so that neither the order nor the shares depend on the number of workers.
 
-    With consumers, portion `n` is of lane `n % consumers` and is the lane's step `n // consumers`; else there is one lane. A client reads
-    one lane. Done steps are kept as runs, which are few where a client reads its lane alone.
+    With consumers, portion `n` belongs to lane `n % consumers`, as its step `n // consumers`; without consumers there is one lane. A client
+    reads one lane. Finished steps are kept as runs, of which there are few if a client reads its lane alone.
 
-Not here: who gets what (portions.py).
+Not here: which worker and client get a portion (portions.py).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from zmqdist.data.service.dispatcher.machine.runs import Runs
 
 PORTIONS_WANTED: Final = 256
 LENGTH_MAX: Final = 1024
-"""Positions of a portion, where its grain is not larger: the work that is lost with a worker."""
+"""The most positions in a portion, unless the grain is larger. A larger portion would lose more work with a worker."""
 
 ENDLESS_LENGTH: Final = 256
 
@@ -31,14 +31,14 @@ Change: TypeAlias = (
     | r.LosePortions
     | r.FailPortions
     | r.TakeOver
-    | r.GoBack
-    | r.LeaveOut
-    | r.TakeBackDeath
+    | r.RestoreSaved
+    | r.SkipSaved
+    | r.RevokeDeath
 )
 
 
 def cut(positions: int, repetitions: int, grain: int, lanes: int) -> r.PortionsEntry:
-    """The portions of a new iteration."""
+    """Return the portions of a new iteration; `grain`: the length of a portion is a multiple of it."""
     wanted = ENDLESS_LENGTH if positions == r.INFINITE else min(LENGTH_MAX, positions // PORTIONS_WANTED)
     length = max(1, wanted // grain) * grain
     return r.PortionsEntry(positions, repetitions, length, [0] * lanes, [[] for _ in range(lanes)])
@@ -48,7 +48,7 @@ def cut(positions: int, repetitions: int, grain: int, lanes: int) -> r.PortionsE
 
 
 def total(portions: r.PortionsEntry) -> float:
-    """How many there are; `inf` without end."""
+    """Return the number of portions; `inf` for data without end."""
     if 0 in (portions.positions, portions.repetitions):
         return 0
     if r.INFINITE in (portions.positions, portions.repetitions):
@@ -61,7 +61,7 @@ def _in_repetition(portions: r.PortionsEntry) -> int:
 
 
 def place_of(portions: r.PortionsEntry, number: int) -> tuple[int, int, int]:
-    """(repetition, first position, number of positions) of a portion."""
+    """Return (repetition, first position, number of positions) of a portion."""
     if portions.positions == r.INFINITE:
         return 0, number * portions.length, portions.length
     repetition, within = divmod(number, _in_repetition(portions))
@@ -74,14 +74,14 @@ def lane_of(portions: r.PortionsEntry, client: r.ClientEntry) -> int:
 
 
 def first_open(portions: r.PortionsEntry, lane: int) -> int:
-    """The lowest number of a lane that is not done."""
+    """Return the lowest number of a lane's portions that are not done."""
     lanes = len(portions.next)
     mine = (number for number in portions.open if number % lanes == lane)
     return min(mine, default=portions.next[lane] * lanes + lane)
 
 
 def is_lane_over(portions: r.PortionsEntry, lane: int) -> bool:
-    """Whether all of a lane is acknowledged as done."""
+    """Return whether all portions of a lane are acknowledged as done."""
     return first_open(portions, lane) >= total(portions)
 
 
@@ -92,10 +92,10 @@ def is_over(portions: r.PortionsEntry) -> bool:
 # -- changes --------------------------------------------------------------------------------------------------------------
 
 
-def give(portions: r.PortionsEntry, client: int, life: int, request: int, numbers: list[int]) -> None:
+def give(portions: r.PortionsEntry, client: int, incarnation: int, request: int, numbers: list[int]) -> None:
     for number in numbers:
         known = portions.open.setdefault(number, r.Portion(client))
-        known.client, known.life, known.request = client, life, request
+        known.client, known.incarnation, known.request = client, incarnation, request
         step, lane = divmod(number, len(portions.next))
         if step == portions.next[lane]:
             portions.next[lane] = step + 1
@@ -103,7 +103,7 @@ def give(portions: r.PortionsEntry, client: int, life: int, request: int, number
 
 
 def _advance(portions: r.PortionsEntry, lane: int) -> None:
-    """Over what an earlier iteration had."""
+    """Move a lane's next step behind the steps that an earlier iteration had."""
     while (end := sets.end_of(portions.skip[lane], portions.next[lane])) is not None:
         portions.next[lane] = end
 
@@ -124,29 +124,33 @@ def _finish(portions: r.PortionsEntry, client: int, number: int) -> None:
     sets.add(portions.done.setdefault(client, []), step, step + 1)
 
 
-def lose(portions: r.PortionsEntry, life: int, client: int, died: str, crashed: bool) -> None:
-    """A reader may say that an answer is missing before the worker is known to be dead: that is charged, too."""
+def lose(portions: r.PortionsEntry, incarnation: int, client: int, died: str, crashed: bool) -> None:
+    """Free the portions that an incarnation was computing, and charge them if it died.
+
+    A reader may report a lost reply before the dispatcher sees that the worker has died. The portions of that reply were free already, and
+    are charged as well.
+    """
     for portion in portions.open.values():
-        if portion.life == life and client in (0, portion.client):
-            portion.life, portion.request, portion.missed = 0, 0, life
-        if portion.missed == life and died:
+        if portion.incarnation == incarnation and client in (0, portion.client):
+            portion.incarnation, portion.request, portion.missed = 0, 0, incarnation
+        if portion.missed == incarnation and died:
             portion.missed = 0
             if crashed:
                 portion.deaths.append(died)
             else:
-                portion.lost[life] = died
+                portion.lost[incarnation] = died
 
 
-def take_back(portions: r.PortionsEntry, life: int) -> None:
+def revoke_death(portions: r.PortionsEntry, incarnation: int) -> None:
     for portion in portions.open.values():
-        portion.lost.pop(life, None)
+        portion.lost.pop(incarnation, None)
 
 
 def leave(portions: r.PortionsEntry, client: int) -> None:
-    """Others have what the client has not finished."""
+    """Leave the unfinished portions of a client to others."""
     for number, portion in portions.open.items():
         if portion.client == client:
-            portion.client = portion.life = portion.request = 0
+            portion.client = portion.incarnation = portion.request = 0
             if portion.acked:
                 portions.left.setdefault(client, []).append((number, portion.acked))
 
@@ -157,11 +161,11 @@ def take_over(portions: r.PortionsEntry, client: int, old: int) -> None:
             table[client] = table.pop(old)
     for portion in portions.open.values():
         if portion.client == old:
-            portion.client, portion.life, portion.request = client, 0, 0
+            portion.client, portion.incarnation, portion.request = client, 0, 0
 
 
-def go_back(portions: r.PortionsEntry, client: r.ClientEntry, done: Runs, open_: list[tuple[int, int]]) -> None:
-    """What was acknowledged after the state was taken is open again."""
+def restore_saved(portions: r.PortionsEntry, client: r.ClientEntry, done: Runs, open_: list[tuple[int, int]]) -> None:
+    """Go back to a saved state: portions that were acknowledged after it are open again."""
     lanes, lane = len(portions.next), lane_of(portions, client)
     elements = dict(open_)
     had = portions.done.pop(client.id, [])
@@ -183,8 +187,8 @@ def go_back(portions: r.PortionsEntry, client: r.ClientEntry, done: Runs, open_:
     portions.failed = ""
 
 
-def leave_out(portions: r.PortionsEntry, client: r.ClientEntry, done: Runs, open_: list[tuple[int, int]]) -> None:
-    """What is given out already stays with whoever has it."""
+def skip_saved(portions: r.PortionsEntry, client: r.ClientEntry, done: Runs, open_: list[tuple[int, int]]) -> None:
+    """Skip the portions that a saved state of another iteration has finished. Portions that other clients have stay with them."""
     lanes, lane = len(portions.next), lane_of(portions, client)
     begun = portions.next[lane]
     mine = portions.done.setdefault(client.id, [])

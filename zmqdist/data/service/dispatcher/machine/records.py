@@ -1,13 +1,13 @@
-"""What the dispatcher of a data service knows for good, and the records that change it.
+"""The rows of a data service's durable state, and the records that change them.
 
 Theory
-    A dataset (a registered pipeline) is read by jobs, each time a job is read is an iteration, and each worker has one task of an
-    iteration. A client is one reading iterator. Everything here survives a restart when there is a journal: `State.apply(record)` is the
-    only thing that changes it, so that the journal's records in their order give the same state again.
+    Jobs read a dataset (a registered pipeline). Each pass of a job over its dataset is an iteration, and each worker has one task of an
+    iteration. A client is one reading iterator. With a journal all of it survives a restart: only `DurableState.apply(record)` changes the
+    state, so that the journal's records, applied in order, give the same state again.
 
-    A journal written by an older version is read by a newer one: fields are added at the end with a default, tags are never reused.
+    A newer version reads the journal of an older one: new fields come at the end, with a default, and tags are never reused.
 
-Not here: what is decided (machine.py), what is known of the moment only (connections, who waits, times).
+Not here: the decisions (machine.py), the facts of the moment, as connections, pending requests and times (tables.py).
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ import msgspec
 FIRST_DATASET, FIRST_ITERATION, FIRST_CLIENT, FIRST_TASK, FIRST_JOB = 1000, 2000, 3000, 4000, 5000
 
 OFF, DYNAMIC = 0, 1
-"""Numbers of two processing modes; the others share statically."""
+"""The numbers of two processing modes; all others assign static shards."""
 
 AT_MOST_ONCE, EXACTLY_ONCE = "at_most_once", "exactly_once"
-"""Of what a worker had when it died nothing comes any more; or each element comes once."""
+"""Delivery modes. AT_MOST_ONCE: the elements that a worker held when it died are lost. EXACTLY_ONCE: each element is delivered once."""
+
 MODES = ("OFF", "DYNAMIC", "FILE", "DATA", "FILE_OR_DATA", "HINT")
-"""Names by number."""
+"""The names of the processing modes, by number."""
 
 INFINITE = -1
 
@@ -32,18 +33,18 @@ PENDING = -1
 
 
 class Row(msgspec.Struct, array_like=True):
-    """Part of the state."""
+    """A part of the durable state."""
 
 
 class Record(msgspec.Struct, array_like=True):
-    """One change of the state."""
+    """One change of the durable state."""
 
 
 # -- parts of the state ---------------------------------------------------------------------------------------------------
 
 
 class DatasetEntry(Row):
-    """A registered pipeline. `metadata` is what readers need to know of it, JSON; the description itself is in a file."""
+    """A registered pipeline. `metadata` is JSON for its readers; the description of the pipeline is in a file of its own (store.py)."""
 
     id: str
     fingerprint: str
@@ -52,7 +53,7 @@ class DatasetEntry(Row):
 
 
 class Terms(msgspec.Struct, array_like=True, frozen=True):
-    """How a job is read: a second one of the same name has to have the same."""
+    """How a job is read. All readers of a job have to give the same terms."""
 
     dataset: str
     mode: int
@@ -64,17 +65,17 @@ class Terms(msgspec.Struct, array_like=True, frozen=True):
 
     @property
     def portioned(self) -> bool:
-        """Whether it is read in portions: portions.py."""
+        """Whether the job is read in portions: see portions.py."""
         return self.delivery == EXACTLY_ONCE or self.ordered
 
     @property
     def coordinated(self) -> bool:
-        """Whether it is read by rounds: rounds.py."""
+        """Whether consumers read the job round by round: see rounds.py."""
         return self.num_consumers > 0 and not self.portioned
 
 
 class JobEntry(Row):
-    """`anonymous`: it got its name here, so that nobody else can join it."""
+    """A named reading of a dataset, or of one reader. `anonymous`: the dispatcher made up the name, so that no other client can join."""
 
     id: int
     name: str
@@ -83,11 +84,11 @@ class JobEntry(Row):
 
 
 class Cursor(Row):
-    """Where dealing out the positions of one source has come to.
+    """The next position of one source of a DYNAMIC iteration.
 
     Attributes:
-      count: positions in a repetition; INFINITE without end.
-      returned: runs (start, length) that a worker gave back, of the present repetition.
+      count: the number of positions in a repetition; INFINITE: no end.
+      returned: runs (start, length) of the current repetition that leaving workers have returned.
     """
 
     count: int
@@ -97,25 +98,25 @@ class Cursor(Row):
 
     @property
     def exhausted(self) -> bool:
-        """Whether this repetition has nothing left."""
+        """Whether this repetition has no positions left."""
         return self.position == self.count and not self.returned
 
 
 class Portion(Row):
-    """A portion that somebody has begun and that is not done.
+    """A portion that was given out and is not done.
 
     Attributes:
-      client: whose it is; 0: nobody's any more, it was left.
-      life: of the worker that computes it; 0: nobody, it is to be given out.
-      acked: elements of it that the client has acknowledged.
-      request: the question that it was the answer to.
-      deaths: processes of workers that ended while they computed it; the workers live on.
-      missed: the life that computed it before, whose answer did not arrive: perhaps because it was about to be lost.
-      lost: lives that were lost while they had it -> the worker's name. Only that of a life which does not come back was a death.
+      client: the client that it belongs to; 0: none, because its client was released.
+      incarnation: the incarnation of the worker that computes it; 0: none, it is to be given out.
+      acked: the number of its elements that the client has acknowledged.
+      request: the request that it was the reply to.
+      deaths: processes of live workers that died while they computed it.
+      missed: the incarnation that computed it before and whose reply was lost, perhaps because that worker was about to die.
+      lost: incarnations that were lost while they computed it -> the worker's name. If one comes back, it has not died, and is removed.
     """
 
     client: int
-    life: int = 0
+    incarnation: int = 0
     acked: int = 0
     request: int = 0
     deaths: list[str] = msgspec.field(default_factory=list)
@@ -124,22 +125,22 @@ class Portion(Row):
 
     @property
     def charged(self) -> list[str]:
-        """Names of what has died over it, as far as is known."""
+        """The names of all processes and workers that have died while they computed it, as far as the dispatcher knows."""
         return [*self.deaths, *self.lost.values()]
 
 
 class PortionsEntry(Row):
-    """How an iteration is cut, and where it has come to: range_math.py.
+    """The portions of an iteration; range_math.py says how they change.
 
     Attributes:
-      positions, repetitions: of the source; INFINITE without end.
+      positions, repetitions: of the source; INFINITE: no end.
       length: of a portion, in positions.
-      next: of each lane, the step that is given out next.
-      skip: of each lane, later steps that are not given out: an earlier iteration had them.
-      open: by number.
-      done: client -> steps of its lane that it has acknowledged as done; of clients that have gone, too.
-      left: client -> (number, acknowledged elements) of what it has left to others.
-      failed: why the iteration cannot go on.
+      next: for each lane, the step that is given out next.
+      skip: for each lane, runs of later steps that are not given out, because an earlier iteration has delivered them.
+      open: the portions that were given out and are not done, by number.
+      done: client -> runs of the steps of its lane that it has acknowledged as done; also of released clients.
+      left: released client -> (number, acknowledged elements) of its unfinished portions.
+      failed: why the iteration cannot continue; empty: it can.
     """
 
     positions: int
@@ -169,12 +170,12 @@ class TaskEntry(Row):
     """One worker's part of an iteration.
 
     Attributes:
-      starting_round: of coordinated reads; PENDING: a new worker's, which no round has yet.
-      cut: its worker has left before its end: what was to come of it others do.
-      handed: questions that handed positions back, for one that is repeated.
-      given: what each source was given last: (request, repetition, start, length), for a question that is repeated.
-      life: of the worker that it belongs to, in coordinated reads.
-      end_round: the first round of coordinated reads that it is not in any more, once it has ended.
+      starting_round: of coordinated reads: the first round that the task takes part in; PENDING: the consumers have not agreed on it.
+      interrupted: its worker left before the task's end; other tasks compute the rest.
+      handed_back: the requests that returned positions, so that a repeated one changes nothing.
+      last_given: source -> (request, repetition, start, length), the last reply, for a repeated request.
+      incarnation: of coordinated reads: the incarnation of the worker that it belongs to.
+      end_round: of coordinated reads: the first round in which the task, once ended, takes no part.
     """
 
     id: int
@@ -182,10 +183,10 @@ class TaskEntry(Row):
     worker: int
     finished: bool = False
     starting_round: int = 0
-    given: dict[int, tuple[int, int, int, int]] = msgspec.field(default_factory=dict)
-    cut: bool = False
-    handed: list[int] = msgspec.field(default_factory=list)
-    life: int = 0
+    last_given: dict[int, tuple[int, int, int, int]] = msgspec.field(default_factory=dict)
+    interrupted: bool = False
+    handed_back: list[int] = msgspec.field(default_factory=list)
+    incarnation: int = 0
     end_round: int = 0
 
 
@@ -197,12 +198,17 @@ class ClientEntry(Row):
 
 
 class WorkerEntry(Row):
-    """A place for a worker; `life` is the process that has it or had it last, `index` its place in the fixed list, -1 without one."""
+    """The place of a worker, which it keeps over restarts of its process.
+
+    Attributes:
+      incarnation: the process that has the place, or had it last.
+      index: the worker's index in the fixed list; -1 without one.
+    """
 
     number: int
     name: str
     address: str
-    life: int
+    incarnation: int
     tags: tuple[str, ...] = ()
     index: int = -1
 
@@ -215,7 +221,7 @@ class RegisterDataset(Record, tag=1):
 
 
 class PlaceWorker(Record, tag=2):
-    """A new worker, or another life at the place."""
+    """A new worker gets a place, or another incarnation takes an existing one."""
 
     worker: WorkerEntry
 
@@ -238,7 +244,7 @@ class CreateTask(Record, tag=6):
 
 class FinishTask(Record, tag=7):
     task: int
-    cut: bool = False
+    interrupted: bool = False
     end_round: int = 0
 
 
@@ -255,13 +261,13 @@ class ReleaseClient(Record, tag=10):
 
 
 class CollectIteration(Record, tag=11):
-    """Nobody has read it for long: its tasks are gone, and who comes later gets a new one."""
+    """An iteration without clients was given up: its tasks are dropped, and a later client of the job begins a new iteration."""
 
     iteration: int
 
 
 class GiveSplits(Record, tag=12):
-    """`length` 0: the source has no more in this repetition."""
+    """A task gets positions of a source. `length` 0: the source has none left in this repetition."""
 
     task: int
     source: int
@@ -272,7 +278,7 @@ class GiveSplits(Record, tag=12):
 
 
 class ReturnSplits(Record, tag=13):
-    """A worker that leaves has not used these."""
+    """A leaving worker has returned positions that it has not used."""
 
     task: int
     source: int
@@ -282,46 +288,46 @@ class ReturnSplits(Record, tag=13):
 
 
 class StartTask(Record, tag=40):
-    """All consumers have agreed at which round a pending task begins."""
+    """All consumers have agreed on the first round of a pending task."""
 
     task: int
     round: int
 
 
 class DecideCompression(Record, tag=14):
-    """Whether compression "AUTO" is off for a dataset: the first who asked decided."""
+    """Whether compression "AUTO" is off for a dataset, as the first request decided."""
 
     dataset: str
     off: bool
 
 
 class GivePortions(Record, tag=30):
-    """A worker's life computes these for a client, in this order."""
+    """An incarnation of a worker computes these portions for a client, in this order."""
 
     client: int
-    life: int
+    incarnation: int
     request: int
     numbers: list[int]
 
 
 class Acknowledge(Record, tag=31):
-    """A client has had so many elements of a portion: (number, elements, whether that is all)."""
+    """A client's consumer has finished elements of portions: (number, elements, whether that is the whole portion)."""
 
     client: int
     marks: list[tuple[int, int, bool]]
 
 
 class LosePortions(Record, tag=32):
-    """What a life of a worker computed is to be given out again.
+    """The portions that an incarnation of a worker was computing are to be given out again.
 
     Attributes:
-      client: of this client only; 0: of all.
-      died: the worker's name, where they are charged with its death.
-      crashed: a process of the worker has died; the life goes on.
+      client: only the portions of this client; 0: those of all clients.
+      died: the name of the dead process, to be charged to the portions; empty: there is no charge.
+      crashed: a process of the worker has died, and the worker is alive.
     """
 
     iteration: int
-    life: int
+    incarnation: int
     client: int = 0
     died: str = ""
     crashed: bool = False
@@ -333,37 +339,37 @@ class FailPortions(Record, tag=33):
 
 
 class TakeOver(Record, tag=34):
-    """A client has all that was another's, which is released."""
+    """A client takes over all portions of another client, which is released."""
 
     client: int
     old: int
 
 
-class GoBack(Record, tag=35):
-    """What a client has is what a saved state says: steps that are done, and (number, elements) of those that are not."""
+class RestoreSaved(Record, tag=35):
+    """A client continues from a saved state of this iteration: runs of done steps, and (number, elements) of unfinished portions."""
 
     client: int
     done: list[tuple[int, int]]
     open: list[tuple[int, int]]
 
 
-class LeaveOut(Record, tag=36):
-    """A client begins with what a saved state of another iteration says."""
+class SkipSaved(Record, tag=36):
+    """A client continues from a saved state of another iteration, whose finished elements are skipped."""
 
     client: int
     done: list[tuple[int, int]]
     open: list[tuple[int, int]]
 
 
-class TakeBackDeath(Record, tag=37):
-    """A life that was lost is there again: it lost its connection, and nothing was wrong with its portions."""
+class RevokeDeath(Record, tag=37):
+    """A lost incarnation has registered again: it had only lost its connection, and its portions are charged no longer."""
 
     iteration: int
-    life: int
+    incarnation: int
 
 
 class BeginSnapshot(Record, tag=50):
-    """A snapshot's folder is there; what is in it tells the rest."""
+    """The folder of a distributed snapshot exists. All else about the snapshot is in the folder."""
 
     path: str
 
@@ -388,16 +394,16 @@ Change: TypeAlias = (
     | LosePortions
     | FailPortions
     | TakeOver
-    | GoBack
-    | LeaveOut
-    | TakeBackDeath
+    | RestoreSaved
+    | SkipSaved
+    | RevokeDeath
     | StartTask
     | BeginSnapshot
 )
 
 
 def encode(value: Any) -> bytes:
-    """A record or a whole state, for the journal."""
+    """Return a record or a whole state as bytes for the journal."""
     return msgspec.msgpack.encode(value)
 
 
@@ -405,6 +411,6 @@ _changes = msgspec.msgpack.Decoder(Change)
 
 
 def decode(data: bytes) -> Change:
-    """A record of the journal. Raises msgspec.DecodeError."""
+    """Return the record that `encode` encoded. Raises msgspec.DecodeError."""
     change: Change = _changes.decode(data)
     return change

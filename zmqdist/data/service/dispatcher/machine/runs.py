@@ -1,4 +1,7 @@
-"""Sets of numbers as sorted runs (start, stop), stop excluded, no two of which touch: what is done of a long row of work."""
+"""Sets of numbers as sorted runs, for the finished steps of a long sequence.
+
+*Invariant*: a set is a sorted list of (start, stop), stop excluded, and no two of its runs overlap or touch.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ _start, _stop = itemgetter(0), itemgetter(1)
 
 
 def add(runs: Runs, start: int, stop: int) -> None:
-    """Put start, ..., stop - 1 in."""
+    """Add start, ..., stop - 1 to a set."""
     if start >= stop:
         return
     low = bisect_left(runs, start, key=_stop)
@@ -24,13 +27,13 @@ def add(runs: Runs, start: int, stop: int) -> None:
 
 
 def end_of(runs: Runs, number: int) -> int | None:
-    """Where the run ends that holds `number`; None where none does."""
+    """Return the end of the run that contains `number`; None if the set does not contain it."""
     place = bisect_right(runs, number, key=_start) - 1
     return runs[place][1] if place >= 0 and number < runs[place][1] else None
 
 
 def without(runs: Runs, other: Runs) -> Runs:
-    """What is in `runs` and not in `other`."""
+    """Return the numbers that are in `runs` and not in `other`, as a set."""
     left: Runs = []
     for start, stop in runs:
         for from_, to in other[bisect_right(other, start, key=_stop) :]:
@@ -43,6 +46,6 @@ def without(runs: Runs, other: Runs) -> Runs:
 
 
 def members(runs: Iterable[tuple[int, int]]) -> Iterator[int]:
-    """The numbers, in order."""
+    """Yield the numbers of a set in order."""
     for start, stop in runs:
         yield from range(start, stop)

@@ -1,4 +1,4 @@
-"""A record of what the dispatcher of a data service holds at one moment, for operators and tests. Nothing here decides anything."""
+"""Immutable records of the state of a data service's dispatcher at one moment, for operators and tests. They decide nothing."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from zmqdist.data.service.dispatcher.machine import records as r
-from zmqdist.data.service.dispatcher.machine.state import State
+from zmqdist.data.service.dispatcher.machine.state import DurableState
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,10 +15,10 @@ class IterationRow:
 
     Attributes:
       job: the job's name.
-      tasks: its tasks; none when it has ended.
-      clients: readers that have it open.
+      tasks: number of its tasks; 0 when it has ended.
+      clients: number of readers that have it open.
       finished: all of it was read.
-      collected: it was given up, because no reader had it open for the time-out.
+      collected: the dispatcher has dropped it, because no reader had it open for the time-out.
       portions_done: portions that readers have acknowledged (delivery="exactly_once" and ordered reads).
       elements_acknowledged: elements that readers have acknowledged of the portions that are open.
     """
@@ -39,15 +39,15 @@ class PlaceRow:
     """One worker of the data service.
 
     Attributes:
-      address: where readers connect to it.
-      life: the number of the process that has the place, or had it last.
-      index: its place in the fixed list of workers; -1 without one.
-      connected: False while the dispatcher waits for it to come back.
+      address: the address at which readers connect to it.
+      incarnation: the number of the process that has the place, or had it last.
+      index: its index in the fixed list of workers; -1 without one.
+      connected: False while the dispatcher waits for the worker to register again.
     """
 
     name: str
     address: str
-    life: int
+    incarnation: int
     index: int
     connected: bool
 
@@ -65,17 +65,18 @@ class NextNumbers:
 
 @dataclass(frozen=True, slots=True)
 class DataSnapshot:
-    """What the dispatcher of a data service holds.
+    """The state of a data service's dispatcher at one moment.
 
     Attributes:
       state: the number of its state; a dispatcher that has lost its state has another one.
-      datasets: registered ones.
-      jobs: their names, in the order in which they were made.
-      tasks, clients: how many it holds.
-      saves: the folders of distributed snapshots, in the order in which they were begun.
-      checks_count: how often it has looked for readers and iterations that it can give up (job_gc_check_interval_ms).
-      journal: "none" without fault_tolerant_mode; "unreadable" while it can be neither written nor read, and nothing is decided.
-      journal_records: records behind the whole state in the journal.
+      datasets: number of registered datasets.
+      jobs: names of the jobs, in the order in which they were created.
+      tasks, clients: numbers of tasks and clients.
+      saves: folders of distributed snapshots, in the order in which they were begun.
+      checks_count: how often the dispatcher has searched for silent clients and unread iterations (job_gc_check_interval_ms).
+      journal: "none" without fault_tolerant_mode; "unreadable" while the journal can be neither written nor read: until then the
+        dispatcher decides nothing.
+      journal_records: number of records in the journal behind its last copy of the whole state.
     """
 
     state: int
@@ -92,12 +93,12 @@ class DataSnapshot:
     journal_records: int
 
 
-def iteration_rows(state: State) -> tuple[IterationRow, ...]:
-    """A row for each iteration."""
+def iteration_rows(state: DurableState) -> tuple[IterationRow, ...]:
+    """Return a row for each iteration."""
     return tuple(_iteration_row(state, each) for each in state.iterations.values())
 
 
-def _iteration_row(state: State, iteration: r.Iteration) -> IterationRow:
+def _iteration_row(state: DurableState, iteration: r.Iteration) -> IterationRow:
     done = acknowledged = 0
     if iteration.portions is not None:
         done = sum(stop - start for runs in iteration.portions.done.values() for start, stop in runs)
@@ -115,6 +116,6 @@ def _iteration_row(state: State, iteration: r.Iteration) -> IterationRow:
     )
 
 
-def next_numbers(state: State) -> NextNumbers:
-    """The next number of each kind."""
+def next_numbers(state: DurableState) -> NextNumbers:
+    """Return the next number of each kind."""
     return NextNumbers(state.next_dataset, state.next_job, state.next_iteration, state.next_task, state.next_client)

@@ -1,4 +1,4 @@
-"""Positions: what a task gets of the sources of its pipeline."""
+"""DYNAMIC splits: which positions of its sources a task gets, first come, first served, and the positions that leaving workers return."""
 
 from __future__ import annotations
 
@@ -6,51 +6,56 @@ from math import inf
 from typing import Final
 
 from zmqdist import errors
-from zmqdist.data.service.dispatcher.machine import questions as q
+from zmqdist.data.service.dispatcher.machine import events as ev
 from zmqdist.data.service.dispatcher.machine import records as r
-from zmqdist.data.service.dispatcher.machine.tables import Book, Refusal
+from zmqdist.data.service.dispatcher.machine.tables import DispatcherTables, Refusal
 
 SHARES: Final = 4
-"""A worker gets at most the remaining positions by (workers x this) at once: near the end all have some."""
+"""A task gets at most the remaining positions divided by (tasks x this) at once, so that near the end all tasks still get some."""
 
 
-class Dealing:
-    """See the module's docstring."""
+class SplitAssignment:
+    """The part of the machine that gives out positions; the module's docstring says how."""
 
-    def __init__(self, book: Book) -> None:
-        self._book = book
+    def __init__(self, tables: DispatcherTables) -> None:
+        self._tables = tables
 
-    def _task(self, asked: q.SplitsRequest | q.HandBack) -> tuple[r.TaskEntry, r.Iteration]:
-        task = self._book.state.tasks.get(asked.task)
-        if asked.state != self._book.state.number or task is None or task.finished:
-            raise Refusal(errors.NOT_FOUND, f"task {asked.task} is not there, or has ended")
-        iteration = self._book.state.iterations[task.iteration]
-        if self._book.state.jobs[iteration.job].terms.mode != r.DYNAMIC:
-            raise Refusal(errors.FAILED_PRECONDITION, f"task {asked.task} does not read what is dealt out")
-        worker = self._book.state.workers.get(task.worker)
-        if worker is None or worker.life != asked.life:
-            raise Refusal(errors.UNAVAILABLE, taken(asked.task))
-        if not 0 <= asked.source < len(iteration.cursors):
-            raise Refusal(errors.INVALID_ARGUMENT, f"task {asked.task} has no source {asked.source}")
+    def _task(self, call: ev.SplitsRequest | ev.HandBackRequest) -> tuple[r.TaskEntry, r.Iteration]:
+        task = self._tables.state.tasks.get(call.task)
+        if call.state != self._tables.state.number or task is None or task.finished:
+            raise Refusal(errors.NOT_FOUND, f"task {call.task} does not exist, or has ended")
+        iteration = self._tables.state.iterations[task.iteration]
+        if self._tables.state.jobs[iteration.job].terms.mode != r.DYNAMIC:
+            raise Refusal(
+                errors.FAILED_PRECONDITION,
+                f"task {call.task} is not of a DYNAMIC job: it gets no positions from the dispatcher",
+            )
+        worker = self._tables.state.workers.get(task.worker)
+        if worker is None or worker.incarnation != call.incarnation:
+            raise Refusal(errors.UNAVAILABLE, reassigned_text(call.task))
+        if not 0 <= call.source < len(iteration.cursors):
+            raise Refusal(errors.INVALID_ARGUMENT, f"task {call.task} has no source {call.source}")
         return task, iteration
 
-    def splits(self, asked: q.SplitsRequest) -> None:
-        task, iteration = self._task(asked)
-        given = task.given.get(asked.source)
-        if given is not None and given[0] == asked.request:
-            self._book.answer(asked.token, given[2:])
+    def splits(self, call: ev.SplitsRequest) -> None:
+        task, iteration = self._task(call)
+        given = task.last_given.get(call.source)
+        if given is not None and given[0] == call.request:
+            self._tables.reply(call.token, given[2:])
             return
-        if task.worker in self._book.gone:
-            # The question came by another connection than the one that broke. Nobody reads the task now: others can have the positions.
+        if task.worker in self._tables.confirmed_gone:
+            # The request came over another connection than the one that broke. No reader reads the task now: other tasks get the positions.
             raise Refusal(errors.UNAVAILABLE, f"the worker of task {task.id} has no connection")
         start, length = next_run(
-            iteration.cursors[asked.source], asked.repetition, self._share(iteration, asked.source, asked.count)
+            iteration.cursors[call.source], call.repetition, self._share(iteration, call.source, call.count)
         )
-        self._book.change(r.GiveSplits(task.id, asked.source, asked.request, asked.repetition, start, length))
-        self._book.answer(asked.token, (start, length))
+        self._tables.change(r.GiveSplits(task.id, call.source, call.request, call.repetition, start, length))
+        self._tables.reply(call.token, (start, length))
 
     def _share(self, iteration: r.Iteration, source: int, count: int) -> int:
-        """How many positions at once: one where sources are read in step, since what one worker has too many another lacks."""
+        """Return how many positions to give at once. A pipeline with several sources gets one, because it reads them in step: positions of
+        one source that a task holds in reserve would be missing beside the other source's positions at another task.
+        """
         cursor = iteration.cursors[source]
         if len(iteration.cursors) > 1:
             return 1
@@ -58,32 +63,33 @@ class Dealing:
             count = min(count, (cursor.count - cursor.position) // (SHARES * len(iteration.tasks)))
         return max(1, count)
 
-    def hand_back(self, asked: q.HandBack) -> None:
-        task, iteration = self._task(asked)
-        if asked.request in task.handed:
-            self._book.answer(asked.token, None)
+    def hand_back(self, call: ev.HandBackRequest) -> None:
+        task, iteration = self._task(call)
+        if call.request in task.handed_back:
+            self._tables.reply(call.token, None)
             return
-        cursor = iteration.cursors[asked.source]
-        sane = all(start >= 0 and length > 0 and start + length <= cursor.position for start, length in asked.runs)
+        cursor = iteration.cursors[call.source]
+        sane = all(start >= 0 and length > 0 and start + length <= cursor.position for start, length in call.runs)
         if not sane:
-            raise Refusal(errors.INVALID_ARGUMENT, f"task {asked.task} hands back what was never given out")
-        self._book.change(r.ReturnSplits(task.id, asked.source, asked.repetition, list(asked.runs), asked.request))
-        self._book.answer(asked.token, None)
+            raise Refusal(errors.INVALID_ARGUMENT, f"task {call.task} returns positions that were never given out")
+        self._tables.change(r.ReturnSplits(task.id, call.source, call.repetition, list(call.runs), call.request))
+        self._tables.reply(call.token, None)
 
 
-def taken(task: int) -> str:
-    """Why a worker is given nothing for a task whose place another has now.
+def reassigned_text(task: int) -> str:
+    """Return the error text for a worker whose place another worker has now.
 
-    That may pass: the worker is told to drop the task as soon as it is registered, or it has the place once more. If it took this for the
-    end of the task, it would then say that the task is done, though nothing of it is.
+    The error is UNAVAILABLE, because the state may pass: when the worker has registered again, it has the place back, or has to drop
+    the task. With NOT_FOUND it would take the task for ended, and report it as done although none of it is.
     """
     return f"task {task} is another worker's now"
 
 
 def next_run(cursor: r.Cursor, repetition: int, count: int) -> tuple[int, int]:
-    """The next positions of a source: (start, length), length 0 where this repetition has none.
+    """Return the next positions of a source as (start, length); length 0: the repetition has none left.
 
-    A later repetition starts over; an earlier one is over: so the short side of a zip goes on while the long one is in the pass before.
+    A request for a later repetition starts over, and one for an earlier repetition gets none. So the shorter source of a zip can be in a
+    later repetition than the longer one.
     """
     if repetition < cursor.repetition:
         return 0, 0

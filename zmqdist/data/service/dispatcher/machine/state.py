@@ -1,4 +1,4 @@
-"""The dispatcher's durable state of a data service. See records.py."""
+"""The durable state of a data service's dispatcher, and how each record changes it. The rows and records are in records.py."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from zmqdist.data.service.dispatcher.machine import range_math
 from zmqdist.data.service.dispatcher.machine import records as r
 
 
-class State(msgspec.Struct):
+class DurableState(msgspec.Struct):
     """Everything that a restart with a journal brings back.
 
     Attributes:
-      number: of this state: tells a dispatcher that goes on from one that has lost everything.
-      snapshots: their folders, in the order in which they were begun.
-      next: the next free number of each kind.
-      heirs: a client that another one has taken over -> that one.
+      number: a random number of this state, by which clients and workers recognise a dispatcher that has lost its state.
+      next_dataset, next_worker, ...: the next free number of each kind.
+      snapshots: folders of distributed snapshots, in the order in which they were begun.
+      successors: a client -> the client that has taken over from it.
     """
 
     number: int
@@ -33,10 +33,10 @@ class State(msgspec.Struct):
     next_task: int = r.FIRST_TASK
     next_client: int = r.FIRST_CLIENT
     snapshots: list[str] = []
-    heirs: dict[int, int] = {}
+    successors: dict[int, int] = {}
 
     def apply(self, record: r.Change) -> None:
-        """Make one change."""
+        """Apply one change."""
         match record:
             case r.RegisterDataset(dataset):
                 self.datasets[dataset.id] = dataset
@@ -57,9 +57,9 @@ class State(msgspec.Struct):
                 self.tasks[task.id] = task
                 self.iterations[task.iteration].tasks.append(task.id)
                 self.next_task = task.id + 1
-            case r.FinishTask(task_id, cut, end_round):
+            case r.FinishTask(task_id, interrupted, end_round):
                 task = self.tasks[task_id]
-                task.finished, task.cut, task.end_round = True, cut, end_round
+                task.finished, task.interrupted, task.end_round = True, interrupted, end_round
             case r.StartTask(task_id, number):
                 self.tasks[task_id].starting_round = number
             case r.FinishIteration(number):
@@ -79,7 +79,7 @@ class State(msgspec.Struct):
             case r.GiveSplits():
                 self._give(record)
             case r.ReturnSplits(task_id, source, repetition, runs, request):
-                self.tasks[task_id].handed.append(request)
+                self.tasks[task_id].handed_back.append(request)
                 cursor = self.iterations[self.tasks[task_id].iteration].cursors[source]
                 if cursor.repetition == repetition:
                     cursor.returned += runs
@@ -98,7 +98,7 @@ class State(msgspec.Struct):
         self._forget(iteration)
 
     def _forget(self, iteration: r.Iteration) -> None:
-        """One that is over, that nobody reads, and that nobody can join: a service that runs for months has had millions."""
+        """Forget an iteration that has ended, that no client reads and that none can join: in months a service has millions of these."""
         over = iteration.finished or iteration.collected
         if over and not iteration.clients and self.jobs[iteration.job].anonymous:
             del self.iterations[iteration.id]
@@ -107,34 +107,34 @@ class State(msgspec.Struct):
     def _apply_to_portions(self, record: range_math.Change) -> None:
         of = (
             record.iteration
-            if isinstance(record, r.LosePortions | r.FailPortions | r.TakeBackDeath)
+            if isinstance(record, r.LosePortions | r.FailPortions | r.RevokeDeath)
             else self.clients[record.client].iteration
         )
         iteration = self.iterations[of]
         portions = iteration.portions
         assert portions is not None
         match record:
-            case r.GivePortions(client, life, request, numbers):
-                range_math.give(portions, client, life, request, numbers)
+            case r.GivePortions(client, incarnation, request, numbers):
+                range_math.give(portions, client, incarnation, request, numbers)
             case r.Acknowledge(client, marks):
                 range_math.acknowledge(portions, client, marks)
-            case r.LosePortions(_, life, client, died, crashed):
-                range_math.lose(portions, life, client, died, crashed)
-            case r.TakeBackDeath(_, life):
-                range_math.take_back(portions, life)
+            case r.LosePortions(_, incarnation, client, died, crashed):
+                range_math.lose(portions, incarnation, client, died, crashed)
+            case r.RevokeDeath(_, incarnation):
+                range_math.revoke_death(portions, incarnation)
             case r.FailPortions(_, why):
                 portions.failed = why
             case r.TakeOver(client, old):
                 range_math.take_over(portions, client, old)
-                self.heirs[old] = client
+                self.successors[old] = client
                 if old in self.clients:
                     del self.clients[old]
                     iteration.clients.remove(old)
-            case r.GoBack(client, done, open_):
-                range_math.go_back(portions, self.clients[client], done, open_)
+            case r.RestoreSaved(client, done, open_):
+                range_math.restore_saved(portions, self.clients[client], done, open_)
                 iteration.finished = range_math.is_over(portions)
-            case r.LeaveOut(client, done, open_):
-                range_math.leave_out(portions, self.clients[client], done, open_)
+            case r.SkipSaved(client, done, open_):
+                range_math.skip_saved(portions, self.clients[client], done, open_)
 
     def _end(self, iteration: r.Iteration) -> None:
         for task in iteration.tasks:
@@ -144,7 +144,7 @@ class State(msgspec.Struct):
 
     def _give(self, record: r.GiveSplits) -> None:
         task = self.tasks[record.task]
-        task.given[record.source] = (record.request, record.repetition, record.start, record.length)
+        task.last_given[record.source] = (record.request, record.repetition, record.start, record.length)
         cursor = self.iterations[task.iteration].cursors[record.source]
         if record.repetition > cursor.repetition:
             cursor.repetition, cursor.position, cursor.returned = record.repetition, 0, []
@@ -157,9 +157,9 @@ class State(msgspec.Struct):
                     cursor.returned.insert(0, (record.start + record.length, length - record.length))
 
 
-_states = msgspec.msgpack.Decoder(State)
+_states = msgspec.msgpack.Decoder(DurableState)
 
 
-def decode_state(data: bytes) -> State:
-    """A whole state, as `records.encode` made it. Raises msgspec.DecodeError."""
+def decode_state(data: bytes) -> DurableState:
+    """Return the state that `records.encode` encoded. Raises msgspec.DecodeError."""
     return _states.decode(data)

@@ -1,4 +1,4 @@
-"""What all parts of the machine write to and look things up in: the durable state, what is known of the moment, and effects."""
+"""The tables that the parts of the machine share: the durable state, facts of the moment, indexes into the state, and the effects."""
 
 from __future__ import annotations
 
@@ -8,19 +8,20 @@ from math import inf
 from typing import Any, Final
 
 from zmqdist import errors
-from zmqdist.data.service.dispatcher.machine import questions as q
+from zmqdist.data.service.dispatcher.machine import events as ev
 from zmqdist.data.service.dispatcher.machine import records as r
-from zmqdist.data.service.dispatcher.machine.group_commit import Commits
-from zmqdist.data.service.dispatcher.machine.state import State
-from zmqdist.data.service.dispatcher.machine.worker_slots import HostList
+from zmqdist.data.service.dispatcher.machine.group_commit import GroupCommit
+from zmqdist.data.service.dispatcher.machine.state import DurableState
+from zmqdist.data.service.dispatcher.machine.worker_list import WorkerList
 
 RETURN_S: Final = 10.0
-"""A worker that lost its dispatcher tries to reach it at least once a second."""
+"""Seconds that workers have after a restart of the dispatcher to register again. A worker that lost its dispatcher tries to reach it at
+least once a second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """Figures of the config; seconds, `inf` for never."""
+    """The settings of the dispatcher's config that the machine needs; times in seconds, `inf`: never."""
 
     worker_timeout_s: float = 600.0
     client_timeout_s: float = 300.0
@@ -33,7 +34,7 @@ class Rules:
 
 
 class Refusal(Exception):
-    """Inside: a question that is answered by an error."""
+    """Raised inside the machine, so that the caller of the current request gets an error."""
 
     def __init__(self, code: int, message: str) -> None:
         super().__init__(code, message)
@@ -41,69 +42,72 @@ class Refusal(Exception):
         self.message = message
 
 
-class Book:
-    """See the module's docstring.
+class DispatcherTables:
+    """The shared tables of the machine.
 
     Attributes:
-      state: what a restart brings back.
-      members: workers that are connected, by their lives: the membership knows them, whatever the state says.
-      hosts: which place in the fixed list each worker has. Durable is where a worker of the state had it (`Worker.index`).
-      working: the question for work of each life of a worker.
-      watching: the question for news of each client, and since when it waits.
-      wanting: (client, life) -> the question for portions that waits.
-      freed: iterations in portions in which there may be something to give out, or that may be over.
-      leaving: lives of workers that go for good when they have done what they have.
-      places: life -> number of its worker.
-      gone: those of the missing that were seen to go: not those of before a restart that are not back yet, before `back_by`.
-      back_by: when who is not back after a restart is taken for gone.
-      missing: workers without a connection, and since when.
-      now: the time of the present event.
-      heard: since when a client has been silent, unless its question waits here.
-      released: iterations without clients, and since when.
-      versions: of what clients are told of an iteration.
-      serving: task -> (life that serves it, where).
-      requests: question that opened -> client.
-      registered: question that registered -> dataset.
-      keys: (job's name, repetition) -> iteration, of jobs that others can join.
-      jobs: name -> job, of the same.
+      state: the durable state, which a restart brings back.
+      members: the connected workers by incarnation. They come from the membership, and need not be in the state.
+      worker_list: which worker has which entry of the fixed list. The durable part of it is `WorkerEntry.index`.
+      work_requests: the pending request for work of each incarnation of a worker.
+      watches: the pending watch request of each client, and the time since which it waits.
+      portion_requests: (client, incarnation) -> the pending request for portions.
+      iterations_to_serve: iterations in portions that this event has changed: a request may be served, or the iteration may have ended.
+      leaving: incarnations of workers that leave for good once their tasks have ended.
+      worker_numbers: incarnation -> number of its worker.
+      confirmed_gone: the missing workers whose end the machine has seen. A worker that registered before a restart is only missing,
+        until `return_deadline`.
+      return_deadline: when every worker that is still missing after a restart of the dispatcher counts as gone.
+      missing: the workers without a connection, and the time since which they are missing.
+      now: the time of the current event.
+      last_heard: the time of each client's last sign of life. A client whose watch request is pending counts as alive.
+      unread_since: the iterations without clients, and the time since which they have none.
+      versions: the version of each iteration's news for clients.
+      serving: task -> (the incarnation that serves it, its address).
+      client_by_request: number of the request that opened an iteration -> client.
+      dataset_by_request: number of the request that registered a dataset -> dataset.
+      iteration_by_key: (name of the job, repetition) -> iteration, for jobs that other clients can join.
+      job_by_name: name -> job, for the same jobs.
       tasks_of: worker -> its tasks that have not ended.
     """
 
     def __init__(self, rules: Rules, number: int) -> None:
         self.rules = rules
-        self.commits = Commits(rules.fault_tolerant)
-        self.state = State(number=number)
+        self.commits = GroupCommit(rules.fault_tolerant)
+        self.state = DurableState(number=number)
         self._fresh = number
-        self.members: dict[int, q.WorkerJoined] = {}
+        self.members: dict[int, ev.WorkerJoined] = {}
         self.first_version = number & 0xFFFFFF
         self.leaving: set[int] = set()
         self.now = 0.0
-        self.gone: set[int] = set()
-        self.back_by = inf
+        self.confirmed_gone: set[int] = set()
+        self.return_deadline = inf
         self._live_tables()
 
     def _live_tables(self) -> None:
-        """What is known of the moment only, and what follows from the state."""
-        self.working: dict[int, q.WorkRequest] = {}
-        self.watching: dict[int, tuple[q.Watch, float]] = {}
-        self.wanting: dict[tuple[int, int], q.AskPortions] = {}
-        self.freed: set[int] = set()
-        self.places: dict[int, int] = {worker.life: number for number, worker in self.state.workers.items()}
+        """Reset the facts of the moment, and build the indexes from the state."""
+        self.work_requests: dict[int, ev.WorkRequest] = {}
+        self.watches: dict[int, tuple[ev.WatchRequest, float]] = {}
+        self.portion_requests: dict[tuple[int, int], ev.PortionsRequest] = {}
+        self.iterations_to_serve: set[int] = set()
+        self.worker_numbers: dict[int, int] = {
+            worker.incarnation: number for number, worker in self.state.workers.items()
+        }
         self.missing: dict[int, float] = {}
-        self.heard: dict[int, float] = {}
-        self.released: dict[int, float] = {}
+        self.last_heard: dict[int, float] = {}
+        self.unread_since: dict[int, float] = {}
         self.versions: dict[int, int] = {}
         self.serving: dict[int, tuple[int, str]] = {}
-        self.requests = {client.request: number for number, client in self.state.clients.items()}
-        self.registered = {each.request: each.id for each in self.state.datasets.values()}
-        self.keys = {
+        self.client_by_request = {client.request: number for number, client in self.state.clients.items()}
+        self.dataset_by_request = {each.request: each.id for each in self.state.datasets.values()}
+        self.iteration_by_key = {
             (self.state.jobs[each.job].name, each.repetition): number
             for number, each in self.state.iterations.items()
             if not (each.collected or self.state.jobs[each.job].anonymous)
         }
-        self.jobs = {job.name: number for number, job in self.state.jobs.items() if not job.anonymous}
-        self.hosts = HostList(self.rules.worker_addresses)
-        self.hosts.restore(self._holders())
+        self.job_by_name = {job.name: number for number, job in self.state.jobs.items() if not job.anonymous}
+        self.worker_list = WorkerList(self.rules.worker_addresses)
+        self.worker_list.restore(self._holders())
         self.tasks_of: dict[int, dict[int, None]] = {}
         for task in self.state.tasks.values():
             if not task.finished:
@@ -112,57 +116,61 @@ class Book:
     def _holders(self) -> list[tuple[str, bool]]:
         held = {worker.index: worker for worker in self.state.workers.values()}
         return [
-            (held[place].address, held[place].life in self.members) if place in held else ("", False)
+            (held[place].address, held[place].incarnation in self.members) if place in held else ("", False)
             for place in range(len(self.rules.worker_addresses))
         ]
 
     def change(self, record: r.Change) -> None:
-        """Change the state, and have the journal know: not of a change that cannot be made, which would end every restart."""
-        told = r.encode(record)  # as it is now: its rows become the state's, and change
-        self.state.apply(record)
-        self.commits.record(told)
+        """Apply a change to the state, and add its record to the journal's next group."""
+        encoded = r.encode(record)  # encode first: the record's rows become the state's, which later changes modify
+        self.state.apply(
+            record
+        )  # before the journal gets it: a record that cannot be applied would make every restart fail
+        self.commits.record(encoded)
 
     def is_forgotten(self, iteration: int) -> bool:
-        """Whether the last change has made the state forget an iteration; then the rest is forgotten, too."""
+        """Return whether the state has forgotten an iteration with the last change; if so, forget it in the tables, too."""
         if iteration in self.state.iterations:
             return False
         self.versions.pop(iteration, None)
-        self.released.pop(iteration, None)
-        self.freed.discard(iteration)
+        self.unread_since.pop(iteration, None)
+        self.iterations_to_serve.discard(iteration)
         return True
 
-    def answer(self, token: q.Token, value: Any) -> None:
-        """Answer a question, when all that was changed before is durable."""
-        self.commits.effect(q.AnswerRequest(token, value))
+    def reply(self, token: ev.Token, value: Any) -> None:
+        """Reply to a request once all changes so far are durable."""
+        self.commits.effect(ev.ReplyToRequest(token, value))
 
-    def tell(self, token: q.Token, value: Any) -> None:
-        """Answer a question for news."""
-        self.commits.effect(q.AnswerRequest(token, value, news=True))
+    def reply_news(self, token: ev.Token, value: Any) -> None:
+        """Reply to a request that waited for news."""
+        self.commits.effect(ev.ReplyToRequest(token, value, news=True))
 
-    def ask_again(self) -> list[q.Effect]:
-        """End all questions that wait for news."""
-        tokens = [work.token for work in self.working.values()] + [watch.token for watch, _ in self.watching.values()]
-        tokens += [asked.token for asked in self.wanting.values()]
-        self.working, self.watching, self.wanting = {}, {}, {}
+    def refuse_pending(self) -> list[ev.Effect]:
+        """Return an error for each pending request, so that its caller sends it again to the restored state."""
+        tokens = [work.token for work in self.work_requests.values()] + [
+            watch.token for watch, _ in self.watches.values()
+        ]
+        tokens += [call.token for call in self.portion_requests.values()]
+        self.work_requests, self.watches, self.portion_requests = {}, {}, {}
         return [
-            q.FailRequest(token, errors.UNAVAILABLE, "the dispatcher went back to what its journal has")
+            ev.FailRequest(token, errors.UNAVAILABLE, "the dispatcher has gone back to the state in its journal")
             for token in tokens
         ]
 
-    def restore(self, snapshot: State | None, records: Iterable[r.Change], now: float) -> None:
-        """Become what a journal has. Everybody counts as heard just now; workers are missing until they join.
+    def restore(self, snapshot: DurableState | None, records: Iterable[r.Change], now: float) -> None:
+        """Take the state of a journal. All clients count as heard now; workers are missing until they register.
 
-        They have `RETURN_S` at least: it was the dispatcher that was away. A worker that was seen to go before the journal failed has gone
-        all the same.
+        Workers have at least `RETURN_S` for that, because it was the dispatcher that was away. A worker whose end the machine saw before
+        the journal failed stays confirmed as gone.
         """
-        gone = {self.state.workers[number].life for number in self.gone}
-        self.state = snapshot or State(number=self._fresh)
+        gone = {self.state.workers[number].incarnation for number in self.confirmed_gone}
+        self.state = snapshot or DurableState(number=self._fresh)
         for record in records:
             self.state.apply(record)
         self._live_tables()
         since = now + max(0.0, RETURN_S - self.rules.worker_timeout_s)
-        self.missing = {n: since for n, worker in self.state.workers.items() if worker.life not in self.members}
-        self.gone = {number for number in self.missing if self.state.workers[number].life in gone}
-        self.back_by = now + RETURN_S
-        self.heard = dict.fromkeys(self.state.clients, now)
-        self.released = {n: now for n, each in self.state.iterations.items() if not each.clients}
+        self.missing = {n: since for n, worker in self.state.workers.items() if worker.incarnation not in self.members}
+        self.confirmed_gone = {number for number in self.missing if self.state.workers[number].incarnation in gone}
+        self.return_deadline = now + RETURN_S
+        self.last_heard = dict.fromkeys(self.state.clients, now)
+        self.unread_since = {n: now for n, each in self.state.iterations.items() if not each.clients}

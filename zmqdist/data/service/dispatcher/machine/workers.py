@@ -1,4 +1,4 @@
-"""Workers: which there are, which tasks they have, and when an iteration is at its end."""
+"""Workers: which workers have a place, which tasks each of them has, and when an iteration has ended."""
 
 from __future__ import annotations
 
@@ -6,166 +6,181 @@ from math import inf
 from typing import Any
 
 from zmqdist import errors
-from zmqdist.data.service.dispatcher.machine import questions as q
+from zmqdist.data.service.dispatcher.machine import events as ev
 from zmqdist.data.service.dispatcher.machine import records as r
 from zmqdist.data.service.dispatcher.machine.clients import Clients
-from zmqdist.data.service.dispatcher.machine.coordinated import is_coordinated, is_pending, runs
-from zmqdist.data.service.dispatcher.machine.tables import Book, Refusal
+from zmqdist.data.service.dispatcher.machine.coordinated import is_coordinated, is_pending, is_runnable
+from zmqdist.data.service.dispatcher.machine.tables import DispatcherTables, Refusal
 
 
 class WorkerTable:
-    """See the module's docstring."""
+    """The part of the machine that keeps workers and their tasks."""
 
-    def __init__(self, book: Book, clients: Clients) -> None:
-        self._book = book
+    def __init__(self, tables: DispatcherTables, clients: Clients) -> None:
+        self._tables = tables
         self._clients = clients
 
-    def joined(self, event: q.WorkerJoined) -> None:
-        members = self._book.members
-        for life in [life for life, each in members.items() if each.address == event.address and event.address]:
-            del members[life]  # it has ended, though its loss is not known yet: its successor has its port
-        members[event.life] = event
+    def joined(self, event: ev.WorkerJoined) -> None:
+        members = self._tables.members
+        for incarnation in [
+            incarnation for incarnation, each in members.items() if each.address == event.address and event.address
+        ]:
+            del members[
+                incarnation
+            ]  # it has ended, although the machine has not seen its loss: another process has its port
+        members[event.incarnation] = event
         worker = self._place_for(event)
-        if self._book.hosts.entries:
-            self._book.hosts.join(worker.address)
-            worker.index = self._book.hosts.index_of(worker.address)
-        self._book.places = {life: number for life, number in self._book.places.items() if number != worker.number}
-        self._book.places[event.life] = worker.number
-        self._book.missing.pop(worker.number, None)
-        self._book.gone.discard(worker.number)
-        self._book.change(r.PlaceWorker(worker))
-        self._take_part(worker)
+        if self._tables.worker_list.entries:
+            self._tables.worker_list.join(worker.address)
+            worker.index = self._tables.worker_list.index_of(worker.address)
+        self._tables.worker_numbers = {
+            incarnation: number
+            for incarnation, number in self._tables.worker_numbers.items()
+            if number != worker.number
+        }
+        self._tables.worker_numbers[event.incarnation] = worker.number
+        self._tables.missing.pop(worker.number, None)
+        self._tables.confirmed_gone.discard(worker.number)
+        self._tables.change(r.PlaceWorker(worker))
+        self._assign_tasks(worker)
 
-    def _take_part(self, worker: r.WorkerEntry) -> None:
-        """Give a worker that is there a task of each iteration."""
-        for iteration in list(self._book.state.iterations.values()):
+    def _assign_tasks(self, worker: r.WorkerEntry) -> None:
+        """Give a connected worker a task of each iteration that has none for it."""
+        for iteration in list(self._tables.state.iterations.values()):
             if iteration.finished or iteration.collected:
                 continue
-            tasks = [self._book.state.tasks[task] for task in iteration.tasks]
+            tasks = [self._tables.state.tasks[task] for task in iteration.tasks]
             mine = [task for task in tasks if task.worker == worker.number]
-            if is_coordinated(self._book, iteration):
+            if is_coordinated(self._tables, iteration):
                 for task in mine:
-                    if is_pending(task) and not runs(self._book, task):
-                        self._finish_task(task.id, cut=True)
-                if not any(runs(self._book, task) for task in mine):
+                    if is_pending(task) and not is_runnable(self._tables, task):
+                        self._finish_task(task.id, interrupted=True)
+                if not any(is_runnable(self._tables, task) for task in mine):
                     self.create_task(iteration, worker.number, r.PENDING)
             elif not mine:
                 self.create_task(iteration, worker.number)
             else:
                 self._finish_if_over(iteration.id)
 
-    def _place_for(self, event: q.WorkerJoined) -> r.WorkerEntry:
-        """The place of this life, else of the worker at this address, else of a missing one with this name, else a new one.
+    def _place_for(self, event: ev.WorkerJoined) -> r.WorkerEntry:
+        """Return the place of this incarnation, or else of the worker at this address, or of a missing worker with this name, or a new one.
 
-        After a restart workers come back in any order, and a name that this dispatcher gave may be the one that another worker had from the
-        dispatcher before, which is alive and on its way: its place is left to it.
+        After a restart of the dispatcher workers come back in any order. A name that this dispatcher has assigned may be the one that a
+        live worker, which is still to register, got from the earlier dispatcher: that worker keeps its place.
         """
-        workers = self._book.state.workers
-        same = [number for number, worker in workers.items() if worker.life == event.life]
+        workers = self._tables.state.workers
+        same = [number for number, worker in workers.items() if worker.incarnation == event.incarnation]
         same += [number for number, worker in workers.items() if worker.address == event.address and event.address]
         same += [
             number
-            for number in self._book.missing
-            if workers[number].name == event.name and (event.named or number in self._book.gone)
+            for number in self._tables.missing
+            if workers[number].name == event.name and (event.named or number in self._tables.confirmed_gone)
         ]
-        number = same[0] if same else self._book.state.next_worker
-        return r.WorkerEntry(number, event.name, event.address, event.life, event.tags)
+        number = same[0] if same else self._tables.state.next_worker
+        return r.WorkerEntry(number, event.name, event.address, event.incarnation, event.tags)
 
     def reconcile(self) -> None:
-        """After the state was read back: give members what did not become durable, places and tasks, and tell all what they should do."""
-        for life, event in list(self._book.members.items()):
-            number = self._book.places.get(life)
+        """Repair the state after it was read back: give connected workers the places and tasks that did not become durable, and reply to
+        every worker whose tasks differ from the state.
+        """
+        for incarnation, event in list(self._tables.members.items()):
+            number = self._tables.worker_numbers.get(incarnation)
             if number is None:
                 self.joined(event)
             else:
-                self._take_part(self._book.state.workers[number])
-        for number in list(self._book.state.workers):
-            self.news(number)
+                self._assign_tasks(self._tables.state.workers[number])
+        for number in list(self._tables.state.workers):
+            self.notify(number)
 
-    def lost(self, event: q.WorkerGone, now: float) -> None:
-        self._book.members.pop(event.life, None)
-        left = event.left or event.life in self._book.leaving
-        self._book.leaving.discard(event.life)
-        number = self._book.places.get(event.life)
-        if number is None or self._book.state.workers[number].life != event.life:
+    def lost(self, event: ev.WorkerGone, now: float) -> None:
+        self._tables.members.pop(event.incarnation, None)
+        left = event.left or event.incarnation in self._tables.leaving
+        self._tables.leaving.discard(event.incarnation)
+        number = self._tables.worker_numbers.get(event.incarnation)
+        if number is None or self._tables.state.workers[number].incarnation != event.incarnation:
             return
-        self._book.working.pop(event.life, None)
-        self._book.missing[number] = now
-        self._book.gone.add(number)
-        self._book.hosts.leave(self._book.state.workers[number].address)
+        self._tables.work_requests.pop(event.incarnation, None)
+        self._tables.missing[number] = now
+        self._tables.confirmed_gone.add(number)
+        self._tables.worker_list.leave(self._tables.state.workers[number].address)
         if left:
             self._remove_worker(number)
             return
-        for task in list(self._book.tasks_of.get(number, ())):
-            self._book.serving.pop(task, None)
-            iteration = self._book.state.tasks[task].iteration
-            self._clients.news(iteration)
+        for task in list(self._tables.tasks_of.get(number, ())):
+            self._tables.serving.pop(task, None)
+            iteration = self._tables.state.tasks[task].iteration
+            self._clients.notify(iteration)
             self._finish_if_over(iteration)
 
-    def leave(self, asked: q.LeaveRequest) -> None:
-        """A worker will go."""
-        if asked.life in self._book.members:
-            self._book.leaving.add(asked.life)
-        self._book.answer(asked.token, None)
+    def leave(self, call: ev.LeaveRequest) -> None:
+        """Note that a worker finishes its tasks and then leaves for good."""
+        if call.incarnation in self._tables.members:
+            self._tables.leaving.add(call.incarnation)
+        self._tables.reply(call.token, None)
 
-    def staying(self) -> list[int]:
-        """The workers that get new tasks."""
-        going = {self._book.places[life] for life in self._book.leaving if life in self._book.places} | self._book.gone
-        return [number for number in self._book.state.workers if number not in going]
+    def workers_for_new_tasks(self) -> list[int]:
+        """Return the workers that get new tasks: all except those that leave and those that are confirmed as gone."""
+        going = {
+            self._tables.worker_numbers[incarnation]
+            for incarnation in self._tables.leaving
+            if incarnation in self._tables.worker_numbers
+        } | self._tables.confirmed_gone
+        return [number for number in self._tables.state.workers if number not in going]
 
     def _remove_worker(self, number: int) -> None:
-        for number_of_task in list(self._book.tasks_of.get(number, ())):
-            task = self._book.state.tasks[number_of_task]
-            if is_coordinated(self._book, self._book.state.iterations[task.iteration]) and not is_pending(task):
-                self._clients.news(task.iteration)  # it ends when its consumers agree where
+        for number_of_task in list(self._tables.tasks_of.get(number, ())):
+            task = self._tables.state.tasks[number_of_task]
+            if is_coordinated(self._tables, self._tables.state.iterations[task.iteration]) and not is_pending(task):
+                self._clients.notify(task.iteration)  # the task ends at the round on which its consumers agree
             else:
-                self._finish_task(task.id, cut=True)
-        self._book.tasks_of.pop(number, None)
-        self._book.missing.pop(number, None)
-        self._book.gone.discard(number)
-        self._book.places.pop(self._book.state.workers[number].life, None)
-        self._book.change(r.RemoveWorker(number))
+                self._finish_task(task.id, interrupted=True)
+        self._tables.tasks_of.pop(number, None)
+        self._tables.missing.pop(number, None)
+        self._tables.confirmed_gone.discard(number)
+        self._tables.worker_numbers.pop(self._tables.state.workers[number].incarnation, None)
+        self._tables.change(r.RemoveWorker(number))
 
     def create_task(self, iteration: r.Iteration, worker: int, starting_round: int = 0) -> None:
-        task = r.TaskEntry(self._book.state.next_task, iteration.id, worker, starting_round=starting_round)
-        if is_coordinated(self._book, iteration):
-            task.life = self._book.state.workers[worker].life
-            if worker in self._book.missing:
-                return  # when it comes, there will be a task for it
-        self._book.change(r.CreateTask(task))
-        self._book.tasks_of.setdefault(worker, {})[task.id] = None
-        self.news(worker)
+        task = r.TaskEntry(self._tables.state.next_task, iteration.id, worker, starting_round=starting_round)
+        if is_coordinated(self._tables, iteration):
+            task.incarnation = self._tables.state.workers[worker].incarnation
+            if worker in self._tables.missing:
+                return  # the worker gets a task when it registers
+        self._tables.change(r.CreateTask(task))
+        self._tables.tasks_of.setdefault(worker, {})[task.id] = None
+        self.notify(worker)
         if is_pending(task):
-            self._clients.news(iteration.id)
+            self._clients.notify(iteration.id)
 
-    def _finish_task(self, number: int, *, cut: bool) -> None:
-        task = self._book.state.tasks.get(number)
+    def _finish_task(self, number: int, *, interrupted: bool) -> None:
+        task = self._tables.state.tasks.get(number)
         if task is None or task.finished:
             return
-        self._book.change(r.FinishTask(number, cut))
-        self._book.tasks_of.get(task.worker, {}).pop(number, None)
-        self._book.serving.pop(number, None)
-        self.news(task.worker)
-        self._clients.news(task.iteration)
+        self._tables.change(r.FinishTask(number, interrupted))
+        self._tables.tasks_of.get(task.worker, {}).pop(number, None)
+        self._tables.serving.pop(number, None)
+        self.notify(task.worker)
+        self._clients.notify(task.iteration)
         self._finish_if_over(task.iteration)
 
     def _finish_if_over(self, number: int) -> None:
-        iteration = self._book.state.iterations[number]  # one in portions ends with the last acknowledgement
+        iteration = self._tables.state.iterations[number]
+        # An iteration in portions ends with the last acknowledgment instead (portions.py).
         if iteration.finished or iteration.collected or not iteration.tasks or iteration.portions is not None:
             return
-        if is_coordinated(self._book, iteration):
+        if is_coordinated(self._tables, iteration):
             return
-        tasks = [self._book.state.tasks[each] for each in iteration.tasks]
+        tasks = [self._tables.state.tasks[each] for each in iteration.tasks]
         open_ = [task for task in tasks if not task.finished]
-        terms = self._book.state.jobs[iteration.job].terms
+        terms = self._tables.state.jobs[iteration.job].terms
         if terms.mode == r.DYNAMIC and not terms.coordinated:
-            if any(task.worker not in self._book.gone for task in open_):
-                return  # one that is not back after a restart may have had positions, and be on its way
-            ended = any(task.finished and not task.cut for task in tasks)
+            if any(task.worker not in self._tables.confirmed_gone for task in open_):
+                return  # D4: a worker that has not registered after the dispatcher's restart may still have positions
+            ended = any(task.finished and not task.interrupted for task in tasks)
             if not ended or any(cursor.returned for cursor in iteration.cursors):
                 busy = {task.worker for task in open_}
-                for worker in self.staying():
-                    if worker not in busy and worker not in self._book.missing:
+                for worker in self.workers_for_new_tasks():
+                    if worker not in busy and worker not in self._tables.missing:
                         self.create_task(iteration, worker)
                 return
             open_ = []
@@ -173,65 +188,72 @@ class WorkerTable:
             self.end(iteration, r.FinishIteration(number))
 
     def end(self, iteration: r.Iteration, record: r.FinishIteration | r.CollectIteration) -> None:
-        tasks = [self._book.state.tasks[each] for each in iteration.tasks]
-        self._book.change(record)
+        tasks = [self._tables.state.tasks[each] for each in iteration.tasks]
+        self._tables.change(record)
         for task in tasks:
-            self._book.tasks_of.get(task.worker, {}).pop(task.id, None)
-            self._book.serving.pop(task.id, None)
-            self.news(task.worker)
-        if not self._book.is_forgotten(iteration.id):
-            self._clients.news(iteration.id)
+            self._tables.tasks_of.get(task.worker, {}).pop(task.id, None)
+            self._tables.serving.pop(task.id, None)
+            self.notify(task.worker)
+        if not self._tables.is_forgotten(iteration.id):
+            self._clients.notify(iteration.id)
 
-    def work(self, asked: q.WorkRequest) -> None:
-        number = self._book.places.get(asked.life)
-        if number is None or self._book.state.workers[number].life != asked.life or number in self._book.missing:
-            raise Refusal(errors.UNAVAILABLE, "this worker is not registered with the dispatcher, or not any more")
-        if asked.state == self._book.state.number:
-            for task in asked.done:
-                if task in self._book.tasks_of.get(number, ()):
-                    self._finish_task(task, cut=asked.life in self._book.leaving)
-            self._note_serving(asked, number)
-        before = self._book.working.pop(asked.life, None)
+    def work(self, call: ev.WorkRequest) -> None:
+        number = self._tables.worker_numbers.get(call.incarnation)
+        if (
+            number is None
+            or self._tables.state.workers[number].incarnation != call.incarnation
+            or number in self._tables.missing
+        ):
+            raise Refusal(errors.UNAVAILABLE, "this worker is not registered with the dispatcher")
+        if call.state == self._tables.state.number:
+            for task in call.done:
+                if task in self._tables.tasks_of.get(number, ()):
+                    self._finish_task(task, interrupted=call.incarnation in self._tables.leaving)
+            self._note_serving(call, number)
+        before = self._tables.work_requests.pop(call.incarnation, None)
         if before is not None:
-            self._book.tell(before.token, None)
-        self._book.working[asked.life] = asked
-        self.news(number)
+            self._tables.reply_news(before.token, None)
+        self._tables.work_requests[call.incarnation] = call
+        self.notify(number)
 
-    def _note_serving(self, asked: q.WorkRequest, number: int) -> None:
-        """Only of its own tasks: a worker that came back after another had got its place still has those of this place."""
-        for task, address in asked.has.items():
-            known = self._book.state.tasks.get(task)
+    def _note_serving(self, call: ev.WorkRequest, number: int) -> None:
+        """Note the addresses at which a worker serves tasks. Ignore tasks of other places: a worker that came back after another had got
+        its place still has that place's tasks.
+        """
+        for task, address in call.has.items():
+            known = self._tables.state.tasks.get(task)
             if known is None or known.worker != number:
                 continue
-            if address and self._book.serving.get(task) != (asked.life, address):
-                self._book.serving[task] = (asked.life, address)
-                self._clients.news(known.iteration)
+            if address and self._tables.serving.get(task) != (call.incarnation, address):
+                self._tables.serving[task] = (call.incarnation, address)
+                self._clients.notify(known.iteration)
 
-    def news(self, number: int) -> None:
-        worker = self._book.state.workers.get(number)
-        work = None if worker is None else self._book.working.get(worker.life)
+    def notify(self, number: int) -> None:
+        worker = self._tables.state.workers.get(number)
+        work = None if worker is None else self._tables.work_requests.get(worker.incarnation)
         if work is None or worker is None:
             return
-        known = work.has if work.state == self._book.state.number else {}
-        tasks = self._book.state.tasks
+        known = work.has if work.state == self._tables.state.number else {}
+        tasks = self._tables.state.tasks
         should = [
             task
-            for task in self._book.tasks_of.get(number, ())
-            if runs(self._book, tasks[task]) and not is_pending(tasks[task])
+            for task in self._tables.tasks_of.get(number, ())
+            if is_runnable(self._tables, tasks[task]) and not is_pending(tasks[task])
         ]
-        new = [self._definition(self._book.state.tasks[task]) for task in should if task not in known]
-        drop = [task for task in work.has if task not in should or work.state != self._book.state.number]
+        new = [self._definition(self._tables.state.tasks[task]) for task in should if task not in known]
+        drop = [task for task in work.has if task not in should or work.state != self._tables.state.number]
         if new or drop:
-            del self._book.working[worker.life]
-            self._book.tell(work.token, (self._book.state.number, new, drop))
+            del self._tables.work_requests[worker.incarnation]
+            self._tables.reply_news(work.token, (self._tables.state.number, new, drop))
 
     def _definition(self, task: r.TaskEntry) -> tuple[Any, ...]:
-        """(task, iteration, dataset id, its fingerprint, terms as a tuple, number of sources, starting round,
-        workers in the fixed list, this one's place there, the job's name)."""
-        iteration = self._book.state.iterations[task.iteration]
-        job = self._book.state.jobs[iteration.job]
+        """Return a task as its worker gets it: (task, iteration, dataset id, its fingerprint, terms as a tuple, number of sources, starting
+        round, number of workers in the fixed list, this worker's index there, the job's name).
+        """
+        iteration = self._tables.state.iterations[task.iteration]
+        job = self._tables.state.jobs[iteration.job]
         terms = job.terms
-        dataset = self._book.state.datasets[terms.dataset]
+        dataset = self._tables.state.datasets[terms.dataset]
         fields = tuple(getattr(terms, name) for name in terms.__struct_fields__)
         return (
             task.id,
@@ -241,26 +263,28 @@ class WorkerTable:
             fields,
             len(iteration.cursors),
             task.starting_round,
-            len(self._book.hosts.entries),
-            self._book.state.workers[task.worker].index,
+            len(self._tables.worker_list.entries),
+            self._tables.state.workers[task.worker].index,
             job.name,
         )
 
-    def gone(self, token: q.Token) -> None:
-        """Nobody waits for this answer any more."""
-        for life, work in self._book.working.items():
+    def caller_gone(self, token: ev.Token) -> None:
+        """Drop a request for work whose caller is gone."""
+        for incarnation, work in self._tables.work_requests.items():
             if work.token == token:
-                del self._book.working[life]
+                del self._tables.work_requests[incarnation]
                 return
 
     def tick(self, now: float) -> None:
-        """Give up workers that have been away for too long. DYNAMIC waits for nobody who is not back soon after a restart."""
-        if now >= self._book.back_by:
-            self._book.back_by = inf
-            for number in sorted(self._book.missing.keys() - self._book.gone):
-                self._book.gone.add(number)
-                for task in list(self._book.tasks_of.get(number, ())):
-                    self._finish_if_over(self._book.state.tasks[task].iteration)
-        for number, since in list(self._book.missing.items()):
-            if since + self._book.rules.worker_timeout_s <= now:
+        """Remove workers that have been missing for `worker_timeout_s`. After a restart of the dispatcher, confirm workers as gone that
+        have not registered within RETURN_S, so that DYNAMIC iterations do not wait for them.
+        """
+        if now >= self._tables.return_deadline:
+            self._tables.return_deadline = inf
+            for number in sorted(self._tables.missing.keys() - self._tables.confirmed_gone):
+                self._tables.confirmed_gone.add(number)
+                for task in list(self._tables.tasks_of.get(number, ())):
+                    self._finish_if_over(self._tables.state.tasks[task].iteration)
+        for number, since in list(self._tables.missing.items()):
+            if since + self._tables.rules.worker_timeout_s <= now:
                 self._remove_worker(number)

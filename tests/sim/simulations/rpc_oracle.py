@@ -1,4 +1,4 @@
-"""What really happened in the simulation of RPC, kept apart from the machines and held against their promises."""
+"""The accounts of what really happened in the simulation of RPC. They are separate from the machines, and check their promises."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from zmqdist.errors import CANCELLED, DEADLINE_EXCEEDED, OK, RESOURCE_EXHAUSTED, UNAVAILABLE
-from zmqdist.limits import CHUNK_BYTES, HEARTBEAT_TIMEOUT_S, LANE_WINDOW_BYTES
+from zmqdist.limits import BULK_CHANNEL_WINDOW_BYTES, CHUNK_BYTES, HEARTBEAT_TIMEOUT_S
 from zmqdist.messages import Call, Chunk, Message, Reply
 from zmqdist.testing.simulation.clock import SimClock
 from zmqdist.wire.hello import our_hello
@@ -23,13 +23,13 @@ KIB = 1024
 
 
 class RpcWorld:
-    """What both ends and their accounts know of a run: time, chance, bounds and questions.
+    """The state that both ends and their accounts share in a run: clock, random numbers, bounds and calls.
 
     Attributes:
-      turn_bounds: the arguments of Turns.
-      bytes_per_s: what the link of each client carries.
-      server_was_late: the server has been frozen.
-      held: calls whose large arguments their client has kept until they were let in.
+      turn_bounds: the arguments of FairAdmission.
+      bytes_per_s: the bandwidth of each client's link.
+      server_was_late: the server has been frozen at least once.
+      held: the number of calls whose client has kept their large arguments until the server admitted them.
     """
 
     def __init__(self, seed: int, clients: int) -> None:
@@ -50,11 +50,11 @@ class RpcWorld:
         self.held = 0
 
     def question(self, body: bytes) -> Question:
-        """The one with these arguments."""
+        """Return the call with these arguments."""
         return self.by_key[int(body.partition(b"|")[0])]
 
     def connect(self, client: Any) -> SimConnection | None:
-        """A connection of a client to the present server, if its port is open."""
+        """Return a connection of a client to the current server, or None if its port is closed."""
         raise NotImplementedError
 
 
@@ -63,10 +63,11 @@ class Question:
 
     Attributes:
       asker: the process of its client.
-      sizes, result_sizes: bytes of the large parts of its arguments and of its result; each is filled with bytes of its own.
-      sent, taken, begun: how often it left its client, was taken by a life of the server, was run.
-      code: of its outcome; -1 before.
-      losses: connections that its client had lost when it was asked.
+      sizes, result_sizes: the sizes of the large parts of its arguments and of its result, in bytes; each part is filled with a byte of its
+        own.
+      sent, taken, begun: how often it left its client, was taken by an incarnation of the server, and was run.
+      code: of its outcome; -1 before that.
+      losses: the number of connections that its client had lost when the call was made.
     """
 
     def __init__(
@@ -94,15 +95,15 @@ class Question:
 
     @property
     def frames(self) -> list[bytes]:
-        """The large parts of its arguments."""
+        """Return the large parts of its arguments."""
         return [bytes([(self.key + part) % 251]) * size for part, size in enumerate(self.sizes)]
 
     def result(self) -> list[bytes]:
-        """The large parts of its result."""
+        """Return the large parts of its result."""
         return [bytes([(self.key + part + 7) % 251]) * size for part, size in enumerate(self.result_sizes)]
 
     def begin(self, served: ServedCall | None, frames: Sequence[Any], now: float) -> None:
-        """The server runs it."""
+        """Note that the server runs the call, and check that it may."""
         self.begun += 1
         assert self.begun == 1, f"turns P1: question {self.key} was begun twice"
         if served is not None:
@@ -114,7 +115,7 @@ class Question:
         )
 
     def ended(self, call: ClientCall, now: float, losses: int) -> None:
-        """Its client has an outcome."""
+        """Note that the client has the outcome, and check it."""
         assert self.code == -1, f"calls P1: question {self.key} ended twice"
         assert call.ended, f"calls P1: question {self.key} is over without an outcome"
         code = self.code = call.code
@@ -129,15 +130,15 @@ class Question:
         elif code == DEADLINE_EXCEEDED:
             assert now >= self.due, f"calls P1: question {self.key} ended before its time"
         elif code == UNAVAILABLE:
-            told = f"calls P1: question {self.key} is UNAVAILABLE, and its connection was never lost"
-            assert losses > self.losses or not self.waits_for_server, told
+            text = f"calls P1: question {self.key} is UNAVAILABLE, and its connection was never lost"
+            assert losses > self.losses or not self.waits_for_server, text
         else:
             assert code == RESOURCE_EXHAUSTED, f"calls P1: question {self.key} ended with {code}: {call.message}"
         assert now <= self.due + LATE_S or self.asker.was_frozen, f"calls P1: question {self.key} ended after its time"
 
 
 class LaneAccount:
-    """The chunks that leave by one end of one connection."""
+    """The chunks that leave through one end of one connection."""
 
     def __init__(self, name: str, clock: SimClock, bytes_per_s: float) -> None:
         self._name = name
@@ -145,10 +146,10 @@ class LaneAccount:
         self._bytes_per_s = bytes_per_s
         self._on_the_way: deque[int] = deque()
         self._since: dict[int, dict[int, int]] = {}
-        """Of each transfer that has begun: the chunks of the others since its own last one."""
+        """For each transfer that has begun: the chunks of the others since its own last one."""
 
     def put(self, message: Message, frames: Sequence[Any]) -> None:
-        """Something leaves."""
+        """Note a message that leaves, and check its chunk."""
         if isinstance(message, (Call, Reply)) and message.parts and not (isinstance(message, Call) and message.held):
             self.begun(message.id)
         if not isinstance(message, Chunk):
@@ -157,7 +158,7 @@ class LaneAccount:
         self._on_the_way.append(nbytes)
         total = sum(self._on_the_way)
         assert nbytes <= CHUNK_BYTES, f"bulk P1: {self._name} sends a chunk of {nbytes} bytes"
-        assert total <= LANE_WINDOW_BYTES, f"bulk P2: {self._name} has {total} bytes on the way"
+        assert total <= BULK_CHANNEL_WINDOW_BYTES, f"bulk P2: {self._name} has {total} bytes on the way"
         wait_s = total / self._bytes_per_s
         assert wait_s <= HEARTBEAT_TIMEOUT_S, f"pace P3: {self._name} has chunks of {wait_s:.1f} s on the way"
         others = self._since.pop(message.id, {})
@@ -168,11 +169,11 @@ class LaneAccount:
         self._since[message.id] = {}
 
     def begun(self, id: int) -> None:
-        """The chunks of a transfer may leave from now on."""
+        """Note that the chunks of a transfer may leave."""
         self._since[id] = {}
 
     def credited(self, nbytes: int) -> None:
-        """The other side has taken so many bytes."""
+        """Note that the other side has taken some bytes."""
         while nbytes and self._on_the_way:
             oldest = self._on_the_way.popleft()
             if oldest > nbytes:
@@ -181,7 +182,7 @@ class LaneAccount:
 
 
 class _Waiting:
-    """What of one client has not begun, as the server was told of it."""
+    """The calls of one client that have arrived at the server and have not begun."""
 
     def __init__(self) -> None:
         self.outside: list[Hashable] = []
@@ -193,7 +194,7 @@ class _Waiting:
 
 
 class ServerAccount:
-    """The calls of one life of the server that it has taken and not answered, and whose turn it is."""
+    """The calls that one incarnation of the server has taken and not replied to, and the order in which they may begin."""
 
     def __init__(self, sim: RpcWorld) -> None:
         self.batches = BatchAccount(sim)
@@ -207,17 +208,17 @@ class ServerAccount:
         return self._waiting.setdefault(peer, _Waiting())
 
     def taken(self, peer: Hashable, served: ServedCall) -> None:
-        """The table has taken a call."""
+        """Note that the server's table has taken a call."""
         calls = self._held.setdefault(peer, set())
         calls.add(served)
         assert len(calls) <= self._sim.pending_max, f"calls P6: {len(calls)} calls of one client are unanswered"
 
     def finished(self, peer: Hashable, served: ServedCall) -> None:
-        """It is answered, or nobody wants an answer."""
+        """Note that a call has got its reply, or needs none any more."""
         self._held.get(peer, set()).discard(served)
 
     def arrived(self, peer: Hashable, key: Hashable, nbytes: int, refused: str) -> None:
-        """A call has come unasked."""
+        """Note a call that has arrived with its arguments, without a request for them."""
         _, all_max, _, client_max = self._sim.turn_bounds
         its = self._of(peer).unasked
         total = sum(sum(each.unasked.values()) for each in self._waiting.values())
@@ -229,12 +230,12 @@ class ServerAccount:
             its[key] = nbytes
 
     def announced(self, peer: Hashable, key: Hashable, nbytes: int) -> None:
-        """A call has come whose client keeps its arguments."""
+        """Note a call whose client keeps its large arguments until the server admits them."""
         self._of(peer).outside.append(key)
         self._sizes[key] = nbytes
 
     def let_in(self, peer: Hashable, key: Hashable) -> None:
-        """Its arguments may come."""
+        """Note that the server has admitted the arguments of a call."""
         all_max, _, client_max, _ = self._sim.turn_bounds
         its = self._of(peer)
         assert its.outside[:1] == [key], "turns P4: a call was let in before an earlier one of its client"
@@ -246,14 +247,14 @@ class ServerAccount:
         assert sum(every) <= all_max or len(every) == 1, f"turns P3: {sum(every)} pulled bytes of all clients"
 
     def ready(self, peer: Hashable, key: Any) -> None:
-        """Everything is here, it waits for a thread."""
+        """Note that all arguments of a call have arrived, and that it waits for a thread."""
         its = self._of(peer)
         if not its.ready:
             its.ready_since = self._turn
         its.ready.append(id(key))
 
     def begun(self, peer: Hashable, key: Any) -> None:
-        """It has its turn."""
+        """Note that a call begins, and check that it is its turn."""
         its = self._of(peer)
         assert its.ready[:1] == [id(key)], "turns P2: the calls of a client begin out of their order"
         before = its.last_turn
@@ -266,7 +267,7 @@ class ServerAccount:
         self._forget(its, key)
 
     def dropped(self, peer: Hashable, key: Any) -> None:
-        """It will not begin."""
+        """Note that a call will not begin."""
         its = self._of(peer)
         if key in its.outside:
             its.outside.remove(key)
@@ -280,16 +281,16 @@ class ServerAccount:
             its.pulled.pop(key, None)
 
     def gone(self, peer: Hashable) -> None:
-        """The connection of a client has ended."""
+        """Note the end of a client's connection."""
         self._waiting.pop(peer, None)
         self._held.pop(peer, None)
 
 
 class BatchAccount:
-    """The calls that wait for company.
+    """The calls that wait to run in a batch.
 
     Attributes:
-      free_since: when a batch ended last.
+      free_since: when the last batch ended.
     """
 
     def __init__(self, sim: RpcWorld) -> None:
@@ -297,19 +298,19 @@ class BatchAccount:
         self._sim = sim
         self._came: dict[Question, float] = {}
         self._dropped: dict[int, list[float]] = {}
-        """When the calls of a kind came that were dropped and may be those that opened a batch: it keeps that time."""
+        """Kind -> the times at which dropped calls of it came. A dropped call may have opened a batch, which keeps that time."""
 
     def arrived(self, question: Question, now: float) -> None:
-        """A call waits."""
+        """Note that a call waits for a batch."""
         self._came[question] = now
 
     def dropped(self, question: Question) -> None:
-        """Nobody waits for it any more."""
+        """Note that a waiting call was dropped."""
         if question in self._came:
             self._dropped.setdefault(question.kind, []).append(self._came.pop(question))
 
     def closed(self, batch: list[Question]) -> None:
-        """Check what a batch has in it, and forget it."""
+        """Check the calls of a batch, and remove them."""
         waiting = [question for question in self._came if question.kind == batch[0].kind]
         assert batch == waiting[: len(batch)], "batching P1: a batch is not the first calls of one kind"
         rows = sum(question.rows for question in batch)
@@ -319,7 +320,7 @@ class BatchAccount:
         self._dropped[kind] = [came for came in self._dropped.get(kind, ()) if came > last]
 
     def begun(self, batch: list[Question], sim: RpcWorld) -> None:
-        """A batch runs."""
+        """Note that a batch runs, and check its time and size."""
         now, first = sim.clock.now, self._came[batch[0]]
         ripe = [came for came in self._came.values() if came + sim.delay_s <= now]
         opened = min([first, *self._dropped.get(batch[0].kind, ())])

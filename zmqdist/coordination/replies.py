@@ -20,7 +20,7 @@ NAMES_LISTED_MAX = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ReplyValue:
     """Reply to the request with this value."""
 
     ticket: Ticket
@@ -36,16 +36,16 @@ class Fail:
     message: str
 
 
-Effect: TypeAlias = Answer | Fail
+Effect: TypeAlias = ReplyValue | Fail
 
 
-def named(task: Task) -> str:
+def task_name(task: Task) -> str:
     """Return the text form of a task: "worker:1" for ("worker", 1)."""
     return f"{task[0]}:{task[1]}"
 
 
-def listed(tasks: Iterable[Task]) -> str:
+def task_names(tasks: Iterable[Task]) -> str:
     """Return the names of tasks in this order, at most NAMES_LISTED_MAX of them."""
-    names = [named(task) for task in tasks]
+    names = [task_name(task) for task in tasks]
     more = len(names) - NAMES_LISTED_MAX
     return ", ".join(names[:NAMES_LISTED_MAX]) + (f" and {more} more" if more > 0 else "") if names else "none"

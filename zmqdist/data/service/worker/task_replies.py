@@ -38,4 +38,4 @@ class GiveError:
     error: BaseException
 
 
-TaskAnswer: TypeAlias = GiveElements | GiveSkip | GiveEnd | GiveError
+TaskReply: TypeAlias = GiveElements | GiveSkip | GiveEnd | GiveError

@@ -1,18 +1,18 @@
-"""The fixed list of workers: which place in `worker_addresses` a worker has.
+"""The fixed list of workers: which entry of `worker_addresses` each worker has. Its index there is the worker's static shard.
 
 Rules
-    An entry is `host`, `host:1234`, `host:%port%`, `host:%port_name%` or `host:name`, with `proto://` before it or not; an IPv6 host
-    stands in brackets, and what is behind the last colon is the port. Without a port, or with `%port%`, it is for any port of its
-    host; otherwise for exactly that one, a name being a port like another.
+    An entry is `host`, `host:1234`, `host:%port%`, `host:%port_name%` or `host:name`, with or without `proto://` before it. An IPv6 host
+    stands in brackets; the text behind the last colon is the port. An entry without a port, or with `%port%`, fits any port of its host;
+    every other entry fits exactly its port, and a name counts as a port.
 
-    Each entry has one worker. A worker gets, of those that fit it, the first of
+    Each entry has one worker. A worker gets the first of these that fits it:
         1. the entry that it has had before
         2. the entry with exactly its port
-        3. an entry for any port of its host that is free. Those of workers that have left come before those that nobody has had, because
-           the list is filled from its beginning: so one that is started again with another port takes its old place
-    A worker that comes back after another has got its entry is one too many.
+        3. a free entry for any port of its host. The entries of workers that have left stand before unused ones, because the list is filled
+           from its beginning; so a worker that was started again with another port takes its old entry.
+    A worker that comes back after another has got its entry is refused, unless another entry fits it.
 
-The state is what was told by `join` and `leave`, and nothing else: the same calls give the same places. Not here: when a worker has left
+The state depends on the calls of `join` and `leave` alone: the same calls give the same entries. Not here: when a worker counts as gone
 (membership, lease).
 """
 
@@ -29,7 +29,7 @@ _ADDRESS = re.compile(r"(.*):(\w+|%port(?:_\w+)?%)", re.ASCII)
 
 
 def host_and_port(address: str) -> tuple[str, str]:
-    """The two parts of an entry or an address, without the protocol; the port is "" where there is none or any will do."""
+    """Return (host, port) of an entry or an address, without the protocol. The port is "" if there is none, or if any port fits."""
     plain = _PROTOCOL.sub("", address, count=1) if _PROTOCOL.match(address) else address
     found = _ADDRESS.fullmatch(plain)
     host, port = found.groups() if found else (plain, "")
@@ -40,14 +40,14 @@ def host_and_port(address: str) -> tuple[str, str]:
 class _Place:
     host: str
     port: str
-    """"" for any."""
+    """The empty string fits any port."""
     holder: str = ""
-    """The address of the worker that has it, or had it last."""
+    """The address of the worker that has the entry, or had it last."""
     present: bool = False
 
 
-class HostList:
-    """Who has which place in the list. An empty list knows nobody and refuses nobody.
+class WorkerList:
+    """The entries and their workers. An empty list refuses no worker, and gives none an index.
 
     Args:
       entries: `worker_addresses` of the dispatcher's configuration.
@@ -58,17 +58,17 @@ class HostList:
         self._places = [_Place(*host_and_port(entry)) for entry in self.entries]
 
     def join(self, worker: str) -> None:
-        """A worker with this address has come, or come back.
+        """Give a worker with this address an entry, when it comes or comes back.
 
         Raises:
-          FailedPreconditionError: no entry is for it, or those that are have other workers.
+          FailedPreconditionError: no entry fits it, or other workers have those that do.
         """
         place = self._place_for(worker)
         if place is not None:
             place.holder, place.present = worker, True
 
     def admit(self, worker: str) -> None:
-        """Whether it could `join`; nothing is changed. Raises as `join`."""
+        """Check that a worker could `join`, without a change. Raises as `join` does."""
         self._place_for(worker)
 
     def _place_for(self, worker: str) -> _Place | None:
@@ -91,36 +91,36 @@ class HostList:
         return None
 
     def leave(self, worker: str) -> None:
-        """It is gone: its entry waits for it, and may go to another of its host. Nothing where it has none."""
+        """Note that a worker is gone. Its entry waits for it, and may go to another worker of its host. Harmless without an entry."""
         for place in self._places:
             if place.holder == worker:
                 place.present = False
 
     def index_of(self, worker: str) -> int:
-        """The place of a worker that has joined, counted from 0: its shard.
+        """Return the index of a worker's entry, counted from 0.
 
         Raises:
-          NotFoundError: it has none; nobody has one in an empty list.
+          NotFoundError: the worker has no entry, as every worker of an empty list.
         """
         for index, place in enumerate(self._places):
             if place.holder == worker:
                 return index
         raise NotFoundError(not_in_list(worker, self.entries))
 
-    def told(self) -> tuple[tuple[str, bool], ...]:
-        """The state: of each entry the address of its worker ("" for nobody yet), and whether it is there."""
+    def snapshot(self) -> tuple[tuple[str, bool], ...]:
+        """Return the state for `restore`: for each entry the address of its worker ("" if none), and whether it is present."""
         return tuple((place.holder, place.present) for place in self._places)
 
-    def restore(self, told: Sequence[Sequence[object]]) -> None:
-        """Go on from what `told` gave, by another process perhaps. Of a list that was changed since, what still fits its entry stays."""
-        for place, (holder, present) in zip(self._places, told, strict=False):
+    def restore(self, snapshot: Sequence[Sequence[object]]) -> None:
+        """Continue from a state of `snapshot`, also of another process. If the list has changed, workers keep the entries that fit them."""
+        for place, (holder, present) in zip(self._places, snapshot, strict=False):
             host, port = host_and_port(str(holder))
             if host == place.host and place.port in ("", port):
                 place.holder, place.present = str(holder), bool(present)
 
 
 def not_in_list(worker: str, entries: Sequence[str]) -> str:
-    """That a worker has no share."""
+    """Return the error text for a worker without an entry, which has no static shard."""
     return (
         f"Worker {worker} is not in the workers list. Static sharding needs `worker_addresses` in the dispatcher's"
         f" configuration; it is [{', '.join(entries)}]."

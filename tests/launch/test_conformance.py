@@ -1,0 +1,20 @@
+"""The launcher of this host, and the one over agents, keep the promises of launchers; ssh does in tests/engines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.launch.agents import pipe_hosts
+from tests.launch.conformance import CHECKS, Rig
+from zmqdist.cluster import ClusterConfig
+
+CONFIG = ClusterConfig.from_dict({"name": "c", "program": ["x"], "jobs": {"worker": {"count": 4}}})
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+@pytest.mark.parametrize("launcher", ["local", "agents"])
+def test_a_launcher_keeps_its_promise(launcher: str, check: Callable[[Rig], None]) -> None:
+    with Rig(CONFIG, pipe_hosts("a", "b") if launcher == "agents" else None) as rig:
+        check(rig)

@@ -1,0 +1,410 @@
+"""The manifests of a cluster file: what they say, what they refuse, and that their pods are a cluster that runs the program."""
+
+from __future__ import annotations
+
+import json
+import re
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import kubernetes.client
+import pytest
+import yaml
+
+from tests.cli.running import run_here
+from tests.launch.manifests import Pods, documents, named
+from zmqdist.cluster import ClusterConfig
+from zmqdist.errors import ConfigError
+from zmqdist.launch.kubernetes import render, secret_command
+from zmqdist.transport.keys import keygen
+
+TOP = "name: train\nprogram: python app/train.py --epochs 3\n"
+JOBS = "jobs: {worker: {count: 2}, ps: {count: 2}}\n"
+IMAGE = "kubernetes: {image: 'registry/train:1'}\n"
+FULL = """
+name: train
+launcher: kubernetes
+jobs:
+  dispatcher: {work_dir: /data, fault_tolerant_mode: true}
+  worker: {count: 3, slots: auto, env: {OMP_NUM_THREADS: "1", PRICE: "5$ $(POD_INDEX)"}}
+  ps: {count: 2, env: {PASSWORD: secret}}
+  chief: {env: {PASSWORD: secret}}
+  evaluator: {program: "python app/evaluate.py $HOME"}
+program: python app/train.py
+security: {keys: "my keys"}
+kubernetes:
+  image: registry/train:1
+  image_pull_policy: Always
+  namespace: training
+  service_account: trainer
+  user_id: 4711
+  storage: 5Gi
+  resources:
+    worker: {cpu: 2.5, memory: 4Gi, gpus: 1}
+    ps: {cpu: 1, memory: 512Mi}
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Callable[[str], ClusterConfig]:
+    def load(text: str) -> ClusterConfig:
+        (tmp_path / "cluster.yaml").write_text(text)
+        return ClusterConfig.load(tmp_path / "cluster.yaml", "kubernetes")
+
+    return load
+
+
+Load = Callable[[str], ClusterConfig]
+
+
+def pods(objects: dict[str, Any]) -> dict[str, Any]:
+    """The specs of the pods by the component."""
+    found = {}
+    for each in objects.values():
+        if each["kind"] in ("StatefulSet", "Job"):
+            component = each["metadata"]["labels"]["app.kubernetes.io/component"]
+            found[component] = each["spec"]["template"]["spec"]
+    return found
+
+
+def variables(pod: dict[str, Any]) -> dict[str, str]:
+    return {each["name"]: each.get("value", "") for each in pod["containers"][0].get("env", ())}
+
+
+def mounted(pod: dict[str, Any]) -> set[str]:
+    """The key files that a pod mounts."""
+    secrets = [volume["secret"] for volume in pod.get("volumes", ()) if "secret" in volume]
+    return {item["path"] for secret in secrets for item in secret["items"]}
+
+
+# -- what they say ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_file_gives_one_object_for_each_thing_that_it_describes(config: Load) -> None:
+    text = render(config(FULL))
+    assert list(named(text)) == [
+        "ConfigMap/train-config",
+        "Service/train-dispatcher",
+        "StatefulSet/train-dispatcher",
+        "Service/train-ps",
+        "StatefulSet/train-ps",
+        "Service/train-worker",
+        "StatefulSet/train-worker",
+        "Job/train-evaluator",
+        "Job/train-program",
+    ]
+    assert {each["metadata"]["namespace"] for each in documents(text)} == {"training"}
+
+
+def test_the_same_file_gives_the_same_bytes(config: Load) -> None:
+    assert render(config(FULL), ["--fast"], 5.0) == render(config(FULL), ["--fast"], 5.0)
+
+
+def test_the_cluster_file_in_the_pods_has_names_of_services_as_addresses(config: Load) -> None:
+    objects = named(render(config(FULL)))
+    (text,) = objects["ConfigMap/train-config"]["data"].values()
+    raw = yaml.safe_load(text)
+    runtime = raw.pop("runtime")
+    assert runtime == {"dispatcher": "zmq://train-dispatcher.training.svc:5050", "keys_dir": "/etc/zmqdist/keys"}
+    assert raw["security"] == {"curve": True, "keys": "/etc/zmqdist/keys"}
+    loaded = ClusterConfig.from_dict(raw)
+    assert loaded.spec.as_dict() == {
+        "dispatcher": ["train-dispatcher.training.svc:5050"],
+        "ps": [f"train-ps-{index}.train-ps.training.svc:5052" for index in range(2)],
+        "worker": [f"train-worker-{index}.train-worker.training.svc:5051" for index in range(3)],
+    }
+    assert objects["StatefulSet/train-worker"]["spec"]["replicas"] == 3
+    for job in ("worker", "ps"):  # the names that these addresses need
+        spec = objects[f"Service/train-{job}"]["spec"]
+        assert (spec["clusterIP"], spec["publishNotReadyAddresses"]) == ("None", True)
+        assert objects[f"StatefulSet/train-{job}"]["spec"]["serviceName"] == f"train-{job}"
+    assert "clusterIP" not in objects["Service/train-dispatcher"]["spec"]
+
+
+def test_a_service_finds_the_pods_of_its_job_and_no_others(config: Load) -> None:
+    objects = named(render(config(FULL)))
+    templates = [each["spec"]["template"] for each in objects.values() if "template" in each.get("spec", {})]
+    for job in ("dispatcher", "worker", "ps"):
+        selector = objects[f"Service/train-{job}"]["spec"]["selector"].items()
+        matched = [each for each in templates if selector <= each["metadata"]["labels"].items()]
+        assert matched == [objects[f"StatefulSet/train-{job}"]["spec"]["template"]]
+        (port,) = matched[0]["spec"]["containers"][0]["ports"]
+        assert port["name"] == objects[f"Service/train-{job}"]["spec"]["ports"][0]["targetPort"]
+
+
+def test_each_pod_mounts_the_keys_of_its_role_only(config: Load) -> None:
+    found = {name: mounted(pod) for name, pod in pods(named(render(config(FULL)))).items()}
+    assert found == {
+        "dispatcher": {"server.key", "authorized", "server.pub", "client.key"},
+        "ps": {"server.key", "worker.key", "authorized", "server.pub", "client.key"},
+        "worker": {"worker.key", "authorized", "server.pub"},
+        "program": {"submit.key", "authorized", "server.pub"},
+        "evaluator": set(),
+    }
+
+
+def test_the_secret_is_named_and_one_command_makes_it_with_all_that_is_mounted(config: Load, tmp_path: Path) -> None:
+    loaded = config(FULL)
+    text, command = render(loaded), secret_command(loaded)
+    secrets = [each for pod in pods(named(text)).values() for each in pod.get("volumes", ()) if "secret" in each]
+    assert {each["secret"]["secretName"] for each in secrets} == {"train-keys"}
+    assert command in text
+    start = "kubectl create secret generic train-keys --namespace training "
+    assert command.startswith(f"{start}--from-file='my keys/server.key' ")
+    assert "admin.key" not in command
+    needed = set().union(*map(mounted, pods(named(text)).values()))
+    assert all(f"/{name}" in command for name in needed)
+    assert secret_command(config(TOP + JOBS + IMAGE)).startswith("zmqdist keygen keys && kubectl create secret ")
+
+
+def test_a_pod_has_its_resources_and_the_slots_of_its_cores(config: Load) -> None:
+    text = render(config(FULL))
+    found = pods(named(text))
+    assert found["worker"]["containers"][0]["resources"] == {
+        "requests": {"cpu": "2500m", "memory": "4Gi"},
+        "limits": {"memory": "4Gi", "nvidia.com/gpu": "1"},
+    }
+    assert found["ps"]["containers"][0]["resources"]["requests"] == {"cpu": "1", "memory": "512Mi"}
+    assert "resources" not in found["program"]["containers"][0]
+    assert "slots: 3" in text
+
+
+def test_every_pod_is_without_root_privileges_and_the_token_of_the_api(config: Load) -> None:
+    for pod in pods(named(render(config(TOP + JOBS + IMAGE)))).values():
+        assert pod["automountServiceAccountToken"] is False
+        assert pod["securityContext"]["runAsNonRoot"] is True
+        assert pod["securityContext"]["runAsUser"] == pod["securityContext"]["fsGroup"] == 10001
+        assert pod["containers"][0]["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    for pod in pods(named(render(config(FULL)))).values():
+        assert (pod["automountServiceAccountToken"], pod["serviceAccountName"]) == (True, "trainer")
+        assert pod["securityContext"]["runAsUser"] == 4711
+
+
+def test_variables_of_a_job_are_in_its_pods_only_and_keep_their_dollars(config: Load) -> None:
+    text = render(config(FULL))
+    found = pods(named(text))
+    assert variables(found["worker"])["PRICE"] == "5$$ $$(POD_INDEX)"
+    assert {name for name, pod in found.items() if "PASSWORD" in variables(pod)} == {"ps", "program"}
+    assert "secret" not in named(text)["ConfigMap/train-config"]["data"]["cluster.yaml"]
+    assert found["evaluator"]["containers"][0]["command"] == ["python", "app/evaluate.py", "$$HOME"]
+
+
+def test_a_task_knows_which_one_it_is_by_the_index_of_its_pod(config: Load) -> None:
+    found = pods(named(render(config(FULL))))
+    for job, task, index in (("worker", "worker", "7"), ("ps", "ps", "7"), ("program", "chief", "0")):
+        environment = found[job]["containers"][0]["env"]
+        if job != "program":  # Kubernetes fills it into the variables that come after it
+            assert environment[0]["name"] == "POD_INDEX"
+        tf_config = json.loads(variables(found[job])["TF_CONFIG"].replace("$(POD_INDEX)", "7"))
+        assert tf_config["task"] == {"type": task, "index": int(index)}
+        assert len(tf_config["cluster"]["worker"]) == 3
+
+
+def test_an_evaluator_has_no_dispatcher(config: Load) -> None:
+    evaluator = variables(pods(named(render(config(FULL))))["evaluator"])
+    assert "ZMQDIST_CONFIG" not in evaluator
+    assert json.loads(evaluator["TF_CONFIG"])["task"] == {"type": "evaluator", "index": 0}
+
+
+def test_a_pod_has_longer_to_end_than_its_role(config: Load) -> None:
+    found = pods(named(render(config(TOP + JOBS + IMAGE), grace_s=30.0)))
+    assert {pod["terminationGracePeriodSeconds"] for pod in found.values()} == {35}
+    assert found["worker"]["containers"][0]["command"][-2:] == ["--grace", "30"]
+    assert found["program"]["restartPolicy"] == "Never"
+
+
+def test_a_work_dir_is_on_a_volume_that_outlives_the_pod(config: Load) -> None:
+    objects = named(render(config(FULL)))
+    spec = objects["StatefulSet/train-dispatcher"]["spec"]
+    (claim,) = spec["volumeClaimTemplates"]
+    assert claim["spec"]["resources"]["requests"]["storage"] == "5Gi"
+    mount = spec["template"]["spec"]["containers"][0]["volumeMounts"][-1]
+    assert mount["name"] == claim["metadata"]["name"]
+    assert f"work_dir: {mount['mountPath']}/work\n" in objects["ConfigMap/train-config"]["data"]["cluster.yaml"]
+    assert (
+        "volumeClaimTemplates" not in named(render(config(TOP + JOBS + IMAGE)))["StatefulSet/train-dispatcher"]["spec"]
+    )
+
+
+def test_arguments_are_added_to_the_program(config: Load) -> None:
+    program = pods(named(render(config(TOP + JOBS + IMAGE), ["--rate", "0.1"])))["program"]["containers"][0]
+    assert program["command"] == ["python", "app/train.py", "--epochs", "3", "--rate", "0.1"]
+
+
+# -- what Kubernetes takes -------------------------------------------------------------------------------------------------
+
+KINDS = {
+    "ConfigMap": kubernetes.client.V1ConfigMap,
+    "Service": kubernetes.client.V1Service,
+    "StatefulSet": kubernetes.client.V1StatefulSet,
+    "Job": kubernetes.client.V1Job,
+}
+PLAIN = {"str": str, "int": int, "bool": bool, "object": object}
+
+
+def mistakes(value: Any, kind: str, place: str) -> Iterator[str]:
+    """What does not fit the models of the client of Kubernetes: keys that there are not, and values of other types."""
+    container = re.fullmatch(
+        r"(?i)(list|dict)[\[(](?:str, *)?(.*)[\])]", kind
+    )  # list[X], List[X]; dict(str, X), Dict[str, X]
+    if container is not None and container[1].lower() == "list":
+        for index, each in enumerate(value):
+            yield from mistakes(each, container[2], f"{place}[{index}]")
+    elif container is not None:
+        for key, each in value.items():
+            yield from mistakes(each, container[2], f"{place}.{key}")
+    elif kind in PLAIN:
+        if not isinstance(value, PLAIN[kind]) or (kind == "int" and isinstance(value, bool)):
+            yield f"{place}: {value!r} is no {kind}"
+    else:
+        model = getattr(kubernetes.client, kind)
+        keys = {key: name for name, key in model.attribute_map.items()}
+        for key, each in value.items():
+            if key not in keys:
+                yield f"{place}.{key}: there is no such key"
+            else:
+                yield from mistakes(each, model.openapi_types[keys[key]], f"{place}.{key}")
+
+
+@pytest.mark.parametrize("text", [FULL, TOP + JOBS + IMAGE])
+def test_every_key_is_one_of_kubernetes_with_a_value_of_its_type(config: Load, text: str) -> None:
+    for each in documents(render(config(text))):
+        assert list(mistakes(each, KINDS[each["kind"]].__name__, each["kind"])) == []
+    wrong = {"kind": "Service", "spec": {"selektor": {}, "ports": [{"port": "5050"}], "clusterIP": "None"}}
+    assert list(mistakes(wrong, "V1Service", "Service")) == [
+        "Service.spec.selektor: there is no such key",
+        "Service.spec.ports[0].port: '5050' is no int",
+    ]
+
+
+# -- what cannot be rendered -----------------------------------------------------------------------------------------------
+
+REFUSED = {
+    "no image": (
+        TOP + JOBS,
+        "c.yaml:1: kubernetes.image: required key is missing (an image with zmqdist and the program in it)",
+    ),
+    "a name with capitals": (
+        TOP.replace("train", "Train", 1) + JOBS + IMAGE,
+        (
+            "c.yaml:1: name: 'Train' cannot begin the names of objects in Kubernetes (at most 40 small letters, digits and '-', a "
+            "letter first)"
+        ),
+    ),
+    "no keys": (
+        TOP + JOBS + IMAGE + "security: {curve: false}\n",
+        "c.yaml:5: security.curve: launcher: kubernetes connects hosts, which needs keys (write curve: auto)",
+    ),
+    "addresses of tasks": (
+        TOP + "jobs: {worker: {tasks: ['a:1', 'b:1']}}\n" + IMAGE,
+        "c.yaml:3: jobs.worker.tasks: launcher: kubernetes finds the addresses itself (write count instead)",
+    ),
+    "a host for the dispatcher": (
+        TOP + "jobs: {dispatcher: {address: 'head:5050'}, worker: {count: 1}}\n" + IMAGE,
+        "c.yaml:3: jobs.dispatcher.address: names the host 'head', which Kubernetes chooses (leave the address out)",
+    ),
+    "slots of unknown cores": (
+        TOP + "jobs: {worker: {count: 1, slots: auto}}\n" + IMAGE,
+        (
+            "c.yaml:3: jobs.worker.slots: is auto, and nothing says how many cores a worker's pod has (write "
+            "kubernetes.resources.worker.cpu, or a number of slots)"
+        ),
+    ),
+    "a size without a unit": (
+        TOP + JOBS + IMAGE.replace("'}", "', resources: {ps: {memory: '4'}}}"),
+        "c.yaml:4: kubernetes.resources.ps.memory: expected a size such as 512Mi or 4Gi, or null, got '4'",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_pods_cannot_have_is_refused_by_its_key(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text, problem = REFUSED[name]
+    monkeypatch.chdir(tmp_path)
+    Path("c.yaml").write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        ClusterConfig.load("c.yaml", "kubernetes")
+    assert str(caught.value) == problem
+
+
+def test_the_command_writes_manifests_and_says_how_the_secret_is_made(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text(TOP + JOBS + IMAGE)
+    done = run_here("launch", "c.yaml", "--on", "kubernetes", "--render", "--", "--rate", "1", cwd=tmp_path)
+    assert (done.code, len(documents(done.out))) == (0, 8), done.err
+    assert done.err.startswith(
+        "make the Secret of the keys once: zmqdist keygen keys && kubectl create secret generic train-keys "
+    )
+
+
+def test_the_command_says_what_is_missing(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text(TOP + JOBS + IMAGE)
+    (tmp_path / "none.yaml").write_text(TOP + JOBS)
+    for arguments, problem in (
+        (
+            ("c.yaml", "--on", "kubernetes"),
+            "manifests are written with --render and applied with kubectl: zmqdist launch FILE",
+        ),
+        (("c.yaml", "--render"), "--render is for Kubernetes, and the launcher is local: add --on kubernetes"),
+        (("none.yaml", "--on", "kubernetes", "--render"), "none.yaml:1: kubernetes.image: required key is missing"),
+    ):
+        done = run_here("launch", *arguments, cwd=tmp_path)
+        assert (done.code, done.out) == (2, "")
+        assert done.err.startswith(f"zmqdist launch: {problem}")
+
+
+def test_validate_looks_at_what_kubernetes_needs_and_at_nothing_of_this_machine(tmp_path: Path) -> None:
+    file = TOP.replace("python", "program-of-the-image") + JOBS + "launcher: kubernetes\n"
+    (tmp_path / "c.yaml").write_text(file + IMAGE)
+    (tmp_path / "none.yaml").write_text(file)
+    assert run_here("validate", "c.yaml", cwd=tmp_path).code == 0
+    done = run_here("validate", "none.yaml", cwd=tmp_path)
+    assert (done.code, done.err[:47]) == (2, "zmqdist validate: none.yaml:1: kubernetes.image"), done.err
+
+
+# -- that the pods are a cluster -------------------------------------------------------------------------------------------
+
+PROGRAM = """
+    import json, os, sys
+    import numpy as np
+    import zmqdist as zd
+    from beside import where
+
+    assert sys.argv[1:] == ["--epochs", "3"]
+    with zd.ParameterServerStrategy(None) as strategy:
+        with strategy.scope():
+            variable = zd.Variable(np.zeros(3), dtype="f4")
+        variable.assign_add(np.ones(3, "f4"))
+        coordinator = strategy.coordinator
+        places = coordinator.fetch([coordinator.schedule(where, worker=index) for index in (0, 1)])
+    print(json.dumps([variable.shape[0], places]))
+"""
+
+BESIDE = """
+    import json, os
+
+    def where():
+        keys = sorted(os.listdir(os.environ["ZMQDIST_KEYS_DIR"]))
+        return [json.loads(os.environ["TF_CONFIG"])["task"], [name for name in keys if not name.startswith("..")]]
+"""
+
+
+@pytest.mark.processes("launch")
+def test_the_pods_as_processes_run_the_program_to_its_end(config: Load, tmp_path: Path) -> None:
+    for name, text in (("train.py", PROGRAM), ("beside.py", BESIDE)):
+        (tmp_path / "app").mkdir(exist_ok=True)
+        (tmp_path / "app" / name).write_text(textwrap.dedent(text))
+    keygen(tmp_path / "keys")
+    secret = {path.name: path.read_text() for path in (tmp_path / "keys").iterdir()}
+    (tmp_path / "pods").mkdir()
+    with Pods(render(config(TOP + JOBS + IMAGE)), secret, tmp_path / "pods", tmp_path) as cluster:
+        program = cluster.pods["train-program"]
+        assert program.ended(40.0) == 0, cluster.text()
+        cluster.wait_until_alive("train-dispatcher-0", "train-ps-0", "train-ps-1")
+        shape, places = json.loads(program.output.read_text())
+        assert shape == 3
+        keys = ["authorized", "server.pub", "worker.key"]
+        assert places == [[{"type": "worker", "index": index}, keys] for index in (0, 1)]

@@ -1,0 +1,98 @@
+"""What the Ray launcher decides before it meets Ray; with a real Ray it is in tests/engines."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from tests.cli.running import run_here
+from tests.ports import free_address
+from zmqdist.cluster import ClusterConfig
+from zmqdist.errors import ConfigError
+from zmqdist.launch.ray import actor_options, ray_hosts
+
+FILE = """\
+name: c
+program: python program.py
+jobs:
+  worker: {count: 2, slots: 3}
+  ps: {count: 1}
+launcher: ray
+"""
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("program.py").touch()
+
+
+def load(text: str) -> ClusterConfig:
+    Path("c.yaml").write_text(text)
+    return ClusterConfig.load("c.yaml")
+
+
+def test_each_worker_and_ps_is_a_host_with_one_slot_workers_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    hosts = ray_hosts(load(FILE), 60.0)
+    assert [(host.name, host.slots) for host in hosts] == [("ray-worker-0", 1), ("ray-worker-1", 1), ("ray-ps-0", 1)]
+
+
+def test_an_actor_asks_for_its_slots_as_cpus_unless_the_file_says_otherwise() -> None:
+    config = load(FILE + "ray: {worker: {gpus: 0.5, resources: {big: 1}}, ps: {cpus: 0.25}}\n").ray
+    worker, ps = actor_options(config, "worker", 3), actor_options(config, "ps", 1)
+    assert (worker["num_cpus"], worker["num_gpus"], worker["resources"]) == (3, 0.5, {"big": 1})
+    assert (ps["num_cpus"], ps["num_gpus"], ps["resources"]) == (0.25, 0, {})
+    assert worker["max_restarts"] == 0
+    assert "lifetime" not in worker  # not detached: it ends with the launcher
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (
+            FILE.replace("slots: 3", "slots: auto"),
+            "c.yaml:4: jobs.worker.slots: is auto, and Ray places a worker by its number (write for example 4)",
+        ),
+        (
+            FILE + "ray: {address: 'ray://head:10001'}\n",
+            (
+                "c.yaml:7: ray.address: names Ray's client, and the dispatcher has to run where the workers reach it (run launch on a "
+                "node of the Ray cluster, with auto)"
+            ),
+        ),
+        (
+            FILE + "ray: {worker: {gpus: -1}}\n",
+            "c.yaml:7: ray.worker.gpus: expected a number, 0 or more, got -1",
+        ),
+    ],
+)
+def test_a_mistake_names_its_key(text: str, problem: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(text)
+    assert str(caught.value) == problem
+
+
+def test_without_the_package_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    Path("c.yaml").write_text(FILE)
+    done = run_here("launch", "c.yaml")
+    assert (done.code, done.err) == (
+        2,
+        "zmqdist launch: c.yaml: launcher: ray needs the package ray, which is not installed: pip install zmqdist[ray]\n",
+    )
+
+
+def test_an_address_at_which_no_process_listens_is_one_sentence() -> None:
+    if importlib.util.find_spec("ray") is None:
+        pytest.skip("needs pip install zmqdist[ray]")
+    address = free_address()
+    Path("c.yaml").write_text(f"{FILE}ray: {{address: '{address}'}}\n")
+    done = run_here("launch", "c.yaml")
+    assert done.code == 3
+    assert done.err == (
+        f"zmqdist launch: launcher: ray cannot join the Ray cluster at {address}: [Errno 111] Connection refused: start one with "
+        "`ray start --head`, or write its address as ray.address\n"
+    )

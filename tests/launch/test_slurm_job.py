@@ -1,0 +1,457 @@
+"""A job of Slurm where there is no Slurm: scripts answer as Slurm 22.05 did. A real one: tests/engines/test_slurm.py."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from zmqdist import errors
+from zmqdist.cluster import ClusterConfig
+from zmqdist.launch import slurm_job
+from zmqdist.launch.slurm import explain, slurm_hosts, srun_command
+from zmqdist.launch.slurm_job import JobFollower, job_state, submit
+
+SHOWN = """\
+JobId=17 JobName=digits
+   UserId=root(0) GroupId=root(0) MCS_label=N/A
+   Priority=4294901758 Nice=0 Account=(null) QOS=(null)
+   JobState={state} Reason={reason} Dependency=(null)
+   Requeue=1 Restarts=0 BatchFlag=1 Reboot=0 ExitCode={code}
+   RunTime=00:01:27 TimeLimit=00:01:00 TimeMin=N/A
+   Partition=short AllocNode:Sid=login:0
+   ReqNodeList=n1 ExcNodeList=(null)
+   NodeList=n[1-2]
+   BatchHost=n1
+   MinCPUsNode=1 MinMemoryNode=0 MinTmpDiskNode=0
+   Command=(null)
+   StdErr={folder}/out file
+   StdIn=/dev/null
+   StdOut={folder}/out file
+   Power=
+
+"""
+
+
+class FakeSlurm:
+    """Scripts in a folder that goes first in PATH. Each writes its arguments to a file of its name."""
+
+    def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
+        self.folder = folder
+        patch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+
+    def answers(self, program: str, out: str = "", error: str = "", code: int = 0) -> None:
+        """Let a program write this and end with `code`."""
+        (self.folder / f"{program}.answer").write_text(out)
+        (self.folder / f"{program}.error").write_text(error)
+        here = f"{self.folder}/{program}"
+        script = f'#!/bin/sh\necho "$@" >>{here}.called\ncat >{here}.input\ncat {here}.answer\ncat {here}.error >&2\nexit {code}\n'
+        (self.folder / f"{program}.new").write_text(script)
+        (self.folder / f"{program}.new").chmod(0o755)
+        (self.folder / f"{program}.new").rename(self.folder / program)
+
+    def job(self, state: str, reason: str = "None", code: str = "0:0") -> None:
+        """Let scontrol describe job 17 so."""
+        self.answers("scontrol", SHOWN.format(state=state, reason=reason, code=code, folder=self.folder))
+
+    def writes(self, text: str) -> None:
+        """The job has written this."""
+        with (self.folder / "out file").open("a") as file:
+            file.write(text)
+
+    def called(self, program: str) -> str:
+        path = self.folder / f"{program}.called"
+        return path.read_text().strip() if path.exists() else ""
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
+    monkeypatch.setattr(slurm_job, "ASK_S", 0.05)
+    monkeypatch.setattr(slurm_job, "LOOK_S", 0.01)
+    fake = FakeSlurm(tmp_path, monkeypatch)
+    fake.answers("scancel")
+    return fake
+
+
+def config(section: dict[str, object] | None = None, worker: dict[str, object] | None = None) -> ClusterConfig:
+    return ClusterConfig.from_dict(
+        {
+            "name": "digits",
+            "launcher": "slurm",
+            "jobs": {"worker": worker or {"count": 5, "slots": 2}},
+            "slurm": section or {},
+            "program": "true",
+        }
+    )
+
+
+def words(slurm: FakeSlurm, **sections: dict[str, object]) -> list[str]:
+    """The words that sbatch gets."""
+    slurm.answers("sbatch", "17\n")
+    assert submit(config(**sections), ["true"], 10.0) == 17  # type: ignore[arg-type]
+    return slurm.called("sbatch").split()
+
+
+# -- submit ----------------------------------------------------------------------------------------------------------------
+
+
+def test_the_keys_of_the_file_are_options_of_sbatch_and_those_of_extra_come_last(slurm: FakeSlurm) -> None:
+    section = {
+        "nodes": 2,
+        "partition": "short",
+        "account": "physics",
+        "time": "01:30:00",
+        "gres": "gpu:2",
+        "extra": ["--mem=8G", "--signal=B:TERM@90"],
+    }
+    assert words(slurm, section=section) == [
+        "--parsable",
+        "--job-name=digits",
+        "--output=digits-%j.out",
+        "--open-mode=append",
+        "--no-kill",
+        "--nodes=2",
+        "--ntasks-per-node=1",
+        "--cpus-per-task=6",  # three of five workers on a node, with two slots each
+        "--signal=B:TERM@60",  # twice the grace of 10 s, and 40 s
+        "--partition=short",
+        "--account=physics",
+        "--time=01:30:00",
+        "--gres=gpu:2",
+        "--mem=8G",
+        "--signal=B:TERM@90",
+    ]
+
+
+def test_a_worker_with_a_slot_for_each_core_gets_whole_nodes(slurm: FakeSlurm) -> None:
+    said = words(slurm, worker={"count": 2, "slots": "auto"})
+    assert "--exclusive" in said
+    assert not any("cpus" in word for word in said)
+
+
+@pytest.mark.parametrize(
+    ("time", "told"),
+    [
+        ("1", False),
+        ("4:59", False),
+        ("5", True),
+        ("05:00", True),
+        ("0:10:00", True),
+        ("1-0", True),
+        ("1-00:30", True),
+    ],
+)
+def test_a_job_is_told_of_its_end_in_advance_if_it_is_not_a_short_one(slurm: FakeSlurm, time: str, told: bool) -> None:
+    assert any(word.startswith("--signal") for word in words(slurm, section={"time": time})) is told
+
+
+def test_the_script_runs_the_command_with_words_that_a_shell_would_change(slurm: FakeSlurm) -> None:
+    slurm.answers("sbatch", "17;cluster\n")
+    assert submit(config(), ["zmqdist", "launch", "a file", "--", "$HOME"], 10.0) == 17
+    script = (slurm.folder / "sbatch.input").read_text()
+    assert script == "#!/bin/sh\nexport PYTHONUNBUFFERED=1\nexec zmqdist launch 'a file' -- '$HOME'\n"
+
+
+@pytest.mark.parametrize(
+    ("said", "kind", "expected"),
+    [
+        (
+            (
+                "sbatch: error: invalid partition specified: nope\n"
+                "sbatch: error: Batch job submission failed: Invalid partition name specified\n"
+            ),
+            errors.InvalidArgumentError,
+            (
+                "Slurm has no partition 'nope': write one that `sinfo` lists as slurm.partition "
+                "(Batch job submission failed: Invalid partition name specified)"
+            ),
+        ),
+        (
+            "sbatch: error: Invalid generic resource (gres) specification\n",
+            errors.InvalidArgumentError,
+            "Slurm has no such slurm.gres: `sinfo -o '%N %G'` lists what the nodes have (Invalid generic resource (gres) specification)",
+        ),
+        (
+            "sbatch: error: Invalid --time specification\n",
+            errors.InvalidArgumentError,
+            (
+                "slurm.time is no time that Slurm reads: write hours:minutes:seconds in quotes, such as '01:30:00' "
+                "(Invalid --time specification)"
+            ),
+        ),
+        (
+            (
+                "sbatch: error: Memory specification can not be satisfied\n"
+                "sbatch: error: Batch job submission failed: Requested node configuration is not available\n"
+            ),
+            errors.InvalidArgumentError,
+            (
+                "too few nodes have what the job asks for (nodes, CPUs of a node, slurm.extra): `sinfo -N -l` lists what they have "
+                "(Batch job submission failed: Requested node configuration is not available)"
+            ),
+        ),
+        (
+            "sbatch: unrecognized option '--bogus'\nTry \"sbatch --help\" for more information\n",
+            errors.InvalidArgumentError,
+            "sbatch does not know an option of slurm.extra '--bogus': `man sbatch` lists them (unrecognized option '--bogus')",
+        ),
+        (
+            "sbatch: error: Batch job submission failed: Invalid account or account/partition combination specified\n",
+            errors.InvalidArgumentError,
+            (
+                "Slurm refuses the account for this partition: write one that `sacctmgr show associations` lists as slurm.account "
+                "(Batch job submission failed: Invalid account or account/partition combination specified)"
+            ),
+        ),
+        (
+            "sbatch: error: Batch job submission failed: Unable to contact slurm controller (connect failure)\n",
+            errors.UnavailableError,
+            (
+                "Slurm's controller does not answer (Batch job submission failed: Unable to contact slurm controller (connect failure)): "
+                "see whether `sinfo` works here"
+            ),
+        ),
+        (
+            "sbatch: fatal: something new\n",
+            errors.InvalidArgumentError,
+            "sbatch refuses the job: something new",
+        ),
+    ],
+)
+def test_what_sbatch_refuses_is_one_sentence_with_a_remedy(
+    slurm: FakeSlurm, said: str, kind: type[errors.OpError], expected: str
+) -> None:
+    slurm.answers("sbatch", error=said, code=1)
+    with pytest.raises(kind) as caught:
+        submit(config(), ["true"], 10.0)
+    assert str(caught.value) == expected
+
+
+def test_without_slurm_the_missing_program_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(
+        errors.NotFoundError, match=r"needs the program `sbatch`, which is not found: run this on a host that"
+    ):
+        submit(config(), ["true"], 10.0)
+    with pytest.raises(
+        errors.NotFoundError, match=r"needs the program `srun`, which is not found: load Slurm's module"
+    ):
+        slurm_hosts(60.0)
+
+
+# -- follow ----------------------------------------------------------------------------------------------------------------
+
+
+def test_the_output_is_passed_on_line_by_line_and_the_exit_code_is_the_jobs(slurm: FakeSlurm) -> None:
+    slurm.job("RUNNING")
+    slurm.writes("one\ntw")
+    lines: list[str] = []
+
+    def say(line: str) -> None:
+        lines.append(line)
+        if line == "one":
+            slurm.writes("o\nlast")
+            slurm.job("FAILED", "NonZeroExitCode", "7:0")
+
+    with JobFollower(say) as follower:
+        assert follower.run(17, submitted=True) == 7
+    assert lines == ["one", "[slurm] job 17 runs on n[1-2]", "two", "last"]
+
+
+@pytest.mark.parametrize(
+    ("state", "code", "exit_code", "expected"),
+    [
+        ("COMPLETED", "0:0", 0, None),
+        ("FAILED", "0:9", 137, None),
+        ("TIMEOUT", "0:9", 137, "was ended by its time limit of 00:01:00: ask for more as slurm.time"),
+        ("OUT_OF_MEMORY", "0:125", 253, "ran out of memory: ask for more, such as extra: [--mem=16G]"),
+        ("NODE_FAIL", "0:0", 1, "has lost the node on which its program ran (n[1-2]): submit it again"),
+        ("PREEMPTED", "0:9", 137, "was ended in favour of another job: submit it again"),
+        ("CANCELLED", "0:15", 143, "was cancelled"),
+    ],
+)
+def test_an_end_that_is_not_the_programs_own_is_said(
+    slurm: FakeSlurm, state: str, code: str, exit_code: int, expected: str | None
+) -> None:
+    slurm.writes("")
+    slurm.job(state, code=code)
+    lines: list[str] = []
+    with JobFollower(lines.append) as follower:
+        assert follower.run(17, submitted=True) == exit_code
+    assert lines == ([] if expected is None else [f"[slurm] job 17 {expected}"])
+
+
+def test_a_job_that_waits_says_why_once(slurm: FakeSlurm) -> None:
+    slurm.job("PENDING", "Resources")
+    lines: list[str] = []
+
+    def say(line: str) -> None:
+        lines.append(line)
+        threading.Timer(0.3, slurm.job, ["COMPLETED"]).start()
+
+    slurm.writes("")
+    with JobFollower(say) as follower:
+        assert follower.run(17, submitted=True) == 0
+    assert lines == ["[slurm] job 17 waits: Resources"]
+
+
+def test_a_job_that_can_never_start_is_cancelled_with_the_reason(slurm: FakeSlurm) -> None:
+    slurm.job("PENDING", "PartitionConfig")
+    with (
+        JobFollower(lambda line: None) as follower,
+        pytest.raises(errors.InvalidArgumentError, match=r"cannot start job 17 in partition short \(PartitionConfig\)"),
+    ):
+        follower.run(17, submitted=True)
+    assert slurm.called("scancel") == "17"
+
+
+def test_a_job_that_was_submitted_elsewhere_is_not_cancelled_because_it_waits(slurm: FakeSlurm) -> None:
+    slurm.job("PENDING", "PartitionTimeLimit")
+    lines: list[str] = []
+
+    def say(line: str) -> None:
+        lines.append(line)
+        slurm.job("COMPLETED")
+
+    slurm.writes("")
+    with JobFollower(say) as follower:
+        assert follower.run(17, submitted=False) == 0
+    assert lines == ["[slurm] job 17 waits: PartitionTimeLimit"]
+    assert not slurm.called("scancel")
+
+
+def test_a_long_output_is_passed_on_to_its_end(slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slurm_job, "READ_BYTES", 10)
+    slurm.writes("".join(f"line {number}\n" for number in range(50)))
+    slurm.job("COMPLETED")
+    lines: list[str] = []
+    with JobFollower(lines.append) as follower:
+        assert follower.run(17, submitted=False) == 0
+    assert lines == [f"line {number}" for number in range(50)]
+
+
+def test_ctrl_c_cancels_the_job_and_waits_for_its_end(slurm: FakeSlurm) -> None:
+    slurm.job("RUNNING")
+    slurm.writes("busy\n")
+    lines: list[str] = []
+
+    def say(line: str) -> None:
+        lines.append(line)
+        if "runs on" in line:
+            signal.raise_signal(signal.SIGINT)
+        if "is cancelled" in line:
+            slurm.writes("the last line\n")
+            slurm.job("CANCELLED", code="0:15")
+
+    before = signal.getsignal(signal.SIGINT)
+    with JobFollower(say) as follower:
+        assert follower.run(17, submitted=True) == 130
+    assert lines[2:] == ["[slurm] job 17 is cancelled; a second Ctrl-C does not wait for its end", "the last line"]
+    assert slurm.called("scancel") == "17"
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_second_ctrl_c_does_not_wait(slurm: FakeSlurm) -> None:
+    slurm.job("COMPLETING")
+    lines: list[str] = []
+
+    def say(line: str) -> None:
+        lines.append(line)
+        signal.raise_signal(signal.SIGINT)
+
+    with JobFollower(say) as follower:
+        signal.raise_signal(signal.SIGINT)  # before the job is known: it is cancelled once it is
+        assert follower.run(17, submitted=True) == 130
+    assert lines[-1] == "[slurm] job 17 is still ending: `squeue -j 17` lists it until it has"
+
+
+def test_a_controller_that_restarts_is_waited_for(slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers: list[Callable[[], None]] = [
+        lambda: slurm.answers("scontrol", error="slurm_load_jobs error: Unable to contact slurm controller\n", code=1),
+        lambda: slurm.job("COMPLETED"),
+    ]
+    asked = slurm_job.job_state
+
+    def ask(number: int) -> slurm_job.JobState:
+        try:
+            return asked(number)
+        finally:
+            if answers:
+                answers.pop(0)()
+
+    monkeypatch.setattr(slurm_job, "job_state", ask)
+    slurm.writes("")
+    slurm.job("RUNNING")
+    with JobFollower(lambda line: None) as follower:
+        assert follower.run(17, submitted=True) == 0
+    assert not answers
+
+
+def test_a_job_that_slurm_does_not_know_is_an_error(slurm: FakeSlurm) -> None:
+    slurm.answers("scontrol", error="slurm_load_jobs error: Invalid job id specified\n", code=1)
+    with pytest.raises(
+        errors.NotFoundError, match=r"knows no job 17: some minutes after its end it forgets a job, and `sacct -j 17`"
+    ):
+        job_state(17)
+
+
+def test_an_output_that_this_host_does_not_see_is_said(slurm: FakeSlurm) -> None:
+    slurm.job("COMPLETED")
+    lines: list[str] = []
+    with JobFollower(lines.append) as follower:
+        assert follower.run(17, submitted=True) == 0
+    assert lines == [f"[slurm] job 17 has ended; this host does not see its output, {slurm.folder}/out file"]
+
+
+# -- in an allocation ------------------------------------------------------------------------------------------------------
+
+
+def test_the_nodes_of_the_allocation_are_the_hosts(slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -> None:
+    slurm.answers("srun")
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "n[09-10],m1")
+    assert [(host.name, host.slots) for host in slurm_hosts(60.0)] == [("n09", None), ("n10", None), ("m1", None)]
+    assert "--nodelist=n09" in srun_command("n09", ["python"])
+
+
+def test_outside_of_an_allocation_it_says_so(slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -> None:
+    slurm.answers("srun")
+    monkeypatch.delenv("SLURM_JOB_NODELIST", raising=False)
+    with pytest.raises(
+        errors.FailedPreconditionError, match=r"SLURM_JOB_NODELIST is not set, so this is no allocation of Slurm"
+    ):
+        slurm_hosts(60.0)
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "n[")
+    with pytest.raises(errors.FailedPreconditionError, match=r"SLURM_JOB_NODELIST: 'n\[' is no host list"):
+        slurm_hosts(60.0)
+
+
+@pytest.mark.parametrize(
+    ("notes", "expected"),
+    [
+        (
+            "slurmstepd-n2: error: *** STEP 7.0 ON n2 CANCELLED AT 2026-11-25T07:48:04 DUE TO TIME LIMIT ***",
+            "the time limit of the job is over: ask for more as slurm.time",
+        ),
+        ("slurmstepd-n2: error: *** STEP 7.0 ON n2 CANCELLED AT 2026-11-25T07:48:04 ***", "its step was cancelled"),
+        ("srun: error: Node failure on n2", "its node does not answer any more (Node failure): `sinfo -R` says why"),
+        (
+            "slurmstepd-n2: error: execve(): /opt/py/bin/python: No such file or directory\nsrun: error: n2: task 0: Exited",
+            (
+                "its node does not see this Python (execve(): /opt/py/bin/python: No such file or directory): "
+                "put the environment on a file system that all nodes mount"
+            ),
+        ),
+        (
+            "slurmstepd-n2: error: Detected 1 oom-kill event(s) in StepId=7.0",
+            "Slurm ended its processes because the job ran out of memory: ask for more, such as extra: [--mem=16G]",
+        ),
+        ("srun: error: something new", "srun ended (exit code 1): something new"),
+        ("", "srun ended (exit code 1): it said nothing"),
+    ],
+)
+def test_the_end_of_an_agents_stream_is_one_phrase(notes: str, expected: str) -> None:
+    assert explain(1, notes) == expected

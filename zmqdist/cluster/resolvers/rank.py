@@ -1,0 +1,173 @@
+"""The cluster of the processes that mpirun, mpiexec or torchrun has started, from the variables that they set.
+
+Rules
+    Those of by_rank.py. Rank 0 is the chief.
+
+    Three families of variables are known: torchrun's, Open MPI's, and PMI's, which MPICH, Intel MPI and Cray's launchers set. Where several
+    are complete, torchrun's count first, because torchrun itself is often started by the others.
+
+    None of these systems tells a process the names of all hosts. They are `hosts`, or those of a Slurm job around it; where all processes
+    are on one host, they need none.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple
+
+from zmqdist.cluster.resolvers.by_rank import ResolverByRank
+from zmqdist.cluster.resolvers.hostlist import expand_hostlist
+
+LOOPBACK: Final = "127.0.0.1"
+NODELIST: Final = "SLURM_JOB_NODELIST"
+
+
+class _Family(NamedTuple):
+    """The variables of one system, for each the names under which its versions set it.
+
+    Attributes:
+      rank, size: number of this process among all, and how many there are.
+      local_rank, local_size: the same among the processes of its host.
+    """
+
+    system: str
+    rank: tuple[str, ...]
+    size: tuple[str, ...]
+    local_rank: tuple[str, ...]
+    local_size: tuple[str, ...]
+
+    def missing(self) -> list[str]:
+        """Return the variables that are not set."""
+        wanted = (self.rank, self.size, self.local_rank, self.local_size)
+        return [" or ".join(names) for names in wanted if not any(name in os.environ for name in names)]
+
+
+FAMILIES: Final = (
+    _Family("torchrun", ("RANK",), ("WORLD_SIZE",), ("LOCAL_RANK",), ("LOCAL_WORLD_SIZE",)),
+    _Family(
+        "Open MPI",
+        ("OMPI_COMM_WORLD_RANK",),
+        ("OMPI_COMM_WORLD_SIZE",),
+        ("OMPI_COMM_WORLD_LOCAL_RANK",),
+        ("OMPI_COMM_WORLD_LOCAL_SIZE",),
+    ),
+    _Family(
+        "PMI",
+        ("PMI_RANK",),
+        ("PMI_SIZE",),
+        ("MPI_LOCALRANKID", "PMI_LOCAL_RANK"),
+        ("MPI_LOCALNRANKS", "PMI_LOCAL_SIZE"),
+    ),
+)
+
+
+class RankClusterResolver(ResolverByRank):
+    """The cluster of the processes that mpirun, mpiexec or torchrun has started; rank 0 is the chief. The constructor reads the variables.
+
+    In a job of `zmqdist launch` it describes the launcher's cluster, and the arguments have no effect.
+
+    Args:
+      jobs: how many tasks each job has beside the chief; by default all of them are workers. The jobs take the ranks from 1 on, in the
+        order of their names.
+      hosts: the hosts in the order in which ranks fill them: a list, in which each has as many processes as this one; or {host: number}.
+        By default those of the Slurm job around it, or 127.0.0.1 where all processes are on one host.
+      port_base: port of the first process of each host; further processes have the next ports.
+
+    Raises:
+      RuntimeError: variables are absent or unreadable (the text names them), the names of the hosts are not known, or the numbers of
+        tasks disagree.
+    """
+
+    def __init__(
+        self,
+        jobs: Mapping[str, int] | None = None,
+        hosts: Sequence[str] | Mapping[str, int] | None = None,
+        port_base: int = 8888,
+        rpc_layer: str | None = "zmq",
+    ) -> None:
+        super().__init__(port_base, rpc_layer)
+        if self._launched is not None:
+            return
+        family = _family()
+        rank, size = _number(family.rank), _number(family.size)
+        self._local_rank, local_size = _number(family.local_rank), _number(family.local_size)
+        if not 0 <= rank < size:
+            raise RuntimeError(f"{_name(family.rank)} is {rank}, but there are {size} processes, from 0")
+        per_node = _hosts(family, size, local_size) if hosts is None else hosts
+        if not isinstance(per_node, Mapping):
+            per_node = dict.fromkeys(per_node, local_size)
+        jobs = _with_chief({"worker": size - 1} if jobs is None else jobs)
+        self._place(rank, jobs, per_node)
+        self._check_tasks(family.system, size)
+
+    def validate(self) -> list[str]:
+        """As the base class; also checks that the ranks fill one host after the other, as the addresses do."""
+        problems = super().validate()
+        if self._launched is None:
+            host, index = self._places()[self._rank]
+            if index != self._local_rank:
+                problems.append(
+                    f"rank {self._rank} has the address of process {index} at {host}, but is process {self._local_rank} "
+                    "of its host: start as many processes on each host, one host after the other (mpirun --map-by slot)"
+                )
+        return problems
+
+    def _check_tasks(self, system: str, size: int) -> None:
+        wanted, placed = sum(self._jobs.values()), len(self._places())
+        if wanted != size:
+            jobs = ", ".join(f"{job}: {count}" for job, count in sorted(self._jobs.items()))
+            raise RuntimeError(f"the jobs ({jobs}) have {wanted} tasks together, but {system} has started {size}")
+        if placed != size:
+            hosts = ", ".join(f"{host}: {count}" for host, count in self._per_node.items())
+            raise RuntimeError(
+                f"the hosts ({hosts}) have {placed} processes together, but {system} has started {size}: "
+                "pass hosts={host: number}"
+            )
+
+
+def _with_chief(jobs: Mapping[str, int]) -> dict[str, int]:
+    """Return the jobs with the chief, whose name sorts before those of workers and ps, as rank 0 does."""
+    if jobs.get("chief", 1) != 1 or any(job < "chief" for job in jobs):
+        raise RuntimeError(f"rank 0 is the one chief, so jobs cannot be {dict(jobs)}")
+    return {"chief": 1, **{job: count for job, count in jobs.items() if count}}
+
+
+def _hosts(family: _Family, size: int, local_size: int) -> list[str]:
+    if local_size == size:
+        return [LOOPBACK]
+    if NODELIST in os.environ:
+        try:
+            return expand_hostlist(os.environ[NODELIST])
+        except ValueError as error:
+            raise RuntimeError(f"{NODELIST}: {error}") from None
+    raise RuntimeError(
+        f"{family.system} has started {size} processes, {local_size} of them here, and does not tell the names of the hosts: "
+        "pass hosts=[...], in the order in which ranks fill them"
+    )
+
+
+def _family() -> _Family:
+    """Return the first family that is complete."""
+    for family in FAMILIES:
+        if not family.missing():
+            return family
+    for family in FAMILIES:
+        if any(name in os.environ for name in family.rank):
+            raise RuntimeError(
+                f"{_name(family.rank)} is set, but {', '.join(family.missing())} is not: is this a process of {family.system}?"
+            )
+    each = "; ".join(f"{', '.join(family.missing())} ({family.system})" for family in FAMILIES)
+    raise RuntimeError(f"none of these are set: {each}; is this a process of mpirun or torchrun?")
+
+
+def _name(names: tuple[str, ...]) -> str:
+    return next(name for name in names if name in os.environ)
+
+
+def _number(names: tuple[str, ...]) -> int:
+    name = _name(names)
+    try:
+        return int(os.environ[name])
+    except ValueError:
+        raise RuntimeError(f"{name} must be a number, not {os.environ[name]!r}") from None

@@ -1,0 +1,315 @@
+"""Hosts that are actors of a Ray cluster which runs already: Ray places them, and each runs one agent and carries its two streams.
+
+One actor for each worker and ps, because Ray places by what an actor asks for: the slots of a worker as CPUs, GPUs, and resources of the
+user's own. The actor does nothing but carry lines. It is not detached, so Ray ends it when this process has ended in any way; then the
+standard input of its agent ends, and with it the roles (agent.py, A1).
+
+The package `ray` is imported when the first stream is opened.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import logging
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections import deque
+from typing import IO, TYPE_CHECKING, Any, Final
+
+from zmqdist import errors, limits
+from zmqdist.background import in_background
+from zmqdist.cluster.launcher_sections import RayConfig, RayRole
+from zmqdist.launch.agent import agent_command
+from zmqdist.launch.agent_stream import END_S, AgentStream, NoteHandler
+from zmqdist.launch.hosts import AgentHost
+
+if TYPE_CHECKING:
+    from zmqdist.cluster.config import ClusterConfig
+
+ACTOR_THREADS: Final = 4
+"""Methods of an actor that run at the same time: `receive` and `send` may both block, and `end` must pass them."""
+
+_KEEPER: Final = """\
+import os, sys
+child = os.fork()
+if child:
+    sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) and 1)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+"""Starts the agent as its child. Ray kills the children of an actor's process with it; the agent needs a moment to remove its folder."""
+
+_REASON_MAX: Final = 300
+"""Characters of an error of Ray, which may hold a traceback."""
+
+_OUTPUT: Final = "output"
+_NOTE: Final = "note"
+_Item = tuple[str, bytes]
+"""A line of the agent with its kind; empty at the end."""
+
+
+def ray_hosts(config: ClusterConfig, silence_limit_s: float) -> list[AgentHost]:
+    """Return a host with one slot for each worker, and then for each ps, so that roles that are placed in this order get their own.
+
+    Starts nothing.
+
+    Raises:
+      NotFoundError: the package is not installed.
+    """
+    if importlib.util.find_spec("ray") is None:
+        raise errors.NotFoundError(
+            "launcher: ray needs the package ray, which is not installed: pip install zmqdist[ray]"
+        )
+    cluster = RayCluster(config.ray.address)
+    workers, ps = config.jobs.worker, config.jobs.ps
+    hosts = []
+    for job, section in (("worker", workers), ("ps", ps)):
+        options = actor_options(config.ray, job, 1 if workers is None or job == "ps" else workers.slots_here())
+        for index in [] if section is None else section.indices():
+            hosts.append(_host(f"ray-{job}-{index}", cluster, options, silence_limit_s))
+    return hosts
+
+
+def actor_options(config: RayConfig, job: str, slots: int) -> dict[str, Any]:
+    """Return what the actor of a role asks Ray for."""
+    asked_for: RayRole = getattr(config, job)
+    return {
+        "num_cpus": slots if asked_for.cpus is None else asked_for.cpus,
+        "num_gpus": asked_for.gpus,
+        "resources": dict(asked_for.resources),
+        "scheduling_strategy": "SPREAD",
+        "max_concurrency": ACTOR_THREADS,
+        "max_restarts": 0,
+    }
+
+
+def _host(name: str, cluster: RayCluster, options: dict[str, Any], silence_limit_s: float) -> AgentHost:
+    def open_stream(on_note: NoteHandler) -> AgentStream:
+        return RayStream(cluster, options, silence_limit_s, on_note)
+
+    return AgentHost(name, 1, open_stream)
+
+
+class RayCluster:
+    """The connection of this process to Ray: made for the first stream, ended after the last one."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._lock = threading.Lock()
+        self._streams = 0
+        self._is_ours = False
+
+    def enter(self) -> Any:
+        """Connect where that is needed; return the module `ray`. Raises UnavailableError."""
+        ray = _ray()
+        with self._lock:
+            if not self._streams and not ray.is_initialized():
+                self._connect(ray)
+                self._is_ours = True
+            self._streams += 1
+        return ray
+
+    def leave(self) -> None:
+        """Disconnect after the last stream, unless the program had connected already."""
+        ray = _ray()
+        with self._lock:
+            self._streams -= 1
+            if not self._streams and self._is_ours:
+                ray.shutdown()
+                self._is_ours = False
+
+    def _connect(self, ray: Any) -> None:
+        """Join Ray in a thread: Ray waits for minutes for a cluster that is gone, and changes the signal handlers of the main thread."""
+        logging.getLogger("ray").setLevel(logging.ERROR)
+        joined: queue.SimpleQueue[str] = queue.SimpleQueue()
+        if (reason := self._unreachable()) is None:
+            in_background("zmqdist-ray", self._join, ray, joined)
+            try:
+                reason = joined.get(timeout=limits.RAY_JOIN_S)
+            except queue.Empty:
+                reason = f"it has not answered within {limits.RAY_JOIN_S:g} s"
+            if threading.current_thread() is threading.main_thread():
+                # Ray's library has put a handler of its own below Python's, which prints a stack and may abort the process.
+                signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
+        if reason:
+            raise errors.UnavailableError(
+                f"launcher: ray cannot join the Ray cluster at {self._address}: {reason}: start one with `ray start --head`, or "
+                "write its address as ray.address"
+            )
+
+    def _unreachable(self) -> str | None:
+        """Return why no process listens at the address; None where one does, or where Ray finds the address itself."""
+        host, colon, port = self._address.rpartition(":")
+        if not colon:
+            return None
+        try:
+            socket.create_connection((host, int(port)), timeout=limits.RAY_REACH_S).close()
+        except (OSError, ValueError) as error:
+            return str(error)
+        return None
+
+    def _join(self, ray: Any, joined: queue.SimpleQueue[str]) -> None:
+        try:
+            ray.init(address=self._address, log_to_driver=False, configure_logging=False)
+        except Exception as error:  # Ray raises ConnectionError, RuntimeError, ValueError and errors of its own
+            joined.put(_shortened(error))
+        else:
+            joined.put("")
+
+
+class AgentProcess:
+    """In the process of an actor: the agent, its input, and what it writes."""
+
+    def __init__(self, silence_limit_s: float, launcher_address: str) -> None:
+        here = _ray().util.get_node_ip_address()
+        # The agent takes the two ends of its stream from the variable of sshd, unless Slurm's are there.
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
+        environment["SSH_CONNECTION"] = f"{launcher_address} 0 {here} 0"
+        agent = agent_command(sys.executable, silence_limit_s)
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _KEEPER, *agent],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+            env=environment,
+            start_new_session=True,
+        )
+        self._items: queue.Queue[_Item] = queue.Queue(limits.RAY_LINES_MAX)
+        for kind, pipe in ((_OUTPUT, self._process.stdout), (_NOTE, self._process.stderr)):
+            assert pipe is not None
+            in_background(f"zmqdist-{kind}", self._read, kind, os.fdopen(os.dup(pipe.fileno()), "rb"))
+            pipe.close()
+
+    def place(self) -> str:
+        """Return the name of this host; the caller learns that Ray has placed the actor."""
+        return os.uname().nodename
+
+    def send(self, line: bytes) -> None:
+        assert self._process.stdin is not None
+        rest = memoryview(line)
+        while rest:
+            rest = rest[self._process.stdin.write(rest) :]
+
+    def receive(self) -> list[_Item]:
+        """Wait for lines, and return those that are there."""
+        items = [self._items.get()]
+        with contextlib.suppress(queue.Empty):
+            while len(items) < limits.RAY_LINES_MAX:
+                items.append(self._items.get_nowait())
+        return items
+
+    def end(self) -> None:
+        """End the agent's input, and wait for its end, by force after END_S."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+        try:
+            self._process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+
+    def _read(self, kind: str, pipe: IO[bytes]) -> None:
+        with pipe:
+            for line in pipe:
+                self._items.put((kind, line))
+        self._items.put((kind, b""))
+
+
+class RayStream:
+    """The stream to the agent in an actor (`AgentStream`). Methods block in Ray, in the threads of the link."""
+
+    def __init__(
+        self, cluster: RayCluster, options: dict[str, Any], silence_limit_s: float, on_note: NoteHandler
+    ) -> None:
+        """Request the actor. Does not wait for it. Raises UnavailableError: there is no Ray cluster."""
+        self._cluster = cluster
+        self._ray = cluster.enter()
+        self._leave_once = threading.Lock()
+        self._asks = _asked(options)
+        self._on_note = on_note
+        self._lines: deque[bytes] = deque()
+        self._why = "its agent ended"
+        self._closing = threading.Lock()
+        self._is_closed = False
+        self._is_placed = False
+        actor = self._ray.remote(AgentProcess).options(**options)
+        self._actor = actor.remote(silence_limit_s, self._ray.util.get_node_ip_address())
+
+    def send(self, line: bytes) -> None:
+        try:
+            self._ray.get(self._actor.send.remote(line))
+        except Exception as error:  # of Ray, of the pipe there, or because this process has left Ray
+            raise BrokenPipeError(str(error)) from None
+
+    def receive(self) -> bytes:
+        while not self._lines:
+            try:
+                if not self._is_placed:
+                    self._ray.get(self._actor.place.remote(), timeout=limits.RAY_PLACE_S)
+                    self._is_placed = True
+                items = self._ray.get(self._actor.receive.remote())
+            except Exception as error:
+                self._why = self._phrase(error)
+                return b""
+            for kind, line in items:
+                if kind == _OUTPUT:
+                    self._lines.append(line)
+                elif line:
+                    self._on_note(line.decode(errors="replace").rstrip("\r\n"))
+        return self._lines.popleft()
+
+    def close(self) -> None:
+        with self._closing:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            # Each of the two raises where the actor or Ray is gone, and then there is nothing to end.
+            with contextlib.suppress(Exception):
+                if self._is_placed:
+                    self._ray.get(self._actor.end.remote(), timeout=2 * END_S)
+            with contextlib.suppress(Exception):
+                self._ray.kill(self._actor)
+
+    def why_ended(self) -> str:
+        self.close()
+        if self._leave_once.acquire(blocking=False):
+            self._cluster.leave()
+        return self._why
+
+    def _phrase(self, error: Exception) -> str:
+        exceptions = self._ray.exceptions
+        if isinstance(error, exceptions.GetTimeoutError):
+            return (
+                f"Ray has not placed its actor within {limits.RAY_PLACE_S:g} s, which asks for {self._asks}: `ray status` shows "
+                "what is free"
+            )
+        reason = _shortened(error)
+        if "No module named 'zmqdist'" in reason:
+            return "the Python of Ray has no zmqdist there: install it on every node of the Ray cluster"
+        if isinstance(error, exceptions.RayActorError):
+            return "its actor has died: the logs of Ray on its node say why"
+        return f"Ray has failed: {reason}"
+
+
+def _ray() -> Any:
+    """Return the package, whose import takes a second."""
+    return importlib.import_module("ray")
+
+
+def _shortened(error: Exception) -> str:
+    """Return the text of an error as one line of bounded length."""
+    return " ".join(str(error).split())[:_REASON_MAX] or type(error).__name__
+
+
+def _asked(options: dict[str, Any]) -> str:
+    """Return what an actor asks for as words: "2 CPU, 1 GPU"."""
+    amounts = {"CPU": options["num_cpus"], "GPU": options["num_gpus"], **options["resources"]}
+    return ", ".join(f"{amount:g} {name}" for name, amount in amounts.items() if amount) or "nothing"

@@ -1,0 +1,106 @@
+"""The nodes of an allocation of Slurm as hosts: the command that opens the stream to the agent of each, and sentences about its failures.
+
+This is how the launcher `slurm` runs inside of a job, whether `zmqdist launch` submitted it (slurm_job.py) or a user did, by sbatch or
+salloc. One step a node holds the agent. A step overlaps with the batch step, in which dispatcher and program run, and may use all that the
+job has on its node.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+from typing import Final
+
+from zmqdist import errors
+from zmqdist.cluster.resolvers.hostlist import expand_hostlist
+from zmqdist.launch.agent import agent_command
+from zmqdist.launch.agent_stream import AgentStream, NoteHandler, ProcessStream
+from zmqdist.launch.hosts import AgentHost
+
+SRUN: Final = "srun"
+NODELIST_ENV: Final = "SLURM_JOB_NODELIST"
+
+
+def slurm_hosts(silence_limit_s: float) -> list[AgentHost]:
+    """Return the nodes of the allocation in which this process runs. Starts nothing.
+
+    Raises:
+      NotFoundError: this host has no srun.
+      FailedPreconditionError: this process is in no allocation.
+    """
+    if shutil.which(SRUN) is None:
+        raise errors.NotFoundError("launcher: slurm needs the program `srun`, which is not found: load Slurm's module")
+    nodes = os.environ.get(NODELIST_ENV)
+    if nodes is None:
+        raise errors.FailedPreconditionError(
+            f"{NODELIST_ENV} is not set, so this is no allocation of Slurm: run this in a job of sbatch or salloc"
+        )
+    try:
+        return [_host(node, silence_limit_s) for node in expand_hostlist(nodes)]
+    except ValueError as error:
+        raise errors.FailedPreconditionError(f"{NODELIST_ENV}: {error}") from None
+
+
+def _host(node: str, silence_limit_s: float) -> AgentHost:
+    command = srun_command(node, agent_command(sys.executable, silence_limit_s))
+
+    def open_stream(on_note: NoteHandler) -> AgentStream:
+        return ProcessStream(command, explain, on_note)
+
+    return AgentHost(node, None, open_stream)
+
+
+def srun_command(node: str, command: list[str]) -> list[str]:
+    """Return the command that runs `command` on a node of the allocation, with its standard input and output."""
+    return [
+        *(SRUN, "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={node}", "--job-name=zmqdist-agent"),
+        *("--export=ALL", "--mpi=none", "--cpu-bind=none", "--unbuffered"),
+        *command,
+    ]
+
+
+def explain(exit_code: int, notes: str) -> str:
+    """Return a phrase about the end of srun: the cause and the remedy.
+
+    Args:
+      notes: the last lines of its standard error.
+    """
+    for pattern, cause in _CAUSES:
+        found = re.search(pattern, notes, re.IGNORECASE)
+        if found is not None:
+            return cause.format(found=found[0].strip())
+    lines = [re.sub(r"^(srun|slurmstepd): (error: )?", "", line) for line in notes.splitlines() if line.strip()]
+    last = lines[-1].strip() if lines else "it said nothing"
+    return f"srun ended ({errors.describe_exit(exit_code)}): {last}"
+
+
+_CAUSES: Final = (
+    (
+        r"DUE TO TIME LIMIT",
+        "the time limit of the job is over: ask for more as slurm.time",
+    ),
+    (r"DUE TO PREEMPTION", "Slurm has ended the job in favour of another one: submit it again"),
+    (
+        r"oom[-_ ]?kill|Out Of Memory|memory limit",
+        "Slurm ended its processes because the job ran out of memory: ask for more, such as extra: [--mem=16G]",
+    ),
+    (
+        r"DUE TO NODE FAILURE|Node failure|Socket timed out|Communication connection failure|Unable to contact|not responding",
+        "its node does not answer any more ({found}): `sinfo -R` says why",
+    ),
+    (
+        r"execve\(\): [^:\n]*: No such file or directory",
+        "its node does not see this Python ({found}): put the environment on a file system that all nodes mount",
+    ),
+    (
+        r"Job/step already completing or completed|Invalid job id|Job has expired|Expired or invalid job",
+        "the allocation has ended",
+    ),
+    (
+        r"Unable to create step.*|Unable to confirm allocation.*|Step creation temporarily disabled.*",
+        "Slurm starts no step there ({found}): `scontrol show job` shows what the job has",
+    ),
+    (r"CANCELLED AT", "its step was cancelled"),
+)

@@ -1,0 +1,415 @@
+"""One job of Slurm that holds a whole cluster, as the host sees it on which a user submits it: submit, follow, cancel.
+
+Rules
+    The job runs the command of `zmqdist launch` in its batch step, on its first node. There SLURM_JOB_ID is set, so that the launcher
+    places its roles by srun (slurm.py) and does not submit again.
+
+    Slurm's programs are asked, not its library, and each failure becomes one sentence.
+
+    The job belongs to Slurm and outlives this process: only Ctrl-C and SIGTERM cancel it. Its output is a file that both hosts see; this
+    process opens it anew for each look, because a network file system shows new contents to a new open.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from zmqdist import errors
+from zmqdist.cluster.config import ClusterConfig
+
+Say = Callable[[str], object]
+
+JOB_ENV: Final = "SLURM_JOB_ID"
+COMMAND_S: Final = 60.0
+"""Seconds that a program of Slurm may take: its controller is slow under load, and its clients try again by themselves."""
+LOOK_S: Final = 0.2
+"""Seconds between two looks at the output."""
+ASK_S: Final = 2.0
+"""Seconds between two questions to the controller, which all users of the cluster share."""
+PATIENCE_S: Final = 120.0
+"""Seconds without an answer of the controller after which following gives up; a restart of it takes less."""
+READ_BYTES: Final = 1 << 20
+"""Bytes of output that are read at a time; a job may have written gigabytes before it is attached to."""
+DRAIN_MARGIN_S: Final = 40
+"""Seconds before the time limit beyond twice the grace: Slurm looks at time limits only every 30 s."""
+SHORT_JOB_S: Final = 300
+"""A job with less time is not told of its end in advance, because it might be told at its start."""
+
+_RUNNING: Final = (
+    "PENDING",
+    "CONFIGURING",
+    "RUNNING",
+    "COMPLETING",
+    "SUSPENDED",
+    "REQUEUED",
+    "STOPPED",
+    "RESIZING",
+    "SIGNALING",
+    "STAGE_OUT",
+)
+_TOO_SMALL: Final = "has too few nodes, CPUs or time for it: `sinfo -l` lists what it has"
+_NOT_ALLOWED: Final = "does not take this account: `sacctmgr show associations` lists yours"
+_NEVER: Final = {
+    "PartitionConfig": _TOO_SMALL,
+    "PartitionNodeLimit": _TOO_SMALL,
+    "PartitionTimeLimit": _TOO_SMALL,
+    "BadConstraints": _TOO_SMALL,
+    "AccountNotAllowed": _NOT_ALLOWED,
+    "InvalidAccount": _NOT_ALLOWED,
+    "InvalidQOS": _NOT_ALLOWED,
+}
+"""Reasons of a pending job that time alone does not change: what its partition lacks, and where to look."""
+
+
+@dataclass(frozen=True)
+class JobState:
+    """What Slurm says about a job.
+
+    Attributes:
+      state: as "PENDING" or "TIMEOUT".
+      reason: why it waits, as "Resources"; or why it ended.
+      exit_code: of its script; 128 + n if signal n ended it.
+      output: the file of its output.
+      partition, nodes, time_limit: as Slurm writes them; `nodes` is "" before it starts.
+    """
+
+    state: str
+    reason: str
+    exit_code: int
+    output: Path
+    partition: str
+    nodes: str
+    time_limit: str
+
+    @property
+    def ended(self) -> bool:
+        return self.state not in _RUNNING
+
+
+# -- submit ----------------------------------------------------------------------------------------------------------------
+
+
+def submit(config: ClusterConfig, command: Sequence[str], grace_s: float) -> int:
+    """Submit a job that runs a command on its first node, and return its number. Does not wait for the job to start.
+
+    Args:
+      config: its section `slurm` says what the job asks for.
+      command: `zmqdist launch` with its arguments; it runs in the working directory of this process, with its environment.
+      grace_s: of that command. Slurm signals it twice that time, and a margin, before the time limit.
+
+    Raises:
+      NotFoundError: this host has no sbatch.
+      InvalidArgumentError: Slurm refuses what the file asks for.
+      UnavailableError: Slurm's controller does not answer.
+    """
+    # A program of Python that writes to a file would keep its lines until a buffer is full.
+    script = f"#!/bin/sh\nexport PYTHONUNBUFFERED=1\nexec {shlex.join(command)}\n"
+    done = _run(_sbatch(config, grace_s), input=script)
+    if done.returncode != 0:
+        raise _refused(done.stderr)
+    number = done.stdout.strip().partition(";")[0]  # with several clusters: "17;cluster"
+    return int(number)
+
+
+def _sbatch(config: ClusterConfig, grace_s: float) -> list[str]:
+    section = config.slurm
+    worker = config.jobs.worker
+    words = ["sbatch", "--parsable", f"--job-name={config.name}", f"--output={config.name}-%j.out"]
+    words += [
+        "--open-mode=append",
+        "--no-kill",
+    ]  # a job that was requeued goes on in its file; a lost node ends only its roles
+    nodes = section.nodes or 1
+    words += [f"--nodes={nodes}", "--ntasks-per-node=1"]
+    if worker is None or worker.slots != "auto":
+        slots = 1 if worker is None else worker.slots_here()
+        workers = 1 if worker is None else len(worker.indices())
+        words.append(f"--cpus-per-task={math.ceil(workers / nodes) * slots}")
+    else:
+        words.append("--exclusive")
+    if section.time is None or (_seconds(section.time) or SHORT_JOB_S) >= SHORT_JOB_S:
+        words.append(f"--signal=B:TERM@{math.ceil(2 * grace_s) + DRAIN_MARGIN_S}")
+    for option in ("partition", "account", "time", "gres"):
+        if (value := getattr(section, option)) is not None:
+            words.append(f"--{option}={value}")
+    return [*words, *section.extra]
+
+
+def _seconds(time_limit: str) -> int | None:
+    """Return a time limit in seconds: "90" are minutes, "1:30" minutes and seconds, "2-4" days and hours; None for another form."""
+    match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", time_limit)
+    if match is None:
+        return None
+    days, *rest = match.groups()
+    numbers = [int(number) for number in rest if number is not None]
+    if days is not None:
+        hours, minutes, seconds = (*numbers, 0, 0)[:3]
+        return ((int(days) * 24 + hours) * 60 + minutes) * 60 + seconds
+    if len(numbers) == 3:
+        return (numbers[0] * 60 + numbers[1]) * 60 + numbers[2]
+    return numbers[0] * 60 + (numbers[1] if len(numbers) == 2 else 0)
+
+
+_REFUSALS: Final = (
+    (
+        r"invalid partition specified: (?P<what>\S+)|Invalid partition name",
+        "Slurm has no partition {what}: write one that `sinfo` lists as slurm.partition",
+    ),
+    (
+        r"Invalid account|Invalid qos",
+        "Slurm refuses the account for this partition: write one that `sacctmgr show associations` lists as slurm.account",
+    ),
+    (
+        r"Invalid --time specification",
+        "slurm.time is no time that Slurm reads: write hours:minutes:seconds in quotes, such as '01:30:00'",
+    ),
+    (
+        r"Requested time limit is invalid|time limit",
+        "slurm.time is longer than the partition allows: `sinfo` lists its limit",
+    ),
+    (
+        r"Invalid generic resource",
+        "Slurm has no such slurm.gres: `sinfo -o '%N %G'` lists what the nodes have",
+    ),
+    (
+        r"Node count specification|node configuration is not available|can not be satisfied|More processors requested|nodes are busy",
+        "too few nodes have what the job asks for (nodes, CPUs of a node, slurm.extra): `sinfo -N -l` lists what they have",
+    ),
+    (
+        r"unrecognized option '(?P<what>[^']*)'|[Ii]nvalid option|invalid argument",
+        "sbatch does not know an option of slurm.extra {what}: `man sbatch` lists them",
+    ),
+    (
+        r"violates accounting/QOS policy|limit",
+        "the job exceeds what your account may have: `sacctmgr show qos` lists the limits",
+    ),
+)
+_NO_ANSWER: Final = (
+    r"[Uu]nable to contact|configuration source|DNS SRV|Connection refused|timed out|Zero Bytes|Protocol auth"
+)
+
+
+def _refused(said: str) -> errors.OpError:
+    """Return the error for what sbatch wrote on its standard error."""
+    quoted = _last_line(said)
+    if re.search(_NO_ANSWER, said):
+        return errors.UnavailableError(f"Slurm's controller does not answer ({quoted}): see whether `sinfo` works here")
+    for pattern, sentence in _REFUSALS:
+        if (found := re.search(pattern, said)) is not None:
+            what = found.groupdict().get("what") or ""
+            text = " ".join(sentence.format(what=repr(what) if what else "").replace(" :", ":").split())
+            return errors.InvalidArgumentError(f"{text} ({quoted})")
+    return errors.InvalidArgumentError(f"sbatch refuses the job: {quoted}")
+
+
+# -- follow ----------------------------------------------------------------------------------------------------------------
+
+
+def job_state(number: int) -> JobState:
+    """Return what Slurm says about a job.
+
+    Raises:
+      NotFoundError: Slurm does not know it, or no longer; or this host has no scontrol.
+      UnavailableError: its controller does not answer.
+    """
+    done = _run(["scontrol", "show", "job", str(number)])
+    if done.returncode != 0:
+        if "Invalid job id" in done.stderr:
+            raise errors.NotFoundError(
+                f"Slurm knows no job {number}: some minutes after its end it forgets a job, and `sacct -j {number}` may still list it"
+            )
+        raise errors.UnavailableError(
+            f"Slurm's controller does not answer ({_last_line(done.stderr)}): see whether `sinfo` works here"
+        )
+    return _parsed(done.stdout)
+
+
+def _parsed(text: str) -> JobState:
+    """Return the state in the output of `scontrol show job`, one or more `Key=value` a line."""
+
+    def value(key: str, pattern: str = r"\S+") -> str:
+        found = re.search(rf"(?:^|\s){key}=({pattern})", text, re.MULTILINE)
+        return "" if found is None or found[1] in ("(null)", "None", "N/A") else found[1]
+
+    code, _, number = (value("ExitCode") or "0:0").partition(":")
+    return JobState(
+        state=value("JobState"),
+        reason=value("Reason"),
+        exit_code=128 + int(number) if int(number) else int(code),
+        output=Path(value("StdOut", r".*$")),
+        partition=value("Partition"),
+        nodes=value("NodeList"),
+        time_limit=value("TimeLimit"),
+    )
+
+
+class JobFollower:
+    """The output of a job as it comes, until the job has ended. Within its context SIGINT and SIGTERM cancel the job.
+
+    Enter the context before the job is submitted, so that a Ctrl-C at any time cancels it. Use it in the main thread.
+
+    Args:
+      say: called with each line of the job's output, and with what becomes of the job.
+    """
+
+    def __init__(self, say: Say) -> None:
+        self._say = say
+        self._number = 0
+        self._read_bytes = 0
+        self._rest = b""
+        self._reported = ""
+        self._signals: list[int] = []
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> JobFollower:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._before[number] = signal.signal(number, lambda number, _: self._signals.append(number))
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def run(self, number: int, submitted: bool) -> int:
+        """Follow a job and return its exit code; 128 + n if signal n cancelled it here. Call this once.
+
+        After the first signal this waits until the job has ended; after the second one it does not.
+
+        Args:
+          submitted: whether this command submitted the job, so that one that can never start is cancelled.
+
+        Raises:
+          NotFoundError, UnavailableError: as `job_state`.
+          InvalidArgumentError: Slurm cannot start the job that was submitted, as its partition is configured.
+        """
+        self._number = number
+        cancelled = False
+        pause = threading.Event()
+        state, asked_at = job_state(number), time.monotonic()
+        answered_at = asked_at
+        while not state.ended:
+            self._pass_on(state.output)
+            if self._signals and not cancelled:
+                cancelled = True
+                self._say(f"[slurm] job {number} is cancelled; a second Ctrl-C does not wait for its end")
+                cancel(number)
+            elif len(self._signals) > 1:
+                self._say(f"[slurm] job {number} is still ending: `squeue -j {number}` lists it until it has")
+                return 128 + self._signals[0]
+            elif not cancelled:
+                self._report(state, submitted)
+            pause.wait(LOOK_S)
+            if time.monotonic() - asked_at >= ASK_S:
+                asked_at = time.monotonic()
+                try:
+                    state, answered_at = job_state(number), asked_at
+                except errors.UnavailableError:  # the controller may be restarting
+                    if asked_at - answered_at > PATIENCE_S:
+                        raise
+        while self._pass_on(state.output):
+            pass
+        if self._rest:
+            self._say(self._rest.decode(errors="replace"))
+        return 128 + self._signals[0] if self._signals else self._exit_code(state)
+
+    def _pass_on(self, output: Path) -> bool:
+        """Pass on lines that the job has written since the last call; return whether there were bytes to read."""
+        try:
+            with output.open("rb") as file:
+                file.seek(self._read_bytes)
+                data = file.read(READ_BYTES)
+        except OSError:  # it has not started, or this host does not see the file yet
+            return False
+        self._read_bytes += len(data)
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            self._say(line.decode(errors="replace"))
+        return bool(data)
+
+    def _report(self, state: JobState, submitted: bool) -> None:
+        """Say where the job is, if that is new."""
+        if state.state == "PENDING":
+            if submitted and state.reason in _NEVER:
+                cancel(self._number)
+                raise errors.InvalidArgumentError(
+                    f"Slurm cannot start job {self._number} in partition {state.partition} ({state.reason}), "
+                    f"which {_NEVER[state.reason]}; the job is cancelled"
+                )
+            where = f"waits: {state.reason}" if state.reason else ""  # without a reason it was not considered yet
+        elif state.state == "RUNNING":
+            where = f"runs on {state.nodes}"
+        else:
+            where = ""
+        if where and where != self._reported:
+            self._reported = where
+            self._say(f"[slurm] job {self._number} {where}")
+
+    def _exit_code(self, state: JobState) -> int:
+        sentence = _ENDS.get(state.state)
+        if sentence is not None:
+            self._say(f"[slurm] job {self._number} {sentence.format(state=state)}")
+            return state.exit_code or 1
+        if self._read_bytes == 0 and not state.output.exists():
+            self._say(f"[slurm] job {self._number} has ended; this host does not see its output, {state.output}")
+        return state.exit_code
+
+
+_ENDS: Final = {
+    "TIMEOUT": "was ended by its time limit of {state.time_limit}: ask for more as slurm.time",
+    "DEADLINE": "was ended by its deadline",
+    "OUT_OF_MEMORY": "ran out of memory: ask for more, such as extra: [--mem=16G]",
+    "NODE_FAIL": "has lost the node on which its program ran ({state.nodes}): submit it again",
+    "BOOT_FAIL": "has lost a node that did not start: submit it again",
+    "PREEMPTED": "was ended in favour of another job: submit it again",
+    "CANCELLED": "was cancelled",
+}
+
+
+def cancel(number: int) -> None:
+    """Cancel a job. Slurm sends its processes SIGTERM and, after the KillWait of its configuration, SIGKILL. Does not wait for that."""
+    done = _run(["scancel", str(number)])
+    if done.returncode != 0 and "Invalid job id" not in done.stderr:  # it has ended meanwhile
+        raise errors.UnavailableError(f"job {number} could not be cancelled: {_last_line(done.stderr)}")
+
+
+def _run(command: Sequence[str], input: str = "") -> subprocess.CompletedProcess[str]:
+    """Run a program of Slurm. Ctrl-C does not reach it."""
+    if shutil.which(command[0]) is None:
+        raise errors.NotFoundError(
+            f"launcher: slurm needs the program `{command[0]}`, which is not found: run this on a host that submits jobs of Slurm"
+        )
+    try:
+        return subprocess.run(
+            command,
+            input=input,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=COMMAND_S,
+            start_new_session=True,
+        )
+    except subprocess.TimeoutExpired:
+        raise errors.UnavailableError(
+            f"Slurm's controller has not answered `{command[0]}` for {COMMAND_S:g} s: see whether `sinfo` works here"
+        ) from None
+
+
+def _last_line(said: str) -> str:
+    lines = [
+        re.sub(r"^(sbatch|scontrol|scancel): (error: |fatal: )?", "", line)
+        for line in said.splitlines()
+        if line.strip()
+    ]
+    usage = [line for line in lines if not line.startswith("Try ")]
+    return usage[-1].strip() if usage else "it said nothing"
