@@ -147,7 +147,7 @@ class SlurmCluster:
 
     def memory(self, name: str) -> Path:
         """Return the path by which this process sees /dev/shm of a host."""
-        return Path(f"/proc/{self._host(name).first_process}/root/dev/shm")
+        return Path("/proc", str(self._host(name).first_process), "root", "dev", "shm")
 
     def left_on(self, name: str) -> list[str]:
         """Return what is on a host beside Slurm's own: command lines of processes, and files in /dev/shm."""

@@ -153,7 +153,7 @@ class FrameReader(Generic[M]):
 
 
 class BlockingPipe(Generic[M]):
-    """An end that waits. Any thread may send; one thread at a time receives.
+    """An end of a pipe whose calls block. Any thread may send; one thread at a time receives.
 
     Args:
       fd: of a stream socket. The pipe owns it from now on, and children do not inherit it.
