@@ -59,6 +59,7 @@ class TaskConfig:
 
     Attributes:
       cluster: for each job its addresses by index, or a list of them.
+      bind_host: the address or interface to bind; None: the host in the cluster.
     """
 
     cluster: dict[str, dict[int, str]]
@@ -67,6 +68,7 @@ class TaskConfig:
     token_file: str | None = None
     keys_dir: str | None = None
     insecure: bool = False
+    bind_host: str | None = None
 
 
 class _Server(Protocol):
@@ -87,7 +89,7 @@ def run_dispatcher(config: DispatcherConfig, *, lifeline: int = -1, announce: An
             server = DispatchServer(config)
         except errors.OpError as error:
             return _failed("dispatcher", error)
-        announce(f"dispatcher at zmq://{server.address}")
+        announce(f"dispatcher at {server.target if config.advertise else f'zmq://{server.address}'}")
         _serve(server, signals, lifeline, 0.0, lambda _: server.stop())
     return OK
 
@@ -96,12 +98,15 @@ def run_worker(
     config: WorkerConfig, *, grace_s: float = GRACE_S, lifeline: int = -1, announce: Announce = print
 ) -> int:
     """Work until asked to stop, and return the exit code. An expected failure is one line on standard error."""
+    # Before the imports, because NumPy reads the variables as it is loaded.
+    are_limited = not config.processes or _limit_threads(config)
     from zmqdist.process.zygote_process import fork_slots_zygote
     from zmqdist.scheduling.worker.children import import_modules
     from zmqdist.scheduling.worker.runtime import WorkerServer, end_log
 
     zygote = None
-    if config.processes and threading.active_count() == 1:
+    # If the NumPy of this process has read other variables, slots are forked from a zygote that is started by command.
+    if config.processes and are_limited and threading.active_count() == 1:
         environment = Credentials(config.token_file, config.keys_dir, config.insecure).environment()
         import_modules()
         zygote = fork_slots_zygote(environment)
@@ -120,6 +125,15 @@ def run_worker(
             print(f"worker: {ended.error}", file=sys.stderr)
             return exit_code_for(ended.code)
     return OK
+
+
+def _limit_threads(config: WorkerConfig) -> bool:
+    """Set the variables for the threads of slots, which children inherit. Return False if NumPy was loaded without them."""
+    variables = config.thread_variables(os.environ)
+    if "numpy" in sys.modules:
+        return variables.items() <= os.environ.items()
+    os.environ.update(variables)
+    return True
 
 
 @contextmanager
@@ -275,18 +289,24 @@ def main() -> int:
 
     KIND is WorkerConfig or TaskConfig, and JSON has the fields of that class.
     """
-    prepare(*sys.argv[1:])
-    add_working_directory()
-    logging.basicConfig(level=logging.WARNING, format="%(message)s")
     lifeline, kind, fields = int(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3])
-    name_process(f"{fields['job']}:{fields['index']}")
+    worker: WorkerConfig | None = None
     if kind == "WorkerConfig":
         from zmqdist.scheduling.dispatcher.config import WorkerConfig
 
-        return run_worker(WorkerConfig(**fields), lifeline=lifeline, announce=log.info)
+        worker = WorkerConfig(**fields)
+        _limit_threads(worker)
+    prepare(*sys.argv[1:])
+    add_working_directory()
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    name_process(f"{fields['job']}:{fields['index']}")
+    if worker is not None:
+        return run_worker(worker, lifeline=lifeline, announce=log.info)
     from zmqdist.cluster.spec import ClusterSpec
 
     task = TaskConfig(**fields)
     credentials = Credentials(task.token_file, task.keys_dir, task.insecure)
     cluster = ClusterSpec(task.cluster)
-    return run_server(cluster, task.job, task.index, credentials, lifeline=lifeline, announce=log.info)
+    return run_server(
+        cluster, task.job, task.index, credentials, bind_host=task.bind_host, lifeline=lifeline, announce=log.info
+    )

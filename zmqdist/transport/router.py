@@ -54,6 +54,7 @@ from zmqdist.transport.dealer import Buffer, receive_payload
 from zmqdist.transport.loop import Loop, WatchedSocket
 from zmqdist.transport.malloc_trim import trim_heap
 from zmqdist.transport.monitor import DISCONNECTED, decode_event, open_monitor
+from zmqdist.transport.own_address import all_taken, bind_free, free_ports
 from zmqdist.transport.security import CURVE, NONE, ServerSecurity
 from zmqdist.transport.shm_pool import this_pool
 from zmqdist.transport.transfers import BulkChannel
@@ -83,6 +84,11 @@ _NOBLOCK: Final = int(zmq.NOBLOCK)
 _MORE: Final = int(zmq.SNDMORE) | _NOBLOCK
 _POLLIN: Final = int(zmq.POLLIN)
 _PING: Final = encode(Ping())
+
+
+class PortTakenError(UnknownError):
+    """A port could not be bound because it is in use."""
+
 
 Handler: TypeAlias = "Callable[[Peer, Any, list[memoryview]], None]"
 
@@ -213,7 +219,7 @@ class Router:
     # -- addresses ----------------------------------------------------------------------------------------------------
 
     def bind(self, address: str) -> str:
-        """Listen on `host:port`; port 0 takes a free port.
+        """Listen on `host:port`; port 0 takes a free port, of ZMQDIST_PORTS if that is set.
 
         If a dropped server of this process still has the port, this waits DROPPED_S at most for its end.
 
@@ -230,12 +236,21 @@ class Router:
         number = _look_up(host)
         self._security.check_bind(number)
         try:
-            bound = self._loop.run(self._bind, number, port)
+            bound = self._bind_one_of(number, port)
         except UnknownError:
             if not wait_finished(DROPPED_S):
                 raise
-            bound = self._loop.run(self._bind, number, port)
+            bound = self._bind_one_of(number, port)
         return join(host, bound)
+
+    def _bind_one_of(self, number: str, port: int) -> int:
+        for each in [port] if port else free_ports():
+            try:
+                return self._loop.run(self._bind, number, each)
+            except PortTakenError:
+                if port:
+                    raise
+        raise all_taken(number)
 
     def bind_fd(self, fd: int) -> str:
         """Serve a TCP socket that is bound and listens already. ZeroMQ owns the descriptor from now on. Returns and raises as `bind`."""
@@ -256,7 +271,8 @@ class Router:
         try:
             socket.bind(f"tcp://{address if port else address[:-1] + '*'}")
         except zmq.ZMQError as error:
-            raise UnknownError(f"could not bind {address}: {_bind_problem(error)}") from None
+            kind = PortTakenError if error.errno == zmq.EADDRINUSE else UnknownError
+            raise kind(f"could not bind {address}: {_bind_problem(error)}") from None
         finally:
             socket.setsockopt(zmq.USE_FD, -1)
         bound = socket.getsockopt(zmq.LAST_ENDPOINT)
@@ -510,21 +526,29 @@ class Router:
                     self._loop.call_soon(fn, peer)
 
 
-def listen(host: str) -> sockets.socket:
+def listen(host: str, any_port: bool = False) -> sockets.socket:
     """Return a TCP socket at a free port, for `Router.bind_fd` here or in a child. Connections wait in it until a process serves them.
 
+    Args:
+      any_port: whether the port may be outside of ZMQDIST_PORTS.
+
     Raises:
-      UnknownError: `host` is not an address of this machine.
+      UnknownError: `host` is not an address of this machine, or each port of ZMQDIST_PORTS is in use.
     """
     number = _look_up(host)
     made = sockets.socket(sockets.AF_INET6 if is_ipv6(number) else sockets.AF_INET, sockets.SOCK_STREAM)
     try:
         made.setblocking(False)
-        made.bind((number, 0))
+        if any_port:
+            made.bind((number, 0))
+        else:
+            bind_free(made, number)
         made.listen(BACKLOG)
-    except OSError as error:
+    except BaseException as error:
         made.close()
-        raise UnknownError(f"could not bind {join(host, 0)}: {error.strerror}") from None
+        if isinstance(error, OSError):
+            raise UnknownError(f"could not bind {join(host, 0)}: {error.strerror}") from None
+        raise
     return made
 
 

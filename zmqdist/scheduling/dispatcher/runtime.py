@@ -18,6 +18,7 @@ from typing import Any
 
 from zmqdist import errors
 from zmqdist.background import in_background
+from zmqdist.cluster.addresses import advertised_address
 from zmqdist.coordination.service import CoordinationService
 from zmqdist.data.service.dispatcher.machine.snapshot import DataSnapshot
 from zmqdist.data.service.dispatcher.machine.tables import Rules
@@ -49,9 +50,10 @@ from zmqdist.scheduling.dispatcher.heap_trimming import HeapTrimmer
 from zmqdist.scheduling.dispatcher.membership import Member, MemberJoined, MemberLost
 from zmqdist.scheduling.dispatcher.relay import Relay
 from zmqdist.scheduling.worker.fetch import RELAY
-from zmqdist.transport.address import join
+from zmqdist.transport.address import join, split
 from zmqdist.transport.credentials import Credentials
 from zmqdist.transport.loop import Loop
+from zmqdist.transport.own_address import bindable
 from zmqdist.transport.processes import is_alive
 from zmqdist.transport.router import Peer, Router
 from zmqdist.wire.hello import host_identity, our_hello, pickles_differ
@@ -129,7 +131,9 @@ class DispatchServer:
     @property
     def target(self) -> str:
         """ "zmq://host:port", the target for coordinators and workers."""
-        return f"{self._runtime.config.protocol or 'zmq'}://{self._address}"
+        advertise = self._runtime.config.advertise
+        where = self._address if advertise is None else advertised_address(advertise, split(self.address)[1])
+        return f"{self._runtime.config.protocol or 'zmq'}://{where}"
 
     @property
     def credentials(self) -> Credentials:
@@ -280,11 +284,12 @@ class _Runtime:
         service = self._service()
         try:
             self._hello = our_hello("server", self._incarnation, f"dispatcher pid {os.getpid()}")
-            router = self._router = Router(loop, self.credentials.server(config.host), self._hello)
+            host = bindable(config.host)
+            router = self._router = Router(loop, self.credentials.server(host), self._hello)
             # The state in the journal is loaded before the port is bound, so no peer sees a part of it.
             self.data = DataDispatcher(service, loop, data_rules(config), config.work_dir, config.snapshots_max)
             if self._listener is None:
-                self.address = router.bind(join(config.host, config.port))
+                self.address = router.bind(join(host, config.port))
             else:
                 self.address = router.bind_fd(self._listener)
         except BaseException:
