@@ -73,6 +73,40 @@ def secret_options(command: F) -> F:
     return command
 
 
+def _use_ports(context: click.Context, option: click.Parameter, ports: str | None) -> None:
+    from zmqdist.port_range import VARIABLE, parse_ports
+
+    if ports is not None:
+        try:
+            parse_ports(ports)
+        except ValueError as error:
+            raise click.BadParameter(str(error), context, option) from None
+        os.environ[VARIABLE] = ports  # for this process and its children
+
+
+def use_ports_of(config: ClusterConfig) -> None:
+    """Have this process take its free ports from the range of a cluster file, unless --ports or the environment has one."""
+    from zmqdist.port_range import VARIABLE
+
+    if config.ports is not None:
+        os.environ.setdefault(VARIABLE, config.ports)
+
+
+ports_option = click.option(
+    "--ports",
+    metavar="FIRST-LAST",
+    expose_value=False,
+    callback=_use_ports,
+    help="Range of ports from which it takes its free ports.",
+)
+
+advertise_option = click.option(
+    "--advertise",
+    metavar="HOST[:PORT]",
+    help="Address at which other processes reach it, behind NAT for example.",
+)
+
+
 def ticket_options(command: F) -> F:
     """Add --ticket-file and --ticket-fd: a role that joins makes its own keys."""
     for option in (

@@ -12,7 +12,17 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from zmqdist import limits
-from zmqdist_cli.common import Seconds, check_keys, grace_option, place, secret_options, ticket_options
+from zmqdist_cli.common import (
+    Seconds,
+    advertise_option,
+    check_keys,
+    grace_option,
+    place,
+    ports_option,
+    secret_options,
+    ticket_options,
+    use_ports_of,
+)
 
 if TYPE_CHECKING:
     from zmqdist.cluster import ClusterConfig
@@ -40,7 +50,11 @@ class Slots(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic
 
 @click.command(short_help="Run a dispatcher in the foreground.")
 @click.option("--port", type=_port, metavar="PORT", help=f"TCP port; 0 takes a free one.  [default: {PORT}]")
-@click.option("--host", "--bind", "host", metavar="HOST", help=f"Address to bind.  [default: {HOST}]")
+@click.option(
+    "--host", "--bind", "host", metavar="HOST", help=f"Address or interface (eth1) to bind.  [default: {HOST}]"
+)
+@advertise_option
+@ports_option
 @click.option("--lease", "lease_s", type=Seconds(), metavar="SECONDS", help="Silence after which a worker is lost.")
 @click.option(
     "--attempts",
@@ -88,6 +102,12 @@ def dispatcher(context: click.Context, /, file: str | None, **options: Any) -> N
     "--threads", is_flag=True, help="Slots are threads instead of processes; a running function cannot be cut off."
 )
 @click.option(
+    "--threads-per-slot",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Threads of BLAS and OpenMP in each slot.  [default: the cores, shared out among the slots]",
+)
+@click.option(
     "--job", default="worker", show_default=True, metavar="NAME", help="Job in its name, as worker in worker:1."
 )
 @click.option(
@@ -97,8 +117,14 @@ def dispatcher(context: click.Context, /, file: str | None, **options: Any) -> N
     help="Index in its name, as 1 in worker:1; by default the lowest free one.",
 )
 @click.option(
-    "--host", "--bind", "host", metavar="HOST", help="Address at which other processes fetch its large results."
+    "--host",
+    "--bind",
+    "host",
+    metavar="HOST",
+    help="Address or interface (eth1) at which other processes fetch its large results.",
 )
+@advertise_option
+@ports_option
 @click.option("--port", type=_port, default=0, metavar="PORT", help="TCP port of that address; 0 takes a free one.")
 @click.option(
     "--orphan-limit",
@@ -119,6 +145,9 @@ def worker(
     *,
     slots: int | str | None,
     threads: bool,
+    host: str | None,
+    advertise: str | None,
+    threads_per_slot: int | None,
     orphan_limit_s: float | None,
     grace_s: float,
     file: str | None,
@@ -132,6 +161,7 @@ def worker(
     The worker waits for its dispatcher, and reconnects to a restarted one. Each slot is a process of its own, so a crash of one function
     ends nothing else.
     """
+    from zmqdist.cluster.addresses import advertised_address
     from zmqdist.cluster.sections import WorkerJob
     from zmqdist.launch.roles import run_worker
     from zmqdist.scheduling.dispatcher.config import WorkerConfig
@@ -142,13 +172,18 @@ def worker(
         check_keys(cluster, file, keys_dir)
         section = cluster.jobs.worker or section
         os.environ.update(section.env)
+        use_ports_of(cluster)
         target = target or _dispatcher_address(cluster, file)
         keys_dir = keys_dir or cluster.security.keys
     address, credentials = place(target, token_file, keys_dir, insecure)
+    advertise = advertise or section.advertise
     config = WorkerConfig(
         address,
+        worker_address=None if advertise is None else advertised_address(advertise, "%port%"),
+        host=host or section.host,
         slots=section.slots_here() if slots is None else WorkerJob(slots=slots).slots_here(),  # type: ignore[arg-type]
         processes=not threads,
+        threads_per_slot=threads_per_slot or section.threads_per_slot,
         orphan_limit_s=orphan_limit_s or section.orphan_limit_s,
         token_file=credentials.token_file,
         keys_dir=credentials.keys_dir,
@@ -171,6 +206,7 @@ def _dispatcher_of(file: str, options: dict[str, Any]) -> dict[str, Any]:
 
     config = _load(file)
     check_keys(config, file, options["keys_dir"])
+    use_ports_of(config)
     section = config.jobs.dispatcher or DispatcherJob()
     host, port = split(section.address)
     return {

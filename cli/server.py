@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from zmqdist.files import read_regular
-from zmqdist_cli.common import check_keys, grace_option, secret_options, ticket_options
+from zmqdist_cli.common import check_keys, grace_option, ports_option, secret_options, ticket_options, use_ports_of
 
 if TYPE_CHECKING:
     from zmqdist.cluster.spec import ClusterSpec
@@ -29,8 +29,13 @@ if TYPE_CHECKING:
     help="Index of this task; may be left out where its job has only one task.",
 )
 @click.option(
-    "--bind", "bind_host", metavar="HOST", help="Address to listen on, in place of its address in the cluster."
+    "--host",
+    "--bind",
+    "bind_host",
+    metavar="HOST",
+    help="Address or interface (eth1) to listen on, in place of its address in the cluster.",
 )
+@ports_option
 @grace_option("Time that running calls have to end after Ctrl-C or SIGTERM.")
 @ticket_options
 @secret_options
@@ -92,6 +97,7 @@ def _of_file(path: str, job: str | None, keys_dir: str | None) -> tuple[ClusterS
 
     config = ClusterConfig.load(path)
     check_keys(config, path, keys_dir)
+    use_ports_of(config)
     sections = config.jobs.task_jobs()
     if job in sections:
         os.environ.update(sections[job].env)

@@ -6,6 +6,7 @@ from zmqdist.scheduling.coordinator.per_worker import PerWorkerValues
 from zmqdist.scheduling.coordinator.remote_value import RemoteValue, RemoteValueStatus
 from zmqdist.task_context import get_current_worker_index, get_num_workers
 from zmqdist.tasks import coordinator_utils as utils  # noqa: F401
+from zmqdist.wire.trusted import send_by_value
 
 PerWorkerValue = PerWorkerValues
 experimental_get_current_worker_index = get_current_worker_index
@@ -19,4 +20,5 @@ __all__ = [
     "experimental_get_current_worker_index",
     "get_current_worker_index",
     "get_num_workers",
+    "send_by_value",
 ]

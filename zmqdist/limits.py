@@ -528,3 +528,15 @@ RAY_PLACE_S: Final = 30.0
 
 RAY_LINES_MAX: Final = 1000
 """Lines of an agent that its actor holds until the launcher takes them; then the agent waits."""
+
+CODE_BYTES_MAX: Final = 64 * 2**20
+"""Bytes of the files of a program that a launcher sends to a host: ten times a large project; more is data, or a forgotten folder."""
+
+CODE_FILE_BYTES_MAX: Final = 4 * 2**20
+"""Bytes of one such file; larger ones are left out."""
+
+CODE_FILES_MAX: Final = 20_000
+"""Files of a program that a launcher sends to a host."""
+
+CODE_PART_BYTES: Final = 2**18
+"""Bytes of one order with code: short enough for a beat in between on a slow line."""

@@ -337,7 +337,7 @@ class Register(Message, tag=40):
     `index` -1 requests the lowest free index. `index_given`: a dispatcher chose the index, so another worker may get it later.
     `stale_leases` are functions of an earlier dispatcher that run in threads and could not be stopped, as (lease, coordinator); each
     is in a LeasesReturned when it ends. `address` is where peers reach the worker's own server. `serial` counts the registrations over this
-    connection.
+    connection. `threads_per_slot` is how many threads BLAS and OpenMP start in each slot; 0: not known.
     """
 
     SENT = "worker -> dispatcher"
@@ -353,6 +353,7 @@ class Register(Message, tag=40):
     tags: tuple[str, ...] = ()
     index_given: bool = False
     serial: int = 0
+    threads_per_slot: int = 0
 
     @property
     def named(self) -> bool:

@@ -60,7 +60,7 @@ STRUCTURE: dict[str, tuple[str, str]] = {
     ),
     "a key of another section": (
         TOP + "jobs:\n  ps:\n    count: 1\n    zzz: 2\n",
-        "c.yaml:6: jobs.ps.zzz: unknown key (known are: count, tasks, env, restarts)",
+        "c.yaml:6: jobs.ps.zzz: unknown key (known are: count, tasks, env, restarts, host, advertise)",
     ),
     "an unknown section": (
         TOP + "jobs: {worker: {count: 1}}\nsecurty: {}\n",
@@ -68,7 +68,7 @@ STRUCTURE: dict[str, tuple[str, str]] = {
     ),
     "a key that is a number": (
         TOP + "jobs: {worker: {count: 1}}\n7: x\n",
-        "c.yaml:4: [7]: unknown key (known are: name, jobs, program, security, launcher, ssh, slurm, kubernetes, ray)",
+        "c.yaml:4: [7]: unknown key (known are: name, jobs, program, security, ports, code, launcher, ssh, slurm, kubernetes, ray)",
     ),
     "a bad job name": (
         TOP + "jobs:\n  wroker: {count: 1}\n",

@@ -76,6 +76,7 @@ PINNED: dict[str, frozenset[str]] = {
             "experimental_get_current_worker_index",
             "get_current_worker_index",
             "get_num_workers",
+            "send_by_value",
         }
     ),
     "zmqdist.data": frozenset(

@@ -171,6 +171,31 @@ def test_a_pod_has_its_resources_and_the_slots_of_its_cores(config: Load) -> Non
     assert "slots: 3" in text
 
 
+@pytest.mark.parametrize(
+    ("keys", "cpu", "threads"),
+    [
+        ("slots: 2", "8", 4),
+        ("slots: 4", "2.5", 1),
+        ("slots: auto", "2.5", 1),
+        ("slots: 2, threads_per_slot: 3", "8", 3),
+        ("slots: 2, env: {OMP_NUM_THREADS: '1'}", "8", None),
+        ("slots: 2", "null", None),
+    ],
+)
+def test_the_slots_of_a_pod_share_its_cores(config: Load, keys: str, cpu: str, threads: int | None) -> None:
+    image = f"kubernetes: {{image: x, resources: {{worker: {{cpu: {cpu}}}}}}}\n"
+    text = render(config(f"{TOP}jobs: {{worker: {{count: 1, {keys}}}}}\n{image}"))
+    file = yaml.safe_load(named(text)["ConfigMap/train-config"]["data"]["cluster.yaml"])
+    assert file["jobs"]["worker"].get("threads_per_slot") == threads
+
+
+def test_every_pod_of_the_cluster_takes_its_free_ports_from_the_range(config: Load) -> None:
+    found = pods(named(render(config(FULL + "ports: 6000-6100\n"))))
+    assert {name for name, pod in found.items() if variables(pod).get("ZMQDIST_PORTS") == "6000-6100"} == set(found) - {
+        "evaluator"
+    }
+
+
 def test_every_pod_is_without_root_privileges_and_the_token_of_the_api(config: Load) -> None:
     for pod in pods(named(render(config(TOP + JOBS + IMAGE)))).values():
         assert pod["automountServiceAccountToken"] is False

@@ -13,7 +13,16 @@ from zmqdist.scheduling.dispatcher.runtime import DispatchServer
 
 
 def worker(**changes: Any) -> dict[str, Any]:
-    row = {"name": "worker:0", "state": "alive", "slots": 2, "pid": 41, "host": "alpha", "leases": 5, "running": 2}
+    row = {
+        "name": "worker:0",
+        "state": "alive",
+        "slots": 2,
+        "threads_per_slot": 1,
+        "pid": 41,
+        "host": "alpha",
+        "leases": 5,
+        "running": 2,
+    }
     return {**row, "window": 8, "done": 1200, "rate": 310.4, "idle_s": 0.26, "age_s": 9.0, **changes}
 
 
@@ -40,9 +49,9 @@ def test_a_full_record_reads_as_tables_with_equal_columns() -> None:
         "dispatcher at 127.0.0.1:5050 (pid 7): 2 workers, 4 slots, 10,000 queued, 3 given out, 2 running, 2,400 done, 310/s, 1 loss",
         "",
         "workers",
-        "  name       state  slots  running  waiting   done  per s      heard  host   pid",
-        "  worker:0   alive      2        2        3  1,200    310  0.3 s ago  alpha   41",
-        "  worker:10  away       2        0        0  1,200      0  0.3 s ago  alpha   41",
+        "  name       state  slots  threads  running  waiting   done  per s      heard  host   pid",
+        "  worker:0   alive      2        1        2        3  1,200    310  0.3 s ago  alpha   41",
+        "  worker:10  away       2        1        0        0  1,200      0  0.3 s ago  alpha   41",
         "",
         "coordinators",
         "  id        queued  out  held  submitted  finished  functions",

@@ -519,6 +519,26 @@ def test_a_worker_process_joins_by_a_descriptor_and_shows_its_secrets_nowhere(
     assert not list(tmp_path.glob("zmqdist-*")), "its keys go with it"
 
 
+@pytest.mark.timeout(120)
+def test_a_worker_replaces_its_key_although_its_ticket_has_another_address_of_the_dispatcher(
+    dispatcher: zd.DispatchServer, admin: ZmqClient, tmp_path: Path
+) -> None:
+    port = dispatcher.address.rpartition(":")[2]
+    ticket = tmp_path / "ticket"
+    ticket.touch(0o600)
+    ticket.write_text(dispatcher.open_join("worker:0", dispatcher=f"localhost:{port}"))
+    command = [sys.executable, "-m", "zmqdist_cli", "worker", "--dispatcher", f"127.0.0.1:{port}"]
+    process = subprocess.Popen([*command, "--ticket-file", str(ticket), "--keys", str(tmp_path / "mine")])
+    try:
+        assert dispatcher.wait_for(lambda members: ("worker", 0) in members, 60.0)
+        first = keys.load_role(tmp_path / "mine", "worker").public
+        until(lambda: ask(admin, "keys_rotate", "worker:0"))
+        until(lambda: keys.load_role(tmp_path / "mine", "worker").public != first)
+    finally:
+        process.terminate()
+        process.wait(30.0)
+
+
 def _looks_at_itself(array: Any) -> tuple[int, str, float]:
     import os
 

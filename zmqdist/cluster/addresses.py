@@ -43,6 +43,18 @@ def join_address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
+def advertised_address(advertised: str, port: int | str) -> str:
+    """Return the address at which other processes reach a server: `advertised`, with this port if it has none.
+
+    An IPv6 host may lack its brackets.
+    """
+    host, colon, last = advertised.rpartition(":")
+    has_port = colon and last.isdecimal() and (":" not in host or host.endswith("]"))
+    if has_port:
+        return advertised
+    return f"[{advertised}]:{port}" if ":" in advertised and not advertised.startswith("[") else f"{advertised}:{port}"
+
+
 def is_loopback(host: str) -> bool:
     """Return whether only this machine reaches the host, judging by its text. Of names, only localhost counts as loopback."""
     if host == "localhost":

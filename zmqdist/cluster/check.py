@@ -16,8 +16,10 @@ from typing import Any, Protocol, TypeAlias, TypeVar, get_args, get_origin
 import msgspec
 
 from zmqdist import limits
-from zmqdist.cluster.addresses import is_loopback, is_wildcard, split_address
+from zmqdist.blas_threads import VARIABLES
+from zmqdist.cluster.addresses import advertised_address, is_loopback, is_wildcard, split_address
 from zmqdist.cluster.sections import Job, Section, SingleJob
+from zmqdist.port_range import parse_ports
 
 Path: TypeAlias = tuple[Any, ...]
 """The keys and list indices that lead from the top of the file to a value."""
@@ -159,6 +161,8 @@ class Config(Protocol):
     @property
     def security(self) -> Any: ...
     @property
+    def ports(self) -> str | None: ...
+    @property
     def launcher(self) -> str: ...
     @property
     def name(self) -> str: ...
@@ -185,11 +189,25 @@ def problems(config: Config) -> Iterator[Mistake]:
         for variable in job.env:
             if not variable or "=" in variable:
                 yield Mistake(("jobs", name, "env", variable), "is no name for an environment variable")
+    if jobs.worker is not None and jobs.worker.threads_per_slot is not None:
+        for variable in VARIABLES:
+            if variable in jobs.worker.env:
+                yield Mistake(
+                    ("jobs", "worker", "env", variable),
+                    "is given together with threads_per_slot",
+                    "leave one of them out",
+                )
     for name, single, hint in (("chief", jobs.chief, "others are workers"), ("evaluator", jobs.evaluator, "")):
         if single is not None and len(single.indices()) > 1:
             key = "count" if single.tasks is None else "tasks"
             yield Mistake(("jobs", name, key), f"there is at most one {name}", hint)
     yield from _addresses(config)
+    yield from _advertised(config)
+    if config.ports is not None:
+        try:
+            parse_ports(config.ports)
+        except ValueError as error:
+            yield Mistake(("ports",), str(error))
     yield from _command(config)
     if config.launcher != "local":
         yield from _on_hosts(config)
@@ -277,6 +295,23 @@ def _ssh(config: Config) -> Iterator[Mistake]:
             f"the jobs have {roles} workers and ps, and the hosts have {sum(bounded)} slots",
             "raise slots, or leave it out",
         )
+
+
+def _advertised(config: Config) -> Iterator[Mistake]:
+    for name in ("dispatcher", "worker", "ps"):
+        job = getattr(config.jobs, name)
+        if job is None or job.advertise is None:
+            continue
+        path = ("jobs", name, "advertise")
+        try:
+            host, _ = split_address(advertised_address(job.advertise, 1))
+        except ValueError as error:
+            yield Mistake(path, f"bad address {displayed(job.advertise)}: {error}")
+            continue
+        if not host or is_wildcard(host):
+            yield Mistake(path, f"bad address {displayed(job.advertise)}: no process can connect to it")
+        elif name != "dispatcher" and len(job.indices()) > 1 and job.advertise == advertised_address(job.advertise, 1):
+            yield Mistake(path, f"names one port for {len(job.indices())} tasks", "write the host alone")
 
 
 def _kubernetes(config: Config) -> Iterator[Mistake]:

@@ -55,6 +55,20 @@ class ClusterConfig(Section, frozen=True):
         documented("The program that runs on the cluster, as its chief.", "a command line, or a list of words"),
     ]
     security: Annotated[SecurityConfig, documented("Who may connect.", "a mapping")] = SecurityConfig()
+    ports: Annotated[
+        str | None,
+        documented(
+            "The range from which processes of the cluster take free ports, for a firewall; null: any.",
+            "a range such as 5000-5100, or null",
+        ),
+    ] = None
+    code: Annotated[
+        list[str] | None,
+        documented(
+            "Paths to send to hosts that do not share this file system; null: the folder of the program's script; []: none.",
+            "a list of paths, or null",
+        ),
+    ] = None
     launcher: Annotated[
         LauncherName,
         documented("What starts the jobs; --on overrides it.", "local, ssh, slurm, kubernetes or ray"),

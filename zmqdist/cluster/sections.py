@@ -7,13 +7,13 @@ directory of the command. A null for a folder means "none".
 
 from __future__ import annotations
 
-import os
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
-from zmqdist import limits
+from zmqdist import blas_threads, limits
+from zmqdist.cluster.addresses import advertised_address
 
 _SECONDS_MAX = 1e9  # thirty years; a larger number is a mistake, or infinity
 
@@ -29,6 +29,7 @@ Amount = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 Bytes = Annotated[int, Meta(ge=1, le=2**62)]
 TaskCount = Annotated[int, Meta(ge=1, le=limits.WORKERS_MAX)]
 SlotCount = Annotated[int, Meta(ge=1, le=limits.SLOTS_MAX)]
+HostName = Annotated[str, Meta(min_length=1, max_length=255)]
 Index = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Address = Annotated[str, Meta(extra_json_schema={"pattern": ":[0-9]+$"})]
 SparseTasks = Annotated[
@@ -46,8 +47,19 @@ class DispatcherJob(Section, frozen=True):
 
     address: Annotated[
         str,
-        documented("host:port to bind; port 0 lets the system choose.", "host:port", schema={"pattern": ":[0-9]+$"}),
+        documented(
+            "host:port to bind; the host may be an interface, and port 0 takes a free one.",
+            "host:port",
+            schema={"pattern": ":[0-9]+$"},
+        ),
     ] = "127.0.0.1:0"
+    advertise: Annotated[
+        HostName | None,
+        documented(
+            "The address at which other processes reach it, for example behind NAT; null: the address that it binds.",
+            "host or host:port, or null",
+        ),
+    ] = None
     work_dir: Annotated[
         str | None,
         documented("Folder of datasets and of the journal; null: in memory.", "the path of a folder, or null"),
@@ -174,6 +186,28 @@ class ServingJob(Job, frozen=True):
         documented("How often a task that crashed is restarted; 0: never.", "a whole number, 0 or more"),
     ] = limits.RESTARTS
 
+    host: Annotated[
+        HostName | None,
+        documented(
+            "The address or the interface (eth1) that each task binds; null: the interface that leads to the dispatcher.",
+            "an address, the name of a host or of an interface, or null",
+        ),
+    ] = None
+    advertise: Annotated[
+        HostName | None,
+        documented(
+            "The address at which other processes reach a task, for example behind NAT; null: the address that it binds.",
+            "host or host:port, or null",
+        ),
+    ] = None
+
+    def advertised_at(self, index: int) -> str | None:
+        """Return the address at which other processes reach a task; "%port%" stands for a port that it takes. None: where it binds."""
+        address = self.addresses().get(index)
+        if address is not None:
+            return address if self.host is not None else None
+        return None if self.advertise is None else advertised_address(self.advertise, "%port%")
+
 
 class WorkerJob(ServingJob, frozen=True):
     """Processes that run functions."""
@@ -185,6 +219,13 @@ class WorkerJob(ServingJob, frozen=True):
             f"a whole number, 1 to {limits.SLOTS_MAX}, or auto",
         ),
     ] = 1
+    threads_per_slot: Annotated[
+        Amount | None,
+        documented(
+            "Threads of BLAS and OpenMP in each slot; null: the cores of the host, shared out among the slots there.",
+            "a whole number above 0, or null",
+        ),
+    ] = None
     orphan_limit_s: Annotated[
         Seconds,
         documented("Seconds without a dispatcher after which a worker stops.", "a number of seconds above 0"),
@@ -198,8 +239,7 @@ class WorkerJob(ServingJob, frozen=True):
         """Return the slots of a worker on this host: `auto` is the number of cores that this process may use."""
         if self.slots != "auto":
             return self.slots
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        return min(cores, limits.SLOTS_MAX)
+        return min(blas_threads.cores(), limits.SLOTS_MAX)
 
 
 class JobsConfig(Section, frozen=True):

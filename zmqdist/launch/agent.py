@@ -15,6 +15,7 @@ Promises
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import platform
 import queue
@@ -31,6 +32,7 @@ from typing import IO, Final
 
 from zmqdist._version import __version__
 from zmqdist.errors import OpError
+from zmqdist.launch.agent_code import ReceivedCode
 from zmqdist.launch.agent_protocol import (
     AgentClosing,
     AgentEvent,
@@ -39,12 +41,14 @@ from zmqdist.launch.agent_protocol import (
     AgentUnfit,
     CloseAgent,
     LauncherBeat,
+    OfferCode,
     OrderRefused,
     PortReserved,
     ReservePort,
     RoleEnded,
     RoleLine,
     RoleStarted,
+    SendCode,
     SignalRole,
     StartRole,
     decode_order,
@@ -53,7 +57,9 @@ from zmqdist.launch.agent_protocol import (
 from zmqdist.launch.children import Child, Children
 from zmqdist.launch.folders import RunFolder
 from zmqdist.launch.ports import Reserved
+from zmqdist.port_range import VARIABLE as PORTS_ENV
 from zmqdist.process import zygote_client
+from zmqdist.scheduling.dispatcher.config import WorkerConfig
 
 MEMORY_FOLDER: Final = "/dev/shm"
 READ_BYTES: Final = 65536
@@ -111,6 +117,7 @@ class HostAgent:
         self._naming = threading.Lock()
         """Held while a role is started, so that its end is not reported before its ticket is known."""
         self._children = Children(self._exited)
+        self._code = ReceivedCode()
         self._closing: threading.Thread | None = None
         self._over_read, self._over_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         """Readable once a signal ends the agent, or all roles were closed as ordered."""
@@ -134,6 +141,7 @@ class HostAgent:
             self._children.close(0.0)
             for port in self._reserved:
                 port.close()
+            self._code.close()
             self._unsent.put(None)
             self._writer.join(LAST_EVENTS_S)
 
@@ -146,12 +154,17 @@ class HostAgent:
                 if (child := self._by_ticket.get(order.ticket)) is not None:
                     child.signal(order.number)
             case ReservePort():
+                if order.ports:
+                    os.environ[PORTS_ENV] = order.ports
                 try:
                     self._reserved.append(Reserved(order.host, order.port))
                 except OpError as error:
                     self._unsent.put(OrderRefused(order.ticket, error.message))
                 else:
                     self._unsent.put(PortReserved(order.ticket, self._reserved[-1].address))
+            case OfferCode() | SendCode():
+                if (event := self._code.answer(order)) is not None:
+                    self._unsent.put(event)
             case CloseAgent():
                 self._unsent.put(AgentClosing())
                 if self._closing is None:
@@ -164,11 +177,17 @@ class HostAgent:
         try:
             for name, text in order.files.items():
                 _write_private(self._folder.path, name, text)
+            environment = {**os.environ, **order.environment}
+            if self._code.imports:
+                before = environment.get("PYTHONPATH")
+                environment["PYTHONPATH"] = os.pathsep.join([*self._code.imports, *([before] if before else [])])
+            if order.kind == "WorkerConfig":
+                environment |= WorkerConfig(**json.loads(order.fields)).thread_variables(environment)
             with self._naming:
                 child = self._children.start(
                     order.name,
                     lambda lifeline: ["zmqdist.launch.roles", str(lifeline), order.kind, order.fields],
-                    {**os.environ, **order.environment},
+                    environment,
                     lambda line: self._line(order.ticket, line),
                 )
                 self._tickets[child] = order.ticket

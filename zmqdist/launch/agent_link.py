@@ -6,12 +6,14 @@ again: the agent there ends its roles, and the roles here end with the reason of
 
 from __future__ import annotations
 
+import base64
 import itertools
 import logging
 import queue
 import signal
 import threading
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 import msgspec
@@ -25,19 +27,23 @@ from zmqdist.launch.agent_protocol import (
     AgentOrder,
     AgentUnfit,
     CloseAgent,
+    CodeReady,
     LauncherBeat,
+    OfferCode,
     OrderRefused,
     PortReserved,
     ReservePort,
     RoleEnded,
     RoleLine,
     RoleStarted,
+    SendCode,
     SignalRole,
     StartRole,
     decode_event,
     encode,
 )
 from zmqdist.launch.agent_stream import AgentStream
+from zmqdist.launch.code_bundle import CodeBundle
 from zmqdist.launch.launcher_interface import LineHandler
 
 log = logging.getLogger("zmqdist.launch")
@@ -46,7 +52,9 @@ HOST_LOST: Final = -int(signal.SIGKILL)
 """The exit code of a role whose host is lost: its agent kills it."""
 NOT_STARTED: Final = 1
 """The exit code of a role that its host could not start."""
-RESERVE_S: Final = 20.0
+ANSWER_S: Final = 20.0
+CODE_BYTES_PER_S_MIN: Final = 20_000
+"""Bytes per second below which a stream counts as cut off."""
 
 
 class RemoteRole:
@@ -103,7 +111,7 @@ class AgentLink:
         self._tickets = itertools.count(1)
         self._lock = threading.Lock()
         self._roles: dict[int, RemoteRole] = {}
-        self._reserved: dict[int, queue.SimpleQueue[AgentEvent | None]] = {}
+        self._requests: dict[int, queue.SimpleQueue[AgentEvent | None]] = {}
         self._orders: queue.SimpleQueue[AgentOrder | None] = queue.SimpleQueue()
         self._reader = threading.Thread(target=logged, args=(self._read,), name=f"zmqdist-from-{host}", daemon=True)
         self._writer = threading.Thread(target=logged, args=(self._write,), name=f"zmqdist-to-{host}", daemon=True)
@@ -134,22 +142,56 @@ class AgentLink:
             self._orders.put(msgspec.structs.replace(order, ticket=ticket))
         return True
 
-    def reserve(self, host: str, port: int = 0) -> str:
+    def reserve(self, host: str, port: int = 0, ports: str = "") -> str:
         """Reserve a port there and return its address. Raises UnavailableError, or UnknownError: the port is in use, for instance."""
+        event = self._request(lambda ticket: [ReservePort(ticket, host, port, ports)], ANSWER_S)
+        assert isinstance(event, PortReserved)
+        return event.address
+
+    def send_code(self, bundle: CodeBundle, on_sending: Callable[[], object]) -> None:
+        """Have the roles there run with this code. It is sent unless the host has the same files in the same place.
+
+        Args:
+          on_sending: called before the code is sent.
+
+        Raises:
+          UnavailableError: the stream has ended, or the agent does not answer.
+          UnknownError: the code cannot be unpacked there.
+        """
+        paths, imports = list(bundle.paths), list(bundle.imports)
+        event = self._request(
+            lambda ticket: [OfferCode(ticket, bundle.digest, str(bundle.root), paths, imports)], ANSWER_S
+        )
+        if isinstance(event, CodeReady):
+            return
+        on_sending()
+        data = zlib.compress(bundle.archive)
+        places = range(0, len(data), limits.CODE_PART_BYTES)
+        parts = [base64.b64encode(data[at : at + limits.CODE_PART_BYTES]).decode() for at in places]
+        self._request(
+            lambda ticket: [SendCode(ticket, part, part is parts[-1]) for part in parts],
+            ANSWER_S + len(data) / CODE_BYTES_PER_S_MIN,
+        )
+
+    def _request(self, orders: Callable[[int], Sequence[AgentOrder]], timeout_s: float) -> AgentEvent:
+        """Send orders that have one answer, and return it. Raises UnavailableError, or UnknownError: the agent refused them."""
         answer: queue.SimpleQueue[AgentEvent | None] = queue.SimpleQueue()
         with self._lock:
             if self._ended.is_set():
                 raise errors.UnavailableError(self.why_ended)
             ticket = next(self._tickets)
-            self._reserved[ticket] = answer
-            self._orders.put(ReservePort(ticket, host, port))
+            self._requests[ticket] = answer
+            for order in orders(ticket):
+                self._orders.put(order)
         try:
-            event = answer.get(timeout=RESERVE_S)
+            event = answer.get(timeout=timeout_s)
         except queue.Empty:
-            raise errors.UnavailableError(f"{self.host}: its agent has not answered for {RESERVE_S:g} s") from None
-        if isinstance(event, PortReserved):
-            return event.address
-        raise errors.UnknownError(f"{self.host}: {event.reason if isinstance(event, OrderRefused) else self.why_ended}")
+            raise errors.UnavailableError(f"{self.host}: its agent has not answered for {timeout_s:.0f} s") from None
+        if event is None:
+            raise errors.UnavailableError(self.why_ended)
+        if isinstance(event, OrderRefused):
+            raise errors.UnknownError(f"{self.host}: {event.reason}")
+        return event
 
     def request_close(self, grace_s: float) -> None:
         """Have the agent stop its roles and end. Does not wait."""
@@ -208,7 +250,7 @@ class AgentLink:
         if isinstance(event, AgentClosing):
             self._answered_close.set()
             return
-        if (answer := self._reserved.pop(event.ticket, None)) is not None:
+        if (answer := self._requests.pop(event.ticket, None)) is not None:
             answer.put(event)
             return
         role = self._roles.get(event.ticket)
@@ -243,7 +285,7 @@ class AgentLink:
             self.why_ended = f"{self.host}: {why}"
             self._ended.set()
             tickets = list(self._roles)
-            answers = list(self._reserved.values())
+            answers = list(self._requests.values())
         self._greeted.set()
         self._answered_close.set()
         self._orders.put(None)

@@ -51,13 +51,37 @@ class ReservePort(AgentMessage, frozen=True):
     """Reserve a port until the agent ends, so that a restarted role has the same address; answered by PortReserved or OrderRefused.
 
     Attributes:
-      host: the address to bind: an interface of the agent's host.
+      host: the address to bind, or the name of an interface of the agent's host.
       port: 0 takes a free one.
+      ports: the range of free ports, for the roles as well; "": any.
     """
 
     ticket: int
     host: str
     port: int = 0
+    ports: str = ""
+
+
+class OfferCode(AgentMessage, frozen=True):
+    """Name the code that roles need; answered by CodeReady if this host has it in the same place, else by CodeWanted, or OrderRefused.
+
+    Attributes:
+      digest, root, paths, imports: of the CodeBundle (code_bundle.py).
+    """
+
+    ticket: int
+    digest: str
+    root: str
+    paths: list[str]
+    imports: list[str]
+
+
+class SendCode(AgentMessage, frozen=True):
+    """A part of the archive of the last offer: compressed by zlib, in base64. CodeReady or OrderRefused answers the last part."""
+
+    ticket: int
+    data: str
+    last: bool = False
 
 
 class LauncherBeat(AgentMessage, frozen=True):
@@ -144,6 +168,19 @@ class PortReserved(AgentMessage, frozen=True):
     address: str
 
 
+class CodeWanted(AgentMessage, frozen=True):
+    """This host does not have the offered code in the same place."""
+
+    ticket: int
+
+
+class CodeReady(AgentMessage, frozen=True):
+    """The code is in this folder, which is the working directory of all roles that start from now on."""
+
+    ticket: int
+    folder: str
+
+
 class OrderRefused(AgentMessage, frozen=True):
     """An order could not be carried out; for a role it is the last event. `reason`: one sentence, without the name of the host."""
 
@@ -155,9 +192,18 @@ class AgentClosing(AgentMessage, frozen=True):
     """The roles are being stopped. A host that does not say so soon is cut off, and need not be waited for."""
 
 
-AgentOrder: TypeAlias = StartRole | SignalRole | ReservePort | LauncherBeat | CloseAgent
+AgentOrder: TypeAlias = StartRole | SignalRole | ReservePort | OfferCode | SendCode | LauncherBeat | CloseAgent
 AgentEvent: TypeAlias = (
-    AgentHello | AgentUnfit | AgentClosing | RoleStarted | RoleLine | RoleEnded | PortReserved | OrderRefused
+    AgentHello
+    | AgentUnfit
+    | AgentClosing
+    | RoleStarted
+    | RoleLine
+    | RoleEnded
+    | PortReserved
+    | CodeWanted
+    | CodeReady
+    | OrderRefused
 )
 
 _encoder: Final = msgspec.json.Encoder()

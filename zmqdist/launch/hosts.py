@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -24,6 +25,7 @@ from zmqdist.background import in_background
 from zmqdist.launch.agent_link import NOT_STARTED, AgentLink, RemoteRole
 from zmqdist.launch.agent_protocol import AgentHello, AgentUnfit, StartRole
 from zmqdist.launch.agent_stream import AgentStream, NoteHandler
+from zmqdist.launch.code_bundle import CodeBundle
 from zmqdist.launch.host_slots import HostSlots
 from zmqdist.launch.launcher_interface import LineHandler
 from zmqdist.launch.role_files import RoleFiles
@@ -114,8 +116,12 @@ class AgentPool:
         with self._lock:
             self.slots.lose(host)
 
-    def reserve(self, role: str, port: int = 0) -> str:
+    def reserve(self, role: str, port: int = 0, *, interface: str | None = None, ports: str = "") -> str:
         """Place a role, reserve a port on its host and return the address: from then on the role runs on this host only.
+
+        Args:
+          interface: an address or interface of that host; None: the one by which it was reached.
+          ports: the range of a free port; "": any.
 
         Raises:
           UnavailableError: no host has a free slot, or its agent does not answer.
@@ -125,7 +131,17 @@ class AgentPool:
         if host is None:
             raise errors.UnavailableError(f"no host has a free slot for {role}")
         self._reserved[role] = host
-        return self.links[host].reserve(self.hello(host).reached_at or LOOPBACK, port)
+        return self.links[host].reserve(interface or self.hello(host).reached_at or LOOPBACK, port, ports)
+
+    def send_code(self, bundle: CodeBundle) -> None:
+        """Have all roles run with this code. All hosts get it at the same time. Raises as `AgentLink.send_code`, for the first host."""
+
+        def send(link: AgentLink) -> None:
+            link.send_code(bundle, lambda: self._say(f"[{link.host}] gets {bundle.describe()}"))
+
+        with ThreadPoolExecutor(len(self.links), thread_name_prefix="zmqdist-code") as threads:
+            for sending in [threads.submit(send, link) for link in self.links.values()]:
+                sending.result()
 
     def has_lost_port(self, role: str) -> bool:
         """Return whether the role can run nowhere any more, because its port was reserved on a host that is lost."""

@@ -26,12 +26,14 @@ from typing import Any, Final
 import msgspec
 
 from zmqdist import limits
+from zmqdist.blas_threads import VARIABLES as THREAD_VARIABLES
 from zmqdist.cluster.addresses import split_address
 from zmqdist.cluster.check import split_command
 from zmqdist.cluster.config import ClusterConfig, yaml_documents
 from zmqdist.cluster.environment import CONFIG_ENV, TF_CONFIG_ENV
 from zmqdist.cluster.launcher_sections import KubernetesConfig, PodResources
 from zmqdist.cluster.sections import DispatcherJob, JobsConfig, RuntimeConfig, SecurityConfig, SingleJob, WorkerJob
+from zmqdist.port_range import VARIABLE as PORTS_ENV
 from zmqdist.transport import keys
 from zmqdist.transport.credentials import KEYS_DIR_VARIABLE
 
@@ -99,6 +101,7 @@ class _Cluster:
         self.secret = f"{config.name}-keys"
         self._program = [*config.command, *arguments]
         self._grace_s = grace_s
+        self._ports = {} if config.ports is None else {PORTS_ENV: config.ports}
         self._environments = {name: job.env for name, job in config.jobs.task_jobs().items()}
         self._config = self._with_addresses(config)
 
@@ -136,7 +139,11 @@ class _Cluster:
         chief, evaluator, ps = config.jobs.chief, config.jobs.evaluator, config.jobs.ps
         jobs = JobsConfig(
             dispatcher=msgspec.structs.replace(dispatcher, address=address, work_dir=work_dir),
-            worker=msgspec.structs.replace(self._with_tasks("worker", worker, WORKER_PORT), slots=self._slots(worker)),
+            worker=msgspec.structs.replace(
+                self._with_tasks("worker", worker, WORKER_PORT),
+                slots=self._slots(worker),
+                threads_per_slot=self._threads_per_slot(worker),
+            ),
             ps=None if ps is None else self._with_tasks("ps", ps, PS_PORT),
             chief=None if chief is None else msgspec.structs.replace(chief, env={}),
             evaluator=None if evaluator is None else msgspec.structs.replace(evaluator, env={}),
@@ -157,6 +164,13 @@ class _Cluster:
     def _slots(self, worker: WorkerJob) -> int:
         """Return the slots of a worker: `auto` would be the cores of the node, of which the pod has only a part."""
         return math.ceil(self.section.resources.worker.cpu or 1) if worker.slots == "auto" else worker.slots
+
+    def _threads_per_slot(self, worker: WorkerJob) -> int | None:
+        """Return the threads of BLAS in each slot: a share of the pod's cores, not of the node's, unless the file has its own number."""
+        cores = self.section.resources.worker.cpu
+        if worker.threads_per_slot is not None or cores is None or any(name in worker.env for name in THREAD_VARIABLES):
+            return worker.threads_per_slot
+        return max(1, math.floor(cores / self._slots(worker)))
 
     def _host(self, job: str) -> str:
         return f"{self.name}-{job}.{self.section.namespace}.svc"
@@ -201,7 +215,8 @@ class _Cluster:
 
     def _container(self, job: str, command: Sequence[str], variables: Mapping[str, str], port: int = 0) -> _Object:
         files = ROLE_FILES[job]
-        variables = {**({KEYS_DIR_VARIABLE: KEYS_DIR} if files else {}), **variables, **self._user_variables(job)}
+        own = {KEYS_DIR_VARIABLE: KEYS_DIR, **self._ports} if files else {}
+        variables = {**own, **variables, **self._user_variables(job)}
         environment: list[_Object] = [{"name": name, "value": value} for name, value in variables.items()]
         if any(_INDEX in word for word in command):
             field = {"fieldPath": "metadata.labels['apps.kubernetes.io/pod-index']"}

@@ -21,18 +21,20 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 
 from zmqdist import errors
-from zmqdist.cluster.addresses import is_wildcard
+from zmqdist.blas_threads import thread_variables
+from zmqdist.cluster.addresses import advertised_address, is_wildcard
 from zmqdist.cluster.check import split_command
 from zmqdist.cluster.config import ClusterConfig
 from zmqdist.cluster.environment import CONFIG_ENV, TF_CONFIG_ENV
 from zmqdist.cluster.sections import DispatcherJob, RuntimeConfig, ServingJob, SingleJob, WorkerJob
 from zmqdist.launch.children import Child, Children, end_with_parent
+from zmqdist.launch.code_bundle import CodeBundle, bundle_of
 from zmqdist.launch.engines import agent_hosts
 from zmqdist.launch.folders import RunFolder
 from zmqdist.launch.hosts import AgentPool, Hosts
@@ -42,6 +44,7 @@ from zmqdist.launch.role_files import RoleFiles
 from zmqdist.launch.roles import TaskConfig
 from zmqdist.launch.tasks import MakeLauncher, Tasks
 from zmqdist.limits import GRACE_S
+from zmqdist.port_range import VARIABLE as PORTS_ENV
 from zmqdist.process import zygote_client
 from zmqdist.scheduling.dispatcher.config import DispatcherConfig, WorkerConfig
 from zmqdist.scheduling.dispatcher.runtime import DispatchServer
@@ -91,23 +94,30 @@ class Launch:
         self.check()
         hosts = agent_hosts(self._config)
         if hosts is None:  # the zygote's imports take as long as the rest of the start, so they run beside it
-            zygote_client.prepare("zmqdist.launch.roles", "-1", "WorkerConfig")
+            environment = {**os.environ, **self._thread_variables(), **self._workers.env}
+            zygote_client.prepare("zmqdist.launch.roles", "-1", "WorkerConfig", environment=environment)
         with contextlib.ExitStack() as stack:
             stack.enter_context(_Signals(self._signalled))
+            stack.enter_context(_ports(self._config.ports))
             run_folder = RunFolder()
             stack.callback(run_folder.close)
             folder = run_folder.path
             if hosts is not None:
+                bundle = self._code()
                 try:
                     self._pool = AgentPool(hosts, self._say, cancelled=lambda: bool(self._signals))
                 except errors.CancelledError:
                     return 128 + self._signals[-1]
                 stack.callback(self._pool.close)
+                if bundle is not None:
+                    self._pool.send_code(bundle)
             credentials = self._credentials(folder)
             self._dispatcher = stack.enter_context(DispatchServer(self._dispatcher_config(credentials)))
             self._reserve(stack)
             cluster = self._write_config(folder / "cluster.yaml", credentials)
             self._variables = {**credentials.variables(), CONFIG_ENV: str(folder / "cluster.yaml")}
+            if self._config.ports is not None:
+                self._variables[PORTS_ENV] = self._config.ports
             tasks = Tasks(self._worker_exited, self._say, self._launcher(cluster, credentials))
             stack.callback(tasks.close, self._grace_s)
             self._start_workers(tasks, credentials)
@@ -205,23 +215,35 @@ class Launch:
     def _reserve_here(self, section: ServingJob, stack: contextlib.ExitStack) -> dict[int, str]:
         host, _ = split(self._dispatcher_section().address)
         host = LOOPBACK if is_wildcard(host) else host
-        fixed_addresses = {index: split(address) for index, address in section.addresses().items()}
         tasks = {}
         for index in section.indices():
-            port = Reserved(*fixed_addresses.get(index, (host, 0)))
+            fixed = section.addresses().get(index)
+            written, number = split(fixed) if fixed is not None else (host, 0)
+            port = Reserved(section.host or written, number)
             stack.callback(port.close)
-            tasks[index] = section.addresses().get(index, port.address)
+            tasks[index] = fixed or _advertised(section, port.address)
         return tasks
+
+    def _thread_variables(self) -> dict[str, str]:
+        """Return the variables that bound the threads of BLAS in workers and ps here. Both have the same, so that they share a zygote."""
+        slots = len(self._workers.indices()) * self._workers.slots_here()
+        return thread_variables(self._workers.threads_per_slot, slots, {**os.environ, **self._workers.env})
 
     def _reserve_there(self, section: ServingJob, pool: AgentPool) -> dict[int, str]:
         for index in self._workers.indices():  # they have the first choice, so that they spread over the hosts
             pool.place(f"worker:{index}")
-        return {index: pool.reserve(f"ps:{index}") for index in section.indices()}
+        ports = self._config.ports or ""
+        reserved = {
+            index: pool.reserve(f"ps:{index}", interface=section.host, ports=ports) for index in section.indices()
+        }
+        return {index: _advertised(section, address) for index, address in reserved.items()}
 
     def _environment_of(self, job: str, index: int) -> dict[str, str]:
         """Return the variables of a task beyond those of its host; `env` of the file overrides everything else."""
         tf_config = {TF_CONFIG_ENV: self._config.tf_config(job, index)}
-        return {**self._variables, **self._importable(), **tf_config, **self._config.jobs.task_jobs()[job].env}
+        threads = self._thread_variables() if self._pool is None else {}  # an agent adds its own host's
+        variables = {**self._variables, **self._importable(), **tf_config, **threads}
+        return {**variables, **self._config.jobs.task_jobs()[job].env}
 
     def _start_workers(self, tasks: Tasks, credentials: Credentials) -> None:
         section = self._workers
@@ -229,12 +251,15 @@ class Launch:
         for index in section.indices():
             host, port = split(addresses[index]) if index in addresses else (None, 0)
             config = WorkerConfig(
-                self._dispatcher.address,
+                self._dispatcher.address if self._pool is None else self._dispatcher.target,
+                worker_address=section.advertised_at(index),
                 port=port,
-                host=host,
+                host=section.host or host,
                 index=index,
                 slots=section.slots_here(),
                 processes=True,
+                threads_per_slot=section.threads_per_slot,
+                workers_on_host=1 if self._pool is None else -(-len(section.indices()) // len(self._pool.links)),
                 orphan_limit_s=section.orphan_limit_s,
                 token_file=credentials.token_file,
                 keys_dir=credentials.keys_dir,
@@ -245,7 +270,14 @@ class Launch:
         section = self._config.jobs.ps
         for index in [] if section is None else section.indices():
             assert section is not None
-            config = TaskConfig({"ps": section.addresses()}, "ps", index, credentials.token_file, credentials.keys_dir)
+            config = TaskConfig(
+                {"ps": section.addresses()},
+                "ps",
+                index,
+                credentials.token_file,
+                credentials.keys_dir,
+                bind_host=section.host,
+            )
             tasks.start(config, self._environment_of("ps", index), section.restarts)
 
     def _evaluator_command(self) -> list[str]:
@@ -276,14 +308,25 @@ class Launch:
             lambda line: self._say(f"{prefix} {line}"),
         )
 
+    def _script(self) -> str | None:
+        """Return the path of the program's script, if its command has one."""
+        return next((word for word in self._command[1:] if word.endswith(".py") and os.path.isfile(word)), None)
+
     def _importable(self) -> dict[str, str]:
         """Put the folder of the program's script on the workers' PYTHONPATH, so that functions can import modules beside the script."""
-        script = next((word for word in self._command[1:] if word.endswith(".py") and os.path.isfile(word)), None)
-        if script is None:
+        script = self._script()
+        if script is None or (self._pool is not None and self._config.code != []):  # an agent sets it to its own folder
             return {}
         before = os.environ.get("PYTHONPATH") if self._pool is None else None
         folder = str(Path(script).absolute().parent)
         return {"PYTHONPATH": folder if not before else os.pathsep.join((folder, before))}
+
+    def _code(self) -> CodeBundle | None:
+        """Return the code for hosts that do not share this file system; None if `code` is [], or there is no script."""
+        script, paths = self._script(), self._config.code
+        if paths is None:
+            paths = [] if script is None else [os.path.dirname(script) or "."]
+        return bundle_of(paths, script) if paths else None
 
     # -- while it runs ------------------------------------------------------------------------------------------
 
@@ -370,6 +413,26 @@ class _Signals:
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
+
+
+def _advertised(section: ServingJob, bound: str) -> str:
+    """Return the address at which other processes reach a task that binds `bound`."""
+    return bound if section.advertise is None else advertised_address(section.advertise, split(bound)[1])
+
+
+@contextlib.contextmanager
+def _ports(ports: str | None) -> Iterator[None]:
+    """Within this context, servers of this process and of its children take free ports from this range."""
+    before = os.environ.get(PORTS_ENV)
+    if ports is not None:
+        os.environ[PORTS_ENV] = ports
+    try:
+        yield
+    finally:
+        if ports is not None:
+            del os.environ[PORTS_ENV]
+            if before is not None:
+                os.environ[PORTS_ENV] = before
 
 
 def _in_foreground() -> bool:

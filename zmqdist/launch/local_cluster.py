@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from zmqdist import errors, limits
 from zmqdist.background import in_background
+from zmqdist.blas_threads import thread_variables
 from zmqdist.launch.children import Child, Children
 from zmqdist.launch.folders import RunFolder
 from zmqdist.launch.ports import Reserved
@@ -30,6 +31,7 @@ from zmqdist.scheduling.dispatcher.config import DispatcherConfig, WorkerConfig
 from zmqdist.transport import token
 from zmqdist.transport.address import is_ipv6, join
 from zmqdist.transport.credentials import Credentials
+from zmqdist.transport.own_address import bind_free
 
 if TYPE_CHECKING:
     from zmqdist.cluster.spec import ClusterSpec
@@ -47,7 +49,8 @@ class local_cluster:
 
     Args:
       workers: how many workers.
-      slots: how many functions each worker runs at a time.
+      slots: how many functions each worker runs at a time. The cores are shared out among the slots of all workers: NumPy's BLAS has so
+        many threads in each, unless OMP_NUM_THREADS or a variable like it is set.
       ps: how many parameter servers, for `zmqdist.ParameterServerStrategy`.
       processes: True: workers and their slots are processes, not forked from this one, and scripts and notebooks need no `__main__` guard.
         False: they are threads of this process, which start faster, for examples and debugging.
@@ -97,9 +100,12 @@ class local_cluster:
         self._pid = os.getpid()
         self._at_exit = functools.partial(_close_at_exit, weakref.ref(self))
         atexit.register(self._at_exit)
+        self._variables = {**self.credentials.variables(), **thread_variables(None, workers * slots, os.environ)}
         try:
             if processes and (workers or ps):
-                zygote_client.prepare("zmqdist.launch.roles", "-1", "WorkerConfig" if workers else "TaskConfig")
+                kind = "WorkerConfig" if workers else "TaskConfig"
+                environment = {**os.environ, **self._variables}
+                zygote_client.prepare("zmqdist.launch.roles", "-1", kind, environment=environment)
             self._open(dataclasses.replace(config, token_file=self.credentials.token_file))
             if processes:
                 self._wait_for(self._start_processes(workers, range(ps)))
@@ -252,7 +258,7 @@ class local_cluster:
         if self._children is None:
             on_exit = functools.partial(_exited, weakref.ref(self))  # its thread must not keep the cluster alive
             self._children = Children(on_exit)
-        child = self._children.start_role(config, self.credentials.environment())
+        child = self._children.start_role(config, self._variables)
         self._processes[child.name] = child
         return child
 
@@ -302,8 +308,18 @@ def _close_at_exit(cluster: weakref.ref[local_cluster]) -> None:
 
 def _listen(config: DispatcherConfig) -> socket.socket:
     family = socket.AF_INET6 if is_ipv6(config.host) else socket.AF_INET
+    made = socket.socket(family, socket.SOCK_STREAM)
     try:
-        return socket.create_server((config.host, config.port), family=family)
-    except OSError as error:
-        problem = f"could not bind {join(config.host, config.port)}: {error.strerror}; port 0 takes a free one"
-        raise errors.UnknownError(problem) from None
+        if config.port:
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            made.bind((config.host, config.port))
+        else:
+            bind_free(made, config.host)
+        made.listen()
+        return made
+    except BaseException as error:
+        made.close()
+        if isinstance(error, OSError):
+            problem = f"could not bind {join(config.host, config.port)}: {error.strerror}; port 0 takes a free one"
+            raise errors.UnknownError(problem) from None
+        raise

@@ -26,11 +26,14 @@ class JoinedAs:
 
 
 @contextmanager
-def joined(ticket_file: str | None, ticket_fd: int | None, keys_dir: str | None) -> Iterator[JoinedAs | None]:
+def joined(
+    ticket_file: str | None, ticket_fd: int | None, keys_dir: str | None, dispatcher: str | None = None
+) -> Iterator[JoinedAs | None]:
     """Join by the ticket in a private file or on a descriptor, for as long as the context lasts; without a ticket it gives None.
 
     Args:
       keys_dir: the folder for the keys; None: a folder that is removed on exit.
+      dispatcher: the address at which this process will connect to its dispatcher; None: the address in the ticket.
 
     Raises:
       OpError: the ticket cannot be read, or the dispatcher does not admit it; the text says why.
@@ -48,6 +51,6 @@ def joined(ticket_file: str | None, ticket_fd: int | None, keys_dir: str | None)
             stack.callback(folder.close)
             keys_dir = str(folder.path / "keys")
         role = join(ticket, keys_dir)
-        voucher_for(ticket.dispatcher, keys_dir, role).own()
+        voucher_for(dispatcher or ticket.dispatcher, keys_dir, role).own()
         job, _, index = ticket.name.partition(":")
         yield JoinedAs(job, int(index or 0), ticket.dispatcher, keys_dir)

@@ -12,6 +12,7 @@ import socket
 
 from zmqdist.errors import UnknownError
 from zmqdist.transport.address import is_ipv6, join
+from zmqdist.transport.own_address import bind_free, bindable
 
 
 class Reserved:
@@ -22,11 +23,21 @@ class Reserved:
     """
 
     def __init__(self, host: str = "127.0.0.1", port: int = 0) -> None:
-        """Reserve a port; 0 takes a free one. Raises UnknownError: the port is in use, or `host` is not an address of this machine."""
+        """Reserve a port; 0 takes a free one. Raises UnknownError: the port is in use, or `host` is not an address of this machine.
+
+        Args:
+          host: an address, or the name of an interface.
+        """
+        host = bindable(host)
         with socket.socket(socket.AF_INET6 if is_ipv6(host) else socket.AF_INET) as bound:
             try:
-                bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                bound.bind((host, port))
+                if port:
+                    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                    bound.bind((host, port))
+                else:
+                    # Without the option, because with it two launchers would reserve the same port of a range.
+                    bind_free(bound, host)
+                    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             except OSError as error:
                 raise UnknownError(f"could not bind {join(host, port)}: {error.strerror}") from None
             self.address = join(host, bound.getsockname()[1])

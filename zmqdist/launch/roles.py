@@ -60,6 +60,7 @@ class TaskConfig:
 
     Attributes:
       cluster: for each job its addresses by index, or a list of them.
+      bind_host: the address or interface to bind; None: the host in the cluster.
       ticket_file, ticket_fd: as in WorkerConfig.
     """
 
@@ -69,6 +70,7 @@ class TaskConfig:
     token_file: str | None = None
     keys_dir: str | None = None
     insecure: bool = False
+    bind_host: str | None = None
     ticket_file: str | None = None
     ticket_fd: int | None = None
 
@@ -91,7 +93,7 @@ def run_dispatcher(config: DispatcherConfig, *, lifeline: int = -1, announce: An
             server = DispatchServer(config)
         except errors.OpError as error:
             return _failed("dispatcher", error)
-        announce(f"dispatcher at zmq://{server.address}")
+        announce(f"dispatcher at {server.target if config.advertise else f'zmq://{server.address}'}")
         _serve(server, signals, lifeline, 0.0, lambda _: server.stop())
     return OK
 
@@ -100,8 +102,10 @@ def run_worker(
     config: WorkerConfig, *, grace_s: float = GRACE_S, lifeline: int = -1, announce: Announce = print
 ) -> int:
     """Work until asked to stop, and return the exit code. An expected failure is one line on standard error."""
+    # Before the imports, because NumPy reads the variables as it is loaded.
+    are_limited = not config.processes or _limit_threads(config)
     try:
-        with joined(config.ticket_file, config.ticket_fd, config.keys_dir) as member:
+        with joined(config.ticket_file, config.ticket_fd, config.keys_dir, config.dispatcher_address) as member:
             if member is not None:
                 if config.index not in (None, member.index) or config.job != member.job:
                     wanted = f"{config.job}:{'?' if config.index is None else config.index}"
@@ -110,18 +114,19 @@ def run_worker(
                     )
                     raise errors.InvalidArgumentError(text)
                 config = replace(config, index=member.index, keys_dir=member.keys_dir, ticket_file=None, ticket_fd=None)
-            return _run_worker(config, grace_s, lifeline, announce)
+            return _run_worker(config, are_limited, grace_s, lifeline, announce)
     except errors.OpError as error:
         return _failed("worker", error)
 
 
-def _run_worker(config: WorkerConfig, grace_s: float, lifeline: int, announce: Announce) -> int:
+def _run_worker(config: WorkerConfig, are_limited: bool, grace_s: float, lifeline: int, announce: Announce) -> int:
     from zmqdist.process.zygote_process import fork_slots_zygote
     from zmqdist.scheduling.worker.children import import_modules
     from zmqdist.scheduling.worker.runtime import WorkerServer, end_log
 
     zygote = None
-    if config.processes and threading.active_count() == 1:
+    # If the NumPy of this process has read other variables, slots are forked from a zygote that is started by command.
+    if config.processes and are_limited and threading.active_count() == 1:
         environment = config.credentials.environment()
         import_modules()
         zygote = fork_slots_zygote(environment)
@@ -140,6 +145,15 @@ def _run_worker(config: WorkerConfig, grace_s: float, lifeline: int, announce: A
             print(f"worker: {ended.error}", file=sys.stderr)
             return exit_code_for(ended.code)
     return OK
+
+
+def _limit_threads(config: WorkerConfig) -> bool:
+    """Set the variables for the threads of slots, which children inherit. Return False if NumPy was loaded without them."""
+    variables = config.thread_variables(os.environ)
+    if "numpy" in sys.modules:
+        return variables.items() <= os.environ.items()
+    os.environ.update(variables)
+    return True
 
 
 @contextmanager
@@ -319,15 +333,19 @@ def main() -> int:
 
     KIND is WorkerConfig or TaskConfig, and JSON has the fields of that class.
     """
-    prepare(*sys.argv[1:])
-    add_working_directory()
-    logging.basicConfig(level=logging.WARNING, format="%(message)s")
     lifeline, kind, fields = int(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3])
-    name_process(f"{fields['job']}:{fields['index']}")
+    worker: WorkerConfig | None = None
     if kind == "WorkerConfig":
         from zmqdist.scheduling.dispatcher.config import WorkerConfig
 
-        return run_worker(WorkerConfig(**fields), lifeline=lifeline, announce=log.info)
+        worker = WorkerConfig(**fields)
+        _limit_threads(worker)
+    prepare(*sys.argv[1:])
+    add_working_directory()
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    name_process(f"{fields['job']}:{fields['index']}")
+    if worker is not None:
+        return run_worker(worker, lifeline=lifeline, announce=log.info)
     from zmqdist.cluster.spec import ClusterSpec
 
     task = TaskConfig(**fields)
@@ -338,6 +356,7 @@ def main() -> int:
         task.job,
         task.index,
         credentials,
+        bind_host=task.bind_host,
         lifeline=lifeline,
         announce=log.info,
         ticket_file=task.ticket_file,

@@ -147,15 +147,19 @@ def jobs(status: Status) -> Table:
 
 
 def workers(status: Status) -> Table:
-    """Return a row for each worker. `waiting`: functions it has and has not begun; `heard`: when its last message arrived."""
+    """Return a row for each worker.
+
+    `threads`: those of BLAS and OpenMP in each slot; `waiting`: functions it has and has not begun; `heard`: when its last message arrived.
+    """
     return Table(
         "workers",
-        ("name", "state", ">slots", ">running", ">waiting", ">done", ">per s", ">heard", "host", ">pid"),
+        ("name", "state", ">slots", ">threads", ">running", ">waiting", ">done", ">per s", ">heard", "host", ">pid"),
         tuple(
             (
                 printable(row["name"]),
                 row["state"],
                 str(row["slots"]),
+                str(row["threads_per_slot"] or ""),
                 f"{row['running']:,}",
                 f"{_waiting(row):,}",
                 f"{row['done']:,}",

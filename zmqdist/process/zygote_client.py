@@ -1,8 +1,9 @@
 """A launcher's side of its zygote (zygote.py): `fork` gives a child, or None if it must be started by command.
 
 There is one zygote for each set of inherited facts that no order can change: user, limits, ignored signals, and the variables that
-Python, NumPy and the C library read when they start. `prepare` or the first child starts it, and it ends with this process. If a zygote
-was killed, the next child gets a new one; its children go on, but their exit codes are lost: they count as killed.
+Python, NumPy and the C library read when they start. These variables are this process's, except that an order may set its own for the
+threads of BLAS. `prepare` or the first child starts the zygote, and it ends with this process. If a zygote was killed, the next child gets
+a new one; its children go on, but their exit codes are lost: they count as killed.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
+from zmqdist.blas_threads import VARIABLES
 from zmqdist.errors import describe_exit
 from zmqdist.process.zygote import BORN, CONTROL_RECORD, SPAWN, Order
 from zmqdist.process.zygote_process import CLOSE_S, start_zygote
@@ -90,9 +92,9 @@ class _Zygote:
       has_forked: it has forked a child, so that it works with these facts.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, environment: Mapping[str, str]) -> None:
         self.has_forked = False
-        self._process = start_zygote()
+        self._process = start_zygote(environment)
         self._control = self._process.control
 
     def fileno(self) -> int:
@@ -152,7 +154,7 @@ _zygotes: dict[InheritedState, _Zygote | None] = {}
 """None for facts with which a zygote could not fork a child: there children are started by command."""
 
 
-def prepare(module: str, *arguments: str) -> None:
+def prepare(module: str, *arguments: str, environment: Mapping[str, str] = os.environ) -> None:
     """Start the zygote, unless it runs, and have it import what a module needs. Returns at once.
 
     Call it when it is certain that children will follow, so that the imports run meanwhile.
@@ -160,8 +162,9 @@ def prepare(module: str, *arguments: str) -> None:
     Args:
       module: the module whose `main` the children will run.
       arguments: those of `module.prepare`.
+      environment: the children's. Only its variables for the threads of BLAS count.
     """
-    zygote = _zygote(_inherited_state())
+    zygote = _zygote(environment)
     if zygote is not None:
         zygote.request_import(module, arguments)
 
@@ -173,10 +176,10 @@ def fork(order: Order, descriptors: Sequence[int], stdout: IO[bytes] | None = No
       descriptors: those of the child, including standard output and error; it gets them under `order.numbers`.
       stdout: the other end of its standard output, for the ForkedProcess.
     """
-    facts = _inherited_state()
-    if _start_variables(order.environment or {}) != _start_variables(os.environ):
+    environment = order.environment or {}
+    if _start_variables(environment) != _start_variables(os.environ):
         return None
-    zygote = _zygote(facts)
+    zygote = _zygote(environment)
     if zygote is None:
         return None
     try:
@@ -188,7 +191,7 @@ def fork(order: Order, descriptors: Sequence[int], stdout: IO[bytes] | None = No
     finally:
         os.close(directory)
     if made is None:
-        _discard_if_dead(facts, zygote)
+        _discard_if_dead(_inherited_state(environment), zygote)
         return None
     return ForkedProcess(*made, stdout)
 
@@ -208,13 +211,15 @@ def close() -> None:
         zygote.close()
 
 
-def _zygote(facts: InheritedState) -> _Zygote | None:
+def _zygote(environment: Mapping[str, str]) -> _Zygote | None:
+    facts = _inherited_state(environment)
     with _lock:
         if facts not in _zygotes:
             if len(_zygotes) >= ZYGOTES_MAX:
                 return None
             try:
-                _zygotes[facts] = _Zygote()
+                inherited = {name: value for name, value in os.environ.items() if name not in VARIABLES}
+                _zygotes[facts] = _Zygote({**inherited, **_thread_variables(environment)})
             except OSError as error:
                 log.warning("the zygote could not be started (%s); children are started by command", error)
                 _zygotes[facts] = None
@@ -237,21 +242,25 @@ def _discard_if_dead(facts: InheritedState, zygote: _Zygote) -> None:
     log.warning("the zygote, which forks child processes, ended (%s); this child is started by command", how)
 
 
-def _inherited_state() -> InheritedState:
-    """Return the facts that a zygote inherits from this process, and its children from it."""
+def _inherited_state(environment: Mapping[str, str]) -> InheritedState:
+    """Return the facts that a zygote for children with this environment inherits, and its children from it."""
     lines = Path("/proc/self/status").read_text().splitlines()
     inherited = tuple(line for line in lines if line.partition(":")[0] in _INHERITED)
     limits = tuple(resource.getrlimit(number) for number in _LIMITS)
-    return inherited, limits, os.getpriority(os.PRIO_PROCESS, 0), tuple(sorted(_start_variables(os.environ).items()))
+    variables = {**_start_variables(os.environ), **_thread_variables(environment)}
+    return inherited, limits, os.getpriority(os.PRIO_PROCESS, 0), tuple(sorted(variables.items()))
 
 
 def _start_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that Python, NumPy and the C library read when they start, without PYTHONPATH, which each child has of its
-    own.
+    """Return the variables that Python, NumPy and the C library read when they start, without those that each child has of its own:
+    PYTHONPATH and `_thread_variables`.
     """
-    return {
-        name: value for name, value in environment.items() if name.startswith(_READ_AT_START) and name != "PYTHONPATH"
-    }
+    own = {"PYTHONPATH", *VARIABLES}
+    return {name: value for name, value in environment.items() if name.startswith(_READ_AT_START) and name not in own}
+
+
+def _thread_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    return {name: environment[name] for name in VARIABLES if name in environment}
 
 
 def _forked() -> None:

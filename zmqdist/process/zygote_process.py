@@ -58,12 +58,12 @@ class ZygoteProcess:
         self._ended = 0
 
 
-def start_zygote() -> ZygoteProcess:
+def start_zygote(environment: Mapping[str, str]) -> ZygoteProcess:
     """Start a zygote by command, for unbound children.
 
     Its output is discarded: if it does not work, children are started by command, and they report the error.
     """
-    return _start(NAME, (), None, subprocess.DEVNULL)
+    return _start(NAME, (), environment, subprocess.DEVNULL)
 
 
 def start_slots_zygote(modules: Sequence[str], environment: Mapping[str, str]) -> ZygoteProcess:

@@ -1,4 +1,4 @@
-"""What a server reports about itself (kind, version, clock): a method that every server has, for `zmqdist doctor`."""
+"""The methods that every server has for `zmqdist doctor`: what it reports about itself (kind, version, clock), and an echo."""
 
 from __future__ import annotations
 
@@ -9,11 +9,15 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from zmqdist._version import __version__
-from zmqdist.errors import WireError
+from zmqdist.errors import InvalidArgumentError, WireError
 from zmqdist.wire.hello import PROTOCOL
 
 SERVER_INFO: Final = "zmqdist.about"
-"""The name of the reserved method."""
+ECHO: Final = "zmqdist.echo"
+"""The names of the reserved methods."""
+
+ECHO_BYTES_MAX: Final = 65_536
+"""Bytes: more than the packets of any link, and too little to keep a server busy."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,13 @@ class ServerInfo:
 def describe_server(kind: str, incarnation: int) -> list[Any]:
     """Return this process's report as it travels: flat, because `Client.call` returns leaves. New items go to the end."""
     return [kind, __version__, *PROTOCOL, *sys.version_info[:2], os.getpid(), incarnation, time.time()]
+
+
+def echo(payload: Any) -> bytes:
+    """Return the bytes that a client has sent. Raises InvalidArgumentError: `payload` is no bytes, or too long."""
+    if not isinstance(payload, bytes) or len(payload) > ECHO_BYTES_MAX:
+        raise InvalidArgumentError(f"{ECHO} takes at most {ECHO_BYTES_MAX} bytes")
+    return payload
 
 
 def decode_server_info(reply: Any, peer: str) -> ServerInfo:

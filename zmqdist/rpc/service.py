@@ -39,13 +39,14 @@ from zmqdist.rpc.handler_errors import failed, no_room, stopping
 from zmqdist.rpc.handler_pool import HandlerPool
 from zmqdist.rpc.methods import Method, method_for
 from zmqdist.rpc.pending_call import PendingCall
-from zmqdist.rpc.server_info import SERVER_INFO, describe_server
+from zmqdist.rpc.server_info import ECHO, SERVER_INFO, describe_server, echo
 from zmqdist.rpc.snapshots import pack_result
 from zmqdist.task_context import enter, leave
 from zmqdist.transport.calls_machine import ServedCall, ServerCalls, counted_bytes
 from zmqdist.transport.figures import ServerSnapshot
 from zmqdist.transport.loop import Loop
-from zmqdist.transport.router import Peer, Router
+from zmqdist.transport.peer import Peer
+from zmqdist.transport.router import Router
 from zmqdist.transport.transfers import Source, allocate_fresh, announced_bytes
 
 log = logging.getLogger("zmqdist.rpc")
@@ -86,6 +87,7 @@ class RpcService:
         self._stopping = False
         self._add(Method(METHODS, self._list, [], inline=True))
         self._add(Method(SERVER_INFO, lambda: describe_server(name, self._incarnation), [], inline=True))
+        self._add(Method(ECHO, echo, None, inline=True))
         self._generators = Generators(self)
         self._batched: list[Batched] = []
 

@@ -30,6 +30,7 @@ from zmqdist.tasks.definition import EVERYWHERE, address_to_bind
 from zmqdist.transport.address import split
 from zmqdist.transport.credentials import Credentials
 from zmqdist.transport.loop import Loop
+from zmqdist.transport.own_address import bindable
 from zmqdist.transport.port_probe import listening
 from zmqdist.transport.router import Router
 from zmqdist.wire.hello import our_hello
@@ -149,7 +150,7 @@ class Node:
         self._lock = threading.Lock()
         self._closed = False
         _check_descriptors(task_name(me))
-        place = address_to_bind(address, bind_host)
+        place = address_to_bind(address, None if bind_host is None else bindable(bind_host))
         host, _ = split(place)
         try:
             security = credentials.server(host)

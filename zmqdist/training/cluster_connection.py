@@ -33,12 +33,12 @@ from zmqdist.limits import CONNECT_TIMEOUT_S, GRACE_S, TASK_PROBE_S, WAIT_LOG_S
 from zmqdist.rpc import ZmqClient, internal_client
 from zmqdist.scheduling.dispatcher.config import DispatcherConfig
 from zmqdist.scheduling.dispatcher.runtime import DispatchServer
-from zmqdist.scheduling.worker.runtime import own_host
 from zmqdist.training.checks import check_cluster, check_ps
 from zmqdist.training.worker_recruiter import WorkerRecruiter
 from zmqdist.transport import port_probe
 from zmqdist.transport.address import is_loopback, split
 from zmqdist.transport.credentials import Credentials
+from zmqdist.transport.own_address import own_host
 from zmqdist.transport.port_probe import listening
 
 log = logging.getLogger("zmqdist.training")
@@ -391,7 +391,7 @@ def _host_for(addresses: list[str]) -> str:
     for address in addresses:
         try:
             host = own_host(address)
-        except OSError:  # the name cannot be resolved: the wait for this task reports it
+        except errors.UnavailableError:  # the name cannot be resolved: the wait for this task reports it
             continue
         if not is_loopback(host):
             return host

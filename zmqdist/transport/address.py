@@ -63,6 +63,20 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def is_wildcard(host: str) -> bool:
+    """Return whether a server that binds the host listens on all interfaces."""
+    return host in ("*", "0.0.0.0", "::")
+
+
+def is_name(host: str) -> bool:
+    """Return whether the host has to be looked up."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return True
+    return False
+
+
 def is_ipv6(host: str) -> bool:
     """Return whether `host` is a literal IPv6 address, for which a socket needs IPv6 switched on."""
     return ":" in host

@@ -4,6 +4,8 @@ Rules
     Each attempt has a new socket and a new monitor, so that no message queued for an earlier incarnation of the server reaches the
     next one, and no event of an earlier attempt is taken for one of the current attempt.
     ZeroMQ's own reconnecting is off, because `ClientSecurity.may_connect` must be called before each attempt (security.py).
+    Each attempt looks a name up again, so a server that comes back at another address is found. Attempts with IPv4 and with IPv6 take
+    turns for a name, because it may have addresses of one kind only, and the server may listen at one kind only.
     Heartbeats are ZeroMQ's own, and mostly sent by this side. They begin HEARTBEAT_IVL_S after the handshake, and the first one tells
     the server its time to live. The server's own rare heartbeats notice a client that is stopped before its first one.
 
@@ -25,7 +27,7 @@ from zmq.utils import z85
 from zmqdist.errors import OpError
 from zmqdist.limits import FRAME_BYTES_MAX, HANDSHAKE_S, HEARTBEAT_IVL_S, HEARTBEAT_TIMEOUT_S
 from zmqdist.random import chance
-from zmqdist.transport.address import endpoint
+from zmqdist.transport.address import endpoint, is_name, split
 from zmqdist.transport.listener import shut_down
 from zmqdist.transport.monitor import (
     CLIENT_EVENTS,
@@ -49,6 +51,8 @@ BACKOFF_MIN_S: Final = 0.05
 BACKOFF_MAX_S: Final = 1.0
 CONNECT_S: Final = 5.0
 """Seconds after which an attempt without a TCP connection is given up, because a name that cannot be looked up causes no event."""
+FIRST_LOOKUP_S: Final = 1.0
+"""The same for the first attempt at a name, which looks for IPv4 addresses only; the second takes any."""
 PROBE_STEP_S: Final = 0.005
 
 _open_sockets: Final[set[zmq.Socket[bytes]]] = set()
@@ -92,6 +96,7 @@ class Connector:
         self._closing = closing
         self._watch = ConnectionWatch(address, security)
         self._failures = 0
+        self._is_name = is_name(split(address)[0])
         self._probe: PortProbe | None = None
         self._between_attempts = True
         self._fd = -1
@@ -172,7 +177,7 @@ class Connector:
         except OpError as error:
             return self._refuse(Rejected(error))
         self._between_attempts = False
-        self.due = now + CONNECT_S
+        self.due = now + (FIRST_LOOKUP_S if self._is_name and not self._failures else CONNECT_S)
         return None
 
     def _open(self) -> None:
@@ -180,6 +185,8 @@ class Connector:
         try:
             configure(socket)
             self._security.apply(socket, self.address)
+            if self._is_name and self._failures % 2:
+                socket.setsockopt(zmq.IPV6, 1)
             self._fd = -1
             if self._security.voucher is not None:
                 self._server_key = z85.decode(self._security.expected(self.address) or b"")

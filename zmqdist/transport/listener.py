@@ -12,26 +12,35 @@ import zmq
 
 from zmqdist.errors import UnknownError
 from zmqdist.transport.address import is_ipv6, join
+from zmqdist.transport.own_address import bind_free
 
 BACKLOG: Final = 1024
 """Connections that the kernel keeps until they are accepted: a cluster's processes connect all at once."""
 
 
-def listen(host: str) -> sockets.socket:
+def listen(host: str, any_port: bool = False) -> sockets.socket:
     """Return a TCP socket at a free port, for `Router.bind_fd` here or in a child. Connections wait in it until a process serves them.
 
+    Args:
+      any_port: whether the port may be outside of ZMQDIST_PORTS.
+
     Raises:
-      UnknownError: `host` is not an address of this machine.
+      UnknownError: `host` is not an address of this machine, or each port of ZMQDIST_PORTS is in use.
     """
     number = look_up(host)
     made = sockets.socket(sockets.AF_INET6 if is_ipv6(number) else sockets.AF_INET, sockets.SOCK_STREAM)
     try:
         made.setblocking(False)
-        made.bind((number, 0))
+        if any_port:
+            made.bind((number, 0))
+        else:
+            bind_free(made, number)
         made.listen(BACKLOG)
-    except OSError as error:
+    except BaseException as error:
         made.close()
-        raise UnknownError(f"could not bind {join(host, 0)}: {error.strerror}") from None
+        if isinstance(error, OSError):
+            raise UnknownError(f"could not bind {join(host, 0)}: {error.strerror}") from None
+        raise
     return made
 
 

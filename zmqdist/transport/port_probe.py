@@ -14,6 +14,8 @@ import errno
 import os
 import select
 import socket
+import struct
+import sys
 import threading
 import time
 from collections.abc import Iterable, Mapping
@@ -34,8 +36,30 @@ PROBE_S: Final = 1.0
 _STEP_MS: Final = 20
 """Milliseconds by which the end of a probe's time may be noticed too late."""
 
+_IPV4_ERRORS: Final = (socket.IPPROTO_IP, 11)
+_IPV6_ERRORS: Final = (socket.IPPROTO_IPV6, 25)
+"""IP_RECVERR and IPV6_RECVERR of Linux: the kernel keeps the ICMP message that ends an attempt."""
+_ERROR_BYTES: Final = 512
+_FROM_ICMP, _FROM_ICMP6 = 2, 3
+_FORBIDDEN: Final = (2, 3, 9, 10, 13)
+"""Codes of "destination unreachable": protocol, port, network and host prohibited, communication prohibited (RFC 1812)."""
+_FORBIDDEN6: Final = (1, 4, 5, 6)
+
 _SIGNATURE: Final = b"\xff" + bytes(8) + b"\x7f"
 _IN_PROGRESS: Final = (errno.EINPROGRESS, errno.EAGAIN, errno.ENOTCONN)
+
+
+@dataclass(frozen=True)
+class Rejection:
+    """An ICMP message that reports that a connection cannot be made.
+
+    Attributes:
+      sender: the IP address of the machine that sent it: a firewall, a router, or the host itself.
+      forbidden: whether the sender forbids the connection (port or communication prohibited); else it knows no route.
+    """
+
+    sender: str
+    forbidden: bool
 
 
 class PortProbe:
@@ -44,6 +68,7 @@ class PortProbe:
     Attributes:
       connected: a TCP connection was made.
       failure: why none was made: socket.gaierror, ConnectionRefusedError, TimeoutError or OSError.
+      rejection: the ICMP message that ended the attempt; None if none came: then the host's own kernel refused, or no reply came.
       mechanism: at the end "NULL", "PLAIN" or "CURVE"; "" for a server that does not speak ZeroMQ; None if no greeting came.
     """
 
@@ -51,12 +76,15 @@ class PortProbe:
         """Begin to connect. Raises InvalidArgumentError if `address` is not an address."""
         self.connected = False
         self.failure: OSError | None = None
+        self.rejection: Rejection | None = None
         self.mechanism: str | None = None
         self._until = now + connect_s
         self._seen = b""
         host, port = split(address)
         self._socket = socket.socket(socket.AF_INET6 if is_ipv6(host) else socket.AF_INET, socket.SOCK_STREAM)
         self._socket.setblocking(False)
+        if sys.platform.startswith("linux"):
+            self._socket.setsockopt(*(_IPV6_ERRORS if is_ipv6(host) else _IPV4_ERRORS), 1)
         try:
             self._socket.connect((host, port))
         except BlockingIOError:
@@ -89,6 +117,8 @@ class PortProbe:
             if not self.connected:
                 self.failure = TimeoutError()
         if ended:
+            if self.failure is not None:
+                self.rejection = _read_rejection(self._socket)
             self.close()
         return ended
 
@@ -113,6 +143,22 @@ class PortProbe:
                 return True
         self.mechanism = self._seen[12:32].rstrip(b"\0").decode("ascii", "replace")
         return True
+
+
+def _read_rejection(sock: socket.socket) -> Rejection | None:
+    """Return the ICMP message in a socket's queue of errors (ip(7), IP_RECVERR)."""
+    try:
+        _, messages, _, _ = sock.recvmsg(1, _ERROR_BYTES, socket.MSG_ERRQUEUE)
+    except (OSError, AttributeError):  # no message came, or this is not Linux
+        return None
+    for _, _, data in messages:
+        origin, kind, code = data[4:7]
+        family, sender = struct.unpack_from("=H", data, 16)[0], data[20:24]
+        if origin == _FROM_ICMP and family == socket.AF_INET:
+            return Rejection(socket.inet_ntoa(sender), kind == 3 and code in _FORBIDDEN)
+        if origin == _FROM_ICMP6 and family == socket.AF_INET6:
+            return Rejection(socket.inet_ntop(socket.AF_INET6, data[24:40]), kind == 1 and code in _FORBIDDEN6)
+    return None
 
 
 def _run_probes(probes: Iterable[PortProbe], connect_only: bool = False) -> None:
@@ -168,13 +214,14 @@ class ProbeResult:
       ip_address: the address that was tried; "" if the name could not be looked up.
       failure: why no connection was made: socket.gaierror, ConnectionRefusedError, TimeoutError or OSError; None if one was made.
       connect_s: seconds that connecting took.
-      mechanism: as in PortProbe.
+      mechanism, rejection: as in PortProbe.
     """
 
     ip_address: str
     failure: OSError | None = None
     connect_s: float = 0.0
     mechanism: str | None = None
+    rejection: Rejection | None = None
 
 
 @dataclass(frozen=True)
@@ -201,7 +248,7 @@ def zmq_build() -> ZmqBuild:
 
 
 def resolve_host(host: str, timeout_s: float) -> str:
-    """Return the IP address of a host as zmqdist connects to it: IPv4, unless `host` is a literal IPv6 address.
+    """Return the IP address of a host as zmqdist connects to it: IPv4, unless the host has IPv6 addresses only.
 
     Raises:
       socket.gaierror: the name cannot be looked up.
@@ -210,9 +257,9 @@ def resolve_host(host: str, timeout_s: float) -> str:
     outcome: list[str | OSError] = []
 
     def look_up() -> None:
-        family = socket.AF_INET6 if is_ipv6(host) else socket.AF_INET
         try:
-            outcome.append(str(socket.getaddrinfo(host, None, family, socket.SOCK_STREAM)[0][4][0]))
+            found = socket.getaddrinfo(host, None, 0, socket.SOCK_STREAM)
+            outcome.append(min((str(entry[4][0]) for entry in found), key=is_ipv6))
         except OSError as error:
             outcome.append(error)
         except UnicodeError:  # a label of more than 63 characters
@@ -252,7 +299,7 @@ def probe(address: str, timeout_s: float) -> ProbeResult:
     _run_probes([probe], connect_only=True)
     connect_s = time.monotonic() - began
     _run_probes([probe])
-    return ProbeResult(number, probe.failure, connect_s, probe.mechanism)
+    return ProbeResult(number, probe.failure, connect_s, probe.mechanism, probe.rejection)
 
 
 def explain_failure(address: str, result: ProbeResult, timeout_s: float) -> tuple[str, str]:
@@ -263,6 +310,8 @@ def explain_failure(address: str, result: ProbeResult, timeout_s: float) -> tupl
         why = "the name service did not reply" if isinstance(failure, TimeoutError) else failure and failure.strerror
         advice = "correct its spelling, have it in DNS or /etc/hosts of this machine, or write its IP address"
         return f"the host name {host} cannot be looked up ({why})", advice
+    if result.rejection is not None:
+        return _explain_rejection(host, port, result.rejection)
     if isinstance(failure, ConnectionRefusedError):
         advice = "start the server, or use the address that it printed; port 0 means a new one at each start"
         return f"{host} is up, and no process listens on port {port}", advice
@@ -271,6 +320,17 @@ def explain_failure(address: str, result: ProbeResult, timeout_s: float) -> tupl
         return f"no reply to a TCP connection within {timeout_s:g} s", advice
     advice = f"check that {host} is on a network that this machine reaches (ip route get {result.ip_address})"
     return f"no TCP connection ({failure and failure.strerror})", advice
+
+
+def _explain_rejection(host: str, port: int, rejection: Rejection) -> tuple[str, str]:
+    if rejection.forbidden:
+        advice = (
+            f"let TCP port {port} through there, or have servers take ports that it lets through (`ports:` in the "
+            "cluster file, ZMQDIST_PORTS)"
+        )
+        return f"a firewall at {rejection.sender} rejects TCP port {port} of {host}", advice
+    advice = f"see that {host} is up, and that the routes to its network are right (ip route get {host})"
+    return f"{rejection.sender} reports that no route leads to {host}", advice
 
 
 def port_owner(ip_address: str, port: int) -> PortOwner | None:

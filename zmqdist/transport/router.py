@@ -65,10 +65,12 @@ from zmqdist.transport.listener import BACKLOG, bind_problem, look_up, shut_down
 from zmqdist.transport.loop import Loop, WatchedSocket
 from zmqdist.transport.malloc_trim import trim_heap
 from zmqdist.transport.monitor import DISCONNECTED, SUCCEEDED, decode_event, open_monitor
+from zmqdist.transport.own_address import all_taken, free_ports
+from zmqdist.transport.peer import Peer, fd_of, printable, property_of
 from zmqdist.transport.security import CURVE, NONE, ServerSecurity
 from zmqdist.transport.shm_pool import this_pool
 from zmqdist.transport.transfers import BulkChannel
-from zmqdist.transport.zap import ADMIN, LIMITED, ROLES, role_and_key
+from zmqdist.transport.zap import ADMIN, ROLES, role_and_key
 from zmqdist.wire.headers import decode, encode
 from zmqdist.wire.hello import Hello, decode_hello, encode_hello, is_hello
 
@@ -88,68 +90,18 @@ DROPPED_S: Final = GRACE_S + 1.0
 """Seconds that a server without references has to reply to running calls and to free its port."""
 EXPELLED_S: Final = 0.2
 """Seconds that the reason has to leave before the connection of an expelled peer is shut down."""
-NAME_CHARS_MAX: Final = 100
 
 _NOBLOCK: Final = int(zmq.NOBLOCK)
 _MORE: Final = int(zmq.SNDMORE) | _NOBLOCK
 _POLLIN: Final = int(zmq.POLLIN)
 _PING: Final = encode(Ping())
 
+
+class PortTakenError(UnknownError):
+    """A port could not be bound because it is in use."""
+
+
 Handler: TypeAlias = "Callable[[Peer, Any, list[memoryview]], None]"
-
-
-class Peer:
-    """One connection.
-
-    Attributes:
-      routing_id: ZeroMQ's name for it.
-      fd: its descriptor number; -1 if unknown.
-      role: "client", "submit", "worker" or "admin"; "joining" or "revoked" for a peer that gets one reply only.
-      key: its public key, 32 bytes; empty without CURVE.
-      limited: its role is "joining" or "revoked".
-      hello: None until it has arrived; `on_hello` and `peers` show no peer without one.
-      name: for log lines and errors; until the hello it contains the address.
-      bulk: the large parts on the way in either direction; None until it is needed.
-      session: set by the owner of the router.
-      gone: the connection is known to have ended; nothing can be sent to the peer.
-      fault_logged: a wrong message of this peer was logged; further ones are only counted.
-      refusals: number of Refused messages sent to it.
-      ignored: its messages are dropped from now on.
-    """
-
-    __slots__ = (
-        "bulk",
-        "fault_logged",
-        "fd",
-        "gone",
-        "hello",
-        "ignored",
-        "key",
-        "limited",
-        "name",
-        "refusals",
-        "role",
-        "routing_id",
-        "session",
-    )
-
-    def __init__(self, routing_id: bytes, fd: int, role: str, name: str, key: bytes = b"") -> None:
-        self.routing_id = routing_id
-        self.fd = fd
-        self.role = role
-        self.key = key
-        self.limited = role in LIMITED
-        self.name = name
-        self.hello: Hello | None = None
-        self.bulk: BulkChannel | None = None
-        self.session: Any = None
-        self.gone = False
-        self.fault_logged = False
-        self.refusals = 0
-        self.ignored = False
-
-    def __repr__(self) -> str:
-        return f"Peer({self.name!r}, {self.role}{', gone' if self.gone else ''})"
 
 
 class Router:
@@ -235,7 +187,7 @@ class Router:
     # -- addresses ----------------------------------------------------------------------------------------------------
 
     def bind(self, address: str) -> str:
-        """Listen on `host:port`; port 0 takes a free port.
+        """Listen on `host:port`; port 0 takes a free port, of ZMQDIST_PORTS if that is set.
 
         If a dropped server of this process still has the port, this waits DROPPED_S at most for its end.
 
@@ -252,12 +204,21 @@ class Router:
         number = look_up(host)
         self._security.check_bind(number)
         try:
-            bound = self._loop.run(self._bind, number, port)
+            bound = self._bind_one_of(number, port)
         except UnknownError:
             if not wait_finished(DROPPED_S):
                 raise
-            bound = self._loop.run(self._bind, number, port)
+            bound = self._bind_one_of(number, port)
         return join(host, bound)
+
+    def _bind_one_of(self, number: str, port: int) -> int:
+        for each in [port] if port else free_ports():
+            try:
+                return self._loop.run(self._bind, number, each)
+            except PortTakenError:
+                if port:
+                    raise
+        raise all_taken(number)
 
     def bind_fd(self, fd: int) -> str:
         """Serve a TCP socket that is bound and listens already. ZeroMQ owns the descriptor from now on. Returns and raises as `bind`."""
@@ -278,7 +239,8 @@ class Router:
         try:
             socket.bind(f"tcp://{address if port else address[:-1] + '*'}")
         except zmq.ZMQError as error:
-            raise UnknownError(f"could not bind {address}: {bind_problem(error)}") from None
+            kind = PortTakenError if error.errno == zmq.EADDRINUSE else UnknownError
+            raise kind(f"could not bind {address}: {bind_problem(error)}") from None
         finally:
             socket.setsockopt(zmq.USE_FD, -1)
         bound = socket.getsockopt(zmq.LAST_ENDPOINT)
@@ -417,11 +379,11 @@ class Router:
 
     def _add_peer(self, routing_id: bytes, frame: zmq.Frame) -> Peer:
         """Make the peer of a new connection, whose first message has arrived."""
-        role, key = (ADMIN, b"") if self._security.mechanism == NONE else role_and_key(_property(frame, "User-Id"))
+        role, key = (ADMIN, b"") if self._security.mechanism == NONE else role_and_key(property_of(frame, "User-Id"))
         if key and role != JOINING:  # because the key may have been revoked since the handshake
             role = self._security.policy.role(key) or REVOKED
-        fd = _fd_of(frame)
-        peer = Peer(routing_id, fd, role, f"at {_property(frame, 'Peer-Address') or 'an unknown address'}", key)
+        fd = fd_of(frame)
+        peer = Peer(routing_id, fd, role, f"at {property_of(frame, 'Peer-Address') or 'an unknown address'}", key)
         if len(self._peers) >= self.peers_max:
             peer.ignored = True
             self._refuse(peer, RESOURCE_EXHAUSTED, f"this server has its {self.peers_max} connections already")
@@ -484,7 +446,7 @@ class Router:
         except WireError:
             peer.ignored = True
             raise
-        peer.name = _printable(hello.name) or f"{_printable(hello.kind)} {peer.name}"
+        peer.name = printable(hello.name) or f"{printable(hello.kind)} {peer.name}"
         if peer.role == REVOKED:
             self.expel(peer, UNAUTHENTICATED, self._security.policy.problem(peer.key))
             return
@@ -578,22 +540,3 @@ class Router:
             if peer.hello is not None:
                 for fn in self.on_gone:
                     self._loop.call_soon(fn, peer)
-
-
-def _fd_of(frame: zmq.Frame) -> int:
-    try:
-        return int(frame.get(zmq.SRCFD))
-    except (zmq.ZMQError, ValueError, TypeError):
-        return -1
-
-
-def _property(frame: zmq.Frame, name: str) -> str:
-    try:
-        return str(frame.get(name))
-    except zmq.ZMQError:
-        return ""
-
-
-def _printable(text: str) -> str:
-    """Return a peer's text so that it is fit for a log line."""
-    return "".join(char if char.isprintable() else "?" for char in text[:NAME_CHARS_MAX])

@@ -5,7 +5,7 @@ Rules
 
     Plain pickle is tried first, because it is ten times faster. cloudpickle does what plain pickle cannot (lambdas, closures), and
     pickles all that refers to `__main__`, which is another module at the receiver. Functions and classes of importable modules are
-    pickled by name, unless `cloudpickle.register_pickle_by_value` was called for their module.
+    pickled by name, unless `send_by_value` was called for their module.
 
     The pickle is a snapshot. Large arrays lie beside it as views of their memory: the caller copies or sends them before the program
     may change them. Unpickled arrays are private and writable, even if the sender's array was read-only; only frozen arrays are
@@ -260,7 +260,7 @@ def _loads(blob: Any, buffers: Sequence[Any]) -> Any:
     except ModuleNotFoundError as error:
         raise FailedPreconditionError(
             f"module {error.name!r} is not importable in {_here()}: functions and classes of importable modules are pickled by "
-            "name; put it on the workers' PYTHONPATH",
+            "name; put it on the workers' PYTHONPATH, or send the module by value (zmqdist.coordinator.send_by_value)",
         ) from error
     except AttributeError as error:
         if not str(error).startswith("Can't get attribute"):
@@ -425,6 +425,30 @@ def global_names(code: CodeType) -> tuple[str, ...]:
 
 
 _GLOBAL_OPS = frozenset({"LOAD_GLOBAL", "STORE_GLOBAL", "DELETE_GLOBAL"})
+
+
+def send_by_value(module: ModuleType | str) -> None:
+    """Send the functions and classes of a module, and of its submodules, by value from now on, instead of by their names.
+
+    Functions of `__main__`, a notebook's cells included, are sent so in any case. Use this for a module that you edit beside a notebook, or
+    that workers do not have: workers then need not import it. Each function is sent with the globals that it uses, as they are when it is
+    scheduled, and after `importlib.reload(module)` with the new ones. It costs some hundred microseconds for each function, and on a
+    worker the module has no state that stays from one function to the next.
+
+    Args:
+      module: an imported module, or its name.
+
+    Raises:
+      ValueError: no module of this name has been imported.
+      TypeError: `module` is neither a module nor a name.
+    """
+    if isinstance(module, str):
+        if module not in sys.modules:
+            raise ValueError(f"no module {module!r} has been imported: import it first")
+        module = sys.modules[module]
+    if not isinstance(module, ModuleType):
+        raise TypeError(f"send_by_value() takes a module or its name, not {type(module).__name__}")
+    cloudpickle.register_pickle_by_value(module)
 
 
 _MAINS = frozenset({"__main__", "__mp_main__"})

@@ -9,17 +9,18 @@ import os
 import socket
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from zmqdist import errors
 from zmqdist._version import __version__
 from zmqdist.observe.doctor.findings import Finding, ok, problem, warning
 from zmqdist.observe.status import plural, printable, slot_deaths
 from zmqdist.rpc import ZmqClient, internal_client
-from zmqdist.rpc.server_info import SERVER_INFO, ServerInfo, decode_server_info
+from zmqdist.rpc.server_info import ECHO, SERVER_INFO, ServerInfo, decode_server_info
 from zmqdist.transport import keys, port_probe
-from zmqdist.transport.address import split
+from zmqdist.transport.address import is_loopback, is_name, split
 from zmqdist.transport.credentials import Credentials
 from zmqdist.transport.port_probe import PortOwner, ProbeResult
 
@@ -27,6 +28,11 @@ PROBES: Final = 5
 """How many calls measure the round trip and the clock; the fastest counts."""
 
 CLOCK_OFF_S: Final = 2.0
+
+ECHO_BYTES: Final = (256, 1024, 1300, 1450, 4096, 16384)
+"""Sizes of messages: around the usual MTUs of tunnels and of Ethernet, and several packets."""
+
+PORTS_AT_A_TIME: Final = 16
 
 STOPPED: Final = ("T", "t")
 
@@ -48,21 +54,34 @@ def examine_server(address: str, credentials: Credentials, timeout_s: float, *, 
     subject = subject or address
     seen = port_probe.probe(address, timeout_s)
     if seen.failure is not None:
-        return Address([problem(subject, *port_probe.explain_failure(address, seen, timeout_s))])
-    return _identify(subject, address, seen, credentials, timeout_s)
+        return Address(
+            [problem(subject, *port_probe.explain_failure(address, seen, timeout_s)), *_loopback_name(address, seen)]
+        )
+    examined = _identify(subject, address, seen, credentials, timeout_s)
+    examined.findings += _loopback_name(address, seen)
+    return examined
 
 
 def examine_planned(address: str, credentials: Credentials, timeout_s: float, *, subject: str) -> Address:
     """Check an address of a cluster file: a server may already run there, or will be started."""
     address = f"localhost{address}" if address.startswith(":") else address
     try:
-        host, port = split(address)
+        split(address)
     except errors.InvalidArgumentError as error:
         return Address([problem(subject, error.message, "correct the address of this task")])
     seen = port_probe.probe(address, timeout_s)
+    examined = _examine_probed(subject, address, seen, credentials, timeout_s)
+    examined.findings += _loopback_name(address, seen)
+    return examined
+
+
+def _examine_probed(
+    subject: str, address: str, seen: ProbeResult, credentials: Credentials, timeout_s: float
+) -> Address:
+    host, port = split(address)
     if seen.failure is None:
         return _identify(subject, address, seen, credentials, timeout_s)
-    if not seen.ip_address or not isinstance(seen.failure, ConnectionRefusedError):
+    if not seen.ip_address or seen.rejection is not None or not isinstance(seen.failure, ConnectionRefusedError):
         return Address([problem(subject, *port_probe.explain_failure(address, seen, timeout_s))])
     if not port_probe.is_local_address(seen.ip_address):
         advice = f"start it on {host}; if it runs, its address is another one"
@@ -77,6 +96,18 @@ def examine_planned(address: str, credentials: Credentials, timeout_s: float, *,
             [problem(subject, f"{address} is of this machine and cannot be bound ({error.strerror})", advice)]
         )
     return Address([ok(subject, f"{address} is of this machine, and free")])
+
+
+def _loopback_name(address: str, seen: ProbeResult) -> list[Finding]:
+    """Return a finding if this machine resolves a name to its own loopback, as some systems write it into /etc/hosts."""
+    host, _ = split(address)
+    if not is_name(host) or not is_loopback(seen.ip_address):
+        return []
+    message = f"the name {host} is {seen.ip_address} here: only this machine can reach a server that binds it"
+    advice = (
+        f"take {host} out of the line of {seen.ip_address} in /etc/hosts, or write the address or an interface instead"
+    )
+    return [warning(f"name {host}", message, advice)]
 
 
 def _identify(subject: str, address: str, seen: ProbeResult, credentials: Credentials, timeout_s: float) -> Address:
@@ -104,14 +135,37 @@ def _identify(subject: str, address: str, seen: ProbeResult, credentials: Creden
                 if not isinstance(error, errors.UnauthenticatedError):
                     break
                 continue
-            history = _history(subject, client, timeout_s) if info.kind == "dispatcher" else []
-        return Address([*_described(subject, info, rtt_s, clock_ahead_s, seen.mechanism), *history], info)
+            more = _large_messages(subject, client, timeout_s)
+            if info.kind == "dispatcher":
+                more += _of_dispatcher(subject, client, timeout_s)
+        return Address([*_described(subject, info, rtt_s, clock_ahead_s, seen.mechanism), *more], info)
     assert failed is not None
     return Address([_refused(subject, failed, owner, timeout_s)])
 
 
-def _history(subject: str, client: ZmqClient, timeout_s: float) -> list[Finding]:
-    """Return findings from a dispatcher's record of lost workers, crashed slots and unreachable data ports."""
+def _large_messages(subject: str, client: ZmqClient, timeout_s: float) -> list[Finding]:
+    """Return a finding if a large message gets no reply: on a link that drops large packets, small calls succeed and larger ones hang."""
+    answered = 0
+    for size in ECHO_BYTES:
+        try:
+            client.call(ECHO, [bytes(size)], timeout_in_ms=max(1, round(1000 * timeout_s))).get_value()
+        except (errors.DeadlineExceededError, errors.UnavailableError):
+            message = (
+                f"a message of {answered:,} bytes is answered, and one of {size:,} bytes is not within {timeout_s:g} s"
+            )
+            advice = (
+                "a link on the way drops large packets without an error: set the MTU of both ends to what it carries "
+                "(ip link set dev eth0 mtu 1400), or let ICMP `fragmentation needed` through its firewalls"
+            )
+            return [problem(subject, message, advice)]
+        except errors.OpError:  # a server of an older version has no such method
+            return []
+        answered = size
+    return []
+
+
+def _of_dispatcher(subject: str, client: ZmqClient, timeout_s: float) -> list[Finding]:
+    """Return findings from a dispatcher's record of lost workers and crashed slots, and about the ports of its workers."""
     try:
         record = internal_client.start(client, "status", due=time.monotonic() + timeout_s).get_value()
     except errors.OpError:  # it has just replied to a call, so it is of another version
@@ -127,6 +181,35 @@ def _history(subject: str, client: ZmqClient, timeout_s: float) -> list[Finding]
         message = f"it has passed on {plural(relayed, 'piece')} of large payloads, which should go straight from worker to reader"
         advice = "open the ports of the workers and programs to each other's hosts, or give workers a fixed port (--port) and open that"
         found.append(warning(subject, message, advice))
+    return found + _data_ports(record["workers"], client.address, timeout_s)
+
+
+def _data_ports(workers: list[dict[str, Any]], dispatcher: str, timeout_s: float) -> list[Finding]:
+    """Return a finding for each worker whose own port cannot be reached from here. Its large results come from that port."""
+    own = is_loopback(split(dispatcher)[0])
+    addresses = {row["name"]: row["address"] for row in workers if row.get("address")}
+    with ThreadPoolExecutor(PORTS_AT_A_TIME, thread_name_prefix="zmqdist-doctor") as pool:
+        seen = dict(
+            zip(
+                addresses,
+                pool.map(lambda address: port_probe.probe(address, timeout_s), addresses.values()),
+                strict=True,
+            )
+        )
+    found, reached = [], 0
+    for name, address in addresses.items():
+        subject, failed = f"data port of {printable(name)} {printable(address)}", seen[name].failure
+        if not own and is_loopback(seen[name].ip_address):
+            message = "its address is on loopback, where only its own machine reaches it"
+            advice = "start it with --host and an address or interface that other machines reach, or with --advertise"
+            found.append(problem(subject, message, advice))
+        elif failed is not None:
+            message, advice = port_probe.explain_failure(address, seen[name], timeout_s)
+            found.append(warning(subject, f"{message}; large results will come by the dispatcher", advice))
+        else:
+            reached += 1
+    if addresses and not found:
+        found.append(ok("data ports", f"{plural(reached, 'worker')} can be reached directly"))
     return found
 
 

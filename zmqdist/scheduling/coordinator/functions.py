@@ -23,7 +23,7 @@ from zmqdist.limits import FUNCTIONS_KEPT_MAX, INLINE_BYTES_MAX
 from zmqdist.scheduling.coordinator import metrics
 from zmqdist.scheduling.worker.references import MUTABLE
 from zmqdist.wire.functions import FunctionCache
-from zmqdist.wire.trusted import Packed, describe
+from zmqdist.wire.trusted import Packed, describe, is_importable_module
 
 log = logging.getLogger("zmqdist.coordinator")
 
@@ -76,7 +76,10 @@ class FunctionNumbers:
     def _warn_if_reloaded(self, fn: Callable[..., Any]) -> None:
         """Warn if a function's module was reloaded: it is sent by name, and a worker process imports a module only once."""
         name = getattr(fn, "__module__", None)
-        spec = getattr(sys.modules.get(name or ""), "__spec__", None)
+        module = sys.modules.get(name or "")
+        spec = getattr(module, "__spec__", None)
+        if module is None or not is_importable_module(module):  # sent by value, so workers get it as it is
+            return
         if name and spec is not None and self._specs.setdefault(name, spec) is not spec:
             self._specs[name] = spec
             log.warning(

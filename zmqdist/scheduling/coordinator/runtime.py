@@ -67,11 +67,11 @@ from zmqdist.scheduling.dispatcher.heap_trimming import HeapTrimmer
 from zmqdist.scheduling.dispatcher.membership import SAID_GOODBYE
 from zmqdist.scheduling.worker.references import encode_reference
 from zmqdist.scheduling.worker.remote_results import decode_loss
-from zmqdist.scheduling.worker.runtime import own_host
 from zmqdist.scheduling.worker.store import BulkStore
 from zmqdist.transport.address import join as join_address
 from zmqdist.transport.dealer import DealerConnection
 from zmqdist.transport.loop import Loop
+from zmqdist.transport.own_address import own_host
 from zmqdist.transport.router import Router
 from zmqdist.wire.hello import Hello, our_hello
 

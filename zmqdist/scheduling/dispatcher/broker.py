@@ -64,8 +64,10 @@ class WorkerRow:
     name: str
     state: str
     slots: int
+    threads_per_slot: int
     pid: int
     host: str
+    address: str
     leases: int
     running: int
     window: int
@@ -207,8 +209,10 @@ class Broker:
             name=member.name,
             state=state,
             slots=member.slots,
+            threads_per_slot=member.threads_per_slot,
             pid=member.pid,
             host=member.host,
+            address=member.address,
             leases=len(load.leases),
             running=sum(lease.started for lease in load.leases.values()),
             window=load.window.limit,

@@ -9,12 +9,13 @@ This module imports little, because every process that starts others needs it fi
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import Any, Final
 
 from zmqdist import errors, limits
+from zmqdist.blas_threads import thread_variables
 from zmqdist.scheduling.dispatcher.rules import BrokerRules
 from zmqdist.transport.address import DTS_PORT
 from zmqdist.transport.credentials import Credentials
@@ -47,7 +48,8 @@ class DispatcherConfig(BrokerRules):
       client_timeout_ms: after this time of silence a reader is dropped; default 5 minutes.
       gc_dynamic_sharding_jobs: whether iterations with DYNAMIC sharding are dropped as well; a later reader begins them anew.
       deployment_mode: COLOCATED, REMOTE or HYBRID; None for REMOTE. Readers get it from the dispatcher.
-      host: address to bind; any address but loopback needs keys (SECURITY.md).
+      host: address or interface to bind; any address but loopback needs keys (SECURITY.md).
+      advertise: "host" or "host:port" at which other processes reach it, behind NAT for example; None: the address that it binds.
       lease_s: how long a worker without contact may go on running its leases.
       reconnect_grace_s: how long a disconnected worker may stay away and keep its leases.
       cancel_grace_s: how long a cancelled function may go on before its slot process is killed.
@@ -73,6 +75,7 @@ class DispatcherConfig(BrokerRules):
     gc_dynamic_sharding_jobs: bool = False
     deployment_mode: str | None = None
     host: str = "127.0.0.1"
+    advertise: str | None = None
     token_file: str | None = None
     keys_dir: str | None = None
     insecure: bool = False
@@ -149,13 +152,15 @@ class WorkerConfig:
       snapshot_max_chunk_size_bytes: the approximate size of a file of a snapshot; default 6 GB.
       shutdown_quiet_period_ms: how long a worker that has left its dispatcher at most goes on replying to requests that readers had sent
         before. It refuses later requests with CANCELLED, and the readers go on with other workers.
-      host: the address to bind; None takes loopback for a dispatcher on loopback, else the interface that leads to it.
+      host: the address or interface to bind; None takes loopback for a dispatcher on loopback, else the interface that leads to it.
       job, index: its name. Index None takes the lowest free one, which may be another after a restart of the dispatcher.
       slots: how many functions it runs at a time.
       schedule_start_delay_s: worker i delays the first function of each coordinator by i times this, at most by
         `schedule_start_delay_max_s` (0: no bound). None: the environment variables ZMQDIST_COORDINATOR_SCHEDULE_START_DELAY and
         ZMQDIST_COORDINATOR_SCHEDULE_START_DELAY_MAX of the worker, or 0.
       processes: whether slots are child processes, which can be killed and may crash, instead of threads.
+      threads_per_slot: how many threads BLAS and OpenMP start in each slot that is a process. None: the environment's variables for them,
+        or, if it has none, the cores of the host, shared out among the slots of `workers_on_host` such workers (blas_threads.py).
       orphan_limit_s: after this time without a dispatcher it ends itself; by default never, as in tf.data service. (The command and
         cluster files set a limit, because no process of theirs may stay behind.)
       token_file, keys_dir: where its secret is, if not in the default place (SECURITY.md).
@@ -188,6 +193,8 @@ class WorkerConfig:
     index: int | None = None
     slots: int = 1
     processes: bool = False
+    threads_per_slot: int | None = None
+    workers_on_host: int = 1
     orphan_limit_s: float = inf
     token_file: str | None = None
     keys_dir: str | None = None
@@ -202,6 +209,8 @@ class WorkerConfig:
             raise _invalid("Must specify a `dispatcher_address`")
         if not 1 <= self.slots <= limits.SLOTS_MAX:
             raise _invalid(f"slots is {self.slots}, wants 1 to {limits.SLOTS_MAX}")
+        if self.threads_per_slot is not None and self.threads_per_slot < 1:
+            raise _invalid(f"threads_per_slot is {self.threads_per_slot}, wants 1 or more, or None")
         if self.index is not None and self.index < 0:
             raise _invalid(f"index is {self.index}, wants 0 or more, or None")
         _check_more_than_0(orphan_limit_s=self.orphan_limit_s)
@@ -249,6 +258,10 @@ class WorkerConfig:
     def credentials(self) -> Credentials:
         """The places of its secrets. Its dispatcher vouches for the keys of other processes."""
         return Credentials(self.token_file, self.keys_dir, self.insecure).vouched_by(self.dispatcher_address)
+
+    def thread_variables(self, environment: Mapping[str, str]) -> dict[str, str]:
+        """Return the variables that bound the threads of its slots, to be laid over `environment`."""
+        return thread_variables(self.threads_per_slot, self.slots * self.workers_on_host, environment)
 
     # -- the settings of the data service -----------------------------------------------------------------------------------
 

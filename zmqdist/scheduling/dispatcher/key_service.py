@@ -42,7 +42,8 @@ from zmqdist.transport.keyring_machine import (
     role_of,
 )
 from zmqdist.transport.loop import Loop
-from zmqdist.transport.router import Peer, Router
+from zmqdist.transport.peer import Peer
+from zmqdist.transport.router import Router
 from zmqdist.transport.security import CURVE, ServerSecurity
 from zmqdist.transport.ticket import JoinTicket
 from zmqdist.transport.token import read_private

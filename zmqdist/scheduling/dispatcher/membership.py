@@ -62,6 +62,9 @@ class Member:
     heard_at: float
     watched: bool
     peer: Peer | None
+    threads_per_slot: int = 0
+    address: str = ""
+    """The address at which other processes reach its own server."""
     away_until: float = 0.0
     leaving: bool = False
     leave_grace_s: float | None = None
@@ -232,6 +235,8 @@ class Membership:
             heard_at=now,
             watched=watched,
             peer=peer,
+            threads_per_slot=register.threads_per_slot,
+            address=register.address,
         )
         self.members[register.job, index] = self._by_incarnation[register.job, register.incarnation] = member
         self.by_peer[peer] = member

@@ -18,6 +18,7 @@ from typing import Any
 
 from zmqdist import errors
 from zmqdist.background import in_background
+from zmqdist.cluster.addresses import advertised_address
 from zmqdist.coordination.service import CoordinationService
 from zmqdist.data.service.dispatcher.machine.snapshot import DataSnapshot
 from zmqdist.data.service.dispatcher.machine.tables import Rules
@@ -51,11 +52,13 @@ from zmqdist.scheduling.dispatcher.key_service import KeyService
 from zmqdist.scheduling.dispatcher.membership import Member, MemberJoined, MemberLost
 from zmqdist.scheduling.dispatcher.relay import Relay
 from zmqdist.scheduling.worker.fetch import RELAY
-from zmqdist.transport.address import join
+from zmqdist.transport.address import join, split
 from zmqdist.transport.credentials import Credentials
 from zmqdist.transport.loop import Loop
+from zmqdist.transport.own_address import bindable
+from zmqdist.transport.peer import Peer
 from zmqdist.transport.processes import is_alive
-from zmqdist.transport.router import Peer, Router
+from zmqdist.transport.router import Router
 from zmqdist.wire.hello import host_identity, our_hello, pickles_differ
 
 log = logging.getLogger("zmqdist.scheduling")
@@ -131,7 +134,9 @@ class DispatchServer:
     @property
     def target(self) -> str:
         """ "zmq://host:port", the target for coordinators and workers."""
-        return f"{self._runtime.config.protocol or 'zmq'}://{self._address}"
+        advertise = self._runtime.config.advertise
+        where = self._address if advertise is None else advertised_address(advertise, split(self.address)[1])
+        return f"{self._runtime.config.protocol or 'zmq'}://{where}"
 
     @property
     def credentials(self) -> Credentials:
@@ -208,7 +213,7 @@ class DispatchServer:
           name: "worker:3", "ps:0", or "submit", "client", "admin" for programs.
           valid_s: seconds until the ticket ends.
           address: only for a ps: the "host:port" at which it will listen, as programs know it.
-          dispatcher: the "host:port" at which that process reaches this dispatcher; "" for `address` of this server.
+          dispatcher: the "host:port" at which that process reaches this dispatcher; "" for that of `target`.
 
         Raises:
           FailedPreconditionError: this dispatcher has no CURVE keys, or was not started.
@@ -218,7 +223,9 @@ class DispatchServer:
         runtime = self._runtime
         if runtime.loop is None:
             raise errors.FailedPreconditionError("this dispatcher was not started")
-        return runtime.loop.run(runtime.keys.open_join, name, dispatcher or self.address, valid_s, address)
+        return runtime.loop.run(
+            runtime.keys.open_join, name, dispatcher or self.target.partition("://")[2], valid_s, address
+        )
 
     def report_exit(self, job: str, index: int, pid: int, exit_code: int | None, log: str = "") -> None:
         """Report that the process of a worker has ended, so that the worker is lost at once. For its parent process. Any thread."""
@@ -301,13 +308,14 @@ class _Runtime:
         service = self._service()
         try:
             self._hello = our_hello("server", self._incarnation, f"dispatcher pid {os.getpid()}")
-            keys = self.keys = KeyService(self.credentials.server(config.host), config.work_dir)
+            host = bindable(config.host)
+            keys = self.keys = KeyService(self.credentials.server(host), config.work_dir)
             router = self._router = Router(loop, keys.security, self._hello)
             keys.attach(loop, router, service, self._peer_expelled)
             # The state in the journal is loaded before the port is bound, so no peer sees a part of it.
             self.data = DataDispatcher(service, loop, data_rules(config), config.work_dir, config.snapshots_max)
             if self._listener is None:
-                self.address = router.bind(join(config.host, config.port))
+                self.address = router.bind(join(host, config.port))
             else:
                 self.address = router.bind_fd(self._listener)
         except BaseException:

@@ -116,9 +116,12 @@ class WorkerMachine:
         address: str = "",
         tags: tuple[str, ...] = (),
         start_delay: tuple[float, float] = (0.0, 0.0),
+        threads_per_slot: int = 0,
     ) -> None:
         self.job, self.index, self.can_kill = job, index, can_kill
-        self._register_template = Register(incarnation, job, index, slots, [], [], pid, host, address, tags)
+        self._register_template = Register(
+            incarnation, job, index, slots, [], [], pid, host, address, tags, threads_per_slot=threads_per_slot
+        )
         self.leaving, self.serving, self.workers = False, False, 0
         self.ended: Exit | None = None
         self._slots = [Slot(i) for i in range(slots)]
@@ -270,15 +273,11 @@ class WorkerMachine:
         held += [outcome[0] for outcome in self._outcomes]
         held += [lease for lease in self._bulk if lease not in set(held)]
         stale_leases = [(item[0], item[1]) for slot in self._slots if slot.abandoned for _, item in slot.given]
-        index = -1 if self._contact.index_taken else self.index
-        given = index >= 0 and not self._contact.named
+        template, contact = self._register_template, self._contact
+        index = -1 if contact.index_taken else self.index
+        given, serial = index >= 0 and not contact.named, contact.serial
         register = replace(
-            self._register_template,
-            index=index,
-            held=held,
-            stale_leases=stale_leases,
-            index_given=given,
-            serial=self._contact.serial,
+            template, index=index, held=held, stale_leases=stale_leases, index_given=given, serial=serial
         )
         return [Send(DISPATCHER, register)]
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from zmqdist import errors, limits
 from zmqdist.background import in_background
+from zmqdist.blas_threads import threads_in
 from zmqdist.data.service.worker.runtime import DataWorker, WorkerDataSnapshot
 from zmqdist.data.service.worker.task_process import TaskProcesses
 from zmqdist.events import Heard, Send, Ticked
@@ -51,9 +52,10 @@ from zmqdist.scheduling.worker.worker_events import (
     SlotFinished,
     Spawn,
 )
-from zmqdist.transport.address import join, split
+from zmqdist.transport.address import is_wildcard, join, split
 from zmqdist.transport.dealer import DealerConnection
 from zmqdist.transport.loop import Loop
+from zmqdist.transport.own_address import bindable, own_host
 from zmqdist.transport.router import Router
 from zmqdist.wire.hello import Hello, our_hello
 
@@ -271,16 +273,15 @@ class _Runtime:
         """Bind its port, start the loop, and begin to connect."""
         config = self._config
         credentials = config.credentials
-        host = config.host or own_host(self._dispatcher)
+        host = bindable(config.host) if config.host else own_host(self._dispatcher)
         incarnation = secrets.randbits(62) | 1
         name = f"{config.job}:{'?' if config.index is None else config.index}"
         loop = self.loop = Loop(f"zmqdist-{name}")
         try:
+            environment = credentials.environment()
             if config.processes:
-                check_descriptors(config.slots)
-                zygote = self._zygote or start_slots_zygote(children.MODULES, credentials.environment())
-                self._children = BoundChildren(loop, zygote)
-                loop.on_stop(self._children.close)
+                environment |= config.thread_variables(environment)
+                self._children = self._bound_children(loop, environment)
             security = credentials.server(host, "worker")
             router = Router(loop, security, our_hello("server", incarnation, name))
             service = RpcService("worker")
@@ -329,6 +330,7 @@ class _Runtime:
                 address=self.advertised,
                 tags=tuple(config.worker_tags or ()),
                 start_delay=config.start_delay,
+                threads_per_slot=threads_in(environment),
             )
         except BaseException:
             loop.stop()
@@ -337,6 +339,13 @@ class _Runtime:
         loop.on_stop(self._close)
         loop.call_soon(self._begin)
         loop.start()
+
+    def _bound_children(self, loop: Loop, environment: dict[str, str]) -> BoundChildren:
+        """Return the zygote of the slots and of the tasks of the data service, in its own process."""
+        check_descriptors(self._config.slots)
+        bound = BoundChildren(loop, self._zygote or start_slots_zygote(children.MODULES, environment))
+        loop.on_stop(bound.close)
+        return bound
 
     def _worker(self) -> tuple[int, int]:
         assert self.machine is not None
@@ -373,8 +382,11 @@ class _Runtime:
         With `processes` each data task binds a port of its own, so only its address can be configured.
         """
         config = self._config
-        self.address = self._store.address = router.bind(join(host, config.port))
+        self.address = router.bind(join(host, config.port))
+        if is_wildcard(host):  # no process can connect to it: peers are on the dispatcher's network
+            self.address = join(own_host(self._dispatcher), split(self.address)[1])
         self.advertised = self.data.host.address = config.advertised(self.address)
+        self._store.address = self.address if config.worker_address is None else self.advertised
         self._store.key = self.data.key = key
         if config.data_transfer_protocol is not None and config.processes:
             self.data.host.read_at = config.data_transfer_address or ""
@@ -512,20 +524,3 @@ class _Runtime:
         self._store.close()
         self._registered.set()
         self.stopped.set()
-
-
-def own_host(dispatcher: str) -> str:
-    """Return the address of the interface through which this machine reaches the dispatcher. Sends nothing.
-
-    Raises:
-      UnavailableError: the dispatcher's host name cannot be looked up.
-    """
-    host, port = split(dispatcher)
-    try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
-    except socket.gaierror as error:
-        problem = f"the dispatcher's address {dispatcher}: the name {host!r} cannot be looked up ({error.strerror})"
-        raise errors.UnavailableError(problem) from None
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect(address)
-        return str(probe.getsockname()[0])

@@ -45,7 +45,7 @@ from zmqdist.data.service.worker.task_main import (
     Begin,
 )
 from zmqdist.data.service.worker.tasks_machine import WorkerTask
-from zmqdist.errors import OpError
+from zmqdist.errors import OpError, UnknownError
 from zmqdist.process.bound_children import BoundChild, SpawnChild
 from zmqdist.process.pipe import BYTES, LoopPipe, Parts
 from zmqdist.process.zygote import SILENT
@@ -163,7 +163,11 @@ class _TaskProcess:
         self._loop = owner.loop
         self._task = task
         # Stays open across crashes, so that readers find the next process at the same port.
-        self._listener = listen(owner.bind)
+        try:
+            self._listener = listen(owner.bind)
+        except UnknownError as error:  # a task without a port would leave its readers waiting
+            log.warning("task %d of the data service takes a port that a firewall may reject: %s", task.id, error)
+            self._listener = listen(owner.bind, any_port=True)
         port = self._listener.getsockname()[1]
         self.address = owner.read_at.replace(DTS_PORT, str(port)) or join(split(owner.address)[0], port)
         self._child: BoundChild | None = None

@@ -1,0 +1,199 @@
+"""The program's code on its way to hosts: what is packed, what is refused, and what a host does with it."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import io
+import os
+import sys
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from zmqdist import limits
+from zmqdist.errors import DataLossError, NotFoundError, ResourceExhaustedError, UnknownError
+from zmqdist.launch.agent import agent_command
+from zmqdist.launch.agent_stream import NoteHandler, ProcessStream
+from zmqdist.launch.code_bundle import CodeBundle, bundle_of, pack, unpack
+from zmqdist.launch.hosts import AgentHost, AgentPool
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a program, which is the working directory."""
+    folder = tmp_path / "project"
+    for name, text in {
+        "train.py": "import helpers",
+        "helpers.py": "VALUE = 1",
+        "package/__init__.py": "",
+        "package/part.py": "",
+        ".git/config": "",
+        ".env": "SECRET=1",
+        ".venv/lib/x.py": "",
+        "environment/pyvenv.cfg": "",
+        "environment/lib/x.py": "",
+        "package/__pycache__/part.cpython-311.pyc": "",
+    }.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def names(bundle: CodeBundle) -> list[str]:
+    with tarfile.open(fileobj=io.BytesIO(bundle.archive)) as archive:
+        return archive.getnames()
+
+
+def test_hidden_files_environments_and_compiled_files_are_left_out(project: Path) -> None:
+    bundle = bundle_of(["."], "train.py")
+    assert names(bundle) == ["helpers.py", "package/__init__.py", "package/part.py", "train.py"]
+    assert (bundle.root, bundle.imports, bundle.files) == (project, (".",), 4)
+
+
+def test_the_folder_of_the_script_is_on_the_module_path_and_the_working_directory_is_the_root(project: Path) -> None:
+    (project / "examples").mkdir()
+    (project / "examples" / "digits.py").write_text("")
+    bundle = bundle_of(["examples", "helpers.py"], "examples/digits.py")
+    assert names(bundle) == ["examples/digits.py", "helpers.py"]
+    assert (bundle.root, bundle.imports) == (project, ("examples",))
+
+
+def test_paths_outside_of_the_working_directory_have_a_root_of_their_own(project: Path, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "train.py").write_text("")
+    bundle = bundle_of(["../other"], "../other/train.py")
+    assert (bundle.root, names(bundle), bundle.imports) == (tmp_path / "other", ["train.py"], (".",))
+
+
+def test_the_same_files_have_the_same_digest_whatever_their_times(project: Path) -> None:
+    before = bundle_of(["."], None).digest
+    os.utime(project / "helpers.py", (1, 1))
+    assert bundle_of(["."], None).digest == before
+    (project / "helpers.py").write_text("VALUE = 2")
+    assert bundle_of(["."], None).digest != before
+
+
+def test_a_large_file_is_left_out_and_named(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("zmqdist.launch.code_bundle.CODE_FILE_BYTES_MAX", 2**20)
+    (project / "data.bin").write_bytes(bytes(2**20 + 1))
+    bundle = bundle_of(["."], None)
+    assert bundle.too_large == ("data.bin",)
+    assert bundle.describe() == f"0.0 MiB of code, 4 files of {project}; without data.bin (above 1 MiB)"
+
+
+@pytest.mark.parametrize(("bound", "value"), [("CODE_BYTES_MAX", 10), ("CODE_FILES_MAX", 3)])
+def test_too_much_is_one_sentence(project: Path, monkeypatch: pytest.MonkeyPatch, bound: str, value: int) -> None:
+    monkeypatch.setattr(f"zmqdist.launch.code_bundle.{bound}", value)
+    with pytest.raises(
+        ResourceExhaustedError, match=r"too much for code that is sent to hosts: name what .* as `code:`"
+    ):
+        bundle_of(["."], None)
+
+
+def test_a_path_that_is_not_there_is_named(project: Path) -> None:
+    with pytest.raises(NotFoundError, match="code: 'gone' is not there"):
+        bundle_of(["gone"], None)
+
+
+def test_what_is_packed_is_unpacked(project: Path, tmp_path: Path) -> None:
+    (project / "train.py").chmod(0o755)
+    bundle = bundle_of(["."], None)
+    (tmp_path / "there").mkdir()
+    unpack(bundle.archive, bundle.digest, tmp_path / "there")
+    assert pack(tmp_path / "there", ["."]).digest == bundle.digest
+    assert os.access(tmp_path / "there" / "train.py", os.X_OK)
+
+
+def forged(name: str, kind: bytes = tarfile.REGTYPE) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        entry = tarfile.TarInfo(name)
+        entry.type = kind
+        entry.linkname = "/etc/passwd"
+        archive.addfile(entry)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize(
+    "archive",
+    [
+        forged("../outside.py"),
+        forged("/outside.py"),
+        forged("inside/../../outside.py"),
+        forged("link.py", tarfile.SYMTYPE),
+        forged("link.py", tarfile.LNKTYPE),
+        forged("device", tarfile.CHRTYPE),
+    ],
+)
+def test_an_archive_that_leads_outside_is_refused(archive: bytes, tmp_path: Path) -> None:
+    folder = tmp_path / "there"
+    folder.mkdir()
+    with pytest.raises(DataLossError, match="which is no file below its folder"):
+        unpack(archive, hashlib.sha256(archive).hexdigest(), folder)
+    assert list(tmp_path.iterdir()) == [folder]
+    assert not list(folder.iterdir())
+
+
+def test_an_archive_of_another_digest_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataLossError, match="damaged on its way"):
+        unpack(forged("a.py"), "0" * 64, tmp_path)
+
+
+class Hosts:
+    """Agents in processes of this machine."""
+
+    def __init__(self, folder: Path) -> None:
+        self.said: list[str] = []
+        self.temporary = folder / "temporary"
+        self.temporary.mkdir()
+        self.pool = AgentPool([AgentHost(name, None, self._open) for name in ("a", "b")], self.said.append)
+
+    def _open(self, note: NoteHandler) -> ProcessStream:
+        environment = {**os.environ, "TMPDIR": str(self.temporary)}
+        command = agent_command(sys.executable, 60.0)
+        return ProcessStream(command, lambda code, notes: f"ended ({code}) {notes}", note, environment)
+
+    @property
+    def received(self) -> list[Path]:
+        """The folders of code there."""
+        return [folder for folder in self.temporary.glob("zmqdist-*/*") if folder.is_dir()]
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> Iterator[Hosts]:
+    made = Hosts(tmp_path)
+    yield made
+    made.pool.close()
+    assert not list(made.temporary.iterdir()), "an agent removes the code at its end"
+
+
+def test_a_host_that_has_the_same_files_in_the_same_place_gets_nothing(project: Path, hosts: Hosts) -> None:
+    hosts.pool.send_code(bundle_of(["."], "train.py"))
+    assert hosts.said == []
+    assert hosts.received == []
+
+
+def test_each_host_without_them_gets_the_files_once_and_the_user_sees_how_many(project: Path, hosts: Hosts) -> None:
+    bundle = bundle_of(["."], "train.py")
+    (project / "helpers.py").write_text("VALUE = 2")  # what the hosts find is another version
+    hosts.pool.send_code(bundle)
+    assert sorted(hosts.said) == [f"[{host}] gets 0.0 MiB of code, 4 files of {project}" for host in ("a", "b")]
+    assert [pack(folder, ["."]).digest for folder in hosts.received] == [bundle.digest] * 2
+
+
+def test_a_larger_bundle_arrives_in_parts(project: Path, hosts: Hosts) -> None:
+    (project / "noise.py").write_bytes(os.urandom(3 * limits.CODE_PART_BYTES))
+    bundle = bundle_of(["."], None)
+    (project / "noise.py").unlink()
+    hosts.pool.send_code(bundle)
+    assert [pack(folder, ["."]).digest for folder in hosts.received] == [bundle.digest] * 2
+
+
+def test_a_bundle_that_cannot_be_unpacked_is_one_sentence_that_names_the_host(hosts: Hosts) -> None:
+    bundle = CodeBundle(Path("/nowhere"), (".",), (".",), forged("../outside.py"), 1)
+    with pytest.raises(UnknownError, match=r"^a: the code of the program cannot be unpacked there: .* no file below"):
+        hosts.pool.send_code(dataclasses.replace(bundle))

@@ -1,0 +1,132 @@
+"""Addresses of this machine: of interfaces, and ports of a range."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+import zmqdist as zd
+from zmqdist.cluster.addresses import advertised_address
+from zmqdist.errors import InvalidArgumentError, UnknownError
+from zmqdist.launch.ports import Reserved
+from zmqdist.port_range import VARIABLE, parse_ports
+from zmqdist.scheduling.dispatcher.config import DispatcherConfig, WorkerConfig
+from zmqdist.scheduling.dispatcher.runtime import DispatchServer
+from zmqdist.scheduling.worker.runtime import WorkerServer
+from zmqdist.transport.listener import listen
+from zmqdist.transport.own_address import bindable
+
+
+def free_range(count: int) -> range:
+    """Ports that were free a moment ago, above those that the system gives out."""
+    for first in range(61_100, 65_000, count):
+        try:
+            for port in range(first, first + count):
+                with socket.socket() as probe:
+                    probe.bind(("127.0.0.1", port))
+        except OSError:
+            continue
+        return range(first, first + count)
+    raise AssertionError("no free ports")
+
+
+@pytest.fixture
+def ports(monkeypatch: pytest.MonkeyPatch) -> range:
+    found = free_range(3)
+    monkeypatch.setenv(VARIABLE, f"{found[0]}-{found[-1]}")
+    return found
+
+
+def test_an_interface_stands_for_its_address() -> None:
+    assert bindable("lo") == "127.0.0.1"
+    assert bindable("127.0.0.2") == "127.0.0.2"
+    assert bindable("host.example") == "host.example"
+
+
+def test_a_dispatcher_binds_an_interface() -> None:
+    with DispatchServer(DispatcherConfig(host="lo")) as dispatcher:
+        assert dispatcher.address.startswith("127.0.0.1:")
+
+
+def test_servers_take_the_ports_of_the_range_until_it_is_full(ports: range) -> None:
+    servers = [zd.rpc.Server.create("zmq", "127.0.0.1:0") for _ in ports]
+    try:
+        for server in servers:
+            server.start()
+        assert {int(server.address.rpartition(":")[2]) for server in servers} == set(ports)
+        sentence = f"could not bind 127.0.0.1: each port of {VARIABLE}={ports[0]}-{ports[-1]} is in use there; "
+        for take in (lambda: listen("127.0.0.1"), Reserved, zd.rpc.Server.create("zmq", "127.0.0.1:0").start):
+            with pytest.raises(UnknownError) as caught:
+                take()
+            assert sentence in str(caught.value)
+    finally:
+        for server in servers:
+            server.stop()
+
+
+def test_no_port_of_the_range_is_reserved_twice_and_each_can_be_bound(ports: range) -> None:
+    reserved = [Reserved() for _ in ports]
+    try:
+        assert {int(each.address.rpartition(":")[2]) for each in reserved} == set(ports)
+        with zd.rpc.Server.create("zmq", reserved[0].address) as server:
+            assert server.address == reserved[0].address
+    finally:
+        for each in reserved:
+            each.close()
+
+
+@pytest.mark.parametrize("text", ["5000", "5000-", "x-y", "0-5", "6000-5000", "5000-70000", "5000-5100-5200"])
+def test_what_is_no_range_is_refused_by_name(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match="is not a range of ports"):
+        parse_ports(text)
+    monkeypatch.setenv(VARIABLE, text)
+    with pytest.raises(InvalidArgumentError, match=f"^{VARIABLE}: .* is not a range of ports"):
+        listen("127.0.0.1")
+
+
+def test_a_dispatcher_tells_where_it_is_advertised() -> None:
+    with DispatchServer(DispatcherConfig(advertise="gateway.example")) as dispatcher:
+        assert dispatcher.target == f"zmq://gateway.example:{dispatcher.address.rpartition(':')[2]}"
+    with DispatchServer(DispatcherConfig(advertise="gateway.example:7000")) as dispatcher:
+        assert dispatcher.target == "zmq://gateway.example:7000"
+
+
+def test_large_results_are_fetched_where_the_worker_is_advertised() -> None:
+    with (
+        DispatchServer() as dispatcher,
+        WorkerServer(WorkerConfig(dispatcher.address, worker_address="127.0.0.7:%port%", insecure=False)) as worker,
+    ):
+        port = worker.address.rpartition(":")[2]
+        (row,) = dispatcher.snapshot().workers
+        assert row.address == worker.advertised_address == f"127.0.0.7:{port}"
+
+
+@pytest.mark.parametrize(
+    ("told", "address"),
+    [
+        ("gateway", "gateway:5050"),
+        ("gateway:7000", "gateway:7000"),
+        ("::1", "[::1]:5050"),
+        ("[::1]", "[::1]:5050"),
+        ("[::1]:7000", "[::1]:7000"),
+    ],
+)
+def test_what_is_advertised_may_lack_the_port(told: str, address: str) -> None:
+    assert advertised_address(told, 5050) == address
+
+
+def test_a_task_of_the_data_service_that_finds_the_range_full_says_so_and_takes_another_port(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (port,) = free_range(1)
+    with DispatchServer() as dispatcher:
+        monkeypatch.setenv(VARIABLE, f"{port}-{port}")
+        with WorkerServer(WorkerConfig(dispatcher.address, processes=True)):
+            service = zd.data.service
+            elements = zd.data.Dataset.range(3).apply(service.distribute("parallel_epochs", dispatcher.target))
+            assert sorted(int(element) for element in elements) == [0, 1, 2]
+    assert (
+        "of the data service takes a port that a firewall may reject: could not bind 127.0.0.1: each port"
+        in caplog.text
+    )

@@ -1,0 +1,165 @@
+"""The program's code as one archive, for hosts that do not share its file system.
+
+A bundle has the files of some paths below one folder, the root. The roles of a host have the root as their working directory, and the
+folder of the program's script on their module path, as the roles of a local launcher do. The archive is the same, byte for byte, for the
+same names and contents, so its digest tells whether a host has the same files already.
+
+Left out are names that begin with a dot (`.git`, `.venv`, `.env`), `__pycache__`, virtual environments, links to folders, and files
+above CODE_FILE_BYTES_MAX, which are data rather than code.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import stat
+import tarfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from zmqdist.errors import DataLossError, NotFoundError, ResourceExhaustedError
+from zmqdist.limits import CODE_BYTES_MAX, CODE_FILE_BYTES_MAX, CODE_FILES_MAX
+
+_LEFT_OUT: Final = ("__pycache__", "node_modules")
+_ENVIRONMENT_MARK: Final = "pyvenv.cfg"
+MIB: Final = 2**20
+
+
+@dataclass(frozen=True)
+class CodeBundle:
+    """The files of a program as an archive.
+
+    Attributes:
+      root: the folder that the names of the files are relative to.
+      paths: the packed files and folders, relative to the root.
+      imports: the folders of the module path, relative to the root.
+      archive: a tar file.
+      files: how many files the archive has.
+      too_large: files that were left out because of their size, relative to the root.
+    """
+
+    root: Path
+    paths: tuple[str, ...]
+    imports: tuple[str, ...]
+    archive: bytes
+    files: int
+    too_large: tuple[str, ...] = ()
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the archive, in hexadecimal."""
+        return hashlib.sha256(self.archive).hexdigest()
+
+    def describe(self) -> str:
+        """Return its size for a line to the user: "0.1 MiB of code, 12 files of /srv/train"."""
+        text = f"{len(self.archive) / MIB:.1f} MiB of code, {self.files} files of {self.root}"
+        if self.too_large:
+            shown = ", ".join(self.too_large[:3]) + (", ..." if len(self.too_large) > 3 else "")
+            text += f"; without {shown} (above {CODE_FILE_BYTES_MAX // MIB} MiB)"
+        return text
+
+
+def bundle_of(paths: Sequence[str], script: str | None) -> CodeBundle:
+    """Pack files and folders, given relative to the working directory.
+
+    Args:
+      script: the program's script, whose folder is on the module path; None: the root is on it.
+
+    Raises:
+      NotFoundError: a path does not exist.
+      ResourceExhaustedError: the files are too many or too large for code.
+    """
+    absolute = [Path(os.path.abspath(path)) for path in paths]
+    for written, path in zip(paths, absolute, strict=True):
+        if not path.exists():
+            raise NotFoundError(f"code: {written!r} is not there")
+    here = Path.cwd()
+    inside = all(path.is_relative_to(here) for path in absolute)
+    folders = [path if path.is_dir() else path.parent for path in absolute]
+    root = here if inside else Path(os.path.commonpath(folders))
+    names = tuple(str(path.relative_to(root)) for path in absolute)
+    beside = None if script is None else Path(os.path.abspath(script)).parent
+    imports = (".",) if beside is None or not beside.is_relative_to(root) else (str(beside.relative_to(root)),)
+    return pack(root, names, imports)
+
+
+def pack(root: Path, paths: Sequence[str], imports: Sequence[str] = (".",)) -> CodeBundle:
+    """Pack files and folders below `root`. Raises ResourceExhaustedError; OSError: a file cannot be read."""
+    found: dict[str, Path] = {}
+    too_large: list[str] = []
+    total = 0
+    for path in paths:
+        for file in _files(root / path):
+            name, size = str(file.relative_to(root)), file.stat().st_size
+            if size > CODE_FILE_BYTES_MAX:
+                too_large.append(name)
+                continue
+            total += 0 if name in found else size
+            found[name] = file
+            if len(found) > CODE_FILES_MAX or total > CODE_BYTES_MAX:
+                what = ", ".join(str(root / each) for each in paths)
+                raise ResourceExhaustedError(
+                    f"{what}: more than {CODE_BYTES_MAX // MIB} MiB or {CODE_FILES_MAX:,} files, too much for code that is "
+                    "sent to hosts: name what the workers import as `code:` in the cluster file, or write `code: []` if the "
+                    "hosts share this file system"
+                )
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        for name in sorted(found):
+            data = found[name].read_bytes()
+            entry = tarfile.TarInfo(name)  # no time, no owner: the same files make the same archive
+            entry.size = len(data)
+            entry.mode = 0o755 if found[name].stat().st_mode & stat.S_IXUSR else 0o644
+            archive.addfile(entry, io.BytesIO(data))
+    return CodeBundle(root, tuple(paths), tuple(imports), buffer.getvalue(), len(found), tuple(sorted(too_large)))
+
+
+def _files(path: Path) -> Iterator[Path]:
+    """Yield the regular files of a folder, or the file itself."""
+    if path.is_file():
+        yield path
+        return
+    for folder, folders, files in os.walk(path):
+        folders[:] = [name for name in folders if _is_code(Path(folder, name))]
+        for name in files:
+            file = Path(folder, name)
+            if not name.startswith(".") and not name.endswith(".pyc") and file.is_file():
+                yield file
+
+
+def _is_code(folder: Path) -> bool:
+    if folder.name.startswith(".") or folder.name in _LEFT_OUT:
+        return False
+    return not folder.is_symlink() and not (folder / _ENVIRONMENT_MARK).exists()
+
+
+def unpack(archive: bytes, digest: str, folder: Path) -> None:
+    """Write the files of an archive below `folder`, which is empty.
+
+    Raises:
+      DataLossError: the archive is not the one of this digest, or has anything but regular files below the folder. Some files may have
+        been written.
+      OSError: a file cannot be written.
+    """
+    if hashlib.sha256(archive).hexdigest() != digest:
+        raise DataLossError("the archive of the code has been damaged on its way")
+    try:
+        with tarfile.open(fileobj=io.BytesIO(archive), mode="r:") as opened:
+            for entry in opened:
+                parts = Path(entry.name).parts
+                if not entry.isreg() or not parts or entry.name.startswith("/") or ".." in parts:
+                    raise DataLossError(
+                        f"the archive of the code has {entry.name!r}, which is no file below its folder"
+                    )
+                data = opened.extractfile(entry)
+                assert data is not None
+                target = folder.joinpath(*parts)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, entry.mode & 0o755)
+                with open(descriptor, "wb") as file:
+                    file.write(data.read())
+    except tarfile.TarError as error:
+        raise DataLossError(f"the archive of the code cannot be read: {error}") from None
