@@ -194,7 +194,7 @@ BUGS: list[tuple[str, type, str, Spoil, str | tuple[str, ...]]] = [
     ("a client's arguments have no bound", FairAdmission, "__init__", with_bound("_client_bytes_max"), "turns P3"),
     ("the arguments of all have no bound", FairAdmission, "__init__", with_bound("_all_bytes_max"), "turns P3"),
     ("unasked arguments have no bound", FairAdmission, "__init__", with_bound("_client_unasked_max"), "turns P5"),
-    ("bytes of a client that has gone still count", FairAdmission, "gone", pulled_bytes_stay, ("turns P", "calls P1")),
+    ("bytes of a client that has gone still count", FairAdmission, "client_lost", pulled_bytes_stay, ("turns P", "calls P1")),
     ("calls that were dropped begin", FairAdmission, "dropped", dropped_calls_begin, ("turns P", "calls P")),
     ("calls of different kinds run together", Batches, "arrived", of_any_kind, "batching P1"),
     ("batches have no bound", Batches, "__init__", with_bound("_rows_max"), "batching P2"),

@@ -132,8 +132,8 @@ def in_the_wrong_order(rank: int, size: int, piece: Any, keep: Any) -> Any:
 
 BUGS: list[tuple[str, Simulate, Any, str, Any, str | tuple[str, ...]]] = [
     ("members agree on anything", simulate_group, Agreements, "_verdict", anything_agrees, ("A2", "collectives")),
-    ("members of different rounds meet", simulate_group, Barriers, "came", of_any_round, "A5"),
-    ("a member that fails takes part", simulate_group, Barriers, "came", without_failures, "A2"),
+    ("members of different rounds meet", simulate_group, Barriers, "arrived", of_any_round, "A5"),
+    ("a member that fails takes part", simulate_group, Barriers, "arrived", without_failures, "A2"),
     ("a deadline is not seen", simulate_group, Barriers, "ticked", nothing, "a machine asks"),
     ("an abort stays", simulate_group, Agreements, "reset", nothing, "A4"),
     ("a late failure ends a later round", simulate_group, Barriers, "is_over", nothing, "A6"),
@@ -146,7 +146,7 @@ BUGS: list[tuple[str, Simulate, Any, str, Any, str | tuple[str, ...]]] = [
         "",
     ),
     ("a failed task does not end a barrier", simulate_keeper, Barriers, "task_failed", nothing, "coordination P3"),
-    ("a barrier passes in any round", simulate_keeper, Barriers, "came", of_any_round, "barriers"),
+    ("a barrier passes in any round", simulate_keeper, Barriers, "arrived", of_any_round, "barriers"),
     ("a deadline of a barrier is not seen", simulate_keeper, Barriers, "ticked", nothing, "a machine asks"),
     ("silent tasks are not looked for", simulate_keeper, Coordination, "_check", nothing, "a machine asks"),
     ("a wait for a key never ends", simulate_keeper, Keys, "ticked", nothing, "a machine asks"),
@@ -154,7 +154,7 @@ BUGS: list[tuple[str, Simulate, Any, str, Any, str | tuple[str, ...]]] = [
     ("the sender does not number them", simulate_mail, Outbox, "numbers", after_nothing, "mailbox P1"),
     ("a lost letter is not skipped", simulate_mail, Outbox, "ended", never_a_skip, ("mailbox", "outbox")),
     ("the mailbox is never full", simulate_mail, Mailbox, "_is_full", never_full, "mailbox P5"),
-    ("a letter of another life is given out", simulate_mail, Mailbox, "heard", other_lives, "mailbox"),
+    ("a letter of another life is given out", simulate_mail, Mailbox, "incarnation_seen", other_lives, "mailbox"),
     ("an update runs twice", simulate_variables, UpdateLog, "begin", runs_twice, ""),
     ("an update is carried out again", simulate_variables, UpdateLog, "begin", forgets, ("U1", "U2")),
     ("a value is not asked what it has", simulate_variables, AppliedUpdates, "of", lambda self, key: {}, "U1"),
