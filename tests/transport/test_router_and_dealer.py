@@ -473,7 +473,7 @@ def test_two_peers_of_one_descriptor_are_both_found_out_in_whatever_order_their_
 ) -> None:
     served = serve(server_security("127.0.0.1", insecure=True))
     monkeypatch.setattr("zmqdist.transport.router.decode_event", lambda frame: (0, 7))
-    monkeypatch.setattr("zmqdist.transport.router._fd_of", lambda frame: 7)
+    monkeypatch.setattr("zmqdist.transport.router.fd_of", lambda frame: 7)
     staying, *leaving = [connect(served, insecure=True) for _ in range(4)]
     for one in (leaving[0], staying, *leaving[1:]):
         one.send(HELLO)
