@@ -107,6 +107,16 @@ advertise_option = click.option(
 )
 
 
+def ticket_options(command: F) -> F:
+    """Add --ticket-file and --ticket-fd: a role that joins makes its own keys."""
+    for option in (
+        click.option("--ticket-fd", type=click.IntRange(0), metavar="N", help="Descriptor to read a join ticket from."),
+        click.option("--ticket-file", metavar="FILE", help="Private file with a join ticket (zmqdist keys token)."),
+    ):
+        command = option(command)
+    return command
+
+
 def target_options(command: F) -> F:
     """Add the options of each command that talks to a running server: the secrets and --timeout."""
     timeout = click.option(

@@ -30,6 +30,7 @@ COMMANDS: Final = {
     "call": ("call", "Call a method of a server."),
     "validate": ("validate", "Check a cluster file."),
     "keygen": ("keygen", "Make the CURVE keys of a cluster."),
+    "keys": ("keys", "List, admit, revoke and replace the keys of a running dispatcher."),
     "drain": ("control", "Have a worker finish what it runs, and leave."),
     "shutdown": ("control", "End a dispatcher and its workers, or a cluster of servers."),
     "doctor": ("doctor", "Look for what is wrong, and say what to do."),

@@ -20,6 +20,7 @@ from zmqdist_cli.common import (
     place,
     ports_option,
     secret_options,
+    ticket_options,
     use_ports_of,
 )
 
@@ -132,6 +133,7 @@ def dispatcher(context: click.Context, /, file: str | None, **options: Any) -> N
     metavar="SECONDS",
     help=f"End after so long without a dispatcher.  [default: {limits.ORPHAN_LIMIT_S:g}]",
 )
+@ticket_options
 @_grace
 @secret_options
 @_config

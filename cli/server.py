@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from zmqdist.files import read_regular
-from zmqdist_cli.common import check_keys, grace_option, ports_option, secret_options, use_ports_of
+from zmqdist_cli.common import check_keys, grace_option, ports_option, secret_options, ticket_options, use_ports_of
 
 if TYPE_CHECKING:
     from zmqdist.cluster.spec import ClusterSpec
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 )
 @ports_option
 @grace_option("Time that running calls have to end after Ctrl-C or SIGTERM.")
+@ticket_options
 @secret_options
 @click.pass_context
 def server(
@@ -52,6 +53,8 @@ def server(
     token_file: str | None,
     keys_dir: str | None,
     insecure: bool,
+    ticket_file: str | None,
+    ticket_fd: int | None,
 ) -> None:
     """Run one task of a cluster in the foreground: a zmqdist.Server as a process.
 
@@ -80,6 +83,8 @@ def server(
             config=options,
             grace_s=grace_s,
             announce=click.echo,
+            ticket_file=ticket_file,
+            ticket_fd=ticket_fd,
         )
     except ValueError as error:  # a job or task has to be named
         raise click.UsageError(f"{error} (--job NAME --index N)") from None

@@ -50,6 +50,7 @@ CAPABILITIES: Final = (
     "exactly once",
     "executor",
     "hosts",
+    "joining",
     "journal",
     "launch",
     "local cluster",

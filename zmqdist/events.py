@@ -33,6 +33,14 @@ class PeerGone:
 
 
 @dataclass(frozen=True, slots=True)
+class PeerExpelled:
+    """A peer may not be served any more, although its process may go on. No message arrives from it or reaches it any more."""
+
+    peer: Peer
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class ProcessExited:
     """A worker's process was seen to end, by its parent or by the kernel of its host.
 

@@ -475,6 +475,34 @@ reply of each step need one, or two if one of them is ahead.
 PS_FUNCTIONS_MAX: Final = 1024
 """Users' update functions that a ps keeps unpickled; the least recently used are dropped first, and are sent again."""
 
+# -- keys of members ------------------------------------------------------------------------------------------------
+
+JOIN_VALID_S: Final = 60.0
+"""Seconds in which a join token can be used by default: longer than a process takes to start on a busy host."""
+
+JOIN_TOKENS_MAX: Final = 20_000
+"""Join tokens that a dispatcher keeps, ended ones included: it needs those to tell a second use from a wrong token."""
+
+JOIN_EXPLAINED_S: Final = 600.0
+"""Seconds for which the dispatcher tells a process that its join token has ended. After that it refuses the key as unknown."""
+
+JOINING_MAX: Final = 1024
+"""Connections of unknown keys that a dispatcher lets in within HANDSHAKE_S to show a join token. Those that show none
+are ended after that time, so strangers hold no more descriptors than this.
+"""
+
+MEMBER_KEYS_MAX: Final = 65_536
+"""Keys that a dispatcher keeps, revoked ones included. It never forgets a revoked key, because a forgotten key could join again."""
+
+KEY_QUESTIONS_MAX: Final = 32_768
+"""Keys and addresses that one process may ask its dispatcher about; more is a mistake, or an attack on memory."""
+
+KEY_RENEWAL_S: Final = 5.0
+"""Seconds for which a replaced key keeps its role, so that connections that are being made with it succeed."""
+
+VOUCHING_S: Final = 2.0
+"""Seconds that a connection with a key of the static `authorized` file waits for the dispatcher's reply whether it was revoked."""
+
 # -- agents of hosts -----------------------------------------------------------------------------------------------------
 
 AGENT_BEAT_S: Final = 2.0

@@ -478,6 +478,69 @@ class ReadDone(Message, tag=61):
     message: str
 
 
+# -- keys of members ---------------------------------------------------------------------------------------------
+
+
+class Join(Message, tag=70):
+    """Admit the key of this connection under `name`; `number` and `secret` are those of a join token.
+
+    `name` is "worker:3" or "submit". Only a connection whose key is not known yet sends this.
+    """
+
+    SENT = "any -> dispatcher"
+    number: str
+    secret: bytes
+    name: str
+
+
+class Joined(Message, tag=71):
+    """The dispatcher has admitted a key under this name and role. The key works on new connections."""
+
+    SENT = "dispatcher -> any"
+    role: str
+    name: str
+
+
+class AskKey(Message, tag=72):
+    """Send the state of a public key, or of the key that listens at `address`: now, and after each change.
+
+    `renews`: the sender owns its own key, so it makes a new one after RenewKey.
+    """
+
+    SENT = "any -> dispatcher"
+    key: bytes
+    address: str = ""
+    renews: bool = False
+
+
+class KeyState(Message, tag=73):
+    """The state of a public key. `role` is "" for an unknown key, and "revoked" for a key that lost its role by `problem`.
+
+    `listens`: a port that shows the key may be trusted. `address` is that of the AskKey; then `key` is the key that listens there.
+    """
+
+    SENT = "dispatcher -> any"
+    key: bytes
+    role: str
+    name: str = ""
+    listens: bool = False
+    problem: str = ""
+    address: str = ""
+
+
+class RenewKey(Message, tag=74):
+    """Make a new key pair and send its public half."""
+
+    SENT = "dispatcher -> any"
+
+
+class NewKey(Message, tag=75):
+    """The public key that replaces the key of this connection. The reply is Joined, or Refused."""
+
+    SENT = "any -> dispatcher"
+    key: bytes
+
+
 ALL: tuple[type[Message], ...] = tuple(
     sorted(Message.__subclasses__(), key=lambda cls: cls.__struct_config__.tag)  # type: ignore[arg-type,return-value]
 )

@@ -93,6 +93,8 @@ def test_commands_and_their_options_exist() -> None:
             continue
         assert words[1] in COMMANDS, row
         command = cli.get_command(click.Context(cli), words[1])
+        if isinstance(command, click.Group):
+            command = command.get_command(click.Context(command), words[2])
         assert command is not None, row
         options = {option for parameter in command.params for option in parameter.opts}
         assert {word for word in words if word.startswith("--") and word != "--"} <= options, row

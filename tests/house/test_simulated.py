@@ -15,6 +15,7 @@ from tests.house.test_structure import MACHINES, name_of
 from tests.sim.simulations.data_rounds import simulate_rounds
 from tests.sim.simulations.groups import simulate_group
 from tests.sim.simulations.keeper import simulate_keeper
+from tests.sim.simulations.keyring import simulate_keyring
 from tests.sim.simulations.mail import simulate_mail
 from tests.sim.simulations.rpc import simulate_rpc
 from tests.sim.simulations.snapshots import simulate_snapshots
@@ -26,6 +27,7 @@ SIMULATIONS: tuple[Callable[[int], Any], ...] = (
     simulate_data_service,
     simulate_group,
     simulate_keeper,
+    simulate_keyring,
     simulate_mail,
     simulate_rounds,
     simulate_rpc,

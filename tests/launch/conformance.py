@@ -92,8 +92,7 @@ class Rig:
             return Children(self.exits.append)
         runtime = RuntimeConfig(dispatcher=self.dispatcher.target, keys_dir=self.credentials.keys_dir)
         cluster = msgspec.structs.replace(self._config, runtime=runtime)
-        assert self.credentials.keys_dir is not None
-        files = RoleFiles(cluster, self.credentials.keys_dir)
+        files = RoleFiles(cluster, lambda name, address: self.dispatcher.open_join(name, address=address))
         return Hosts(self.pool, self.exits.append, self.said.append, files)
 
     def start(

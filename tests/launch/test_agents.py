@@ -63,7 +63,7 @@ WITH_PS = FILE.replace("{count: 2}", "{count: 2}\n  ps: {count: 1}")
 def test_roles_run_on_hosts_with_the_keys_of_a_worker_alone(launch: Launcher) -> None:
     job = launch(WHERE, run=ON_PIPES)
     assert job.ends() == 0, job.text
-    assert "(True, ['authorized', 'server.pub', 'worker.key'], '700')" in job.lines, job.text
+    assert "(True, ['joined', 'server.pub', 'worker.key'], '700')" in job.lines, job.text
     assert {"[worker-0@a] it runs", "[worker-1@b] it runs"} & set(job.lines), job.text
     job.left_nothing()
 

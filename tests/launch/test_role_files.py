@@ -1,8 +1,7 @@
-"""What travels with a role to its host: the keys that it needs and no others, under the paths that are right there."""
+"""The files that travel with a role to its host: a join ticket and no key, and a cluster file with the paths of that host."""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import msgspec
@@ -15,7 +14,6 @@ from zmqdist.launch.agent_protocol import AgentHello
 from zmqdist.launch.role_files import RoleFiles
 from zmqdist.launch.roles import TaskConfig
 from zmqdist.scheduling.dispatcher.config import WorkerConfig
-from zmqdist.transport import keys
 
 HELLO = AgentHello("3.11.7", "1.0", "/there/zmqdist", 6, 0.0, "there", 1, "/memory/zmqdist-x")
 WORKER = WorkerConfig("h:1", index=2, slots=1, token_file="/here/token", keys_dir="/here/keys")
@@ -28,7 +26,6 @@ def files(tmp_path: Path) -> RoleFiles:
 
 
 def role_files(folder: Path, slots: object) -> RoleFiles:
-    keys.keygen(folder / "keys")
     given = {
         "name": "c",
         "program": ["x"],
@@ -37,35 +34,22 @@ def role_files(folder: Path, slots: object) -> RoleFiles:
     }
     runtime = RuntimeConfig(dispatcher="zmq://h:1", keys_dir=str(folder / "keys"))
     cluster = msgspec.structs.replace(ClusterConfig.from_dict(given), runtime=runtime)
-    return RoleFiles(cluster, str(folder / "keys"))
+    return RoleFiles(cluster, lambda name, address: f"ticket {name} {address}".rstrip())
 
 
-def test_a_worker_has_the_keys_of_a_worker(files: RoleFiles, tmp_path: Path) -> None:
+def test_a_worker_gets_a_ticket_of_its_name_and_no_key(files: RoleFiles) -> None:
     config, variables, found = files.pack(WORKER, {"A": "1", "ZMQDIST_TOKEN_FILE": "/here/token"}, HELLO)
     folder = "worker-2"
-    assert sorted(found) == [
-        f"{folder}/cluster.yaml",
-        f"{folder}/keys/authorized",
-        f"{folder}/keys/server.pub",
-        f"{folder}/keys/worker.key",
-    ]
-    assert found[f"{folder}/keys/worker.key"] == (tmp_path / "keys" / "worker.key").read_text()
-    assert (config.keys_dir, config.token_file) == (f"/memory/zmqdist-x/{folder}/keys", None)
-    assert variables == {
-        "A": "1",
-        "ZMQDIST_KEYS_DIR": f"/memory/zmqdist-x/{folder}/keys",
-        "ZMQDIST_CONFIG": f"/memory/zmqdist-x/{folder}/cluster.yaml",
-    }
+    assert sorted(found) == [f"{folder}/cluster.yaml", f"{folder}/ticket"]
+    assert found[f"{folder}/ticket"] == "ticket worker:2"
+    there = f"/memory/zmqdist-x/{folder}"
+    assert (config.keys_dir, config.ticket_file, config.token_file) == (f"{there}/keys", f"{there}/ticket", None)
+    assert variables == {"A": "1", "ZMQDIST_KEYS_DIR": f"{there}/keys", "ZMQDIST_CONFIG": f"{there}/cluster.yaml"}
 
 
-def test_a_ps_has_the_key_of_the_servers_too(files: RoleFiles) -> None:
+def test_the_ticket_of_a_ps_names_the_address_at_which_it_listens(files: RoleFiles) -> None:
     _, _, found = files.pack(PS, {}, HELLO)
-    assert {os.path.basename(name) for name in found if "/keys/" in name} == {
-        "worker.key",
-        "server.key",
-        "server.pub",
-        "authorized",
-    }
+    assert found["ps-0/ticket"] == "ticket ps:0 h:2"
 
 
 def test_the_cluster_file_has_the_paths_of_the_host(files: RoleFiles, tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ from zmqdist.port_range import VARIABLE, parse_ports
 from zmqdist.scheduling.dispatcher.config import DispatcherConfig, WorkerConfig
 from zmqdist.scheduling.dispatcher.runtime import DispatchServer
 from zmqdist.scheduling.worker.runtime import WorkerServer
+from zmqdist.transport.listener import listen
 from zmqdist.transport.own_address import bindable
-from zmqdist.transport.router import listen
 
 
 def free_range(count: int) -> range:

@@ -36,8 +36,9 @@ from zmqdist.transport import connector
 from zmqdist.transport import router as router_module
 from zmqdist.transport.connector import configure
 from zmqdist.transport.loop import Loop
+from zmqdist.transport.peer import Peer
 from zmqdist.transport.port_probe import PortProbe
-from zmqdist.transport.router import REFUSALS_MAX, Peer, Router
+from zmqdist.transport.router import REFUSALS_MAX, Router
 from zmqdist.transport.security import client_security, server_security
 from zmqdist.wire.headers import decode, encode
 from zmqdist.wire.hello import MAGIC, PROTOCOL, Hello, decode_hello, encode_hello, is_hello, our_hello

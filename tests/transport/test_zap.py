@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zmqdist.transport.zap import DOMAIN, ROLES, Policy, ZapRequest, decide, parse
+from zmqdist.transport.zap import DOMAIN, ROLES, Policy, ZapRequest, decide, parse, role_and_key
 
 TOKEN = b"t" * 43
 KEY = bytes(range(32))
@@ -27,7 +27,7 @@ def test_the_token_lets_in_as_the_role_that_the_user_name_says(role: str) -> Non
 
 def test_a_known_key_lets_in_as_the_role_it_was_given() -> None:
     reply = decide(request(b"CURVE", KEY), POLICY)
-    assert (reply.status, reply.user_id) == (200, "worker")
+    assert (reply.status, role_and_key(reply.user_id)) == (200, ("worker", KEY))
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_any_frames_are_answered_and_only_the_token_or_a_known_key_lets_in(parts
     if reply.status == 200:
         assert policy is POLICY
         assert parts[-1] in (TOKEN, KEY)
-        assert reply.user_id in ROLES
+        assert role_and_key(reply.user_id)[0] in ROLES
     else:
         assert reply.user_id == ""
 

@@ -274,6 +274,13 @@ class SecurityConfig(Section, frozen=True):
             "Folder made by zmqdist keygen; null: launch makes keys of its own.", "the path of a folder, or null"
         ),
     ] = None
+    results: Annotated[
+        Literal["any", "safe"],
+        documented(
+            "Types that functions may return: any, which unpickles what workers answer, or safe, which takes a closed set of types.",
+            "any or safe",
+        ),
+    ] = "any"
 
 
 class RuntimeConfig(Section, frozen=True):

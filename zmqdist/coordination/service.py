@@ -41,8 +41,9 @@ from zmqdist.limits import KEY_CHARS_MAX
 from zmqdist.rpc.pending_call import PendingCall
 from zmqdist.rpc.service import RpcService
 from zmqdist.transport.loop import Loop
+from zmqdist.transport.peer import Peer
 from zmqdist.transport.processes import is_alive
-from zmqdist.transport.router import Peer, Router
+from zmqdist.transport.router import Router
 from zmqdist.wire.hello import host_identity
 
 PREFIX: Final = "coordination."

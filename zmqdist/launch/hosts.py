@@ -222,14 +222,19 @@ class Hosts:
         name = f"{config.job}:{config.index}"
         lost_port = self._pool.has_lost_port(name)
         host = None if lost_port else self._pool.place(name)
-        order = None if host is None else self._order(host, config, environment)
+        order, problem = None, "no host has a free slot for it"
+        if host is not None:
+            try:
+                order = self._order(host, config, environment)
+            except errors.OpError as error:
+                problem = error.message
         role = RemoteRole(name, host or "", on_line)
         with self._lock:
             self._running.add(role)
         if lost_port:
             self._fail(role, REFUSED, "its port is on a host that is lost")
         elif host is None or order is None:
-            self._fail(role, NOT_STARTED, "no host has a free slot for it")
+            self._fail(role, NOT_STARTED, problem)
         elif not self._pool.links[host].start(role, order):
             self._fail(role, NOT_STARTED, self._pool.links[host].why_ended)
         return role
@@ -260,7 +265,7 @@ class Hosts:
     # -----------------------------------------------------------------------------------------------------------------
 
     def _order(self, host: str, config: WorkerConfig | TaskConfig, environment: Mapping[str, str]) -> StartRole:
-        """Return the order for a role, without its ticket. Raises OSError: a file that travels with it cannot be read."""
+        """Return the order for a role, without its ticket. Raises OpError: the dispatcher makes no join ticket."""
         name, kind = f"{config.job}:{config.index}", type(config).__name__
         variables, files = dict(environment), dict[str, str]()
         if self.files is not None:

@@ -199,8 +199,7 @@ class Launch:
         pool = self._pool
         if pool is None:
             return Children
-        assert credentials.keys_dir is not None
-        files = RoleFiles(cluster, credentials.keys_dir)
+        files = RoleFiles(cluster, lambda name, address: self._dispatcher.open_join(name, address=address))
         return lambda on_exit: Hosts(pool, on_exit, self._say, files)
 
     def _reserve(self, stack: contextlib.ExitStack) -> None:

@@ -1,14 +1,14 @@
-"""What travels with a role to its host: the keys that it needs, and the cluster file; with its paths as they are there.
+"""The files that travel with a role to its host: a join ticket, and the cluster file with the paths of that host.
 
-Secrets travel as files of the order `start` only, never in an argument or a variable (docs/internals/launching.md).
+No key travels: the role makes its own, and joins by the ticket, which works once (transport/ticket.py). Tickets travel as files of the
+order `StartRole` only, never in an argument or a variable (docs/internals/launching.md).
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 
@@ -22,11 +22,8 @@ if TYPE_CHECKING:
     from zmqdist.cluster.config import ClusterConfig
     from zmqdist.launch.roles import TaskConfig
 
-KEYS_OF: Final = {
-    "WorkerConfig": ("worker.key", "server.pub", "authorized"),
-    "TaskConfig": ("worker.key", "server.key", "server.pub", "authorized"),
-}
-"""The key files that each kind of role needs; a task connects to the others as a worker does."""
+OpenJoin: TypeAlias = Callable[[str, str], str]
+"""(name, address at which a ps listens) -> ticket."""
 
 
 class RoleFiles:
@@ -34,12 +31,12 @@ class RoleFiles:
 
     Args:
       cluster: with `runtime`.
-      keys_dir: the keys of the cluster on this host.
+      open_join: makes a ticket, once for each start of a role.
     """
 
-    def __init__(self, cluster: ClusterConfig, keys_dir: str) -> None:
+    def __init__(self, cluster: ClusterConfig, open_join: OpenJoin) -> None:
         self._cluster = cluster
-        self._keys_dir = Path(keys_dir)
+        self._open_join = open_join
 
     def pack(
         self, config: WorkerConfig | TaskConfig, environment: Mapping[str, str], hello: AgentHello
@@ -47,15 +44,17 @@ class RoleFiles:
         """Return the config, the environment and the files of a role on the host of this agent."""
         folder = f"{config.job}-{config.index}"
         keys_dir = f"{hello.folder}/{folder}/keys"
+        address = "" if isinstance(config, WorkerConfig) else config.cluster[config.job][config.index]
         files = {
-            f"{folder}/keys/{name}": (self._keys_dir / name).read_text() for name in KEYS_OF[type(config).__name__]
+            f"{folder}/ticket": self._open_join(f"{config.job}:{config.index}", address),
+            f"{folder}/cluster.yaml": self._cluster_file(keys_dir),
         }
-        files[f"{folder}/cluster.yaml"] = self._cluster_file(keys_dir)
         paths = {KEYS_DIR_VARIABLE: keys_dir, CONFIG_ENV: f"{hello.folder}/{folder}/cluster.yaml"}
         kept = {name: value for name, value in environment.items() if name != TOKEN_FILE_VARIABLE}
         if isinstance(config, WorkerConfig) and self._one_slot_a_core():
             config = dataclasses.replace(config, slots=min(hello.cores, limits.SLOTS_MAX))
-        config = dataclasses.replace(config, keys_dir=keys_dir, token_file=None)
+        ticket_file = f"{hello.folder}/{folder}/ticket"
+        config = dataclasses.replace(config, keys_dir=keys_dir, token_file=None, ticket_file=ticket_file)
         return config, {**kept, **paths}, files
 
     def _one_slot_a_core(self) -> bool:

@@ -16,12 +16,13 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from zmqdist import errors
 from zmqdist.background import logged
 from zmqdist.child_command import add_working_directory
+from zmqdist.launch.membership import joined
 from zmqdist.limits import GRACE_S
 from zmqdist.process.zygote import name_process
 from zmqdist.transport.credentials import Credentials
@@ -60,6 +61,7 @@ class TaskConfig:
     Attributes:
       cluster: for each job its addresses by index, or a list of them.
       bind_host: the address or interface to bind; None: the host in the cluster.
+      ticket_file, ticket_fd: as in WorkerConfig.
     """
 
     cluster: dict[str, dict[int, str]]
@@ -69,6 +71,8 @@ class TaskConfig:
     keys_dir: str | None = None
     insecure: bool = False
     bind_host: str | None = None
+    ticket_file: str | None = None
+    ticket_fd: int | None = None
 
 
 class _Server(Protocol):
@@ -100,6 +104,22 @@ def run_worker(
     """Work until asked to stop, and return the exit code. An expected failure is one line on standard error."""
     # Before the imports, because NumPy reads the variables as it is loaded.
     are_limited = not config.processes or _limit_threads(config)
+    try:
+        with joined(config.ticket_file, config.ticket_fd, config.keys_dir, config.dispatcher_address) as member:
+            if member is not None:
+                if config.index not in (None, member.index) or config.job != member.job:
+                    wanted = f"{config.job}:{'?' if config.index is None else config.index}"
+                    text = (
+                        f"the join ticket is for {member.job}:{member.index}, and this process was started as {wanted}"
+                    )
+                    raise errors.InvalidArgumentError(text)
+                config = replace(config, index=member.index, keys_dir=member.keys_dir, ticket_file=None, ticket_fd=None)
+            return _run_worker(config, are_limited, grace_s, lifeline, announce)
+    except errors.OpError as error:
+        return _failed("worker", error)
+
+
+def _run_worker(config: WorkerConfig, are_limited: bool, grace_s: float, lifeline: int, announce: Announce) -> int:
     from zmqdist.process.zygote_process import fork_slots_zygote
     from zmqdist.scheduling.worker.children import import_modules
     from zmqdist.scheduling.worker.runtime import WorkerServer, end_log
@@ -107,7 +127,7 @@ def run_worker(
     zygote = None
     # If the NumPy of this process has read other variables, slots are forked from a zygote that is started by command.
     if config.processes and are_limited and threading.active_count() == 1:
-        environment = Credentials(config.token_file, config.keys_dir, config.insecure).environment()
+        environment = config.credentials.environment()
         import_modules()
         zygote = fork_slots_zygote(environment)
     with _Signals() as signals, _silent(end_log):
@@ -156,15 +176,39 @@ def run_server(
     grace_s: float = GRACE_S,
     lifeline: int = -1,
     announce: Announce = print,
+    ticket_file: str | None = None,
+    ticket_fd: int | None = None,
 ) -> int:
     """Run a task of a cluster until asked to stop, and return the exit code. An expected failure is one line on standard error.
 
     Args:
       config: the `config` of the Server.
+      ticket_file, ticket_fd: the private file or the descriptor that has a join ticket. With one, the task makes a key of its own and
+        shows that in place of the server's.
 
     Raises:
       ValueError: the cluster has several jobs or tasks, and `job` or `index` is None.
     """
+    try:
+        with joined(ticket_file, ticket_fd, credentials.keys_dir) as member:
+            if member is not None:
+                credentials = replace(credentials, keys_dir=member.keys_dir)
+            return _run_server(cluster, job, index, credentials, bind_host, config, grace_s, lifeline, announce)
+    except errors.OpError as error:
+        return _failed("server", error)
+
+
+def _run_server(
+    cluster: ClusterSpec,
+    job: str | None,
+    index: int | None,
+    credentials: Credentials,
+    bind_host: str | None,
+    config: Mapping[str, Any] | None,
+    grace_s: float,
+    lifeline: int,
+    announce: Announce,
+) -> int:
     from zmqdist.tasks.server import Server  # here, because workers also start through this module and do not need it
 
     with _Signals() as signals:
@@ -308,5 +352,13 @@ def main() -> int:
     credentials = Credentials(task.token_file, task.keys_dir, task.insecure)
     cluster = ClusterSpec(task.cluster)
     return run_server(
-        cluster, task.job, task.index, credentials, bind_host=task.bind_host, lifeline=lifeline, announce=log.info
+        cluster,
+        task.job,
+        task.index,
+        credentials,
+        bind_host=task.bind_host,
+        lifeline=lifeline,
+        announce=log.info,
+        ticket_file=task.ticket_file,
+        ticket_fd=task.ticket_fd,
     )

@@ -16,7 +16,7 @@ from zmqdist.rpc.handler_errors import failed
 from zmqdist.rpc.service_protocol import AnsweringService
 from zmqdist.rpc.snapshots import pack_result
 from zmqdist.transport.calls_machine import ServedCall
-from zmqdist.transport.router import Peer
+from zmqdist.transport.peer import Peer
 from zmqdist.transport.transfers import Source
 
 

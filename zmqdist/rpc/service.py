@@ -45,7 +45,8 @@ from zmqdist.task_context import enter, leave
 from zmqdist.transport.calls_machine import ServedCall, ServerCalls, counted_bytes
 from zmqdist.transport.figures import ServerSnapshot
 from zmqdist.transport.loop import Loop
-from zmqdist.transport.router import Peer, Router
+from zmqdist.transport.peer import Peer
+from zmqdist.transport.router import Router
 from zmqdist.transport.transfers import Source, allocate_fresh, announced_bytes
 
 log = logging.getLogger("zmqdist.rpc")

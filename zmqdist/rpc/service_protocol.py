@@ -9,7 +9,7 @@ from zmqdist.errors import OpError
 from zmqdist.messages import Reply
 from zmqdist.rpc.methods import Method
 from zmqdist.transport.calls_machine import ServedCall
-from zmqdist.transport.router import Peer
+from zmqdist.transport.peer import Peer
 from zmqdist.transport.transfers import Source
 
 

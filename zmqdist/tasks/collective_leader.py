@@ -30,7 +30,7 @@ from zmqdist.tasks.agreement_machine import Agreed, Agreements, Announcement, Ve
 from zmqdist.tasks.liveness import Watches
 from zmqdist.tasks.node import TASKS, Node
 from zmqdist.tasks.snapshot import GroupRow
-from zmqdist.transport.router import Peer
+from zmqdist.transport.peer import Peer
 
 RESULT, GO, FAILED = 0, 1, 2
 """The kind of a reply, after the number of the round that has ended. RESULT: the value follows. GO: the name of the exchange, each member's

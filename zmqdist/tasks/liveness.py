@@ -19,7 +19,7 @@ from zmqdist.rpc import StatusOrResult
 from zmqdist.rpc.pending_call import PendingCall
 from zmqdist.tasks.node import TASKS, Node
 from zmqdist.tasks.snapshot import WatchRow
-from zmqdist.transport.router import Peer
+from zmqdist.transport.peer import Peer
 
 log = logging.getLogger("zmqdist.tasks")
 

@@ -46,7 +46,7 @@ from zmqdist.tasks.definition import merged
 from zmqdist.tasks.named_variables import Variables
 from zmqdist.tasks.node import TASKS, Node
 from zmqdist.tasks.options import ISOLATE
-from zmqdist.transport.router import Peer
+from zmqdist.transport.peer import Peer
 from zmqdist.wire import trusted
 
 VALUE, RAISED = 0, 1

@@ -481,7 +481,7 @@ def _launched(timeout_s: float) -> ClusterConnection:
             f"There must be at least one ps. Cluster {config.name!r} has none: write jobs.ps: {{count: 1}}"
         )
     check_ps(sorted(ps))
-    credentials = Credentials(runtime.token_file, runtime.keys_dir)
+    credentials = Credentials(runtime.token_file, runtime.keys_dir).vouched_by(runtime.dispatcher)
     workers = [] if jobs.worker is None else jobs.worker.indices()
     connection = _LaunchedCluster(runtime.dispatcher, credentials, [ps[index] for index in sorted(ps)], workers)
     until = time.monotonic() + timeout_s

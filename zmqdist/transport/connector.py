@@ -22,13 +22,17 @@ from collections.abc import Callable
 from typing import Final
 
 import zmq
+from zmq.utils import z85
 
 from zmqdist.errors import OpError
 from zmqdist.limits import FRAME_BYTES_MAX, HANDSHAKE_S, HEARTBEAT_IVL_S, HEARTBEAT_TIMEOUT_S
 from zmqdist.random import chance
 from zmqdist.transport.address import endpoint, is_name, split
+from zmqdist.transport.listener import shut_down
 from zmqdist.transport.monitor import (
     CLIENT_EVENTS,
+    CONNECTED,
+    SUCCEEDED,
     AttemptFailed,
     ConnectionWatch,
     Down,
@@ -39,7 +43,7 @@ from zmqdist.transport.monitor import (
     open_monitor,
 )
 from zmqdist.transport.port_probe import PortProbe
-from zmqdist.transport.security import ClientSecurity
+from zmqdist.transport.security import PLAIN, ClientSecurity
 
 log = logging.getLogger("zmqdist.transport")
 
@@ -95,6 +99,8 @@ class Connector:
         self._is_name = is_name(split(address)[0])
         self._probe: PortProbe | None = None
         self._between_attempts = True
+        self._fd = -1
+        self._server_key = b""
 
     @property
     def up(self) -> bool:
@@ -117,6 +123,7 @@ class Connector:
         changes: list[Up | Down | Rejected] = []
         while self.monitor is not None and int(self.monitor.getsockopt(zmq.EVENTS)) & int(zmq.POLLIN):
             event, value = decode_event(self.monitor.recv_multipart(zmq.NOBLOCK)[0])
+            self._fd = value if event == CONNECTED else self._fd if event == SUCCEEDED else -1
             verdict = self._watch.feed(event, value)
             if isinstance(verdict, AttemptFailed):
                 self._fail(verdict.why, now)
@@ -142,13 +149,29 @@ class Connector:
         """End the connection; sent messages have `linger_s` seconds to leave. `retry` begins again."""
         self._drop(linger_s)
         self.due = None
+        if self._security.voucher is not None:
+            self._security.voucher.detach(self)
+
+    def key_revoked(self, key: bytes, problem: str) -> None:
+        """End the connection to a server whose key was revoked. Any thread may call this.
+
+        ZeroMQ owns the descriptor and notices the end, and the owner of this connector gets a Down as after any other end.
+        """
+        fd = self._fd
+        if fd >= 0 and key == self._server_key:
+            shut_down(fd)
 
     # -- one attempt --------------------------------------------------------------------------------------------------
 
     def _begin(self, now: float) -> Rejected | None:
         try:
+            if self._security.voucher is not None:
+                self._security.voucher.attach(self)
             if not self._security.may_connect(self.address):
-                self._fail("no process listens there", now)
+                token = self._security.mechanism == PLAIN
+                self._fail(
+                    "no process listens there" if token else "the dispatcher has not vouched for its key yet", now
+                )
                 return None
             self._open()
         except OpError as error:
@@ -164,6 +187,9 @@ class Connector:
             self._security.apply(socket, self.address)
             if self._is_name and self._failures % 2:
                 socket.setsockopt(zmq.IPV6, 1)
+            self._fd = -1
+            if self._security.voucher is not None:
+                self._server_key = z85.decode(self._security.expected(self.address) or b"")
             self._watch.begin()
             monitor = open_monitor(socket, CLIENT_EVENTS)
         except BaseException:
@@ -206,6 +232,7 @@ class Connector:
         self.due = None
         self._between_attempts = False
         self._watch.begin()
+        self._fd = -1
         socket, monitor = self.socket, self.monitor
         if socket is None or monitor is None:
             return

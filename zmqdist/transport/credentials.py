@@ -3,36 +3,54 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from zmqdist.transport.security import ClientSecurity, ServerSecurity
+    from zmqdist.transport.voucher import Voucher
 
 TOKEN_FILE_VARIABLE = "ZMQDIST_TOKEN_FILE"
 KEYS_DIR_VARIABLE = "ZMQDIST_KEYS_DIR"
 INSECURE_VARIABLE = "ZMQDIST_INSECURE"
+VOUCHER_VARIABLE = "ZMQDIST_VOUCHER"
 
 
 @dataclass(frozen=True)
 class Credentials:
-    """Paths of secrets, never the secrets themselves. With the defaults, the secrets are at their usual places (SECURITY.md)."""
+    """Paths of secrets, never the secrets themselves. With the defaults, the secrets are at their usual places (SECURITY.md).
+
+    Attributes:
+      voucher: "host:port" of the dispatcher that vouches for the keys of peers; None: the dispatcher in the file `joined`, if there is one.
+    """
 
     token_file: str | None = None
     keys_dir: str | None = None
     insecure: bool = False
+    voucher: str | None = field(default=None, compare=False)
 
     @classmethod
     def from_environment(cls) -> Credentials:
         """Return the credentials of a child process. The paths that `environment` has set need no field: the security reads them itself."""
-        return cls(insecure=os.environ.get(INSECURE_VARIABLE) == "1")
+        return cls(insecure=os.environ.get(INSECURE_VARIABLE) == "1", voucher=os.environ.get(VOUCHER_VARIABLE))
+
+    def vouched_by(self, dispatcher: str) -> Credentials:
+        """Return the same credentials, with the dispatcher at "host:port" to vouch for the keys of peers."""
+        return replace(self, voucher=dispatcher.removeprefix("zmq://"))
 
     def server(self, host: str, role: str = "server") -> ServerSecurity:
         """Return the security of a listening socket. `role` says whose key it shows, as in `server_security`."""
         from zmqdist.transport.security import server_security  # imported late, because it imports ZeroMQ
 
         return server_security(
-            host, role=role, token_file=self.token_file, keys_dir=self.keys_dir, insecure=self.insecure
+            host,
+            role=role,
+            token_file=self.token_file,
+            keys_dir=self.keys_dir,
+            insecure=self.insecure,
+            vouched=self._vouched,
         )
 
     def client(self, address: str, role: str, peer: bytes = b"") -> ClientSecurity:
@@ -40,8 +58,24 @@ class Credentials:
         from zmqdist.transport.security import client_security
 
         return client_security(
-            address, role, peer=peer, token_file=self.token_file, keys_dir=self.keys_dir, insecure=self.insecure
+            address,
+            role,
+            peer=peer,
+            token_file=self.token_file,
+            keys_dir=self.keys_dir,
+            insecure=self.insecure,
+            vouched=self._vouched,
         )
+
+    def _vouched(self, folder: str | Path, role: str) -> Voucher | None:
+        from zmqdist.transport.keys import load_joined
+        from zmqdist.transport.voucher import voucher_for
+
+        joined = load_joined(folder)
+        if joined is None and role == "server":  # a server with keys of `keygen` judges by its own file
+            return None
+        dispatcher = self.voucher or (None if joined is None else joined.dispatcher)
+        return None if dispatcher is None else voucher_for(dispatcher, folder, role if joined is None else joined.role)
 
     def environment(self) -> dict[str, str]:
         """Return a copy of this process's environment with these paths in it, for a child process."""
@@ -49,6 +83,10 @@ class Credentials:
 
     def variables(self) -> dict[str, str]:
         """Return these paths as environment variables."""
-        given = {TOKEN_FILE_VARIABLE: self.token_file, KEYS_DIR_VARIABLE: self.keys_dir}
+        given = {
+            TOKEN_FILE_VARIABLE: self.token_file,
+            KEYS_DIR_VARIABLE: self.keys_dir,
+            VOUCHER_VARIABLE: self.voucher,
+        }
         variables = {name: str(path) for name, path in given.items() if path is not None}
         return {**variables, INSECURE_VARIABLE: "1"} if self.insecure else variables

@@ -10,6 +10,10 @@ programs that schedule listen as well, for processes that fetch results from the
 announce it with their address. The process that fetches looks it up in `authorized` (security.py). So no worker and no program has a
 secret that would let it pose as the dispatcher.
 
+The folder of a process that joined (ticket.py) has the public key of the dispatcher as `server.pub`, one key pair, which the process made
+itself, and a file `joined` with its name, its role and the address of its dispatcher. It has no `authorized`, because its dispatcher
+vouches for the keys of other processes (voucher.py).
+
 A key file is text: a line `public KEY` and a line `secret KEY`, each key in the 40 characters of Z85; lines that start with `# ` are
 comments. A secret never appears in an error or a repr.
 """
@@ -32,6 +36,7 @@ from zmqdist.transport.zap import ROLES
 ENVIRONMENT: Final = "ZMQDIST_KEYS_DIR"
 _SERVER: Final = "server"
 AUTHORIZED: Final = "authorized"
+JOINED: Final = "joined"
 
 
 @dataclass(frozen=True)
@@ -40,6 +45,15 @@ class KeyPair:
 
     public: bytes
     secret: bytes = field(repr=False)
+
+
+@dataclass(frozen=True)
+class JoinedFolder:
+    """The content of the file `joined`. `dispatcher` is "host:port"."""
+
+    name: str
+    role: str
+    dispatcher: str
 
 
 def keygen(folder: str | Path, *, force: bool = False) -> None:
@@ -67,16 +81,49 @@ def keygen(folder: str | Path, *, force: bool = False) -> None:
         raise FailedPreconditionError(f"cannot write keys to {folder}: {error.strerror}") from None
 
 
+def new_pair() -> KeyPair:
+    """Return a new key pair."""
+    return KeyPair(*zmq.curve_keypair())
+
+
 def _write_all(folder: Path) -> None:
     authorized = ["# role and public key of each process that may connect"]
     for name in (_SERVER, *ROLES):
-        public, secret = (key.decode() for key in zmq.curve_keypair())
-        _write(folder / f"{name}.key", f"# CURVE key pair: {name}. Keep it secret.\npublic {public}\nsecret {secret}\n")
+        pair = new_pair()
+        write_role(folder, name, pair)
         if name == _SERVER:
-            _write(folder / f"{_SERVER}.pub", f"# public CURVE key: {name}\npublic {public}\n")
+            write_public(folder, pair.public)
         else:
-            authorized.append(f"{name} {public}")
+            authorized.append(f"{name} {pair.public.decode()}")
     _write(folder / AUTHORIZED, "\n".join(authorized) + "\n")
+
+
+def write_public(folder: Path, server_key: bytes) -> None:
+    """Write `server.pub`. Raises OSError."""
+    _write(folder / f"{_SERVER}.pub", f"# public CURVE key: {_SERVER}\npublic {server_key.decode()}\n")
+
+
+def write_role(folder: Path, role: str, pair: KeyPair) -> None:
+    """Write the key pair of a role; an older file is replaced in one step. Raises OSError."""
+    text = f"# CURVE key pair: {role}. Keep it secret.\npublic {pair.public.decode()}\nsecret {pair.secret.decode()}\n"
+    _write(folder / f"{role}.key", text)
+
+
+def write_joined(folder: Path, membership: JoinedFolder) -> None:
+    """Write the file that marks the folder of a process that joined. Raises OSError."""
+    text = f"name {membership.name}\nrole {membership.role}\ndispatcher {membership.dispatcher}\n"
+    _write(folder / JOINED, text)
+
+
+def load_joined(folder: str | Path) -> JoinedFolder | None:
+    """Return the content of `joined`; None for a folder of `keygen`. Raises FailedPreconditionError if the file is damaged."""
+    path = Path(folder, JOINED)
+    if not path.exists():
+        return None
+    values = dict(_lines(path, 0o022).values())
+    if set(values) != {"name", "role", "dispatcher"} or values["role"] not in ROLES:
+        raise FailedPreconditionError(f"{path} is damaged: join again with a new ticket")
+    return JoinedFolder(**values)
 
 
 def _write(path: Path, text: str) -> None:
@@ -106,13 +153,18 @@ def load_server_public(folder: str | Path) -> bytes:
 
 
 def load_authorized(folder: str | Path) -> dict[bytes, str]:
-    """Return the role of each authorized public key (32 bytes). Raises as `load_server_public`."""
+    """Return the role of each authorized public key (32 bytes). Raises as `load_server_public`.
+
+    The folder of a process that joined has none: returns an empty dict.
+    """
     path = Path(folder, AUTHORIZED)
+    if not path.exists() and Path(folder, JOINED).exists():
+        return {}
     roles: dict[bytes, str] = {}
     for number, (role, text) in _lines(path, 0o022).items():
         if role not in ROLES:
             raise FailedPreconditionError(f"{path}:{number}: {role[:20]!r} is not a role: {', '.join(ROLES)}")
-        key = _decode(text)
+        key = decode_key(text)
         if key is None:
             raise FailedPreconditionError(f"{path}:{number}: not a public key of 40 characters")
         roles[key] = role
@@ -156,14 +208,15 @@ def _lines(path: Path, mode_bits: int) -> dict[int, tuple[str, str]]:
 
 def _key(path: Path, lines: dict[int, tuple[str, str]], word: str) -> bytes:
     found = [rest for name, rest in lines.values() if name == word]
-    if len(found) != 1 or _decode(found[0]) is None:
+    if len(found) != 1 or decode_key(found[0]) is None:
         raise FailedPreconditionError(
             f"{path} is damaged: wanted one line `{word}` with a key of 40 characters; run `zmqdist keygen`"
         )
     return found[0].encode()
 
 
-def _decode(text: str) -> bytes | None:
+def decode_key(text: str) -> bytes | None:
+    """Return the 32 bytes of a public key of 40 characters; None if `text` is not a key."""
     try:
         key = z85.decode(text.encode())
     except (KeyError, ValueError, UnicodeError):

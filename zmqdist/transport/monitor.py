@@ -22,6 +22,7 @@ from typing import Final, TypeAlias
 import zmq
 
 from zmqdist.errors import FailedPreconditionError, OpError, UnauthenticatedError, UnavailableError
+from zmqdist.transport.keyring_machine import JOINING
 from zmqdist.transport.security import CURVE, NONE, PLAIN, ClientSecurity
 
 CONNECTED: Final = int(zmq.EVENT_CONNECTED)
@@ -210,6 +211,13 @@ class ConnectionWatch:
             why = (
                 "it belongs to another user or to a cluster with a token of its own (local_cluster, launch), "
                 "or was started with another ZMQDIST_TOKEN_FILE"
+            )
+        elif self.security.role == JOINING:
+            why = "the dispatcher has no open join token, so the ticket was used or has ended: ask for a new one"
+        elif self.security.mechanism == CURVE and self.security.folder and self.security.key is None:
+            why = (
+                "it does not know the key with which this process had joined, as after a restart without its work_dir: "
+                "join again with a new ticket"
             )
         elif self.security.mechanism == CURVE:
             why = "that public key is not in the server's `authorized` file"

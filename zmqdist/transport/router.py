@@ -5,6 +5,8 @@ Rules
     A connection begins with the peer's hello, and the server replies with its own. Before that hello, and after a hello of another
     major version, its messages are dropped. Its role comes from the handshake (zap.py), never from its messages.
     A message goes to the handler of its kind, if the peer's role may send that kind; `admin` may send all kinds.
+    A peer whose role is `revoked` gets the reason in place of our hello, and no other reply. A peer whose role is `joining` gets our hello,
+    and may send only the kinds that name this role.
     No message of a peer raises here. A wrong one is counted in `dropped`, is refused by a Refused at most REFUSALS_MAX times, and is
     logged once for each peer.
     A send never waits. False means that the message was not sent; True does not promise that it arrives.
@@ -20,12 +22,17 @@ Lost connections
     more reported ends than peers that have gone.
     `on_gone` is called when everything that the peer had sent was read.
 
+Ending a connection
+    ZeroMQ's ROUTER cannot end one of its connections. So `expel` serves the peer no more, reports it as gone, and shuts its descriptor down
+    a little later, when the reason has been sent. It leaves a descriptor alone of which an end was reported, because the system may have
+    given the number to another connection.
+
 Not here: the meaning of messages, and pending calls (the handlers bound those).
 """
 
 from __future__ import annotations
 
-import errno
+import contextlib
 import logging
 import socket as sockets
 from collections import Counter
@@ -41,7 +48,9 @@ from zmqdist.errors import (
     FAILED_PRECONDITION,
     PERMISSION_DENIED,
     RESOURCE_EXHAUSTED,
+    UNAUTHENTICATED,
     UNIMPLEMENTED,
+    FailedPreconditionError,
     InvalidArgumentError,
     ProtocolMismatchError,
     UnknownError,
@@ -51,14 +60,17 @@ from zmqdist.limits import FRAME_BYTES_MAX, GRACE_S, HANDSHAKE_S, HEARTBEAT_SERV
 from zmqdist.messages import Chunk, Credit, Goodbye, Message, Ping, Refused, SharedMemoryAccepted
 from zmqdist.transport.address import is_ipv6, join, split
 from zmqdist.transport.dealer import Buffer, receive_payload
+from zmqdist.transport.keyring_machine import JOINING, LISTENING_ROLES, REVOKED
+from zmqdist.transport.listener import BACKLOG, bind_problem, look_up, shut_down
 from zmqdist.transport.loop import Loop, WatchedSocket
 from zmqdist.transport.malloc_trim import trim_heap
-from zmqdist.transport.monitor import DISCONNECTED, decode_event, open_monitor
-from zmqdist.transport.own_address import all_taken, bind_free, free_ports
+from zmqdist.transport.monitor import DISCONNECTED, SUCCEEDED, decode_event, open_monitor
+from zmqdist.transport.own_address import all_taken, free_ports
+from zmqdist.transport.peer import Peer, fd_of, printable, property_of
 from zmqdist.transport.security import CURVE, NONE, ServerSecurity
 from zmqdist.transport.shm_pool import this_pool
 from zmqdist.transport.transfers import BulkChannel
-from zmqdist.transport.zap import ADMIN
+from zmqdist.transport.zap import ADMIN, ROLES, role_and_key
 from zmqdist.wire.headers import decode, encode
 from zmqdist.wire.hello import Hello, decode_hello, encode_hello, is_hello
 
@@ -76,9 +88,8 @@ LINGER_S: Final = 0.2
 """Seconds that the last replies have to leave when the server stops."""
 DROPPED_S: Final = GRACE_S + 1.0
 """Seconds that a server without references has to reply to running calls and to free its port."""
-BACKLOG: Final = 1024
-"""Connections that the kernel keeps until they are accepted: a cluster's processes connect all at once."""
-NAME_CHARS_MAX: Final = 100
+EXPELLED_S: Final = 0.2
+"""Seconds that the reason has to leave before the connection of an expelled peer is shut down."""
 
 _NOBLOCK: Final = int(zmq.NOBLOCK)
 _MORE: Final = int(zmq.SNDMORE) | _NOBLOCK
@@ -91,54 +102,6 @@ class PortTakenError(UnknownError):
 
 
 Handler: TypeAlias = "Callable[[Peer, Any, list[memoryview]], None]"
-
-
-class Peer:
-    """One connection.
-
-    Attributes:
-      routing_id: ZeroMQ's name for it.
-      fd: its descriptor number; -1 if unknown.
-      role: "client", "submit", "worker" or "admin".
-      hello: None until it has arrived; `on_hello` and `peers` show no peer without one.
-      name: for log lines and errors; until the hello it contains the address.
-      bulk: the large parts on the way in either direction; None until it is needed.
-      session: set by the owner of the router.
-      gone: the connection is known to have ended; nothing can be sent to the peer.
-      fault_logged: a wrong message of this peer was logged; further ones are only counted.
-      refusals: number of Refused messages sent to it.
-      ignored: its messages are dropped from now on.
-    """
-
-    __slots__ = (
-        "bulk",
-        "fault_logged",
-        "fd",
-        "gone",
-        "hello",
-        "ignored",
-        "name",
-        "refusals",
-        "role",
-        "routing_id",
-        "session",
-    )
-
-    def __init__(self, routing_id: bytes, fd: int, role: str, name: str) -> None:
-        self.routing_id = routing_id
-        self.fd = fd
-        self.role = role
-        self.name = name
-        self.hello: Hello | None = None
-        self.bulk: BulkChannel | None = None
-        self.session: Any = None
-        self.gone = False
-        self.fault_logged = False
-        self.refusals = 0
-        self.ignored = False
-
-    def __repr__(self) -> str:
-        return f"Peer({self.name!r}, {self.role}{', gone' if self.gone else ''})"
 
 
 class Router:
@@ -201,13 +164,18 @@ class Router:
         self._security.apply(socket)
         self._send: Callable[[Buffer, int], Any] = super(zmq.Socket, socket).send
         self._recv: Callable[..., Any] = super(zmq.Socket, socket).recv
-        self._monitor = open_monitor(socket, DISCONNECTED)
+        events = DISCONNECTED if self._security.policy.judge is None else DISCONNECTED | SUCCEEDED
+        self._monitor = open_monitor(socket, events)
         self._watched: WatchedSocket = self._loop.add_socket(socket, self._read)
         self._loop.add_socket(self._monitor, self._read_monitor)
         self._loop.on_stop(self._close)
+        if self._security.voucher is not None:
+            self._security.voucher.attach(self)
 
     def _close(self) -> None:
         self._closed = True
+        if self._security.voucher is not None:
+            self._security.voucher.detach(self)
         for peer in self._peers.values():
             if peer.bulk is not None:
                 peer.bulk.connection_lost()
@@ -233,7 +201,7 @@ class Router:
         """
         host, port = split(address)
         self._security.check_bind(host)
-        number = _look_up(host)
+        number = look_up(host)
         self._security.check_bind(number)
         try:
             bound = self._bind_one_of(number, port)
@@ -272,7 +240,7 @@ class Router:
             socket.bind(f"tcp://{address if port else address[:-1] + '*'}")
         except zmq.ZMQError as error:
             kind = PortTakenError if error.errno == zmq.EADDRINUSE else UnknownError
-            raise kind(f"could not bind {address}: {_bind_problem(error)}") from None
+            raise kind(f"could not bind {address}: {bind_problem(error)}") from None
         finally:
             socket.setsockopt(zmq.USE_FD, -1)
         bound = socket.getsockopt(zmq.LAST_ENDPOINT)
@@ -312,7 +280,46 @@ class Router:
         Returns:
           False if nothing was sent: the peer has gone (the loop calls `on_gone` later), or its queue is full.
         """
-        return self._send_raw(peer, encode(message), frames)
+        return not peer.ignored and self._send_raw(peer, encode(message), frames)
+
+    def expel(self, peer: Peer, code: int = 0, text: str = "") -> None:
+        """Serve a peer no more, and end its connection. The loop calls `on_gone` at once, without waiting for the end.
+
+        Args:
+          code, text: the reason, which is sent to the peer; code 0 sends none.
+        """
+        if peer.ignored or peer.gone:
+            return
+        if code:
+            self._send_raw(peer, encode(Refused(code, text, final=True)))
+        peer.ignored = True
+        if peer.bulk is not None:
+            peer.bulk.connection_lost()
+        if peer.hello is not None:
+            peer.hello = None
+            for fn in self.on_gone:
+                self._loop.call_soon(fn, peer)
+        self._loop.set_timer((self, peer, "expelled"), self._loop.now() + EXPELLED_S, partial(self._shut_down, peer))
+
+    def expel_key(self, key: bytes, problem: str) -> None:
+        """Expel every peer that was authenticated by a public key which was revoked."""
+        for peer in [peer for peer in self._peers.values() if peer.key == key]:
+            self.expel(peer, UNAUTHENTICATED, problem)
+
+    def key_revoked(self, key: bytes, problem: str) -> None:
+        """Have the loop expel the peers that were authenticated by a key. Any thread may call this."""
+        with contextlib.suppress(FailedPreconditionError):  # the loop has ended
+            self._loop.call_soon(self.expel_key, key, problem)
+
+    def _shut_down(self, peer: Peer) -> None:
+        self._read_monitor()
+        if not peer.gone and peer.fd >= 0 and self._reported_ends[peer.fd] <= 0 and self._by_fd.get(peer.fd) == [peer]:
+            shut_down(peer.fd)
+
+    def _end_silent(self, fd: int) -> None:
+        """End a connection that has sent no message since its handshake, because an unknown key may have been let in to join."""
+        if not self._by_fd.get(fd) and self._reported_ends[fd] <= 0:
+            shut_down(fd)
 
     def _send_raw(self, peer: Peer, header: bytes, frames: Sequence[Buffer] = ()) -> bool:
         if peer.gone or self._closed:
@@ -372,9 +379,11 @@ class Router:
 
     def _add_peer(self, routing_id: bytes, frame: zmq.Frame) -> Peer:
         """Make the peer of a new connection, whose first message has arrived."""
-        role = ADMIN if self._security.mechanism == NONE else _property(frame, "User-Id")
-        fd = _fd_of(frame)
-        peer = Peer(routing_id, fd, role, f"at {_property(frame, 'Peer-Address') or 'an unknown address'}")
+        role, key = (ADMIN, b"") if self._security.mechanism == NONE else role_and_key(property_of(frame, "User-Id"))
+        if key and role != JOINING:  # because the key may have been revoked since the handshake
+            role = self._security.policy.role(key) or REVOKED
+        fd = fd_of(frame)
+        peer = Peer(routing_id, fd, role, f"at {property_of(frame, 'Peer-Address') or 'an unknown address'}", key)
         if len(self._peers) >= self.peers_max:
             peer.ignored = True
             self._refuse(peer, RESOURCE_EXHAUSTED, f"this server has its {self.peers_max} connections already")
@@ -383,9 +392,8 @@ class Router:
         if fd >= 0:
             self._by_fd.setdefault(fd, []).append(peer)
             if self._reported_ends[fd] > 0:
-                self._suspect_later(
-                    peer, SUSPECT_STEP_S
-                )  # later, because our hello must be its first message, not a Ping
+                # Later, because our hello must be its first message, not a Ping.
+                self._suspect_later(peer, SUSPECT_STEP_S)
         return peer
 
     def _handle_frames(self, peer: Peer, header: bytes, frames: list[memoryview] | None) -> None:
@@ -413,9 +421,10 @@ class Router:
                 self._refuse(peer, UNIMPLEMENTED, f"{type(message).__name__} is not served here")
             return
         fn, roles = handler
-        if roles is not None and peer.role not in roles:
+        if (roles is not None and peer.role not in roles) or (roles is None and peer.limited):
             self._count("not allowed")
-            text = f"role {peer.role} may not send {type(message).__name__} (allowed: {', '.join(sorted(roles))})"
+            allowed = ", ".join(sorted(roles or ROLES))
+            text = f"role {peer.role} may not send {type(message).__name__} (allowed: {allowed})"
             self._refuse(peer, PERMISSION_DENIED, text)
             return
         fn(peer, message, frames)
@@ -437,11 +446,14 @@ class Router:
         except WireError:
             peer.ignored = True
             raise
-        peer.name = _printable(hello.name) or f"{_printable(hello.kind)} {peer.name}"
+        peer.name = printable(hello.name) or f"{printable(hello.kind)} {peer.name}"
+        if peer.role == REVOKED:
+            self.expel(peer, UNAUTHENTICATED, self._security.policy.problem(peer.key))
+            return
         if not self._send_raw(peer, self._hello_for(peer, hello)):  # the peer has gone before its hello was read
             return
         peer.hello = hello
-        if self.on_hello is not None:
+        if self.on_hello is not None and not peer.limited:
             self.on_hello(peer)
 
     def _hello_for(self, peer: Peer, hello: Hello) -> bytes:
@@ -451,7 +463,7 @@ class Router:
         a peer that could read that memory anyway: it has shown the user's token, or may run code here. The arrays of a peer whose key may
         only call travel by the socket.
         """
-        trusted = peer.role != "client" or self._security.mechanism != CURVE
+        trusted = self._security.mechanism != CURVE or peer.role in LISTENING_ROLES
         pool = this_pool() if trusted and hello.memory is not None else None
         if pool is None:
             return self._hello
@@ -472,7 +484,11 @@ class Router:
         for _ in range(MESSAGES_PER_WAKE_MAX):
             if not int(self._monitor.getsockopt(zmq.EVENTS)) & _POLLIN:
                 return False
-            _, fd = decode_event(self._monitor.recv_multipart(_NOBLOCK)[0])
+            event, fd = decode_event(self._monitor.recv_multipart(_NOBLOCK)[0])
+            if event == SUCCEEDED:
+                self._loop.set_timer((self, fd), self._loop.now() + HANDSHAKE_S, partial(self._end_silent, fd))
+                continue
+            self._loop.set_timer((self, fd), None, self._forget_gone)
             self._reported_ends[fd] += 1
             if self._reported_ends[fd] <= 0:
                 continue  # a send has found out before this report that the peer has gone
@@ -524,66 +540,3 @@ class Router:
             if peer.hello is not None:
                 for fn in self.on_gone:
                     self._loop.call_soon(fn, peer)
-
-
-def listen(host: str, any_port: bool = False) -> sockets.socket:
-    """Return a TCP socket at a free port, for `Router.bind_fd` here or in a child. Connections wait in it until a process serves them.
-
-    Args:
-      any_port: whether the port may be outside of ZMQDIST_PORTS.
-
-    Raises:
-      UnknownError: `host` is not an address of this machine, or each port of ZMQDIST_PORTS is in use.
-    """
-    number = _look_up(host)
-    made = sockets.socket(sockets.AF_INET6 if is_ipv6(number) else sockets.AF_INET, sockets.SOCK_STREAM)
-    try:
-        made.setblocking(False)
-        if any_port:
-            made.bind((number, 0))
-        else:
-            bind_free(made, number)
-        made.listen(BACKLOG)
-    except BaseException as error:
-        made.close()
-        if isinstance(error, OSError):
-            raise UnknownError(f"could not bind {join(host, 0)}: {error.strerror}") from None
-        raise
-    return made
-
-
-def _look_up(host: str) -> str:
-    """Return the IP address of a host name, IPv4 if it has one. Other names are left to ZeroMQ, which knows names of interfaces."""
-    try:
-        found = sockets.getaddrinfo(host, None, type=sockets.SOCK_STREAM)
-    except OSError:
-        return host
-    numbers = sorted((str(entry[4][0]) for entry in found), key=is_ipv6)
-    return numbers[0]
-
-
-def _fd_of(frame: zmq.Frame) -> int:
-    try:
-        return int(frame.get(zmq.SRCFD))
-    except (zmq.ZMQError, ValueError, TypeError):
-        return -1
-
-
-def _property(frame: zmq.Frame, name: str) -> str:
-    try:
-        return str(frame.get(name))
-    except zmq.ZMQError:
-        return ""
-
-
-def _printable(text: str) -> str:
-    """Return a peer's text so that it is fit for a log line."""
-    return "".join(char if char.isprintable() else "?" for char in text[:NAME_CHARS_MAX])
-
-
-def _bind_problem(error: zmq.ZMQError) -> str:
-    if error.errno == zmq.EADDRINUSE:
-        return "the port is in use; stop what listens there, or take port 0 for a free one"
-    if error.errno in (errno.EADDRNOTAVAIL, errno.ENODEV):
-        return "this machine does not have that address"
-    return str(error.strerror).lower()

@@ -15,6 +15,11 @@ Rules
     connects to a worker or a program got its public key with its address, and accepts it only if `authorized` lists it for a role that
     listens. So a process with a worker's key can pose as a worker, and as nothing else.
 
+    Where a dispatcher vouches for keys (voucher.py), a listening socket asks it about each key, and a connecting socket about the key that
+    came with the address, or about the key that listens there. The file `authorized` then counts only while the dispatcher does not reply.
+    The folder of a process that joined (ticket.py) has one key, which that process shows wherever it connects or listens. It is read again
+    for each connection, because it may have been replaced.
+
     Keys come from an argument or ZMQDIST_KEYS_DIR, a token file from an argument or ZMQDIST_TOKEN_FILE. A token file given as an
     argument takes precedence over keys that only the environment names. `curve=True` insists on keys, `curve=False` ignores them.
 
@@ -27,15 +32,17 @@ import ipaddress
 import logging
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 import zmq
 
 from zmqdist.errors import FailedPreconditionError, InvalidArgumentError, UnauthenticatedError
 from zmqdist.transport import keys, token
 from zmqdist.transport.address import is_ipv6, is_loopback, split
+from zmqdist.transport.keyring_machine import LISTENING_ROLES, KeyVerdict
 from zmqdist.transport.zap import DOMAIN, ROLES, Policy, ZapHandler
 
 if TYPE_CHECKING:
@@ -48,17 +55,38 @@ CURVE: Final = "curve"
 NONE: Final = "none"
 
 SERVER: Final = "server"
-LISTENING_ROLES: Final = frozenset({"worker", "submit", "admin"})
-"""Roles whose key a process may show that listens without being a server."""
 
 NEVER_MS: Final = 1_000_000_000
 """Milliseconds, eleven days: longer than any owner leaves a lost connection alone. ZeroMQ's -1 for "never" would also discard messages
 that had arrived and were not read yet when a connection ends.
 """
 
+VoucherOf: TypeAlias = "Callable[[str | Path, str], Vouching | None]"
+
 _LISTEN: Final = "0A"
 READ_BYTES: Final = 256
 """Bytes read of the kernel's table at a time: the kernel makes as many lines as are requested, and walks all connections to fill a page."""
+
+
+class KeyWatcher(Protocol):
+    """A socket that ends its connections with a key when the key is revoked."""
+
+    def key_revoked(self, key: bytes, problem: str) -> None:
+        """End the connections with this key. Called in any thread."""
+
+
+class Vouching(Protocol):
+    """What a socket calls to learn about keys; voucher.py implements it."""
+
+    def attach(self, watcher: KeyWatcher) -> None: ...
+
+    def detach(self, watcher: KeyWatcher) -> None: ...
+
+    def judge(self, key: bytes) -> KeyVerdict: ...
+
+    def ask(self, key: bytes, answer: Callable[[], object]) -> None: ...
+
+    def expected(self, address: str, peer: bytes) -> bytes | None: ...
 
 
 @dataclass(frozen=True)
@@ -68,6 +96,7 @@ class ServerSecurity:
     mechanism: str
     policy: Policy = field(default_factory=Policy)
     key: keys.KeyPair | None = None
+    voucher: Vouching | None = None
 
     @property
     def public(self) -> bytes:
@@ -116,6 +145,9 @@ class ClientSecurity:
     Attributes:
       role: the role that it asks for, see zap.py.
       source: where the secret comes from, for errors.
+      key: its key pair; None takes the key that is in `folder` when a connection is made: `folder` is that of a process that joined.
+      server_key: the public key (Z85) that the other side must show, unless there is a voucher, which knows it.
+      peer: the public key that came with the address; empty for a server's.
     """
 
     mechanism: str
@@ -124,6 +156,9 @@ class ClientSecurity:
     token: bytes = field(default=b"", repr=False)
     key: keys.KeyPair | None = None
     server_key: bytes = b""
+    folder: str = ""
+    peer: bytes = b""
+    voucher: Vouching | None = None
 
     def apply(self, socket: zmq.Socket[bytes], address: str) -> None:
         """Set the options of a DEALER, before it connects, and switch off ZeroMQ's own reconnecting.
@@ -138,23 +173,27 @@ class ClientSecurity:
             socket.setsockopt(zmq.PLAIN_USERNAME, self.role.encode())
             socket.setsockopt(zmq.PLAIN_PASSWORD, self.token)
         elif self.mechanism == CURVE:
-            assert self.key is not None
-            socket.setsockopt(zmq.CURVE_SERVERKEY, self.server_key)
-            socket.setsockopt(zmq.CURVE_PUBLICKEY, self.key.public)
-            socket.setsockopt(zmq.CURVE_SECRETKEY, self.key.secret)
+            pair = self.key or keys.load_role(self.folder, self.role)
+            socket.setsockopt(zmq.CURVE_SERVERKEY, self.expected(address) or b"")
+            socket.setsockopt(zmq.CURVE_PUBLICKEY, pair.public)
+            socket.setsockopt(zmq.CURVE_SECRETKEY, pair.secret)
+
+    def expected(self, address: str) -> bytes | None:
+        """Return the public key (Z85) that the server must show; None while the dispatcher has not replied. Raises UnauthenticatedError."""
+        return self.server_key if self.voucher is None else self.voucher.expected(address, self.peer)
 
     def may_connect(self, address: str) -> bool:
-        """Return whether the secret may be shown at the address now. Only the token can make this False.
+        """Return whether the secret may be shown at the address now. Only the token and a voucher can make this False.
 
         Returns:
-          False if no process listens there; try again later.
+          False if no process listens there, or the dispatcher has not vouched for the server's key yet; try again later.
 
         Raises:
-          UnauthenticatedError: another user listens there.
+          UnauthenticatedError: another user listens there, or the dispatcher does not vouch for the server's key.
           FailedPreconditionError: the address is not on this machine, or the system does not tell which user listens there.
         """
         if self.mechanism != PLAIN:
-            return True
+            return self.mechanism != CURVE or self.expected(address) is not None
         host, port = split(address)
         if not is_loopback(host):
             raise _needs_keys(host)
@@ -176,6 +215,7 @@ def server_security(
     keys_dir: str | Path | None = None,
     token_file: str | Path | None = None,
     insecure: bool = False,
+    vouched: VoucherOf | None = None,
 ) -> ServerSecurity:
     """Return the security of a server that binds `host`. Reads the secrets; makes the user's token on first use.
 
@@ -183,13 +223,19 @@ def server_security(
       role: the kind of process that listens: "server", or the role of a worker or a program. With CURVE it shows the key of that role.
       curve: True insists on keys, False ignores them, None uses them if they are given.
       insecure: without keys, let every peer connect as admin, unencrypted; logs a warning.
+      vouched: returns the voucher of a key folder and a role; None if no dispatcher vouches there.
 
     Raises:
       FailedPreconditionError: there are no keys for an address that other machines reach, or the secrets cannot be read.
     """
     folder = _keys_folder(curve, keys_dir, token_file)
     if folder is not None:
-        return ServerSecurity(CURVE, Policy(roles=keys.load_authorized(folder)), keys.load_role(folder, role))
+        joined = keys.load_joined(folder)
+        pair = keys.load_role(folder, role if joined is None else joined.role)
+        voucher = None if vouched is None else vouched(folder, role)
+        if voucher is None:
+            return ServerSecurity(CURVE, Policy(roles=keys.load_authorized(folder)), pair)
+        return ServerSecurity(CURVE, Policy(judge=voucher.judge, ask=voucher.ask), pair, voucher)
     if insecure:
         log.warning(
             "%s is served without authentication and encryption: any process that reaches it can run code as this user",
@@ -211,6 +257,7 @@ def client_security(
     keys_dir: str | Path | None = None,
     token_file: str | Path | None = None,
     insecure: bool = False,
+    vouched: VoucherOf | None = None,
 ) -> ClientSecurity:
     """Return what to show at `address` in order to connect as `role`. Does not connect.
 
@@ -229,16 +276,25 @@ def client_security(
     host, _ = split(address)
     folder = _keys_folder(curve, keys_dir, token_file)
     if folder is not None:
-        pair = keys.load_role(folder, role)
-        # The text contains the key, because the file may be replaced while this key is in use.
-        source = f"key {pair.public.decode()}, read from {Path(folder, role)}.key"
-        return ClientSecurity(CURVE, role, source, key=pair, server_key=_expected_key(address, folder, peer))
+        return _curve_client(address, role, folder, peer, None if vouched is None else vouched(folder, role))
     if insecure:
         return ClientSecurity(NONE, role)
     if not is_loopback(host):
         raise _needs_keys(host)
     secret, path = token.user_token(token_file)
     return ClientSecurity(PLAIN, role, f"token {path}", token=secret)
+
+
+def _curve_client(address: str, role: str, folder: str | Path, peer: bytes, voucher: Vouching | None) -> ClientSecurity:
+    joined = keys.load_joined(folder)
+    role = role if joined is None else joined.role
+    pair = keys.load_role(folder, role)
+    # The text contains the key, because the file may be replaced while this key is in use.
+    source = f"key {pair.public.decode()}, read from {Path(folder, role)}.key"
+    if voucher is not None:
+        kept = pair if joined is None else None
+        return ClientSecurity(CURVE, role, source, key=kept, folder=str(folder), peer=peer, voucher=voucher)
+    return ClientSecurity(CURVE, role, source, key=pair, server_key=_expected_key(address, folder, peer))
 
 
 def _expected_key(address: str, folder: str | Path, peer: bytes) -> bytes:

@@ -5,13 +5,20 @@ Rules
     The status is 200, 400 or 500, never 300: after 300 neither side closes the connection, and the client waits for ever.
     No secret reaches a log, a repr or a reply.
 
-The user id of a reply is the peer's role. libzmq attaches it to every message of the connection (router.py).
+The user id of a reply is the peer's role, with CURVE followed by its public key. libzmq attaches it to every message of the connection
+(router.py).
 
 Roles
     client   may call methods, may not send code
     submit   may also schedule functions
     worker   may run functions
     admin    may do everything
+
+Two more stand for connections that get one answer and nothing else (router.py), because ZeroMQ has no way to say why it refuses one:
+    joining  a key that is not known yet, while a dispatcher has join tokens open: it may join
+    revoked  a key that has lost its role: the reply to its hello is the reason
+
+Where a dispatcher vouches for keys, a reply may come later: ZeroMQ waits for it as long as the other side waits for its handshake.
 
 Not here: reading the keys and the token (keys.py, token.py), choosing a mechanism (security.py).
 """
@@ -21,12 +28,17 @@ from __future__ import annotations
 import hmac
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import zmq
+from zmq.utils import z85
 
-from zmqdist.limits import MESSAGES_PER_WAKE_MAX
+from zmqdist.errors import FailedPreconditionError
+from zmqdist.limits import MESSAGES_PER_WAKE_MAX, PEERS_MAX
+from zmqdist.transport.keyring_machine import JOINING, KEY_BYTES, REVOKED, KeyVerdict
 
 if TYPE_CHECKING:
     from zmqdist.transport.loop import Loop
@@ -40,6 +52,9 @@ ENDPOINT: Final = "inproc://zeromq.zap.01"
 VERSION: Final = b"1.0"
 LOG_EVERY_S: Final = 1.0
 """Seconds between two log lines about refusals, each with their number: a stranger must not be able to fill the disk."""
+
+LIMITED: Final = frozenset({JOINING, REVOKED})
+"""Roles of connections that get one reply, and nothing else."""
 
 _ROLE_BY_NAME: Final = {role.encode(): role for role in ROLES}
 
@@ -76,10 +91,23 @@ class Policy:
     Attributes:
       token: the password of mechanism PLAIN; empty refuses every peer.
       roles: role of each CURVE public key (32 bytes).
+      judge: returns the rights of a CURVE key, in place of `roles`; they may change with time. None: `roles` decides.
+      ask: `ask(key, answer)` calls `answer()` in any thread when `judge` knows the key. None: `judge` knows every key at once.
     """
 
     token: bytes = field(default=b"", repr=False)
     roles: Mapping[bytes, str] = field(default_factory=dict)
+    judge: Callable[[bytes], KeyVerdict] | None = None
+    ask: Callable[[bytes, Callable[[], object]], object] | None = None
+
+    def role(self, key: bytes) -> str:
+        """Return the role of a key; "" if it has none."""
+        return self.roles.get(key, "") if self.judge is None else self.judge(key).role
+
+    def problem(self, key: bytes) -> str:
+        """Return why a key has lost its role."""
+        problem = "" if self.judge is None else self.judge(key).problem
+        return problem or "the key of this process is not known here any more: it needs a new ticket or key"
 
 
 def parse(frames: Sequence[bytes]) -> ZapRequest:
@@ -111,10 +139,17 @@ def _decide_plain(request: ZapRequest, policy: Policy) -> ZapReply:
 
 
 def _decide_curve(request: ZapRequest, policy: Policy) -> ZapReply:
-    role = policy.roles.get(request.credentials[0])
-    if role not in ROLES:
+    key = request.credentials[0]
+    role = policy.role(key)
+    if len(key) != KEY_BYTES or (role not in ROLES and role not in LIMITED):
         return ZapReply(request.request_id, 400, "this key is not authorized")
-    return ZapReply(request.request_id, 200, "welcome", role)
+    return ZapReply(request.request_id, 200, "welcome", f"{role} {z85.encode(key).decode()}")
+
+
+def role_and_key(user_id: str) -> tuple[str, bytes]:
+    """Return the role in the user id of a reply, and the public key of 32 bytes, which is empty without CURVE."""
+    role, _, key = user_id.partition(" ")
+    return role, z85.decode(key.encode()) if key else b""
 
 
 class ZapHandler:
@@ -128,6 +163,7 @@ class ZapHandler:
         self._loop = loop
         self._policy = policy
         self.refused = 0
+        self._pending = 0
         self._logged_at: float | None = None
         self._logged = 0
         self._socket = loop.context.socket(zmq.ROUTER)
@@ -143,15 +179,36 @@ class ZapHandler:
         for _ in range(MESSAGES_PER_WAKE_MAX):
             if not int(self._socket.getsockopt(zmq.EVENTS)) & int(zmq.POLLIN):
                 return False
-            self._answer(self._socket.recv_multipart(zmq.NOBLOCK), self._socket.send_multipart)
+            self._answer(self._socket.recv_multipart(zmq.NOBLOCK))
         return True
 
-    def _answer(self, frames: list[bytes], send: Callable[[list[bytes]], object]) -> None:
+    def _answer(self, frames: list[bytes]) -> None:
         if len(frames) < 2:
             return
         request = parse(frames[2:])
+        ask = self._policy.ask
+        if ask is None or request.mechanism != b"CURVE" or len(request.credentials) != 1:
+            self._reply(frames[0], request)
+        elif self._pending < PEERS_MAX:
+            self._pending += 1
+            ask(request.credentials[0], partial(self._soon, frames[0], request))
+
+    def _soon(self, routing_id: bytes, request: ZapRequest) -> None:
+        """Have the loop reply, because the key can be judged now. Any thread may call this."""
+        if self._loop.in_loop:
+            self._answered(routing_id, request)
+            return
+        with suppress(FailedPreconditionError):  # the loop has ended
+            self._loop.call_soon(self._answered, routing_id, request)
+
+    def _answered(self, routing_id: bytes, request: ZapRequest) -> None:
+        self._pending -= 1
+        if not self._socket.closed:
+            self._reply(routing_id, request)
+
+    def _reply(self, routing_id: bytes, request: ZapRequest) -> None:
         reply = decide(request, self._policy)
-        send([frames[0], b"", *reply.frames()])
+        self._socket.send_multipart([routing_id, b"", *reply.frames()])
         if reply.status != 200:
             self._count(request, reply)
 

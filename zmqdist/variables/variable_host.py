@@ -32,7 +32,8 @@ from zmqdist.rpc.pending_call import PendingCall
 from zmqdist.rpc.service import RpcService
 from zmqdist.specs import TensorSpec
 from zmqdist.transport.loop import Loop
-from zmqdist.transport.router import Peer, Router
+from zmqdist.transport.peer import Peer
+from zmqdist.transport.router import Router
 from zmqdist.variables.hosted_variable import HostedVariable, Sum
 from zmqdist.variables.update_execution import apply_changes, apply_missing, initial_value, is_small, with_values
 from zmqdist.variables.update_keys import AppliedUpdates

@@ -301,7 +301,7 @@ def _raise_not_picklable(roots: Sequence[tuple[str, Any]], error: Exception) -> 
         else:
             break
     raise NotPicklableError(
-        f"{path}, a {_type_name(smallest)}, cannot be pickled: {type(error).__name__}: {error}"
+        f"{path}, a {type_name(smallest)}, cannot be pickled: {type(error).__name__}: {error}"
     ) from error
 
 
@@ -346,7 +346,8 @@ def _captured_by_name(fn: FunctionType) -> Iterator[tuple[str, Any]]:
     yield from fn.__dict__.items()
 
 
-def _type_name(value: Any) -> str:
+def type_name(value: Any) -> str:
+    """Return `module.name` of the class of a value; only the name for a class that is built into Python."""
     return f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
 
 
@@ -502,8 +503,8 @@ def pack_error(error: BaseException, *, unpickling: bool = False) -> bytes:
     lines = traceback.format_exception(error)
     text = _cut("".join(lines))
     if isinstance(error, StopIteration):
-        error = OutOfRangeError(f"StopIteration: {_text(error)}")
-    return pickle.dumps((_pickled_error(error), _type_name(error), _text(error), text, unpickling), 5)
+        error = OutOfRangeError(f"StopIteration: {text_of(error)}")
+    return pickle.dumps((_pickled_error(error), type_name(error), text_of(error), text, unpickling), 5)
 
 
 def unpack_error(blob: bytes | bytearray | memoryview) -> BaseException:
@@ -530,7 +531,7 @@ def as_ordinary_error(error: BaseException) -> BaseException:
     """
     if isinstance(error, Exception):
         return error
-    mild = UnknownError(f"the function raised {type(error).__name__}({_text(error)})")
+    mild = UnknownError(f"the function raised {type(error).__name__}({text_of(error)})")
     if type(error) in _PROGRAM_ENDS and ATOMS.issuperset(map(type, error.args)):
         mild.original_exception = type(error)(*error.args)  # type: ignore[attr-defined]
     return mild.with_traceback(error.__traceback__)
@@ -570,12 +571,13 @@ def _pickled_error(error: BaseException) -> bytes:
             copy = pickle.loads(blob)
         except _RAISED_BY_METHODS:
             continue
-        if type(copy) is type(error) and (is_last or _text(copy) == _text(error)):
+        if type(copy) is type(error) and (is_last or text_of(copy) == text_of(error)):
             return blob if len(blob) <= ERROR_BYTES_MAX else b""
     return b""
 
 
-def _text(error: BaseException) -> str:
+def text_of(error: BaseException) -> str:
+    """Return the text of an exception, also if its `str` raises; of a long text, the end."""
     try:
         return _cut(str(error))
     except _RAISED_BY_METHODS as broken:

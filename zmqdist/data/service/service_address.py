@@ -35,7 +35,7 @@ class Service:
             for name, path in (("token_file", self.token_file), ("keys_dir", self.keys_dir))
             if path is not None and Path(path).exists()
         }
-        return Credentials(**there, insecure=self.insecure)
+        return Credentials(**there, insecure=self.insecure).vouched_by(self.address)
 
 
 def service_of(service: Any) -> Service:

@@ -58,13 +58,12 @@ class ClusterCoordinator:
         None: the cluster that `zmqdist launch` has put into the environment.
       queue_max: how many work items may wait for a worker before `schedule` blocks; 0 for no bound. None: what the cluster file says, or
         2**20.
-      queue_bytes_max: how many bytes of arguments may be held for unfinished work before `schedule` blocks; 0 for no bound. Data that
-        several work items share counts once. A single item larger than the bound waits until it is the only one. None: what the cluster
-        file says, or a quarter of the memory that this process may use.
-      cancel_grace_s: how long a running function may continue after it was cancelled, before its slot is killed. None: what the cluster
-        file says, or 5.
+      queue_bytes_max: bytes of arguments that may be held for unfinished work before `schedule` blocks; 0: no bound. Data that several work
+        items share counts once. A larger item waits until it is the only one. None: as the file says, or a quarter of memory.
+      cancel_grace_s: how long a running function may continue after it was cancelled, before its slot is killed. None: by the file, or 5.
       cluster_lost_limit_s: how long the cluster may be without a dispatcher, or without any worker, before unfinished work fails.
       worker_recovery_timeout_s: how long a worker may be missing while other workers are present, before work pinned to it fails.
+      results: "safe" takes only the types that RPC has, and unpickles nothing of the workers. None: what the cluster file says, or "any".
 
     The constructor does not wait for the dispatcher. Close the coordinator, or use it in a with-statement. Otherwise the garbage collector
     closes it, once the program holds neither the coordinator nor any of its pending or kept values. Any thread may use it; a process forked
@@ -98,8 +97,9 @@ class ClusterCoordinator:
         cancel_grace_s: float | None = None,
         cluster_lost_limit_s: float = limits.CLUSTER_LOST_LIMIT_S,
         worker_recovery_timeout_s: float = limits.WORKER_RECOVERY_TIMEOUT_S,
+        results: str | None = None,
     ) -> None:
-        resolved = resolve(target)
+        resolved = resolve(target, results)
         queue_max = resolved.queue_max if queue_max is None else queue_max
         queue_bytes_max = resolved.queue_bytes_max if queue_bytes_max is None else queue_bytes_max
         cancel_grace_s = resolved.cancel_grace_s if cancel_grace_s is None else cancel_grace_s

@@ -19,7 +19,7 @@ from weakref import WeakSet
 
 from zmqdist import errors, limits, messages
 from zmqdist.scheduling.coordinator import dependencies_and_retries as ends
-from zmqdist.wire import trusted
+from zmqdist.wire import results
 
 log = logging.getLogger("zmqdist.coordinator")
 
@@ -34,13 +34,15 @@ class Failure:
     kind: int | None
     payload: Any
     name: str
+    safe_only: bool = False
+    """Whether a pickled error is refused."""
 
     def __call__(self) -> BaseException:
         """Return a new exception."""
         payload, name = self.payload, self.name
         match self.kind:
             case messages.ERROR:
-                return trusted.unpack_error(payload)
+                return results.unpack_error(payload, safe_only=self.safe_only)
             case ends.LOST:
                 return errors.WorkerLost(name, payload)
             case ends.UNAVAILABLE:

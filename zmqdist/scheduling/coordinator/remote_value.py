@@ -26,8 +26,9 @@ from zmqdist.scheduling.coordinator.coordinator_events import Event
 from zmqdist.scheduling.coordinator.dependencies_and_retries import ValueLost
 from zmqdist.scheduling.coordinator.failures import Failure, Failures
 from zmqdist.scheduling.coordinator.result_fetcher import ResultFetcher
+from zmqdist.scheduling.coordinator.result_form import ResultForm
 from zmqdist.scheduling.worker import remote_results
-from zmqdist.wire import trusted
+from zmqdist.wire import results, trusted
 
 _NOTHING: Any = object()
 
@@ -47,6 +48,7 @@ class ValueOwner(Protocol):
     closed: bool
     packing_thread: int | None
     by_reference: bool
+    form: ResultForm
     uses: list[Any]
     inputs: dict[int, RemoteValue]
     lost_values: dict[int, RemoteValue]
@@ -167,7 +169,7 @@ class RemoteValue:
             with self._owner.unpacking:
                 if self._value is _NOTHING:
                     with metrics.monitored_timer("remote_value_fetch"):
-                        self._value = _unpack(self._payload)
+                        self._value = results.unpack(self._payload, safe_only=self._owner.form.safe_only)
                     self._payload = None
         return self._value
 
@@ -324,7 +326,10 @@ class RemoteValue:
         """
         if self._kind == VALUE:
             with self._owner.unpacking:
-                take(self._payload if self._value is _NOTHING else trusted.pack(self._value))
+                take(self._payload if self._value is _NOTHING else self._packed())
+
+    def _packed(self) -> Any:
+        return results.pack(self._value) if self._owner.form.safe_only else trusted.pack(self._value)
 
     def take_back(self) -> None:
         """As `cancel`, unless a worker has begun the function. For an Executor."""
@@ -359,7 +364,7 @@ class RemoteValue:
     def error(self) -> BaseException:
         """Return the error of the function, and note that the program has seen it."""
         self._owner.failures.mark_seen(self.work)
-        return Failure(self._kind, self._payload, self.name)()
+        return Failure(self._kind, self._payload, self.name, self._owner.form.safe_only)()
 
 
 def outcome_of(value: RemoteValue) -> tuple[int | None, Any]:
@@ -419,10 +424,6 @@ def _as_numpy(value: Any) -> Any:
         return value if all(map(operator.is_, mapped.values(), value.values())) else mapped
     numpy = getattr(value, "numpy", None)
     return numpy() if callable(numpy) else value
-
-
-def _unpack(payload: Any) -> Any:
-    return trusted.unpack_parts(payload) if isinstance(payload, list) else trusted.unpack(payload)
 
 
 def in_order_of_completion(values: Iterable[RemoteValue], timeout: float | None) -> Iterator[RemoteValue]:

@@ -60,6 +60,7 @@ class ResultFetcher:
       wanted: whether the work item still waits for the result of (work, attempt); called in a fetching thread.
       fetched: called with (work, attempt, parts), in a fetching thread.
       failed: called with (work, attempt, problem).
+      safe_only: refuse kept values that are pickled.
     """
 
     def __init__(
@@ -69,11 +70,14 @@ class ResultFetcher:
         wanted: Callable[[int, int], bool],
         fetched: Callable[[int, int, Any], None],
         failed: Callable[[int, int, str], None],
+        *,
+        safe_only: bool = False,
     ) -> None:
         self._fetcher = Fetcher(credentials, "submit", dispatcher)
         self._wanted = wanted
         self._fetched = fetched
         self._failed = failed
+        self._safe_only = safe_only
         self._changed = threading.Condition()
         self._jobs: list[tuple[float, int, _Job]] = []
         """A heap, by the time when each is due."""
@@ -101,7 +105,7 @@ class ResultFetcher:
 
     def fetch_kept(self, encoded: bytes, name: str) -> Any:
         """Fetch a value that its worker keeps, in the caller's thread, with a single try. Raises as `remote_results.fetch`."""
-        return remote_results.fetch(self._fetcher, encoded, name)
+        return remote_results.fetch(self._fetcher, encoded, name, safe_only=self._safe_only)
 
     @property
     def memories(self) -> int:

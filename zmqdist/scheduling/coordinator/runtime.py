@@ -73,7 +73,6 @@ from zmqdist.transport.dealer import DealerConnection
 from zmqdist.transport.loop import Loop
 from zmqdist.transport.own_address import own_host
 from zmqdist.transport.router import Router
-from zmqdist.wire import trusted
 from zmqdist.wire.hello import Hello, our_hello
 
 log = logging.getLogger("zmqdist.coordinator")
@@ -121,6 +120,7 @@ class CoordinatorRuntime:
       failures, callbacks: the errors of the round; the thread for the program's callbacks.
       room: how many work items may be handed in before `has_room` must count again.
       queue_bytes: counts the bytes of the arguments of unfinished work.
+      form: the form in which results are accepted.
       packing_thread: the thread that is packing arguments; None for none.
       uses: objects found while packing that must stay alive until the work has ended: resources, kept values.
       inputs: RemoteValues found while packing, by the number of their work.
@@ -145,6 +145,7 @@ class CoordinatorRuntime:
     ) -> None:
         self.address = target.address
         self.credentials = target.credentials
+        self.form = target.form
         self.queue_max = queue_max
         self.schedule_lock, self.lock, self.unpacking = threading.Lock(), threading.Lock(), threading.RLock()
         self.changed = threading.Condition(self.lock)
@@ -241,9 +242,9 @@ class CoordinatorRuntime:
             self._options[work] = options
         if options is not PLAIN and options.detached:
             self._detached.add(work)
-            self._detached_outbox.append((work, number, payload))
+            self._detached_outbox.append((work, number, self.form.marked(payload)))
         else:
-            self.outbox.append((work, number, payload))
+            self.outbox.append((work, number, self.form.marked(payload)))
             self.scheduled += 1
             self.room -= 1
         if metrics.enable_metrics or not self._draining:
@@ -364,6 +365,7 @@ class CoordinatorRuntime:
             lambda work, attempt: self.machine.closures.wants(work, attempt),
             lambda work, attempt, parts: self.post_event(BulkArrived(work, attempt, parts)),
             lambda work, attempt, problem: self.post_event(BulkUnreachable(work, attempt, problem)),
+            safe_only=self.form.safe_only,
         )
         closures = Closures(
             coordinator=incarnation,
@@ -411,7 +413,7 @@ class CoordinatorRuntime:
         log.error("dispatcher at %s: %s", self.address, error)
         text = f"dispatcher at {self.address}: {error.message}"
         self._drain()
-        self._handle(CoordinatorRefused(trusted.pack_error(errors.from_code(error.error_code, text))))
+        self._handle(CoordinatorRefused(self.form.pack_error(errors.from_code(error.error_code, text))))
 
     def _drain(self) -> None:
         with self.lock:
@@ -493,7 +495,7 @@ class CoordinatorRuntime:
                         self.rounds_ended = number
                         self.changed.notify_all()
                 case RoundRefused(error, for_good):
-                    self._round_refused(Failure(ERROR, error, ""), for_good)
+                    self._round_refused(Failure(ERROR, error, "", self.form.safe_only), for_good)
                 case WorkBegun(works):
                     self.on_begun(works)
                 case RoomMade():
@@ -538,7 +540,7 @@ class CoordinatorRuntime:
                     detached_count += 1
                 elif failures and work in failures:
                     name = "a scheduled function" if value is None else value.name
-                    self.failures.add(work, Failure(kind, payload, name))
+                    self.failures.add(work, Failure(kind, payload, name, self.form.safe_only))
                 if value is None:
                     continue
                 if callbacks := value.settle(kind, payload):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from zmqdist import limits
 from zmqdist.cluster.config import ClusterConfig
 from zmqdist.cluster.environment import CONFIG_ENV
+from zmqdist.scheduling.coordinator.result_form import ANY, ResultForm
 from zmqdist.transport.address import split
 from zmqdist.transport.credentials import Credentials
 
@@ -26,14 +27,21 @@ class Target:
     queue_max: int = limits.QUEUE_MAX
     cancel_grace_s: float = limits.CANCEL_GRACE_S
     queue_bytes_max: int | None = None
+    form: ResultForm = ANY
 
 
-def resolve(target: Any) -> Target:
-    """Return the dispatcher that `target` names.
+def resolve(target: Any, results: str | None = None) -> Target:
+    """Return the dispatcher that `target` names, and the form in which the program accepts results.
 
     Raises:
       ValueError: `target` is not accepted; the message lists what is.
+      InvalidArgumentError: `results` is none of the forms.
     """
+    found = _resolve(target)
+    return replace(found, form=ResultForm.named(results, found.form.safe_only))
+
+
+def _resolve(target: Any) -> Target:
     if target is None:
         return _of_environment()
     address = target if isinstance(target, str) else getattr(target, "target", None)
@@ -45,7 +53,8 @@ def resolve(target: Any) -> Target:
     except Exception as error:
         raise ValueError(f"{error}: wanted {ACCEPTED}") from None
     credentials = getattr(target, "credentials", None)
-    return Target(address, credentials if isinstance(credentials, Credentials) else Credentials())
+    given = credentials if isinstance(credentials, Credentials) else Credentials()
+    return Target(address, given.vouched_by(address))
 
 
 def _of_environment() -> Target:
@@ -54,10 +63,12 @@ def _of_environment() -> Target:
         raise ValueError(f"no target was given and {CONFIG_ENV} names no running cluster: wanted {ACCEPTED}")
     runtime = config.runtime
     dispatcher, workers = config.jobs.dispatcher, config.jobs.worker
+    address = runtime.dispatcher.removeprefix("zmq://")
     return Target(
-        runtime.dispatcher.removeprefix("zmq://"),
-        Credentials(runtime.token_file, runtime.keys_dir),
+        address,
+        Credentials(runtime.token_file, runtime.keys_dir).vouched_by(address),
         limits.QUEUE_MAX if dispatcher is None else dispatcher.queue_max,
         limits.CANCEL_GRACE_S if workers is None else workers.cancel_grace_s,
         None if dispatcher is None else dispatcher.queue_bytes_max,
+        ResultForm(config.security.results == "safe"),
     )

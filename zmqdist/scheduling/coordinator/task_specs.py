@@ -27,7 +27,6 @@ from zmqdist.scheduling.coordinator.coordinator_events import PackingFailed
 from zmqdist.scheduling.coordinator.dependencies_and_retries import INPUT_FAILED, TIMED_OUT, Planned
 from zmqdist.scheduling.coordinator.remote_value import Kept, RemoteValue, ValueOwner, outcome_of
 from zmqdist.scheduling.worker.references import INPUTS, KEEP, encode_inputs
-from zmqdist.wire import trusted
 
 Outcome: TypeAlias = "tuple[int, int, Any]"
 """(work, kind, payload), for `CoordinatorRuntime.settle`."""
@@ -164,7 +163,7 @@ class Plans:
             plan.take(self._runtime.hold)
         except Exception as error:  # another thread of the program has changed an input since `schedule` packed it
             self._free(plan)
-            return PackingFailed(plan.work, trusted.pack_error(error))
+            return PackingFailed(plan.work, self._runtime.form.pack_error(error))
         self._plans[plan.work] = plan
         for work, value in plan.input_values.items():
             if work in plan.inputs:
@@ -209,7 +208,7 @@ class Plans:
                 payload, bulks = self._runtime.hold([payload])
                 plan.bulks += bulks
             payload = INPUTS + payload
-        return KEEP + payload if plan.keep else payload
+        return self._runtime.form.marked(KEEP + payload if plan.keep else payload)
 
     def put(self, work: int, payload: Any, plans: Sequence[int]) -> None:
         """Store an input of these plans."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from zmqdist import errors
-from zmqdist.events import Heard, Peer, PeerGone, ProcessExited, Send, Ticked
+from zmqdist.events import Heard, Peer, PeerExpelled, PeerGone, ProcessExited, Send, Ticked
 from zmqdist.messages import (
     Beat,
     CancelWork,
@@ -44,7 +44,7 @@ from zmqdist.scheduling.dispatcher.membership import (
 )
 from zmqdist.scheduling.dispatcher.rules import BrokerRules
 
-Event: TypeAlias = Heard | PeerGone | ProcessExited | Ticked
+Event: TypeAlias = Heard | PeerExpelled | PeerGone | ProcessExited | Ticked
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +155,7 @@ class Broker:
                     effects = self._from_coordinator(peer, message, now)
                 else:
                     effects = self._from_newcomer(peer, message, now, watched)
-            case PeerGone(peer):
+            case PeerGone(peer) | PeerExpelled(peer):
                 effects = self.dispatch.coordinator_gone(peer, now)
                 effects += self._apply(self.membership.handle(event, now), now)
             case ProcessExited():

@@ -18,6 +18,7 @@ from zmqdist import errors, limits
 from zmqdist.blas_threads import thread_variables
 from zmqdist.scheduling.dispatcher.rules import BrokerRules
 from zmqdist.transport.address import DTS_PORT
+from zmqdist.transport.credentials import Credentials
 
 PROTOCOLS: Final = ("zmq", "tcp")
 """Names of the protocol: there is one, and both names mean it."""
@@ -164,6 +165,9 @@ class WorkerConfig:
         cluster files set a limit, because no process of theirs may stay behind.)
       token_file, keys_dir: where its secret is, if not in the default place (SECURITY.md).
       insecure: use neither token nor keys, for a dispatcher that was started insecure.
+      ticket_file, ticket_fd: for `zmqdist worker` and launched workers: the private file or the descriptor that has a join ticket. The
+        worker then makes a key of its own (SECURITY.md), keeps it in `keys_dir` or in a temporary folder, and has the name of the
+        ticket.
 
     Raises:
       InvalidArgumentError: a value is out of range; the message names the field.
@@ -197,6 +201,8 @@ class WorkerConfig:
     insecure: bool = False
     schedule_start_delay_s: float | None = None
     schedule_start_delay_max_s: float | None = None
+    ticket_file: str | None = None
+    ticket_fd: int | None = None
 
     def __post_init__(self) -> None:
         if not self.dispatcher_address:
@@ -247,6 +253,11 @@ class WorkerConfig:
         """The delay in seconds between workers with neighbouring indices, and the longest delay; 0 for none, or no bound."""
         delay = _or_of_environment(self.schedule_start_delay_s, START_DELAY_ENV)
         return delay, _or_of_environment(self.schedule_start_delay_max_s, START_DELAY_ENV + "_MAX")
+
+    @property
+    def credentials(self) -> Credentials:
+        """The places of its secrets. Its dispatcher vouches for the keys of other processes."""
+        return Credentials(self.token_file, self.keys_dir, self.insecure).vouched_by(self.dispatcher_address)
 
     def thread_variables(self, environment: Mapping[str, str]) -> dict[str, str]:
         """Return the variables that bound the threads of its slots, to be laid over `environment`."""

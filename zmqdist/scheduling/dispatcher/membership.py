@@ -7,6 +7,8 @@ Theory of operation
     to have ended. Where the operating system does not report the end of a connection (`watched=False`), the lease decides: the worker is
     lost after `lease_s` without a message.
 
+    A worker that is expelled, because its key was revoked, is lost at once; its slots may run until its lease ends.
+
     A lost incarnation never comes back: if it registers again it joins as a new member, and what it still runs is aborted.
 
 Promises, checked by tests/machines/test_membership.py and tests/sim
@@ -25,7 +27,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from zmqdist import errors
-from zmqdist.events import Heard, Peer, PeerGone, ProcessExited, Send, Ticked
+from zmqdist.events import Heard, Peer, PeerExpelled, PeerGone, ProcessExited, Send, Ticked
 from zmqdist.limits import WORKERS_MAX
 from zmqdist.messages import Goodbye, Leave, Refused, Register, Registered
 
@@ -112,7 +114,7 @@ class MemberLeaving:
 
 
 Change: TypeAlias = MemberJoined | MemberBack | MemberAway | MemberLost | MemberLeaving
-Event: TypeAlias = Heard | PeerGone | ProcessExited | Ticked
+Event: TypeAlias = Heard | PeerExpelled | PeerGone | ProcessExited | Ticked
 
 
 @dataclass(slots=True)
@@ -184,6 +186,9 @@ class Membership:
                 return []
             case PeerGone(peer):
                 return self._peer_gone(peer, now)
+            case PeerExpelled(peer, reason):
+                member = self.by_peer.get(peer)
+                return [] if member is None else [self._lose(member, reason, None, "", now, settled=False)]
             case ProcessExited():
                 return self._process_exited(event, now)
             case Ticked():

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from zmqdist import errors
 from zmqdist.messages import Read, ReadDone
 from zmqdist.transport.loop import Loop
-from zmqdist.transport.router import Peer, Router
+from zmqdist.transport.peer import Peer
+from zmqdist.transport.router import Router
 
 REPLY_TIMEOUT_S = 15.0
 """Seconds after which a holder that does not reply counts as gone."""

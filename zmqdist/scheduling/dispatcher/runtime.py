@@ -23,7 +23,8 @@ from zmqdist.coordination.service import CoordinationService
 from zmqdist.data.service.dispatcher.machine.snapshot import DataSnapshot
 from zmqdist.data.service.dispatcher.machine.tables import Rules
 from zmqdist.data.service.dispatcher.runtime import DataDispatcher
-from zmqdist.events import Heard, PeerGone, ProcessExited, Send, Ticked
+from zmqdist.events import Heard, PeerExpelled, PeerGone, ProcessExited, Send, Ticked
+from zmqdist.limits import JOIN_VALID_S
 from zmqdist.messages import (
     Beat,
     CancelWork,
@@ -47,6 +48,7 @@ from zmqdist.scheduling.dispatcher.broker import Broker, BrokerSnapshot
 from zmqdist.scheduling.dispatcher.broker import Event as BrokerEvent
 from zmqdist.scheduling.dispatcher.config import DispatcherConfig
 from zmqdist.scheduling.dispatcher.heap_trimming import HeapTrimmer
+from zmqdist.scheduling.dispatcher.key_service import KeyService
 from zmqdist.scheduling.dispatcher.membership import Member, MemberJoined, MemberLost
 from zmqdist.scheduling.dispatcher.relay import Relay
 from zmqdist.scheduling.worker.fetch import RELAY
@@ -54,8 +56,9 @@ from zmqdist.transport.address import join, split
 from zmqdist.transport.credentials import Credentials
 from zmqdist.transport.loop import Loop
 from zmqdist.transport.own_address import bindable
+from zmqdist.transport.peer import Peer
 from zmqdist.transport.processes import is_alive
-from zmqdist.transport.router import Peer, Router
+from zmqdist.transport.router import Router
 from zmqdist.wire.hello import host_identity, our_hello, pickles_differ
 
 log = logging.getLogger("zmqdist.scheduling")
@@ -203,6 +206,27 @@ class DispatchServer:
                 self.join(grace_s + LEAVING_S)
         self.stop()
 
+    def open_join(self, name: str, *, valid_s: float = JOIN_VALID_S, address: str = "", dispatcher: str = "") -> str:
+        """Make a join ticket and return it: one line of text, with which one process joins as `name`. The ticket is a secret.
+
+        Args:
+          name: "worker:3", "ps:0", or "submit", "client", "admin" for programs.
+          valid_s: seconds until the ticket ends.
+          address: only for a ps: the "host:port" at which it will listen, as programs know it.
+          dispatcher: the "host:port" at which that process reaches this dispatcher; "" for that of `target`.
+
+        Raises:
+          FailedPreconditionError: this dispatcher has no CURVE keys, or was not started.
+          InvalidArgumentError: `name` is no such name, or `valid_s` is out of range.
+          ResourceExhaustedError: too many tokens are open.
+        """
+        runtime = self._runtime
+        if runtime.loop is None:
+            raise errors.FailedPreconditionError("this dispatcher was not started")
+        return runtime.loop.run(
+            runtime.keys.open_join, name, dispatcher or self.target.partition("://")[2], valid_s, address
+        )
+
     def report_exit(self, job: str, index: int, pid: int, exit_code: int | None, log: str = "") -> None:
         """Report that the process of a worker has ended, so that the worker is lost at once. For its parent process. Any thread."""
         if self._runtime.loop is not None:
@@ -285,7 +309,9 @@ class _Runtime:
         try:
             self._hello = our_hello("server", self._incarnation, f"dispatcher pid {os.getpid()}")
             host = bindable(config.host)
-            router = self._router = Router(loop, self.credentials.server(host), self._hello)
+            keys = self.keys = KeyService(self.credentials.server(host), config.work_dir)
+            router = self._router = Router(loop, keys.security, self._hello)
+            keys.attach(loop, router, service, self._peer_expelled)
             # The state in the journal is loaded before the port is bound, so no peer sees a part of it.
             self.data = DataDispatcher(service, loop, data_rules(config), config.work_dir, config.snapshots_max)
             if self._listener is None:
@@ -319,6 +345,9 @@ class _Runtime:
             self._perform([Send(peer, Refused(errors.FAILED_PRECONDITION, problem, final=True))])
             return
         if isinstance(message, Register):
+            if misnamed := self.keys.name_problem(peer, message):
+                self._perform([Send(peer, Refused(errors.PERMISSION_DENIED, misnamed, final=True))])
+                return
             try:
                 self.data.machine.admit(message.address)
             except errors.OpError as error:
@@ -342,6 +371,10 @@ class _Runtime:
         self.handle(PeerGone(peer))
         if member is not None and peer.hello is not None and peer.hello.host == host_identity():
             self._poll_process_end(member, PROCESS_END_POLL_S)
+
+    def _peer_expelled(self, peer: Peer) -> None:
+        """Report a worker whose key was revoked as lost, because it may not reconnect."""
+        self.handle(PeerExpelled(peer, "its key was revoked"))
 
     def _poll_process_end(self, member: Member, pause_s: float) -> None:
         """Look whether the process of a disconnected member has ended. A killed process loses its connections a little before it ends."""

@@ -14,7 +14,7 @@ from zmqdist.messages import BULK, ERROR, INPUT_LOST, KEPT, VALUE
 from zmqdist.scheduling.worker import remote_results
 from zmqdist.scheduling.worker.references import INPUTS, KEEP, MUTABLE, PartsFetcher, decode_reference, is_reference
 from zmqdist.scheduling.worker.resources import SlotResources
-from zmqdist.wire import trusted
+from zmqdist.wire import results, trusted
 
 
 class Functions:
@@ -65,11 +65,19 @@ class Functions:
 
 
 def run(functions: Functions, coordinator: int, fn: int, payload: bytes) -> tuple[int, Any]:
-    """Run a function on its packed arguments and return the outcome; see the module's docstring. Raises nothing."""
+    """Run a function on its packed arguments and return the outcome; see the module's docstring. Raises nothing.
+
+    A payload that is marked SAFE wants its result, or its error, in the safe form, and takes no input in another (wire/results.py).
+    """
+    safely = payload[:1] == results.SAFE
+    if safely:
+        payload = payload[1:]
     keep = payload[:1] == KEEP
     if keep:
         payload = payload[1:]
     began = False
+    remote_results.take_safely(safely)
+    pack, pack_error = (results.pack, results.pack_error) if safely else (trusted.pack, trusted.pack_error)
     try:
         if payload[:1] == INPUTS:
             payload = remote_results.prepare_inputs(payload[1:], functions.fetched)
@@ -79,13 +87,13 @@ def run(functions: Functions, coordinator: int, fn: int, payload: bytes) -> tupl
         else:
             args, kwargs = trusted.unpack(payload)
         began = True
-        packed = trusted.pack(function(*args, **kwargs))
+        packed = pack(function(*args, **kwargs))
     except remote_results.InputLost as lost:
         return INPUT_LOST, remote_results.encode_loss(lost)
     except Exception as error:
-        return ERROR, trusted.pack_error(error, unpickling=not began)
+        return ERROR, pack_error(error, unpickling=not began)
     except BaseException as error:
-        return ERROR, trusted.pack_error(trusted.as_ordinary_error(error), unpickling=not began)
+        return ERROR, pack_error(trusted.as_ordinary_error(error), unpickling=not began)
     if keep:
         return KEPT, [packed] if isinstance(packed, bytes) else packed
     return (VALUE, packed) if isinstance(packed, bytes) else (BULK, packed)

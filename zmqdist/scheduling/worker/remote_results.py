@@ -14,7 +14,7 @@ import msgspec
 
 from zmqdist import errors
 from zmqdist.scheduling.worker.references import PartsFetcher, decode_inputs, decode_reference, is_reference
-from zmqdist.wire import trusted
+from zmqdist.wire import results
 
 _of_thread = threading.local()
 _LOSS: msgspec.msgpack.Decoder[tuple[int, bytes]] = msgspec.msgpack.Decoder(tuple[int, bytes])
@@ -36,7 +36,7 @@ class InputLost(Exception):
 
 def encode_loss(lost: InputLost) -> bytes:
     """Return the payload of INPUT_LOST."""
-    return msgspec.msgpack.encode((lost.work, trusted.pack_error(lost.error)))
+    return msgspec.msgpack.encode((lost.work, results.pack_error(lost.error)))
 
 
 def decode_loss(payload: bytes) -> tuple[int, bytes]:
@@ -50,6 +50,15 @@ def decode_loss(payload: bytes) -> tuple[int, bytes]:
 def use_fetcher(fetcher: PartsFetcher) -> None:
     """Have this thread, which runs functions, fetch their inputs with `fetcher`."""
     _of_thread.fetcher = fetcher
+
+
+def take_safely(safe_only: bool) -> None:
+    """Set whether the next function of this thread accepts inputs in the safe form only."""
+    _of_thread.safe_only = safe_only
+
+
+def _takes_safely() -> bool:
+    return getattr(_of_thread, "safe_only", False)
 
 
 def prepare_inputs(payload: bytes, fetched: Callable[[bytes], list[Any]]) -> bytes:
@@ -78,9 +87,9 @@ def input_value(work: int, name: str) -> Any:
     """
     encoded = _of_thread.inputs[work]
     if not is_reference(encoded):
-        return trusted.unpack(encoded)
+        return results.unpack(encoded, safe_only=_takes_safely())
     try:
-        return fetch(_of_thread.fetcher, encoded, name)
+        return fetch(_of_thread.fetcher, encoded, name, safe_only=_takes_safely())
     except errors.UnavailableError as error:
         raise InputLost(work, error) from None
 
@@ -90,15 +99,16 @@ def kept_value(encoded: bytes, name: str) -> Any:
 
     Unlike an input, the value may be needed at any time. Raises as `fetch`.
     """
-    return fetch(_of_thread.fetcher, encoded, name)
+    return fetch(_of_thread.fetcher, encoded, name, safe_only=_takes_safely())
 
 
-def fetch(fetcher: PartsFetcher, encoded: bytes, name: str) -> Any:
+def fetch(fetcher: PartsFetcher, encoded: bytes, name: str, *, safe_only: bool = False) -> Any:
     """Fetch and unpickle a kept value: a copy for the caller, while the holder keeps its own. Blocks as `Fetcher.fetch`.
 
     Args:
       encoded: the reference to it.
       name: the function that returned it, for the error text.
+      safe_only: refuse a pickle, with FailedPreconditionError.
 
     Raises:
       UnavailableError: its holder has ended, or has freed it.
@@ -114,4 +124,4 @@ def fetch(fetcher: PartsFetcher, encoded: bytes, name: str) -> Any:
             f" ({error.message})"
         )
         raise errors.UnavailableError(problem) from None
-    return trusted.unpack_parts(parts)
+    return results.unpack(parts, safe_only=safe_only)

@@ -53,7 +53,6 @@ from zmqdist.scheduling.worker.worker_events import (
     Spawn,
 )
 from zmqdist.transport.address import is_wildcard, join, split
-from zmqdist.transport.credentials import Credentials
 from zmqdist.transport.dealer import DealerConnection
 from zmqdist.transport.loop import Loop
 from zmqdist.transport.own_address import bindable, own_host
@@ -273,7 +272,7 @@ class _Runtime:
     def open(self) -> None:
         """Bind its port, start the loop, and begin to connect."""
         config = self._config
-        credentials = Credentials(config.token_file, config.keys_dir, config.insecure)
+        credentials = config.credentials
         host = bindable(config.host) if config.host else own_host(self._dispatcher)
         incarnation = secrets.randbits(62) | 1
         name = f"{config.job}:{'?' if config.index is None else config.index}"

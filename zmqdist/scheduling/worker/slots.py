@@ -49,7 +49,7 @@ from zmqdist.transport.memory_limits import oom_kills
 from zmqdist.transport.processes import is_alive
 from zmqdist.transport.shm_peer import PeerPool, open_peer
 from zmqdist.transport.shm_pool import FROZEN, Block, Handle, this_pool
-from zmqdist.wire import trusted
+from zmqdist.wire import results
 
 POSITION_POLL_S = 0.02
 """Seconds between two reads of the positions of busy slots: a function that runs for longer is known to have started."""
@@ -213,7 +213,7 @@ class ProcessSlots:
                 except OpError as error:
                     if not is_alive(process.child.pid):
                         return  # its memory ended with it; the event of its end follows
-                    outcomes = [(position, ERROR, trusted.pack_error(error))]
+                    outcomes = [(position, ERROR, results.pack_error(error))]
             process.finished_to = outcomes[-1][0]
             self._feed(SlotFinished(process.slot, outcomes))
 

@@ -18,7 +18,7 @@ from zmqdist.scheduling.worker.references import PartsFetcher
 from zmqdist.scheduling.worker.slots import Feed, HoldResult
 from zmqdist.scheduling.worker.worker_events import ForgetFunctions, Give, SlotFinished, SlotReady, SlotReclaimed
 from zmqdist.transport.loop import Loop
-from zmqdist.wire import trusted
+from zmqdist.wire import results
 
 
 class ThreadSlots:
@@ -86,7 +86,7 @@ class ThreadSlots:
                 if kind in (BULK, KEPT):
                     kind, result = BULK, self._hold(kind, result)
             except BaseException as error:  # no memory for the result, say: the item fails, and the slot goes on
-                kind, result = ERROR, trusted.pack_error(trusted.as_ordinary_error(error))
+                kind, result = ERROR, results.pack_error(error)
             task_context.leave()
             slot.busy = False
             self._report(SlotFinished(slot.number, [(position, kind, result)]))

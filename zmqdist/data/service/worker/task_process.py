@@ -50,8 +50,8 @@ from zmqdist.process.bound_children import BoundChild, SpawnChild
 from zmqdist.process.pipe import BYTES, LoopPipe, Parts
 from zmqdist.process.zygote import SILENT
 from zmqdist.transport.address import DTS_PORT, join, split
+from zmqdist.transport.listener import listen
 from zmqdist.transport.loop import Loop
-from zmqdist.transport.router import listen
 
 log = logging.getLogger("zmqdist.data")
 

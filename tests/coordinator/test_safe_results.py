@@ -1,0 +1,92 @@
+"""`results: safe`: a program takes from its workers what the closed set of types has, and unpickles nothing of theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import zmqdist as zd
+from zmqdist import errors
+from zmqdist.coordinator import ClusterCoordinator
+from zmqdist.wire import results, trusted
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["threads", "processes"])
+def cluster(request: pytest.FixtureRequest) -> Iterator[zd.local_cluster]:
+    with zd.local_cluster(workers=2, processes=request.param) as made:
+        yield made
+
+
+@pytest.fixture
+def coordinator(cluster: zd.local_cluster) -> Iterator[ClusterCoordinator]:
+    with ClusterCoordinator(cluster, results="safe") as made:
+        yield made
+
+
+def test_values_large_arrays_kept_values_and_inputs_pass(coordinator: ClusterCoordinator) -> None:
+    assert coordinator.schedule(lambda x: {"x": [x, None]}, args=(1,)).fetch() == {"x": [1, None]}
+    large = coordinator.schedule(np.ones, args=(300_000,))
+    assert large.fetch().sum() == 300_000
+    kept = coordinator.schedule(np.ones, args=(300_000,), keep=True)
+    assert coordinator.schedule(lambda a, b: float((a + b).sum()), args=(kept, large)).fetch() == 600_000
+    assert kept.fetch().sum() == 300_000
+    coordinator.join()
+
+
+def test_a_function_that_returns_another_type_fails_and_says_which(coordinator: ClusterCoordinator) -> None:
+    with pytest.raises(
+        errors.InvalidArgumentError, match=r"value is a builtins.set: only None, bool, .* leave out `results: safe`"
+    ):
+        coordinator.schedule(lambda: {1}).get()
+    with pytest.raises(errors.InvalidArgumentError):
+        coordinator.join()
+
+
+def test_an_exception_comes_with_its_remote_traceback(coordinator: ClusterCoordinator) -> None:
+    def fails() -> None:
+        raise KeyError("here")
+
+    with pytest.raises(KeyError) as raised:
+        coordinator.schedule(fails).get()
+    assert "in fails" in str(raised.value.__cause__)
+    with pytest.raises(KeyError):
+        coordinator.join()
+
+
+class Evil:
+    """Unpickled in the program, it would leave a mark there."""
+
+    loaded = 0
+
+    def __reduce__(self) -> Any:
+        return _mark, ()
+
+
+def _mark() -> int:
+    Evil.loaded += 1
+    return 0
+
+
+def test_a_worker_that_answers_with_pickles_runs_nothing_in_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(results, "pack", lambda value: trusted.pack(Evil()))
+    monkeypatch.setattr(results, "pack_error", lambda error, unpickling=False: trusted.pack_error(error))
+    with (
+        zd.local_cluster(workers=1, processes=False) as cluster,
+        ClusterCoordinator(cluster, results="safe") as coordinator,
+    ):
+        value = coordinator.schedule(int)
+        with pytest.raises(errors.FailedPreconditionError, match="replied with a pickle"):
+            value.get()
+        with pytest.raises(errors.FailedPreconditionError, match="replied with a pickle"):
+            coordinator.schedule(lambda: 1 / 0).get()
+        assert Evil.loaded == 0
+        with pytest.raises(errors.FailedPreconditionError):
+            coordinator.join()
+
+
+def test_a_value_that_is_none_of_the_two_is_refused(cluster: zd.local_cluster) -> None:
+    with pytest.raises(errors.InvalidArgumentError, match="results is 'yes', wants 'any' or 'safe'"):
+        ClusterCoordinator(cluster, results="yes")

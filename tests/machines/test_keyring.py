@@ -1,0 +1,179 @@
+"""The keyring: who may join, what a key may do, which processes hear of a change. Promises of transport/keyring_machine.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from zmqdist import errors
+from zmqdist.events import Heard, PeerGone, Send, Ticked
+from zmqdist.messages import AskKey, Join, Joined, KeyState, NewKey, Refused, RenewKey
+from zmqdist.transport import keyring_machine
+from zmqdist.transport.keyring_machine import (
+    REVOKED,
+    CutKey,
+    KeyHeard,
+    Keyring,
+    KeysRevoked,
+    KeyVerdict,
+    RenewalAsked,
+    SaveKeyring,
+    TokenMade,
+    digest_of,
+    role_of,
+)
+
+STATIC, OTHER, ONE, TWO, THREE = (bytes([number]) * 32 for number in range(5))
+SECRET = b"a secret"
+
+
+@pytest.fixture
+def ring() -> Keyring:
+    made = Keyring({STATIC: "submit", OTHER: "admin"}, renewal_s=5.0)
+    made.handle(TokenMade("7", digest_of(SECRET), "worker:3", 60.0), 0.0)
+    return made
+
+
+def hear(ring: Keyring, peer: str, key: bytes, message: Any, now: float = 1.0) -> list[Any]:
+    return ring.handle(KeyHeard(Heard(peer, message), key, 1_000.0), now)
+
+
+def join(
+    ring: Keyring, key: bytes = ONE, name: str = "worker:3", secret: bytes = SECRET, now: float = 1.0
+) -> list[Any]:
+    return hear(ring, "joiner", key, Join("7", secret, name), now)
+
+
+def test_a_token_admits_a_key_which_is_saved_before_it_hears_of_it(ring: Keyring) -> None:
+    assert join(ring) == [SaveKeyring(), Send("joiner", Joined("worker", "worker:3"))]
+    assert ring.verdict(ONE) == KeyVerdict("worker", "worker:3", True)
+    assert ring.name_of(ONE) == "worker:3"
+
+
+@pytest.mark.parametrize(
+    ("key", "name", "secret", "now", "code", "text"),
+    [
+        (ONE, "worker:3", b"other", 1.0, errors.UNAUTHENTICATED, "none of this dispatcher"),
+        (
+            ONE,
+            "worker:4",
+            SECRET,
+            1.0,
+            errors.PERMISSION_DENIED,
+            "is for worker:3, and this process wants to join as 'worker:4'",
+        ),
+        (ONE, "worker:3", SECRET, 72.0, errors.UNAUTHENTICATED, "the join token for worker:3 ended 12 s ago"),
+        (STATIC, "worker:3", SECRET, 1.0, errors.ALREADY_EXISTS, "is known already"),
+    ],
+)
+def test_a_token_that_does_not_fit_is_refused_with_the_reason(
+    ring: Keyring, key: bytes, name: str, secret: bytes, now: float, code: int, text: str
+) -> None:
+    ((refusal),) = join(ring, key, name, secret, now)
+    assert isinstance(refusal.message, Refused)
+    assert (refusal.message.code, refusal.message.final) == (code, True)
+    assert text in refusal.message.message
+    assert ring.wrong == 1
+    assert not ring.members
+
+
+def test_a_token_is_used_once_but_a_lost_reply_is_repeated(ring: Keyring) -> None:
+    join(ring)
+    assert join(ring) == [Send("joiner", Joined("worker", "worker:3"))]
+    (refusal,) = join(ring, TWO)
+    assert "has been used already" in refusal.message.message
+    assert ring.verdict(TWO) == KeyVerdict()
+
+
+def test_unknown_keys_may_come_in_while_tokens_are_remembered(ring: Keyring) -> None:
+    assert not Keyring({}).joinable(0.0)
+    assert ring.joinable(1.0)
+    assert ring.joinable(61.0), "a late token is told why"
+    assert not ring.joinable(60.0 + keyring_machine.JOIN_EXPLAINED_S)
+
+
+@pytest.mark.parametrize(
+    ("name", "role"),
+    [("worker:3", "worker"), ("ps:0", "worker"), ("submit", "submit"), ("client:1", "client"), ("admin", "admin")],
+)
+def test_the_name_says_the_role(name: str, role: str) -> None:
+    assert role_of(name) == role
+
+
+def test_a_process_that_asked_hears_of_each_change(ring: Keyring) -> None:
+    unknown = hear(ring, "asker", STATIC, AskKey(ONE))
+    assert unknown == [Send("asker", KeyState(ONE, ""))]
+    assert join(ring)[2:] == [Send("asker", KeyState(ONE, "worker", "worker:3", True))]
+    revoked = ring.handle(KeysRevoked((ONE,), "worker:3", 0.0), 2.0)
+    problem = ring.verdict(ONE).problem
+    assert "(worker:3) was revoked" in problem
+    assert revoked == [
+        SaveKeyring(),
+        CutKey(ONE, problem),
+        Send("asker", KeyState(ONE, REVOKED, "worker:3", False, problem)),
+    ]
+    ring.handle(PeerGone("asker"), 3.0)
+    assert not [
+        effect for effect in ring.handle(KeysRevoked((STATIC,), "submit", 0.0), 3.0) if isinstance(effect, Send)
+    ]
+
+
+def test_a_revoked_key_stays_revoked_in_the_next_life_and_cannot_join_again(ring: Keyring) -> None:
+    join(ring)
+    ring.handle(KeysRevoked((ONE, STATIC), "worker:3", 0.0), 2.0)
+    following = Keyring({STATIC: "submit"})
+    following.restore(ring.record(), 0.0)
+    assert following.verdict(ONE).role == following.verdict(STATIC).role == REVOKED
+    following.handle(TokenMade("7", digest_of(SECRET), "worker:3", 60.0), 0.0)
+    (refusal,) = join(following)
+    assert "is known already" in refusal.message.message
+    assert following.find("worker:3") == following.find(ONE) == ()
+
+
+def test_revoking_a_name_withdraws_its_open_tokens(ring: Keyring) -> None:
+    ring.handle(KeysRevoked((), "worker:3", 0.0), 1.0)
+    (refusal,) = join(ring)
+    assert "was withdrawn" in refusal.message.message
+
+
+def test_a_renewed_key_takes_over_and_the_old_one_ends_a_little_later(ring: Keyring) -> None:
+    join(ring)
+    hear(ring, "owner", ONE, AskKey(ONE, "", True))
+    assert ring.handle(RenewalAsked(""), 2.0) == [Send("owner", RenewKey())]
+    assert hear(ring, "owner", ONE, NewKey(TWO), 2.0) == [SaveKeyring(), Send("owner", Joined("worker", "worker:3"))]
+    assert ring.verdict(ONE).role == ring.verdict(TWO).role == "worker"
+    assert ring.deadline == 7.0
+    (state,) = ring.handle(Ticked(), 7.0)
+    assert (state.message.role, state.message.listens) == (REVOKED, True), "an open port may go on showing it"
+    assert ring.find("worker:3") == (ONE, TWO), "revoking the name revokes both"
+
+
+@pytest.mark.parametrize(("old", "new"), [(STATIC, TWO), (ONE, STATIC), (ONE, b"short"), (THREE, TWO)])
+def test_only_the_current_key_of_a_member_is_renewed_and_by_a_new_one(ring: Keyring, old: bytes, new: bytes) -> None:
+    join(ring)
+    (reply,) = hear(ring, "owner", old, NewKey(new))
+    assert isinstance(reply.message, Refused)
+    assert ring.verdict(ONE).role == "worker"
+
+
+def test_the_port_of_a_ps_is_known_by_the_key_that_it_was_opened_with(ring: Keyring) -> None:
+    asker = "asker"
+    assert hear(ring, asker, STATIC, AskKey(b"", "host:1")) == [Send(asker, KeyState(b"", "", address="host:1"))]
+    ring.handle(TokenMade("7", digest_of(SECRET), "ps:0", 60.0, "host:1"), 0.0)
+    moved = join(ring, ONE, "ps:0")[-1]
+    assert moved == Send(asker, KeyState(ONE, "worker", "ps:0", True, "", "host:1"))
+    renewed = hear(ring, "ps", ONE, NewKey(TWO))
+    assert renewed[-1] == moved, "its port still shows the first one"
+    ring.handle(TokenMade("7", digest_of(SECRET), "ps:0", 60.0, "host:1"), 0.0)
+    assert join(ring, THREE, "ps:0")[-1].message.key == THREE, "a restarted ps has a new port and a new key"
+
+
+def test_beyond_its_bounds_it_refuses(ring: Keyring, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keyring_machine, "JOIN_TOKENS_MAX", 1)
+    with pytest.raises(errors.ResourceExhaustedError, match="1 join tokens are open"):
+        ring.handle(TokenMade("8", b"", "worker:4", 60.0), 0.0)
+    monkeypatch.setattr(keyring_machine, "MEMBER_KEYS_MAX", 0)
+    assert join(ring)[0].message.code == errors.RESOURCE_EXHAUSTED
+    monkeypatch.setattr(keyring_machine, "KEY_QUESTIONS_MAX", 0)
+    assert hear(ring, "asker", STATIC, AskKey(ONE))[0].message.code == errors.RESOURCE_EXHAUSTED

@@ -1,0 +1,651 @@
+"""Processes that join a dispatcher by tickets, with real sockets: what a joined key may do, and what it may not."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import zmqdist as zd
+from tests.cli.running import run
+from tests.ports import free_port
+from zmqdist import errors
+from zmqdist.coordinator import ClusterCoordinator
+from zmqdist.rpc import internal_client
+from zmqdist.rpc.client import ZmqClient
+from zmqdist.rpc.server_info import SERVER_INFO
+from zmqdist.scheduling.dispatcher.config import DispatcherConfig, WorkerConfig
+from zmqdist.transport import keys, shm_pool
+from zmqdist.transport.credentials import Credentials
+from zmqdist.transport.ticket import decode_ticket, join
+
+LARGE = 300_000
+"""Bytes above INLINE_BYTES_MAX: they are fetched from the process that holds them."""
+
+Member = Callable[..., str]
+
+
+@pytest.fixture
+def all_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The static keys of the cluster. Without shared memory all that is large is fetched by connections."""
+    monkeypatch.setenv(shm_pool.POOL_VARIABLE, "off")
+    monkeypatch.setattr(shm_pool, "_pool", None)
+    monkeypatch.setattr(shm_pool, "_tried", False)
+    keys.keygen(tmp_path / "keys")
+    return str(tmp_path / "keys")
+
+
+@pytest.fixture
+def dispatcher(all_keys: str) -> Iterator[zd.DispatchServer]:
+    with zd.DispatchServer(DispatcherConfig(keys_dir=all_keys)) as made:
+        yield made
+
+
+@pytest.fixture
+def member(dispatcher: zd.DispatchServer, tmp_path: Path) -> Member:
+    """member(name): the key folder of a process that joined under that name."""
+
+    def member(name: str, **options: Any) -> str:
+        folder = tmp_path / f"member-{len(list(tmp_path.iterdir()))}"
+        join(decode_ticket(dispatcher.open_join(name, **options)), folder)
+        return str(folder)
+
+    return member
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., zd.WorkerServer]]:
+    """start(dispatcher, folder, **config): a worker of threads, stopped with the test."""
+    made: list[zd.WorkerServer] = []
+
+    def start(dispatcher: zd.DispatchServer, folder: str, **config: Any) -> zd.WorkerServer:
+        made.append(zd.WorkerServer(WorkerConfig(dispatcher.address, keys_dir=folder, **config)))
+        return made[-1]
+
+    yield start
+    for worker in made:
+        worker.stop()
+
+
+@pytest.fixture
+def admin(dispatcher: zd.DispatchServer, all_keys: str) -> Iterator[ZmqClient]:
+    security = Credentials(keys_dir=all_keys).client(dispatcher.address, "admin")
+    with ZmqClient(dispatcher.address, "admin", security=security) as made:
+        yield made
+
+
+def program(dispatcher: zd.DispatchServer, folder: str) -> ClusterCoordinator:
+    class Place:
+        target = dispatcher.target
+        credentials = Credentials(keys_dir=folder)
+
+    return ClusterCoordinator(Place(), cluster_lost_limit_s=30.0, cancel_grace_s=0.2)
+
+
+def until(condition: Callable[[], Any], within_s: float = 20.0) -> Any:
+    deadline = time.monotonic() + within_s
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"not within {within_s} s"
+        threading.Event().wait(0.01)
+    return value
+
+
+def call(address: str, folder: str, role: str, method: str, *args: Any) -> Any:
+    security = Credentials(keys_dir=folder).client(address, role)
+    with ZmqClient(address, "tried", security=security) as client:
+        return ask(client, method, *args)
+
+
+def ask(client: ZmqClient, method: str, *args: Any) -> Any:
+    return internal_client.start(client, method, *args, due=time.monotonic() + 20.0).get_value()
+
+
+# -- what a joined worker does -------------------------------------------------------------------------------------
+
+
+def test_joined_workers_and_a_joined_program_exchange_large_arrays(
+    dispatcher: zd.DispatchServer, member: Member, start: Callable[..., zd.WorkerServer]
+) -> None:
+    for index in range(2):
+        start(dispatcher, member(f"worker:{index}"), index=index)
+    with program(dispatcher, member("submit")) as coordinator:
+        kept = [coordinator.schedule(np.full, args=(LARGE, n), keep=True) for n in (1, 2)]
+        sums = [coordinator.schedule(lambda one, two: one + two, args=tuple(kept)) for _ in range(4)]
+        argument = coordinator.schedule(np.sum, args=(np.ones(LARGE),))
+        assert all(np.array_equal(each.fetch(), np.full(LARGE, 3)) for each in sums)
+        assert argument.fetch() == LARGE
+
+
+def test_members_that_joined_and_members_with_static_keys_work_together(
+    dispatcher: zd.DispatchServer, member: Member, start: Callable[..., zd.WorkerServer], all_keys: str
+) -> None:
+    start(dispatcher, member("worker:0"), index=0)
+    start(dispatcher, all_keys, index=1)
+    with program(dispatcher, all_keys) as coordinator:
+        kept = [coordinator.schedule(np.full, args=(LARGE, n), keep=True) for n in (1, 2)]
+        for _ in range(4):
+            assert coordinator.schedule(lambda one, two: (one + two)[0], args=tuple(kept)).fetch() == 3
+
+
+# -- what it may not do ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("method", "args"),
+    [("shutdown", (0.0,)), ("drain", ("worker", 0, 0.0)), ("keys", ()), ("keys_token", ("admin", "h:1", 60.0, ""))],
+)
+def test_a_joined_worker_may_not_act_as_submitter_or_admin(
+    dispatcher: zd.DispatchServer, member: Member, method: str, args: tuple[Any, ...]
+) -> None:
+    with pytest.raises(errors.PermissionDeniedError, match=f"role worker may not call {method}"):
+        call(dispatcher.address, member("worker:0"), "submit", method, *args)
+
+
+def test_a_joined_worker_cannot_schedule(dispatcher: zd.DispatchServer, member: Member) -> None:
+    with (
+        pytest.raises(errors.PermissionDeniedError, match="role worker may not send RegisterCoordinator"),
+        program(dispatcher, member("worker:0")) as coordinator,
+    ):
+        coordinator.schedule(int).fetch()
+
+
+def test_a_joined_worker_cannot_register_as_another(
+    dispatcher: zd.DispatchServer, member: Member, start: Callable[..., zd.WorkerServer]
+) -> None:
+    folder = member("worker:3")
+    with pytest.raises(
+        errors.PermissionDeniedError,
+        match="the key of this process is for worker:3, so it may not register as worker:4",
+    ):
+        start(dispatcher, folder, index=4)
+    with pytest.raises(errors.PermissionDeniedError, match="so it may not register as worker"):
+        start(dispatcher, folder)
+    assert start(dispatcher, folder, index=3).name == "worker:3"
+
+
+def test_a_parameter_server_cannot_register_as_a_worker(
+    dispatcher: zd.DispatchServer, member: Member, start: Callable[..., zd.WorkerServer]
+) -> None:
+    with pytest.raises(errors.PermissionDeniedError, match="the key of this process is for ps:0"):
+        start(dispatcher, member("ps:0"), job="ps", index=0)
+
+
+def test_a_joined_worker_is_not_taken_for_a_dispatcher(
+    dispatcher: zd.DispatchServer, member: Member, start: Callable[..., zd.WorkerServer], all_keys: str
+) -> None:
+    impostor = start(dispatcher, member("worker:0"), index=0)
+    with pytest.raises(errors.UnauthenticatedError, match="does not have the key that this side expects"):
+        call(impostor.address, all_keys, "submit", "status")
+
+
+def test_a_key_that_may_join_may_do_nothing_else(dispatcher: zd.DispatchServer, all_keys: str) -> None:
+    from zmqdist.transport.security import CURVE, ClientSecurity
+
+    ticket = decode_ticket(dispatcher.open_join("worker:0"))
+    security = ClientSecurity(CURVE, "worker", key=keys.new_pair(), server_key=ticket.server_key)
+    with ZmqClient(dispatcher.address, "stranger", security=security) as client:
+        pending = client.call("status", timeout_in_ms=1_000)
+        with pytest.raises(errors.OpError):
+            pending.get_value()
+    assert until(lambda: dispatcher.snapshot() is not None)
+    status = call(dispatcher.address, all_keys, "client", "status")
+    assert status["dropped"]["not allowed"] >= 1
+
+
+# -- tickets -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_ticket_is_good_for_one_process(dispatcher: zd.DispatchServer, tmp_path: Path) -> None:
+    ticket = decode_ticket(dispatcher.open_join("worker:0"))
+    join(ticket, tmp_path / "one")
+    with pytest.raises(errors.UnauthenticatedError, match="the join token for worker:0 has been used already"):
+        join(ticket, tmp_path / "two")
+    assert not (tmp_path / "two").exists()
+
+
+def test_a_late_ticket_is_told_so(dispatcher: zd.DispatchServer, tmp_path: Path) -> None:
+    ticket = decode_ticket(dispatcher.open_join("worker:0", valid_s=0.001))
+    with pytest.raises(
+        errors.UnauthenticatedError, match="the join token for worker:0 ended 0 s ago: ask for a new ticket"
+    ):
+        until(lambda: join(ticket, tmp_path / "one"))
+
+
+def test_a_ticket_for_another_role_is_told_so(dispatcher: zd.DispatchServer, tmp_path: Path) -> None:
+
+    ticket = replace(decode_ticket(dispatcher.open_join("worker:0")), name="submit")
+    with pytest.raises(
+        errors.PermissionDeniedError, match="the join token is for worker:0, and this process wants to join as 'submit'"
+    ):
+        join(ticket, tmp_path / "one")
+
+
+def test_without_an_open_ticket_an_unknown_key_is_refused_at_the_door(
+    dispatcher: zd.DispatchServer, all_keys: str, tmp_path: Path
+) -> None:
+    from zmqdist.transport.ticket import JoinTicket
+
+    ticket = JoinTicket("worker:0", dispatcher.address, keys.load_server_public(all_keys), "1", "s")
+    with pytest.raises(errors.UnauthenticatedError, match="the dispatcher has no open join token"):
+        join(ticket, tmp_path / "one")
+
+
+@pytest.mark.parametrize("name", ["worker", "worker:x", "worker:-1", "", "a b:1", "king"])
+def test_a_name_that_is_none_gets_no_ticket(dispatcher: zd.DispatchServer, name: str) -> None:
+    with pytest.raises(errors.InvalidArgumentError, match="cannot join: wanted JOB:INDEX"):
+        dispatcher.open_join(name)
+
+
+def test_a_dispatcher_without_keys_has_no_tickets() -> None:
+    with zd.DispatchServer() as plain, pytest.raises(errors.FailedPreconditionError, match="has no CURVE keys"):
+        plain.open_join("worker:0")
+
+
+@pytest.mark.timeout(120)
+def test_a_thousand_wrong_tokens_slow_no_other_and_fill_no_log(
+    dispatcher: zd.DispatchServer,
+    member: Member,
+    start: Callable[..., zd.WorkerServer],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+
+    start(dispatcher, member("worker:0"), index=0)
+    wrong = replace(decode_ticket(dispatcher.open_join("worker:1")), secret="guessed")
+    caplog.set_level(logging.INFO)
+    refused: list[str] = []
+
+    def guess() -> None:
+        for _ in range(250):
+            try:
+                join(wrong, tmp_path / "never")
+            except errors.UnauthenticatedError as error:
+                refused.append(error.message)
+
+    began = time.monotonic()
+    threads = [threading.Thread(target=guess) for _ in range(4)]
+    with program(dispatcher, member("submit")) as coordinator:
+        coordinator.schedule(int).fetch()
+        for thread in threads:
+            thread.start()
+        slowest = 0.0
+        while any(thread.is_alive() for thread in threads):
+            at = time.monotonic()
+            coordinator.schedule(int).fetch()
+            slowest = max(slowest, time.monotonic() - at)
+        for thread in threads:
+            thread.join()
+    took_s = time.monotonic() - began
+    assert len(refused) == 1000
+    assert slowest < 2.0
+    lines = [record for record in caplog.records if "join" in record.message or "refused" in record.message]
+    assert len(lines) <= took_s + 2
+    assert "guessed" not in caplog.text
+
+
+# -- revocation ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_revoked_worker_is_lost_at_once_and_its_work_runs_elsewhere(
+    dispatcher: zd.DispatchServer, member: Member, start: Callable[..., zd.WorkerServer], admin: ZmqClient
+) -> None:
+    first = start(dispatcher, member("worker:0"), index=0)
+    held = threading.Event()
+    with program(dispatcher, member("submit")) as coordinator:
+        _waiting[:] = [held]
+        running = coordinator.schedule(_hold)
+        until(lambda: first.snapshot().running)
+        start(dispatcher, member("worker:1"), index=1)
+        ask(admin, "keys_revoke", "worker:0")
+        assert first.join(3.0)
+        assert first.ended is not None
+        assert first.ended.code == errors.UNAUTHENTICATED
+        assert "the key of this process (worker:0) was revoked at the dispatcher" in first.ended.error
+        held.set()
+        assert running.fetch() == 1
+
+
+_waiting: list[threading.Event] = []
+
+
+def _hold() -> int:
+    return int(_waiting[0].wait(20))
+
+
+def test_a_revoked_key_is_refused_with_that_reason_everywhere(
+    dispatcher: zd.DispatchServer, member: Member, start: Callable[..., zd.WorkerServer], admin: ZmqClient
+) -> None:
+    shown_by = member("worker:0")
+    other = start(dispatcher, shown_by, index=0)
+    folder = member("worker:1")
+    with contextlib.ExitStack() as stack:
+        # A connection to another member, over which the key is good now.
+        shown = keys.decode_public(keys.load_role(shown_by, "worker").public)
+        security = Credentials(keys_dir=folder).client(other.address, "worker", shown)
+        client = stack.enter_context(ZmqClient(other.address, "member", security=security))
+        assert ask(client, SERVER_INFO)
+        ask(admin, "keys_revoke", "worker:1")
+        began = time.monotonic()
+        until(lambda: _failure(client), 3.0)
+        assert time.monotonic() - began < 3.0
+        with pytest.raises(errors.UnauthenticatedError, match="was revoked"):
+            ask(client, SERVER_INFO)
+    with pytest.raises(errors.UnauthenticatedError, match=r"the key of this process \(worker:1\) was revoked"):
+        start(dispatcher, folder, index=1)
+
+
+def _failure(client: ZmqClient) -> errors.OpError | None:
+    try:
+        ask(client, SERVER_INFO)
+    except errors.OpError as error:
+        return error
+    return None
+
+
+def test_a_static_key_can_be_revoked_too(
+    dispatcher: zd.DispatchServer, all_keys: str, start: Callable[..., zd.WorkerServer], admin: ZmqClient
+) -> None:
+    worker = start(dispatcher, all_keys, index=0)
+    ask(admin, "keys_revoke", "worker")
+    assert worker.join(3.0)
+    with pytest.raises(errors.UnauthenticatedError, match="was revoked"):
+        start(dispatcher, all_keys, index=0)
+
+
+def test_what_is_not_known_cannot_be_revoked(dispatcher: zd.DispatchServer, admin: ZmqClient) -> None:
+    with pytest.raises(errors.NotFoundError, match="'worker:9'"):
+        ask(admin, "keys_revoke", "worker:9")
+
+
+# -- rotation ------------------------------------------------------------------------------------------------------------
+
+
+def test_members_replace_their_keys_and_lose_no_work(
+    dispatcher: zd.DispatchServer,
+    member: Member,
+    start: Callable[..., zd.WorkerServer],
+    admin: ZmqClient,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from zmqdist.transport.voucher import voucher_for
+
+    folders = [member(f"worker:{index}") for index in range(2)]
+    before = [keys.load_role(folder, "worker").public for folder in folders]
+    for index, folder in enumerate(folders):
+        voucher_for(dispatcher.address, folder, "worker").own()
+        start(dispatcher, folder, index=index)
+    with program(dispatcher, member("submit")) as coordinator:
+        kept = coordinator.schedule(np.full, args=(LARGE, 1), keep=True)
+        assert coordinator.schedule(np.sum, args=(kept,)).fetch() == LARGE
+        assert ask(admin, "keys_rotate", "") == 2
+        until(lambda: all(keys.load_role(f, "worker").public != old for f, old in zip(folders, before, strict=True)))
+
+        def replaced() -> int:
+            coordinator.schedule(np.sum, args=(kept,)).fetch()
+            return sum(row["state"] == "replaced" for row in ask(admin, "keys"))
+
+        assert replaced() == 2
+        end = time.monotonic() + 7.0
+        while time.monotonic() < end:  # the old keys end meanwhile
+            assert coordinator.schedule(np.sum, args=(kept,)).fetch() == LARGE
+        assert dispatcher.num_workers == 2
+        assert dispatcher.snapshot().losses_count == 0
+
+
+# -- restart -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kept", [True, False], ids=["with work_dir", "without"])
+def test_after_a_restart_members_are_known_by_the_work_dir_or_told_to_join_again(
+    all_keys: str, tmp_path: Path, start: Callable[..., zd.WorkerServer], kept: bool
+) -> None:
+    config = DispatcherConfig(port=free_port(), keys_dir=all_keys, work_dir=str(tmp_path / "work") if kept else None)
+    with zd.DispatchServer(config) as first:
+        join(decode_ticket(first.open_join("worker:0")), tmp_path / "member")
+        worker = start(first, str(tmp_path / "member"), index=0)
+    with zd.DispatchServer(config) as second:
+        if kept:
+            until(lambda: second.num_workers == 1)
+            assert (tmp_path / "work" / "keyring.json").stat().st_mode & 0o777 == 0o600
+        else:
+            assert worker.join(20.0)
+            assert worker.ended is not None
+            assert "join again with a new ticket" in worker.ended.error
+
+
+@pytest.mark.killed("joining")
+@pytest.mark.timeout(120)
+def test_a_killed_dispatcher_has_forgotten_neither_who_joined_nor_who_was_revoked(
+    all_keys: str,
+    tmp_path: Path,
+    start_dispatcher: Callable[..., subprocess.Popen[str]],
+    start: Callable[..., zd.WorkerServer],
+) -> None:
+    class Place:
+        address = f"127.0.0.1:{free_port()}"
+
+    config = {"port": int(Place.address.rpartition(":")[2]), "keys_dir": all_keys, "work_dir": str(tmp_path / "work")}
+    first = start_dispatcher(**config)
+    for name in ("worker:0", "worker:1"):
+        ticket = call(Place.address, all_keys, "admin", "keys_token", name, Place.address, 60.0, "")
+        join(decode_ticket(ticket), tmp_path / name)
+    call(Place.address, all_keys, "admin", "keys_revoke", "worker:1")
+    first.kill()
+    first.wait(10.0)
+    start_dispatcher(**config)
+    start(Place, str(tmp_path / "worker:0"), index=0)  # type: ignore[arg-type]
+    with pytest.raises(errors.UnauthenticatedError, match=r"\(worker:1\) was revoked at the dispatcher"):
+        start(Place, str(tmp_path / "worker:1"), index=1)  # type: ignore[arg-type]
+    until(lambda: call(Place.address, all_keys, "admin", "status")["workers"])
+    assert [row["name"] for row in call(Place.address, all_keys, "admin", "status")["workers"]] == ["worker:0"]
+
+
+# -- secrets -------------------------------------------------------------------------------------------------------------
+
+
+def test_no_secret_is_shown(
+    dispatcher: zd.DispatchServer, member: Member, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    text = dispatcher.open_join("worker:0")
+    ticket = decode_ticket(text)
+    join(ticket, tmp_path / "one")
+    pair = keys.load_role(tmp_path / "one", "worker")
+    with pytest.raises(errors.OpError) as refused:
+        join(ticket, tmp_path / "two")
+    shown = f"{ticket!r} {pair!r} {refused.value!r} {refused.value} {caplog.text} {Credentials(keys_dir=str(tmp_path / 'one'))!r}"
+    assert ticket.secret not in shown
+    assert pair.secret.decode() not in shown
+    assert os.stat(tmp_path / "one").st_mode & 0o777 == 0o700
+    assert os.stat(tmp_path / "one" / "worker.key").st_mode & 0o777 == 0o600
+
+
+# -- processes -----------------------------------------------------------------------------------------------------------
+
+
+def _shown_by(pid: int) -> str:
+    """Arguments and environment of a process, as every process of its user can read them."""
+    return "".join(Path("/proc", str(pid), name).read_text(errors="replace") for name in ("cmdline", "environ"))
+
+
+@pytest.mark.processes("joining")
+@pytest.mark.timeout(120)
+def test_a_worker_process_joins_by_a_descriptor_and_shows_its_secrets_nowhere(
+    dispatcher: zd.DispatchServer, member: Member, tmp_path: Path
+) -> None:
+    text = dispatcher.open_join("worker:3")
+    reading, writing = os.pipe()
+    command = [sys.executable, "-W", "error", "-m", "zmqdist_cli", "worker", "--dispatcher", dispatcher.address]
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    process = subprocess.Popen(
+        [*command, "--ticket-fd", str(reading)],
+        pass_fds=[reading],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    os.close(reading)
+    with open(writing, "w") as stream:
+        stream.write(text)
+    try:
+        assert dispatcher.wait_for(lambda members: ("worker", 3) in members, 60.0)
+        with program(dispatcher, member("submit")) as coordinator:
+            slot, environ, total = coordinator.schedule(_looks_at_itself, args=(np.ones(LARGE),)).fetch()
+        assert total == LARGE
+        (pair,) = [keys.load_role(file.parent, "worker") for file in tmp_path.glob("zmqdist-*/keys/worker.key")]
+        shown = _shown_by(process.pid) + _shown_by(int(slot)) + environ
+        for secret in (decode_ticket(text).secret, pair.secret.decode()):
+            assert secret not in shown
+    finally:
+        process.terminate()
+        out, _ = process.communicate(timeout=30)
+    assert process.returncode == 0, out
+    assert "worker:3 of" in out
+    assert decode_ticket(text).secret not in out
+    assert not list(tmp_path.glob("zmqdist-*")), "its keys go with it"
+
+
+@pytest.mark.timeout(120)
+def test_a_worker_replaces_its_key_although_its_ticket_has_another_address_of_the_dispatcher(
+    dispatcher: zd.DispatchServer, admin: ZmqClient, tmp_path: Path
+) -> None:
+    port = dispatcher.address.rpartition(":")[2]
+    ticket = tmp_path / "ticket"
+    ticket.touch(0o600)
+    ticket.write_text(dispatcher.open_join("worker:0", dispatcher=f"localhost:{port}"))
+    command = [sys.executable, "-m", "zmqdist_cli", "worker", "--dispatcher", f"127.0.0.1:{port}"]
+    process = subprocess.Popen([*command, "--ticket-file", str(ticket), "--keys", str(tmp_path / "mine")])
+    try:
+        assert dispatcher.wait_for(lambda members: ("worker", 0) in members, 60.0)
+        first = keys.load_role(tmp_path / "mine", "worker").public
+        until(lambda: ask(admin, "keys_rotate", "worker:0"))
+        until(lambda: keys.load_role(tmp_path / "mine", "worker").public != first)
+    finally:
+        process.terminate()
+        process.wait(30.0)
+
+
+def _looks_at_itself(array: Any) -> tuple[int, str, float]:
+    import os
+
+    return os.getpid(), str(dict(os.environ)), float(array.sum())
+
+
+@pytest.mark.timeout(120)
+def test_a_parameter_server_that_joined_is_found_by_its_own_key(member: Member) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    with zd.Server({"ps": [address]}, "ps", 0, keys_dir=member("ps:0", address=address)):
+        assert call(address, member("submit"), "submit", SERVER_INFO)[0] == "server-ps:0"
+        assert call(address, member("worker:0"), "worker", SERVER_INFO)[0] == "server-ps:0"
+
+
+@pytest.mark.timeout(300)
+def test_the_command_makes_tickets_and_lists_revokes_and_replaces_keys(
+    dispatcher: zd.DispatchServer, all_keys: str, tmp_path: Path, start: Callable[..., zd.WorkerServer]
+) -> None:
+    target, secret = dispatcher.address, ("--keys", all_keys)
+    made = run("keys", "token", target, "--role", "worker:1", "--output", str(tmp_path / "ticket"), *secret)
+    assert (made.code, made.err) == (0, "")
+    assert (tmp_path / "ticket").stat().st_mode & 0o777 == 0o600
+    joined = run("keys", "join", str(tmp_path / "mine"), "--ticket-file", str(tmp_path / "ticket"))
+    assert joined.out.startswith(f"ok: joined {target} as worker:1")
+    again = run("keys", "join", str(tmp_path / "other"), "--ticket-file", str(tmp_path / "ticket"))
+    assert again.code == 4
+    assert again.err.count("\n") == 1
+    assert "has been used already" in again.err
+    start(dispatcher, str(tmp_path / "mine"), index=1)
+    rows = json.loads(run("keys", "list", target, "--json", *secret).out)
+    assert [(row["state"], row["name"]) for row in rows if row["state"] != "static"] == [("joined", "worker:1")]
+    assert "joined    worker  worker:1" in run("keys", "list", target, *secret).out
+    assert run("keys", "rotate", target, *secret).out == "0 members make a new key\n", (
+        "no process of it owns its folder"
+    )
+    assert run("keys", "revoke", target, "worker:1", *secret).out.startswith("revoked ")
+    unknown = run("keys", "revoke", target, "worker:1", *secret)
+    assert (unknown.code, unknown.err.count("\n")) == (1, 1)
+    assert "no key that is in use has this name" in unknown.err
+
+
+# -- vouching --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_member_that_was_just_admitted_is_never_refused_by_another(
+    dispatcher: zd.DispatchServer, member: Member, start: Callable[..., zd.WorkerServer]
+) -> None:
+    shown_by = member("worker:0")
+    worker = start(dispatcher, shown_by, index=0)
+    shown = keys.decode_public(keys.load_role(shown_by, "worker").public)
+    for index in range(20):
+        folder = member(f"submit:{index}")
+        # The worker has asked about no such key before, and connects to the dispatcher of its own accord.
+        security = Credentials(keys_dir=folder).client(worker.address, "submit", shown)
+        with ZmqClient(worker.address, "new", security=security) as client:
+            assert ask(client, SERVER_INFO)[0] == "worker"
+
+
+@pytest.mark.timeout(120)
+def test_while_the_dispatcher_says_nothing_a_connection_waits_for_its_word(
+    all_keys: str,
+    tmp_path: Path,
+    start_dispatcher: Callable[..., subprocess.Popen[str]],
+    start: Callable[..., zd.WorkerServer],
+) -> None:
+    class Place:
+        address = f"127.0.0.1:{free_port()}"
+
+    process = start_dispatcher(port=int(Place.address.rpartition(":")[2]), keys_dir=all_keys)
+    for name in ("worker:0", "submit"):
+        ticket = call(Place.address, all_keys, "admin", "keys_token", name, Place.address, 60.0, "")
+        join(decode_ticket(ticket), tmp_path / name)
+    worker = start(Place, str(tmp_path / "worker:0"), index=0)  # type: ignore[arg-type]
+    shown = keys.decode_public(keys.load_role(tmp_path / "worker:0", "worker").public)
+    # The program knows the worker's key; the worker does not know the program's.
+    credentials = Credentials(keys_dir=str(tmp_path / "submit"))
+    first = credentials.client(worker.address, "submit", shown)
+    other = replace(
+        first,
+        voucher=None,
+        key=keys.load_role(tmp_path / "submit", "submit"),
+        server_key=keys.encode_public(shown).encode(),
+    )
+    process.send_signal(signal.SIGSTOP)
+    try:
+        with ZmqClient(worker.address, "waits", security=other) as client:
+            pending = internal_client.start(client, SERVER_INFO, due=time.monotonic() + 30.0)
+            with pytest.raises(errors.DeadlineExceededError):
+                internal_client.start(client, SERVER_INFO, due=time.monotonic() + 1.0).get_value()
+            process.send_signal(signal.SIGCONT)
+            assert pending.get_value()[0] == "worker"
+    finally:
+        process.send_signal(signal.SIGCONT)
+
+
+@pytest.mark.timeout(120)
+def test_a_joined_program_reads_elements_of_joined_workers(
+    dispatcher: zd.DispatchServer,
+    member: Member,
+    start: Callable[..., zd.WorkerServer],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from zmqdist.data import Dataset
+    from zmqdist.data.service import distribute
+
+    monkeypatch.setenv("ZMQDIST_KEYS_DIR", member("submit"))
+    for index, processes in enumerate((True, False)):
+        start(dispatcher, member(f"worker:{index}"), index=index, processes=processes)
+    dataset = Dataset.range(8).map(lambda n: np.full(LARGE, n)).apply(distribute("parallel_epochs", dispatcher.target))
+    assert sorted(int(element[0]) for element in dataset) == sorted([*range(8)] * 2)

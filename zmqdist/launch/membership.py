@@ -1,0 +1,56 @@
+"""The keys of a role that joins by a ticket: the role makes them in a private folder, which is removed when its process ends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+from zmqdist.launch.folders import RunFolder
+
+
+@dataclass(frozen=True)
+class JoinedAs:
+    """The name under which a process has joined, and its dispatcher.
+
+    Attributes:
+      job, index: from the name in its ticket.
+      dispatcher: "host:port".
+      keys_dir: folder of its keys, for itself and its children.
+    """
+
+    job: str
+    index: int
+    dispatcher: str
+    keys_dir: str
+
+
+@contextmanager
+def joined(
+    ticket_file: str | None, ticket_fd: int | None, keys_dir: str | None, dispatcher: str | None = None
+) -> Iterator[JoinedAs | None]:
+    """Join by the ticket in a private file or on a descriptor, for as long as the context lasts; without a ticket it gives None.
+
+    Args:
+      keys_dir: the folder for the keys; None: a folder that is removed on exit.
+      dispatcher: the address at which this process will connect to its dispatcher; None: the address in the ticket.
+
+    Raises:
+      OpError: the ticket cannot be read, or the dispatcher does not admit it; the text says why.
+    """
+    if ticket_file is None and ticket_fd is None:
+        yield None
+        return
+    from zmqdist.transport.ticket import join, read_ticket  # here, because few roles have a ticket
+    from zmqdist.transport.voucher import voucher_for
+
+    ticket = read_ticket(ticket_file, ticket_fd)
+    with ExitStack() as stack:
+        if keys_dir is None:
+            folder = RunFolder()
+            stack.callback(folder.close)
+            keys_dir = str(folder.path / "keys")
+        role = join(ticket, keys_dir)
+        voucher_for(dispatcher or ticket.dispatcher, keys_dir, role).own()
+        job, _, index = ticket.name.partition(":")
+        yield JoinedAs(job, int(index or 0), ticket.dispatcher, keys_dir)

@@ -1,0 +1,267 @@
+"""The keyring in a dispatcher: the runtime of transport/keyring_machine.py.
+
+Messages about keys go into the machine, and its effects are carried out: messages are sent, the keyring is saved, connections are ended.
+The runtime makes the secrets of join tokens, keeps the keyring in a file of the `work_dir`, and serves the methods of `zmqdist keys`.
+
+The file `keyring.json` (mode 0600) is replaced as a whole, and is on the disk before a process is told that it was admitted or revoked.
+Without a `work_dir` the keyring ends with its dispatcher: the next one refuses processes that had joined, and tells them to join again.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from zmqdist import errors
+from zmqdist.events import Heard, PeerGone, Send, Ticked
+from zmqdist.limits import HANDSHAKE_S, JOIN_VALID_S, JOINING_MAX
+from zmqdist.messages import AskKey, Join, Message, NewKey, Register
+from zmqdist.rpc.service import RpcService
+from zmqdist.transport import keys
+from zmqdist.transport.keyring_machine import (
+    JOINING,
+    CutKey,
+    KeyHeard,
+    Keyring,
+    KeyringEvent,
+    KeysRevoked,
+    KeyVerdict,
+    RenewalAsked,
+    SaveKeyring,
+    TokenMade,
+    digest_of,
+    role_of,
+)
+from zmqdist.transport.loop import Loop
+from zmqdist.transport.peer import Peer
+from zmqdist.transport.router import Router
+from zmqdist.transport.security import CURVE, ServerSecurity
+from zmqdist.transport.ticket import JoinTicket
+from zmqdist.transport.token import read_private
+from zmqdist.transport.zap import LOG_EVERY_S, Policy
+
+log = logging.getLogger("zmqdist.scheduling")
+
+FILE: Final = "keyring.json"
+VALID_S_MAX: Final = 7 * 86_400.0
+"""Seconds that a token may be valid at most: a secret that is good for longer is a key."""
+ANSWERED_S: Final = 0.5
+"""Seconds that the reply to a join has to leave before its connection is ended."""
+
+
+class KeyService:
+    """The keyring of one dispatcher; see the module's docstring. Call its methods in the loop's thread.
+
+    Args:
+      work_dir: the folder in which the keyring is kept; None keeps it in memory only.
+
+    Attributes:
+      security: for the router: the given security, with the keyring in place of the static file.
+    """
+
+    def __init__(self, security: ServerSecurity, work_dir: str | None) -> None:
+        self._keyring = Keyring(security.policy.roles)
+        self._public = b"" if security.key is None else security.key.public
+        self._curve = security.mechanism == CURVE
+        self._file = Path(work_dir, FILE) if work_dir and self._curve else None
+        self._joining: deque[float] = deque()
+        """Times at which unknown keys were let in, of the last HANDSHAKE_S."""
+        self._wrong = 0
+        self._logged_at = 0.0
+        self._on_expelled: Callable[[Peer], object] = lambda peer: None
+        policy = Policy(judge=self._judge) if self._curve else security.policy
+        self.security = replace(security, policy=policy)
+        if self._file is not None and self._file.exists():
+            self._restore(self._file)
+
+    def attach(self, loop: Loop, router: Router, service: RpcService, on_expelled: Callable[[Peer], object]) -> None:
+        """Register the handlers and methods. `on_expelled` is called with each peer whose key was revoked, before its connection ends."""
+        self._loop = loop
+        self._router = router
+        self._on_expelled = on_expelled
+        router.on(Join, self._handle_join, frozenset({JOINING}))
+        for kind in (AskKey, NewKey):
+            router.on(kind, self._handle_message, frozenset({"client", "submit", "worker"}))
+        router.on_gone.append(self._peer_gone)
+        service.register("keys", self._list, inline=True, roles=frozenset())
+        service.register("keys_token", self._open_for, inline=True, roles=frozenset())
+        service.register("keys_revoke", self._revoke, inline=True, roles=frozenset())
+        service.register("keys_rotate", self._rotate, inline=True, roles=frozenset())
+        self._rearm()
+
+    def name_problem(self, peer: Peer, register: Register) -> str:
+        """Return why a peer may not register under its name; "" if it may."""
+        name = self._keyring.name_of(peer.key)
+        wanted = f"{register.job}:{register.index}" if register.index >= 0 else register.job
+        if not name or (name == wanted and register.job != "ps"):
+            return ""
+        return f"the key of this process is for {name}, so it may not register as {wanted}"
+
+    def open_join(self, name: str, address: str, valid_s: float = JOIN_VALID_S, at: str = "") -> str:
+        """Make a token and return its ticket (transport/ticket.py).
+
+        Args:
+          address: "host:port" at which the process that joins reaches this dispatcher.
+          at: "host:port" at which that process listens in place of a server; "" for a worker or a program.
+        """
+        self._check_name(name)
+        if not self._curve:
+            raise errors.FailedPreconditionError(
+                "this dispatcher has no CURVE keys, so no process can join it: see SECURITY.md"
+            )
+        if not 0 < valid_s <= VALID_S_MAX:
+            raise errors.InvalidArgumentError(
+                f"a token is valid for more than 0 s and at most {VALID_S_MAX:g} s, not {valid_s}"
+            )
+        number, secret = secrets.token_hex(8), secrets.token_urlsafe(32)
+        self._handle(TokenMade(number, digest_of(secret.encode()), name, self._loop.now() + valid_s, at))
+        return JoinTicket(name, address, self._public, number, secret).encode()
+
+    def _check_name(self, name: str) -> None:
+        job, colon, index = name.partition(":")
+        plain = role_of(name) != "worker"
+        if not job.isidentifier() or (colon and not (index.isascii() and index.isdigit())) or (not colon and not plain):
+            raise errors.InvalidArgumentError(
+                f"{name[:100]!r} cannot join: wanted JOB:INDEX, as worker:3 or ps:0, or one of client, submit, admin"
+            )
+
+    # -- connections ------------------------------------------------------------------------------------------------
+
+    def _judge(self, key: bytes) -> KeyVerdict:
+        verdict = self._keyring.verdict(key)
+        now = self._loop.now()
+        if verdict.role or not self._keyring.joinable(now):
+            return verdict
+        while self._joining and self._joining[0] + HANDSHAKE_S <= now:
+            self._joining.popleft()
+        if len(self._joining) >= JOINING_MAX:
+            return verdict
+        self._joining.append(now)
+        return KeyVerdict(JOINING)
+
+    def _handle_join(self, peer: Peer, message: Join, _frames: list[memoryview]) -> None:
+        """Handle the one join that a connection may try, and end the connection."""
+        self._handle_message(peer, message, _frames)
+        self._loop.set_timer((self, peer), self._loop.now() + ANSWERED_S, lambda: self._router.expel(peer))
+        wrong, now = self._keyring.wrong, self._loop.now()
+        if wrong > self._wrong and now - self._logged_at >= LOG_EVERY_S:
+            log.warning("refused %d join(s), the last one of %s", wrong - self._wrong, peer.name)
+            self._wrong, self._logged_at = wrong, now
+
+    def _handle_message(self, peer: Peer, message: Message, _frames: list[memoryview]) -> None:
+        self._handle(KeyHeard(Heard(peer, message), peer.key, time.time()))
+
+    def _peer_gone(self, peer: Peer) -> None:
+        self._handle(PeerGone(peer))
+
+    # -- RPC methods for admins -----------------------------------------------------------------------------------------
+
+    def _list(self) -> list[dict[str, Any]]:
+        """Return each key with its role, name, state ("static", "joined", "replaced", "revoked") and time."""
+        ring = self._keyring
+        rows = [
+            {"role": role, "name": role, "key": keys.encode_public(key), "since_s": 0.0, "state": "static"}
+            for key, role in ring.static.items()
+            if key not in ring.revoked
+        ]
+        rows += [
+            {
+                "role": member.role,
+                "name": member.name,
+                "key": keys.encode_public(key),
+                "since_s": member.since_s,
+                "state": "joined" if member.replaced_at is None else "replaced",
+            }
+            for key, member in ring.members.items()
+        ]
+        rows += [
+            {"role": "", "name": gone.name, "key": keys.encode_public(key), "since_s": gone.since_s, "state": "revoked"}
+            for key, gone in ring.revoked.items()
+        ]
+        return rows
+
+    def _open_for(self, name: str, address: str, valid_s: float, at: str) -> str:
+        return self.open_join(name, address, valid_s, at)
+
+    def _revoke(self, name_or_key: str) -> list[str]:
+        """Revoke the keys of a name, or one key, and return them."""
+        self._need_curve()
+        found = self._keyring.find(keys.decode_key(name_or_key) or name_or_key)
+        if not found:
+            raise errors.NotFoundError(f"no key that is in use has this name or is this one: {name_or_key[:100]!r}")
+        self._handle(KeysRevoked(found, name_or_key, time.time()))
+        log.warning("revoked %d key(s) of %s", len(found), name_or_key)
+        return [keys.encode_public(key) for key in found]
+
+    def _rotate(self, name: str) -> int:
+        """Ask members to make new keys, and return how many were asked."""
+        self._need_curve()
+        return self._handle(RenewalAsked(name))
+
+    def _need_curve(self) -> None:
+        if not self._curve:
+            raise errors.FailedPreconditionError(
+                "this dispatcher has no CURVE keys: it admits every process that shows the user's token (see SECURITY.md)"
+            )
+
+    # -- the machine ----------------------------------------------------------------------------------------------------
+
+    def _handle(self, event: KeyringEvent) -> int:
+        """Pass an event to the machine and carry out its effects. Return the number of messages that were sent."""
+        count = 0
+        for effect in self._keyring.handle(event, self._loop.now()):
+            match effect:
+                case SaveKeyring():
+                    self._save()
+                case CutKey(key, problem):
+                    self._cut(key, problem)
+                case Send(to, message):
+                    count += self._router.send(to, message)  # type: ignore[arg-type]
+        self._rearm()
+        return count
+
+    def _cut(self, key: bytes, problem: str) -> None:
+        for peer in [peer for peer in self._router.peers if peer.key == key]:
+            self._on_expelled(peer)
+        self._router.expel_key(key, problem)
+
+    def _rearm(self) -> None:
+        self._loop.set_timer(self, self._keyring.deadline, lambda: self._handle(Ticked()))
+
+    # -- the file ---------------------------------------------------------------------------------------------------------
+
+    def _restore(self, file: Path) -> None:
+        record = msgspec.json.decode(read_private(file, "keyring of the dispatcher"), type=_Record)
+        self._keyring.restore(msgspec.structs.asdict(record), time.monotonic())
+
+    def _save(self) -> None:
+        if self._file is None:
+            return
+        part = self._file.with_name(f".{FILE}.new")
+        content = msgspec.json.encode(self._keyring.record())
+        try:
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+            with open(fd, "wb") as stream:
+                stream.write(content)
+                stream.flush()
+                os.fsync(stream.fileno())
+            part.replace(self._file)
+        except OSError as error:
+            raise errors.ResourceExhaustedError(
+                f"the keyring cannot be kept in {self._file}: {error.strerror}"
+            ) from None
+
+
+class _Record(msgspec.Struct):
+    members: list[tuple[bytes, str, str, float, str, bytes, bool]]
+    revoked: list[tuple[bytes, str, float, str]]

@@ -1,0 +1,431 @@
+"""The keyring of a dispatcher: the role of each public key, the open join tokens, and the revoked keys. No I/O, no clock.
+
+Theory of operation
+    The static part is the `authorized` file. A process that is not in it makes a key pair of its own and joins: it shows a join token
+    over a connection that its key authenticates, so the token admits just this key. A token is bound to one name ("worker:3", "submit"),
+    and through the name to a role. The keyring has only the digest of its secret.
+    A process that listens, or is about to connect to a peer, asks about the peer's key and gets its state. The dispatcher also sends it
+    each later change of that state, so that a revoked key can be refused everywhere.
+    A key that lost its role is let in as REVOKED, because ZeroMQ cannot say why it refuses a handshake: the reason is the one reply.
+    A key is replaced by a newer one of the same name: by NewKey over a connection of the old key, or because a process joined under that
+    name again. The old key keeps its role for `renewal_s`, so that no connection in the making fails. After that it lets no process in.
+    Connections that were opened with it go on until they end, and a port that shows it is still trusted (`listens`), so that no work is
+    lost: an open port cannot change its key without ending its connections. An admin who wants to end those revokes the key.
+
+Promises, checked by tests/machines/test_keyring.py and tests/sim/simulations/keyring.py
+    P1  a token admits one key, before its end, and only under its own name
+    P2  a revoked key never has a role again, also not in a keyring that was restored
+    P3  a process that asked about a key is sent each change of its state, in order
+    P4  a change is saved before any process is told of it: SaveKeyring stands before the Sends
+    P5  at most one key of a member's name has a role, besides keys that were replaced less than `renewal_s` ago
+    P6  tokens, keys and questions are bounded; beyond a bound a request is refused and changes nothing
+    P7  the connections of a revoked key are ended: there is one CutKey for each
+
+Not here: files, sockets, and making secrets (scheduling/dispatcher/key_service.py).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from math import inf
+from typing import Any, Final, TypeAlias
+
+from zmqdist import errors
+from zmqdist.events import Heard, Peer, PeerGone, Send, Ticked
+from zmqdist.limits import JOIN_EXPLAINED_S, JOIN_TOKENS_MAX, KEY_QUESTIONS_MAX, KEY_RENEWAL_S, MEMBER_KEYS_MAX
+from zmqdist.messages import AskKey, Join, Joined, KeyState, NewKey, Refused, RenewKey
+
+JOINING: Final = "joining"
+"""Role of an unknown key while tokens are open: it may join, and nothing else."""
+REVOKED: Final = "revoked"
+"""Role of a key that has lost its role: its connection gets the reason, and nothing else."""
+
+LISTENING_ROLES: Final = frozenset({"worker", "submit", "admin"})
+"""Roles whose key a process may show that listens without being a server."""
+
+KEY_BYTES: Final = 32
+_ROLES: Final = ("client", "submit", "worker", "admin")
+_REPLACED: Final = "this key was replaced by a newer one of the same name: connect with that"
+
+
+def role_of(name: str) -> str:
+    """Return the role that belongs to a member's name: "submit" for "submit:2", "worker" for "worker:3", "ps:0" and every other job."""
+    job = name.partition(":")[0]
+    return job if job in _ROLES else "worker"
+
+
+def digest_of(secret: bytes) -> bytes:
+    """Return the digest by which the keyring recognises the secret of a token."""
+    return hashlib.sha256(secret).digest()
+
+
+@dataclass(frozen=True, slots=True)
+class KeyVerdict:
+    """The rights of a key at this moment.
+
+    Attributes:
+      role: "" for an unknown key, REVOKED for a key that lost its role.
+      listens: whether a connecting process may trust a port that shows the key.
+      problem: why the key lost its role; "" if it has not.
+    """
+
+    role: str = ""
+    name: str = ""
+    listens: bool = False
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class MemberKey:
+    """A key that joined.
+
+    Attributes:
+      address: "host:port" at which its process listens in place of a server; "" if it does not.
+      shown: the key that the port at `address` shows, which is the key with which the process joined; b"" for this key itself.
+      since_s: when it joined, in seconds since 1970.
+      replaced_at: when a newer key replaced it; None while it is the current one.
+    """
+
+    name: str
+    role: str
+    since_s: float
+    address: str = ""
+    shown: bytes = b""
+    replaced_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RevokedKey:
+    """A key that an admin has revoked: the time in seconds since 1970, and the text for its process."""
+
+    name: str
+    since_s: float
+    problem: str
+
+
+@dataclass(slots=True)
+class _Token:
+    digest: bytes
+    name: str
+    address: str
+    until: float
+    key: bytes = b""
+    """The key that it admitted."""
+
+
+@dataclass(slots=True)
+class _Questioner:
+    """A connection that asked about keys."""
+
+    key: bytes
+    renews: bool = False
+    keys: set[bytes] = field(default_factory=set)
+    addresses: set[str] = field(default_factory=set)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenMade:
+    """A token was made. The keyring gets only the digest of its secret. `until` is on the machine's clock."""
+
+    number: str
+    digest: bytes
+    name: str
+    until: float
+    address: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class KeyHeard:
+    """A message about keys from a connection that was authenticated by `key`; `clock_s` is seconds since 1970."""
+
+    heard: Heard
+    key: bytes
+    clock_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class KeysRevoked:
+    """An admin revokes these keys, and withdraws the open tokens of `name`."""
+
+    keys: tuple[bytes, ...]
+    name: str
+    clock_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class RenewalAsked:
+    """An admin wants the members of this name to make new keys; "" means all members."""
+
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SaveKeyring:
+    """Write `record()` to where a restart finds it, before the effects that follow."""
+
+
+@dataclass(frozen=True, slots=True)
+class CutKey:
+    """End the connections of a key, and send its processes the reason."""
+
+    key: bytes
+    problem: str
+
+
+KeyringEvent: TypeAlias = TokenMade | KeyHeard | KeysRevoked | RenewalAsked | PeerGone | Ticked
+KeyringEffect: TypeAlias = Send | SaveKeyring | CutKey
+
+
+class Keyring:
+    """The keyring of one dispatcher; see the module's docstring.
+
+    Attributes:
+      members, revoked: by public key, 32 bytes.
+      wrong: number of joins that were refused.
+    """
+
+    def __init__(self, static: Mapping[bytes, str], *, renewal_s: float = KEY_RENEWAL_S) -> None:
+        self.static = dict(static)
+        self.members: dict[bytes, MemberKey] = {}
+        self.revoked: dict[bytes, RevokedKey] = {}
+        self.wrong = 0
+        self._renewal_s = renewal_s
+        self._tokens: dict[str, _Token] = {}
+        self._joinable_until = -inf
+        self._questioners: dict[Peer, _Questioner] = {}
+        self._expiring: dict[bytes, float] = {}
+        """When replaced keys lose their role."""
+
+    # -- what it knows --------------------------------------------------------------------------------------------
+
+    def verdict(self, key: bytes) -> KeyVerdict:
+        """Return the rights of a key at this moment."""
+        if key in self.revoked:
+            gone = self.revoked[key]
+            return KeyVerdict(REVOKED, gone.name, False, gone.problem)
+        member = self.members.get(key)
+        if member is not None:
+            listens = member.role in LISTENING_ROLES
+            if member.replaced_at is not None and key not in self._expiring:
+                return KeyVerdict(REVOKED, member.name, listens, _REPLACED)
+            return KeyVerdict(member.role, member.name, listens)
+        role = self.static.get(key, "")
+        return KeyVerdict(role, role, role in LISTENING_ROLES)
+
+    def name_of(self, key: bytes) -> str:
+        """Return the name to which a key is bound; "" for a static key, which may take any name of its role."""
+        member = self.members.get(key)
+        return "" if member is None else member.name
+
+    def joinable(self, now: float) -> bool:
+        """Return whether unknown keys are let in to show a token: while one is open, and for JOIN_EXPLAINED_S after it."""
+        return now < self._joinable_until
+
+    def find(self, name_or_key: str | bytes) -> tuple[bytes, ...]:
+        """Return the known keys of a name, or the one key, without revoked ones."""
+        if isinstance(name_or_key, bytes):
+            known = name_or_key in self.members or name_or_key in self.static
+            return (name_or_key,) if known and name_or_key not in self.revoked else ()
+        found = [key for key, member in self.members.items() if member.name == name_or_key]
+        found += [key for key, role in self.static.items() if role == name_or_key]
+        return tuple(key for key in found if key not in self.revoked)
+
+    @property
+    def deadline(self) -> float | None:
+        """When `handle(Ticked(), now)` is next worth calling; None for never."""
+        return min(self._expiring.values(), default=None)
+
+    # -- events ---------------------------------------------------------------------------------------------------
+
+    def handle(self, event: KeyringEvent, now: float) -> list[KeyringEffect]:
+        """Apply one event and return what must be done about it, in order. Raises OpError only for the events of admins."""
+        match event:
+            case TokenMade():
+                self._make(event, now)
+                return []
+            case KeyHeard(Heard(peer, Join() as join), key, clock_s):
+                return self._join(peer, join, key, now, clock_s)
+            case KeyHeard(Heard(peer, AskKey() as question), key):
+                return self._ask(peer, question, key)
+            case KeyHeard(Heard(peer, NewKey(new)), key, clock_s):
+                return self._renew(peer, key, new, now, clock_s)
+            case KeysRevoked():
+                return self._revoke(event)
+            case RenewalAsked(name):
+                return [Send(peer, RenewKey()) for peer in self._renewing(name)]
+            case PeerGone(peer):
+                self._questioners.pop(peer, None)
+                return []
+            case Ticked():
+                return self._expire(now)
+            case _:
+                return []
+
+    def _make(self, made: TokenMade, now: float) -> None:
+        if len(self._tokens) >= JOIN_TOKENS_MAX:
+            kept = {n: token for n, token in self._tokens.items() if token.until + JOIN_EXPLAINED_S > now}
+            self._tokens = kept
+        if len(self._tokens) >= JOIN_TOKENS_MAX:
+            raise errors.ResourceExhaustedError(
+                f"{JOIN_TOKENS_MAX} join tokens are open: wait until some have been used"
+            )
+        self._tokens[made.number] = _Token(made.digest, made.name, made.address, made.until)
+        self._joinable_until = max(self._joinable_until, made.until + JOIN_EXPLAINED_S)
+
+    def _join(self, peer: Peer, join: Join, key: bytes, now: float, clock_s: float) -> list[KeyringEffect]:
+        token = self._tokens.get(join.number)
+        # Compared also without a token, and in constant time, so that the time of the reply tells a guesser nothing.
+        right = hmac.compare_digest(digest_of(join.secret), token.digest if token is not None else bytes(KEY_BYTES))
+        if token is None or not right:
+            self.wrong += 1
+            text = "this join token is none of this dispatcher, or it was withdrawn: ask for a new ticket"
+            return [Send(peer, Refused(errors.UNAUTHENTICATED, text, final=True))]
+        problem = self._problem(token, join.name, key, now)
+        if problem is not None:
+            self.wrong += 1
+            return [Send(peer, problem)]
+        if token.key == key:  # the reply to its first use was lost
+            return [Send(peer, Joined(role_of(token.name), token.name))]
+        token.key = key
+        member = MemberKey(token.name, role_of(token.name), clock_s, token.address)
+        return self._admit(key, member, now, [Send(peer, Joined(member.role, member.name))])
+
+    def _problem(self, token: _Token, name: str, key: bytes, now: float) -> Refused | None:
+        """Return why a token whose secret is right does not admit this key; None if it does."""
+        if name != token.name:
+            text = f"the join token is for {token.name}, and this process wants to join as {name[:100]!r}: use the ticket of that one"
+            return Refused(errors.PERMISSION_DENIED, text, final=True)
+        if token.key == key and self.verdict(key).role == role_of(name):
+            return None
+        if token.key:
+            text = f"the join token for {name} has been used already: each token admits one process, so ask for a new ticket"
+            return Refused(errors.UNAUTHENTICATED, text, final=True)
+        if token.until <= now:
+            text = f"the join token for {name} ended {now - token.until:.0f} s ago: ask for a new ticket, with a longer --valid-s perhaps"
+            return Refused(errors.UNAUTHENTICATED, text, final=True)
+        if self.verdict(key) != KeyVerdict():
+            text = f"the key of this process is known already: a process that joins as {name} makes a new one"
+            return Refused(errors.ALREADY_EXISTS, text, final=True)
+        return self._full()
+
+    def _full(self) -> Refused | None:
+        if len(self.members) + len(self.revoked) < MEMBER_KEYS_MAX:
+            return None
+        text = f"this dispatcher keeps {MEMBER_KEYS_MAX} keys and takes no more: start it anew with an empty work_dir"
+        return Refused(errors.RESOURCE_EXHAUSTED, text, final=True)
+
+    def _admit(self, key: bytes, member: MemberKey, now: float, replies: list[Send]) -> list[KeyringEffect]:
+        """Add a key. By P5 it replaces the other keys of its name."""
+        others = [k for k, m in self.members.items() if m.name == member.name and m.replaced_at is None]
+        for other in others:
+            self.members[other] = replace(self.members[other], replaced_at=now)
+            self._expiring[other] = now + self._renewal_s
+        self.members[key] = member
+        return [SaveKeyring(), *replies, *self._changed(key), *self._moved(member.address)]
+
+    def _ask(self, peer: Peer, question: AskKey, key: bytes) -> list[KeyringEffect]:
+        questioner = self._questioners.setdefault(peer, _Questioner(key))
+        if len(questioner.keys) + len(questioner.addresses) >= KEY_QUESTIONS_MAX:
+            return [
+                Send(peer, Refused(errors.RESOURCE_EXHAUSTED, f"{KEY_QUESTIONS_MAX} questions about keys were asked"))
+            ]
+        questioner.renews |= question.renews
+        if question.address:
+            questioner.addresses.add(question.address)
+            return [Send(peer, self._at(question.address))]
+        if len(question.key) == KEY_BYTES:
+            questioner.keys.add(question.key)
+        return [Send(peer, self._state(question.key))]
+
+    def _renew(self, peer: Peer, old: bytes, new: bytes, now: float, clock_s: float) -> list[KeyringEffect]:
+        member = self.members.get(old)
+        if member is None or old in self.revoked or member.replaced_at is not None:
+            if member is not None and old not in self.revoked and self.verdict(new).name == member.name:
+                return [Send(peer, Joined(member.role, member.name))]  # the reply to the same NewKey was lost
+            text = "only a process that joined can replace its key, and only its current one"
+            return [Send(peer, Refused(errors.FAILED_PRECONDITION, text))]
+        if len(new) != KEY_BYTES or self.verdict(new) != KeyVerdict():
+            return [Send(peer, Refused(errors.ALREADY_EXISTS, "the new key is known already, or is no key"))]
+        full = self._full()
+        if full is not None:
+            return [Send(peer, full)]
+        renewed = replace(member, since_s=clock_s, shown=member.shown or old)
+        return self._admit(new, renewed, now, [Send(peer, Joined(member.role, member.name))])
+
+    def _revoke(self, event: KeysRevoked) -> list[KeyringEffect]:
+        for number in [number for number, token in self._tokens.items() if token.name == event.name and not token.key]:
+            del self._tokens[number]
+        effects: list[KeyringEffect] = [SaveKeyring()]
+        for key in event.keys:
+            if key in self.revoked:
+                continue
+            member = self.members.pop(key, None)
+            name = self.static.get(key, "") if member is None else member.name
+            problem = f"the key of this process ({name}) was revoked at the dispatcher: it needs a new ticket or key"
+            self._expiring.pop(key, None)
+            self.revoked[key] = RevokedKey(name, event.clock_s, problem)
+            effects += [CutKey(key, problem), *self._changed(key)]
+            effects += self._moved("" if member is None else member.address)
+        return effects
+
+    def _expire(self, now: float) -> list[KeyringEffect]:
+        effects: list[KeyringEffect] = []
+        for key in [key for key, until in self._expiring.items() if until <= now]:
+            del self._expiring[key]
+            effects += self._changed(key)
+        return effects
+
+    # -- states of keys --------------------------------------------------------------------------------------------
+
+    def _state(self, key: bytes, address: str = "") -> KeyState:
+        verdict = self.verdict(key)
+        return KeyState(key, verdict.role, verdict.name, verdict.listens, verdict.problem, address)
+
+    def _at(self, address: str) -> KeyState:
+        """Return the state of the current key that listens at an address; without one that of an empty key, which means a server's key."""
+        for key, member in self.members.items():
+            if member.address == address and member.replaced_at is None:
+                return self._state(member.shown or key, address)
+        return KeyState(b"", "", address=address)
+
+    def _changed(self, key: bytes) -> list[Send]:
+        state = self._state(key)
+        return [Send(peer, state) for peer, questioner in self._questioners.items() if key in questioner.keys]
+
+    def _moved(self, address: str) -> list[Send]:
+        if not address:
+            return []
+        state = self._at(address)
+        return [Send(peer, state) for peer, questioner in self._questioners.items() if address in questioner.addresses]
+
+    def _renewing(self, name: str) -> list[Peer]:
+        found = []
+        for peer, questioner in self._questioners.items():
+            member = self.members.get(questioner.key)
+            if questioner.renews and member is not None and member.replaced_at is None and name in ("", member.name):
+                found.append(peer)
+        return found
+
+    # -- restart ------------------------------------------------------------------------------------------------------
+
+    def record(self) -> dict[str, Any]:
+        """Return the state that a restart needs, as plain values; keys are bytes."""
+        return {
+            "members": [
+                [key, m.name, m.role, m.since_s, m.address, m.shown, m.replaced_at is not None]
+                for key, m in self.members.items()
+            ],
+            "revoked": [[key, r.name, r.since_s, r.problem] for key, r in self.revoked.items()],
+        }
+
+    def restore(self, record: Mapping[str, Any], now: float) -> None:
+        """Take over the record of another keyring. It has no tokens, because tokens end with their dispatcher."""
+        for key, name, role, since_s, address, shown, replaced in record["members"]:
+            self.members[key] = MemberKey(name, role, since_s, address, shown, now if replaced else None)
+            if replaced:
+                self._expiring[key] = now + self._renewal_s
+        for key, name, since_s, problem in record["revoked"]:
+            self.revoked[key] = RevokedKey(name, since_s, problem)

@@ -1,0 +1,69 @@
+"""TCP sockets outside of ZeroMQ: a socket that listens before a router serves it, the end of a connection, the addresses of host names."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import socket as sockets
+from typing import Final
+
+import zmq
+
+from zmqdist.errors import UnknownError
+from zmqdist.transport.address import is_ipv6, join
+from zmqdist.transport.own_address import bind_free
+
+BACKLOG: Final = 1024
+"""Connections that the kernel keeps until they are accepted: a cluster's processes connect all at once."""
+
+
+def listen(host: str, any_port: bool = False) -> sockets.socket:
+    """Return a TCP socket at a free port, for `Router.bind_fd` here or in a child. Connections wait in it until a process serves them.
+
+    Args:
+      any_port: whether the port may be outside of ZMQDIST_PORTS.
+
+    Raises:
+      UnknownError: `host` is not an address of this machine, or each port of ZMQDIST_PORTS is in use.
+    """
+    number = look_up(host)
+    made = sockets.socket(sockets.AF_INET6 if is_ipv6(number) else sockets.AF_INET, sockets.SOCK_STREAM)
+    try:
+        made.setblocking(False)
+        if any_port:
+            made.bind((number, 0))
+        else:
+            bind_free(made, number)
+        made.listen(BACKLOG)
+    except BaseException as error:
+        made.close()
+        if isinstance(error, OSError):
+            raise UnknownError(f"could not bind {join(host, 0)}: {error.strerror}") from None
+        raise
+    return made
+
+
+def look_up(host: str) -> str:
+    """Return the IP address of a host name, IPv4 if it has one. Other names are left to ZeroMQ, which knows names of interfaces."""
+    try:
+        found = sockets.getaddrinfo(host, None, type=sockets.SOCK_STREAM)
+    except OSError:
+        return host
+    numbers = sorted((str(entry[4][0]) for entry in found), key=is_ipv6)
+    return numbers[0]
+
+
+def shut_down(fd: int) -> None:
+    """End the connection of a descriptor that ZeroMQ owns. ZeroMQ notices it as if the other side had ended the connection."""
+    with contextlib.suppress(OSError), sockets.socket(fileno=os.dup(fd)) as own:
+        own.shutdown(sockets.SHUT_RDWR)
+
+
+def bind_problem(error: zmq.ZMQError) -> str:
+    """Return why an address could not be bound, and what to do."""
+    if error.errno == zmq.EADDRINUSE:
+        return "the port is in use; stop what listens there, or take port 0 for a free one"
+    if error.errno in (errno.EADDRNOTAVAIL, errno.ENODEV):
+        return "this machine does not have that address"
+    return str(error.strerror).lower()

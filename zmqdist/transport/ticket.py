@@ -1,0 +1,184 @@
+"""Joining a dispatcher by a ticket: the process makes its own key pair, and has it admitted by a token that works once.
+
+A ticket is one line of text: the address and public key of the dispatcher, the name of the process that joins ("worker:3"), and the token.
+It is a secret until it is used or has ended, so it travels on a descriptor or in a private file, never in arguments or the environment.
+
+The result is a key folder (keys.py) for this process and its children. The secret key in it was made here and never leaves this host.
+
+    server.pub        the dispatcher's public key, as it was in the ticket
+    worker.key        the key pair, named by its role; replaced when the dispatcher asks for a new one
+    joined            lines `name worker:3`, `role worker`, `dispatcher host:port`
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from zmqdist.errors import (
+    DeadlineExceededError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    OpError,
+    UnavailableError,
+    from_code,
+)
+from zmqdist.messages import Join, Joined, Message, Refused
+from zmqdist.transport import keys
+from zmqdist.transport.address import split
+from zmqdist.transport.dealer import DealerConnection
+from zmqdist.transport.keyring_machine import JOINING, role_of
+from zmqdist.transport.loop import Loop
+from zmqdist.transport.security import CURVE, ClientSecurity
+from zmqdist.transport.token import read_private
+from zmqdist.wire.hello import our_hello
+
+FORM: Final = "zmqdist-ticket-1"
+TICKET_BYTES_MAX: Final = 1024
+JOIN_S: Final = 30.0
+"""Seconds for which a process tries to reach the dispatcher of its ticket."""
+
+
+@dataclass(frozen=True)
+class JoinTicket:
+    """The data with which one process joins a dispatcher as `name`.
+
+    Attributes:
+      dispatcher: "host:port".
+      server_key: the dispatcher's public key, 40 characters.
+      number, secret: of the token.
+    """
+
+    name: str
+    dispatcher: str
+    server_key: bytes
+    number: str
+    secret: str = field(repr=False)
+
+    def encode(self) -> str:
+        """Return the ticket as its line of text."""
+        return " ".join((FORM, self.name, self.dispatcher, self.server_key.decode(), self.number, self.secret))
+
+
+def decode_ticket(text: str) -> JoinTicket:
+    """Return the ticket in a line of text. Raises InvalidArgumentError, whose text contains nothing of the secret."""
+    words = text.split()
+    if len(words) != 6 or words[0] != FORM or keys.decode_key(words[3]) is None or not text.isascii():
+        raise InvalidArgumentError(
+            f"this is not a join ticket: wanted one line of 6 words that begins with {FORM!r}, as `zmqdist keys token` prints it"
+        )
+    split(words[2])
+    return JoinTicket(words[1], words[2], words[3].encode(), words[4], words[5])
+
+
+def read_ticket(file: str | None = None, fd: int | None = None) -> JoinTicket:
+    """Read a ticket from a private file (mode 0600), or from a descriptor until its end; the descriptor is then closed.
+
+    Raises:
+      FailedPreconditionError: the file cannot be read, or other users can read it.
+      InvalidArgumentError: the content is not a ticket.
+    """
+    if fd is not None:
+        try:
+            with open(fd, "rb") as stream:
+                content = stream.read(TICKET_BYTES_MAX)
+        except OSError as error:
+            raise FailedPreconditionError(
+                f"cannot read the join ticket from descriptor {fd}: {error.strerror}"
+            ) from None
+    else:
+        content = read_private(Path(file or ""), "join ticket")[:TICKET_BYTES_MAX]
+    return decode_ticket(content.decode("ascii", "replace"))
+
+
+class _Attempt:
+    """One join on its connection: `joined` or `error` is set before `ended`."""
+
+    def __init__(self, ticket: JoinTicket) -> None:
+        self.joined: Joined | None = None
+        self.error: OpError | None = None
+        self.ended = threading.Event()
+        self._join = Join(ticket.number, ticket.secret.encode(), ticket.name)
+        self.dealer: DealerConnection
+
+    def up(self, _hello: object) -> None:
+        self.dealer.send(self._join)
+
+    def handle_message(self, message: Message, _frames: list[memoryview]) -> None:
+        if isinstance(message, Joined):
+            self.joined = message
+        elif isinstance(message, Refused):
+            self.error = from_code(message.code, message.message)
+        else:
+            return
+        self.ended.set()
+
+    def refused(self, error: OpError) -> None:
+        self.error = error
+        self.ended.set()
+
+
+def join(ticket: JoinTicket, folder: str | Path, *, timeout_s: float = JOIN_S) -> str:
+    """Make a key, have the dispatcher admit it, and write the key folder of this process. Blocks for `timeout_s` at most.
+
+    The folder is made with mode 0700; keys in it are replaced.
+
+    Returns:
+      The role of the key.
+
+    Raises:
+      UnauthenticatedError: the token was used, has ended, or is not known to this dispatcher; or the dispatcher has another public key.
+      PermissionDeniedError: the token is for another name.
+      DeadlineExceededError: no dispatcher replied within `timeout_s`.
+      FailedPreconditionError: the folder cannot be written.
+    """
+    pair = keys.new_pair()
+    source = f"the join ticket for {ticket.name}"
+    security = ClientSecurity(CURVE, JOINING, source, key=pair, server_key=ticket.server_key)
+    attempt = _Attempt(ticket)
+    loop = Loop("zmqdist-join")
+    try:
+        attempt.dealer = DealerConnection(
+            loop,
+            ticket.dispatcher,
+            security,
+            our_hello("client", 1, f"{ticket.name} pid {os.getpid()}"),
+            on_up=attempt.up,
+            on_message=attempt.handle_message,
+            on_down=lambda: None,
+            on_refused=attempt.refused,
+        )
+        attempt.dealer.connect()
+        loop.start()
+        if not attempt.ended.wait(timeout_s):
+            trouble = attempt.dealer.trouble or "it does not answer"
+            raise DeadlineExceededError(
+                f"could not join the dispatcher at {ticket.dispatcher} as {ticket.name} within {timeout_s:g} s: {trouble}"
+            )
+    finally:
+        loop.stop()
+    if attempt.error is not None or attempt.joined is None:
+        error = attempt.error or UnavailableError("no answer")
+        text = f"could not join the dispatcher at {ticket.dispatcher} as {ticket.name}: {error.message}"
+        raise from_code(error.error_code, text)
+    _write_folder(Path(folder), ticket, attempt.joined.role, pair)
+    return attempt.joined.role
+
+
+def _write_folder(folder: Path, ticket: JoinTicket, role: str, pair: keys.KeyPair) -> None:
+    if role != role_of(ticket.name):
+        raise FailedPreconditionError(f"the dispatcher admitted {ticket.name} as {role!r}, which is not its role")
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        folder.chmod(0o700)
+        keys.write_public(folder, ticket.server_key)
+        keys.write_role(folder, role, pair)
+        keys.write_joined(folder, keys.JoinedFolder(ticket.name, role, ticket.dispatcher))
+    except OSError as error:
+        with suppress(OSError):
+            (folder / f"{role}.key").unlink()
+        raise FailedPreconditionError(f"cannot write the keys of {ticket.name} to {folder}: {error.strerror}") from None

@@ -1,0 +1,301 @@
+"""The states of peers' keys in a member: it asks its dispatcher, which vouches for keys and reports when one is revoked.
+
+Rules
+    A process has one link to the dispatcher for each (dispatcher, key folder), while a socket of that folder is open.
+    A listening socket asks about the key of each connection before it accepts it; ZeroMQ waits for the reply. A connecting socket asks
+    about the key that came with the address, or, without one, about the key that listens at the address.
+    A reply holds until the dispatcher sends another one. "Unknown" is not kept, because it would refuse a key that was admitted since.
+    When the link comes up again, all questions are asked again.
+    Without a reply for VOUCHING_S a key is judged by the static `authorized` file of the folder. A key that is not in it waits longer: its
+    handshake times out and is tried again, so that no member is refused because its dispatcher was slow.
+    When a key is revoked, each socket of the folder is called (`KeyWatcher`), and ends its connections with that key.
+    The process that joined makes a new key pair when the dispatcher wants one. Other processes of the folder read the file again.
+
+Not here: the decision about a key (keyring_machine.py), and what a socket does about it (router.py, connector.py).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from zmqdist.background import in_background
+from zmqdist.errors import FailedPreconditionError, OpError, UnauthenticatedError
+from zmqdist.limits import HANDSHAKE_S, VOUCHING_S
+from zmqdist.messages import AskKey, Joined, KeyState, Message, NewKey, Refused, RenewKey
+from zmqdist.transport import keys
+from zmqdist.transport.dealer import DealerConnection
+from zmqdist.transport.keyring_machine import LISTENING_ROLES, REVOKED, KeyVerdict
+from zmqdist.transport.loop import Loop
+from zmqdist.transport.security import CURVE, ClientSecurity, KeyWatcher
+from zmqdist.wire.hello import our_hello
+
+log = logging.getLogger("zmqdist.transport")
+
+REFUSED_S: Final = 1.0
+"""Seconds after which a link that the dispatcher has refused is tried again."""
+TICK_S: Final = 0.1
+"""Seconds between two looks for questions whose time is up."""
+
+_vouchers: dict[tuple[str, str, str], Voucher] = {}
+_lock = threading.Lock()
+
+
+def voucher_for(dispatcher: str, folder: str | Path, role: str) -> Voucher:
+    """Return this process's voucher for a dispatcher ("host:port") and a key folder. It connects when a socket attaches."""
+    place = dispatcher.removeprefix("zmq://"), str(folder), role
+    with _lock:
+        if place not in _vouchers:
+            _vouchers[place] = Voucher(*place)
+        return _vouchers[place]
+
+
+class Voucher:
+    """The states of keys for the sockets of one key folder; see the module's docstring. Any thread may call the public methods."""
+
+    def __init__(self, dispatcher: str, folder: str, role: str) -> None:
+        self._dispatcher = dispatcher
+        self._folder = folder
+        self._role = role
+        self._lock = threading.RLock()
+        self._static = keys.load_authorized(folder)
+        self._watchers: list[KeyWatcher] = []
+        self._link: _Link | None = None
+        self._owns = False
+
+    def own(self) -> None:
+        """Make the new key pairs of this folder from now on. Only the process that joined calls this."""
+        self._owns = True
+
+    def attach(self, watcher: KeyWatcher) -> None:
+        """Add a socket of the folder. The first one opens the link."""
+        with self._lock:
+            if watcher not in self._watchers:
+                self._watchers.append(watcher)
+            self._linked()
+
+    def detach(self, watcher: KeyWatcher) -> None:
+        """Remove a socket of the folder. After the last one the link ends in the background."""
+        with self._lock:
+            if watcher in self._watchers:
+                self._watchers.remove(watcher)
+            if not self._watchers and self._link is not None:
+                link, self._link = self._link, None
+                in_background("zmqdist-voucher-stop", link.loop.stop)
+
+    def judge(self, key: bytes) -> KeyVerdict:
+        """Return the rights of a key, as far as this process knows."""
+        link = self._link
+        state = None if link is None else link.keys.get(key)
+        if state is not None and state.role:
+            return KeyVerdict(state.role, state.name, state.listens, state.problem)
+        role = self._static.get(key, "")
+        return KeyVerdict(role, role, role in LISTENING_ROLES)
+
+    def ask(self, key: bytes, answer: Callable[[], object]) -> None:
+        """Call `answer` when `judge` can be called for a key: at once, or later in the link's thread."""
+        with self._lock:
+            link = self._linked()
+        state = link.keys.get(key)
+        if state is not None and state.role:
+            answer()
+        else:
+            wait_s = VOUCHING_S if key in self._static else 2 * HANDSHAKE_S
+            link.soon(partial(link.ask, key, "", answer, wait_s))
+
+    def expected(self, address: str, peer: bytes) -> bytes | None:
+        """Return the public key (Z85) that the server at an address must show; None while the dispatcher has not replied.
+
+        Args:
+          peer: the key that came with the address; empty for a server.
+
+        Raises:
+          UnauthenticatedError: the key may not listen.
+        """
+        if not peer and address == self._dispatcher:
+            return keys.load_server_public(self._folder)
+        with self._lock:
+            link = self._linked()
+        state = link.answer(peer, "" if peer else address)
+        if state is None:
+            link.soon(partial(link.ask, peer, "" if peer else address, None, VOUCHING_S))
+            return None
+        if not peer and not state.key:
+            return keys.load_server_public(self._folder)
+        if state.listens or (not state.role and self._static.get(state.key) in LISTENING_ROLES):
+            return keys.encode_public(state.key).encode()
+        why = (
+            state.problem
+            or "the dispatcher does not know it, and no file here lists it as that of a worker or a program"
+        )
+        raise UnauthenticatedError(f"no connection to {address}: its public key {keys.encode_public(state.key)}: {why}")
+
+    def _linked(self) -> _Link:
+        """Return the link; it is opened on first use. The caller holds the lock."""
+        if self._link is None:
+            self._link = _Link(self._dispatcher, self._folder, self._role, self._owns, self._revoked)
+            self._link.open()
+        return self._link
+
+    def _revoked(self, state: KeyState) -> None:
+        with self._lock:
+            watchers = list(self._watchers)
+        for watcher in watchers:
+            watcher.key_revoked(state.key, state.problem)
+
+
+class _Link:
+    """The connection to the dispatcher. Only its own thread writes to its maps.
+
+    Attributes:
+      keys, addresses: the latest state of each key, and of the key at each address.
+    """
+
+    def __init__(
+        self, dispatcher: str, folder: str, role: str, owns: bool, revoked: Callable[[KeyState], None]
+    ) -> None:
+        self.keys: dict[bytes, KeyState] = {}
+        self.addresses: dict[str, KeyState] = {}
+        self.loop = Loop("zmqdist-voucher")
+        self._folder = folder
+        self._role = role
+        self._owns = owns
+        self._revoked = revoked
+        self._new: keys.KeyPair | None = None
+        self._fresh: set[bytes | str] = set()
+        """Questions whose reply was "unknown" and that no caller has used yet."""
+        self._waiting: dict[bytes | str, list[tuple[float, Callable[[], object]]]] = {}
+        security = ClientSecurity(
+            CURVE, role, f"key of {folder}", folder=folder, server_key=keys.load_server_public(folder)
+        )
+        self._dealer = DealerConnection(
+            self.loop,
+            dispatcher,
+            security,
+            our_hello("client", 1, f"keys of pid {os.getpid()}"),
+            on_up=self._up,
+            on_message=self._handle_message,
+            on_down=lambda: None,
+            on_refused=self._refused,
+        )
+
+    def open(self) -> None:
+        self.loop.call_soon(self._dealer.connect)
+        self.loop.start()
+
+    def soon(self, fn: Callable[[], object]) -> None:
+        with suppress(FailedPreconditionError):  # the link has ended
+            self.loop.call_soon(fn)
+
+    def answer(self, key: bytes, address: str) -> KeyState | None:
+        """Return the reply to a question; None if there is none that still holds. Any thread may call this."""
+        state = self.addresses.get(address) if address else self.keys.get(key)
+        if state is None:
+            return None
+        if not state.role and not (address and not state.key):
+            question = address or key
+            if question not in self._fresh:
+                return None
+            self._fresh.discard(question)
+        return state
+
+    # -- in the link's thread ---------------------------------------------------------------------------------------
+
+    def ask(self, key: bytes, address: str, answer: Callable[[], object] | None, wait_s: float) -> None:
+        """Ask the dispatcher, and call `answer` after its reply, or after `wait_s` without one."""
+        question = address or key
+        waiting = self._waiting.setdefault(question, [])
+        first = not waiting
+        waiting.append((self.loop.now() + wait_s, answer or (lambda: None)))
+        if first:
+            self._dealer.send(AskKey(key, address))  # while the link is down this sends nothing, and `_up` asks
+            self.loop.set_timer(self, self.loop.now() + TICK_S, self._tick)
+
+    def _tick(self) -> None:
+        now = self.loop.now()
+        for question, waiting in list(self._waiting.items()):
+            late = [answer for until, answer in waiting if until <= now]
+            left = [each for each in waiting if each[0] > now]
+            if left:
+                self._waiting[question] = left
+            else:
+                del self._waiting[question]
+                self._unanswered(question)
+            for answer in late:
+                answer()
+        if self._waiting:
+            self.loop.set_timer(self, now + TICK_S, self._tick)
+
+    def _unanswered(self, question: bytes | str) -> None:
+        """Note that no reply came in time. A folder of `keygen` then judges by its files, as without a dispatcher."""
+        if keys.load_joined(self._folder) is None:
+            if isinstance(question, str):
+                self.addresses.setdefault(question, KeyState(b"", "", address=question))
+            elif question not in self.keys:
+                self.keys[question] = KeyState(question, "")
+                self._fresh.add(question)
+
+    def _up(self, _hello: object) -> None:
+        own = keys.decode_public(keys.load_role(self._folder, self._role).public)
+        self._dealer.send(AskKey(own, renews=self._owns))
+        if self._new is not None:
+            self._dealer.send(NewKey(keys.decode_public(self._new.public)))
+        for question in {*self.keys, *self.addresses, *self._waiting}:
+            if question != own:
+                self._dealer.send(AskKey(b"", question) if isinstance(question, str) else AskKey(question))
+
+    def _handle_message(self, message: Message, _frames: list[memoryview]) -> None:
+        if isinstance(message, KeyState):
+            self._learn(message)
+        elif isinstance(message, RenewKey) and self._owns and self._new is None:
+            self._new = keys.new_pair()
+            self._dealer.send(NewKey(keys.decode_public(self._new.public)))
+        elif isinstance(message, Joined) and self._new is not None:
+            self._replace(self._new)
+        elif isinstance(message, Refused):
+            self._new = None
+            log.warning("the dispatcher at %s: %s", self._dealer.address, message.message)
+
+    def _learn(self, state: KeyState) -> None:
+        before = self.keys.get(state.key)
+        if state.address:
+            self.addresses[state.address] = state
+        if state.key:
+            self.keys[state.key] = state
+        question: bytes | str = state.address or state.key
+        if not state.role:
+            self._fresh.add(question)
+        for _, answer in self._waiting.pop(question, ()):
+            answer()
+        revoked = state.role == REVOKED and not state.listens
+        if revoked and (before is None or before.role != REVOKED or before.listens):
+            self._revoked(state)
+
+    def _replace(self, pair: keys.KeyPair) -> None:
+        self._new = None
+        try:
+            keys.write_role(Path(self._folder), self._role, pair)
+        except OSError as error:
+            log.error("the new key of this process could not be written to %s: %s", self._folder, error.strerror)
+            return
+        self._dealer.reconnect()
+
+    def _refused(self, error: OpError) -> None:
+        """Try again later. Only a debug line is logged, because the user's own socket is refused as well and says so."""
+        log.debug("the dispatcher refuses to vouch for keys: %s", error)
+        self.loop.set_timer((self, "refused"), self.loop.now() + REFUSED_S, self._dealer.reconnect)
+
+
+def _forked() -> None:
+    global _lock
+    _vouchers.clear()
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forked)

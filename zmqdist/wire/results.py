@@ -1,0 +1,124 @@
+"""Results and errors of scheduled functions as bytes, in two forms: pickled (trusted.py), or of the closed set of types (safe.py).
+
+A program with `results: safe` marks each payload that it sends, and the worker replies in the safe form. The program, and each worker that
+uses such a result as an input, then refuses pickles: a worker that sends a pickle to run code elsewhere causes an error instead.
+
+    value   SAFE, then the body of the safe codec; its frames follow as further parts
+    error   SAFE, then MessagePack: code (-1 for a class of Python's), class, text, traceback, whether the function had not begun
+"""
+
+from __future__ import annotations
+
+import builtins
+import traceback
+from typing import Any, Final
+
+import msgspec
+
+from zmqdist.errors import (
+    FailedPreconditionError,
+    InvalidArgumentError,
+    OpError,
+    UnknownError,
+    WireError,
+    from_code,
+)
+from zmqdist.limits import ERROR_CHARS_MAX, INLINE_BYTES_MAX
+from zmqdist.wire import safe, trusted
+
+SAFE: Final = b"\xc5"
+"""The mark of the safe form. No pickle and no MessagePack string begins with it. Before a payload it says that the result must be safe."""
+
+_SENDER: Final = "a worker"
+_ERROR: msgspec.msgpack.Decoder[tuple[int, str, str, str, bool]] = msgspec.msgpack.Decoder(
+    tuple[int, str, str, str, bool]
+)
+_FOREIGN: Final = -1
+
+
+def pack(value: Any) -> trusted.Packed:
+    """Return a result in the safe form, packed as `trusted.pack` does it.
+
+    Raises:
+      InvalidArgumentError: the result contains a value of another type; the text says where, which type, and what to do.
+    """
+    try:
+        body, frames = safe.encode(value)
+    except InvalidArgumentError as error:
+        problem = error.message.replace("travel by RPC", "are let through")
+        raise InvalidArgumentError(
+            f"the function returned what `results: safe` does not let through: {problem}; return one of these, or leave out "
+            "`results: safe` if you trust the workers"
+        ) from None
+    if not frames and len(body) < INLINE_BYTES_MAX:
+        return SAFE + body
+    return [SAFE + body, *frames]
+
+
+def unpack(packed: Any, *, safe_only: bool) -> Any:
+    """Return the value of a blob or of a list of buffers, in either form.
+
+    Args:
+      safe_only: refuse a pickle.
+
+    Raises:
+      FailedPreconditionError: it is a pickle, and `safe_only` refuses it.
+      WireError: it is damaged.
+      Exception: as `trusted.unpack`.
+    """
+    head, frames = (packed[0], packed[1:]) if isinstance(packed, list) else (packed, [])
+    body = memoryview(head).cast("B")
+    if bytes(body[:1]) == SAFE:
+        return safe.decode(body[1:], frames, _SENDER)
+    if safe_only:
+        raise FailedPreconditionError(
+            "a worker replied with a pickle, which `results: safe` refuses: it runs another version of zmqdist, or is not to be trusted"
+        )
+    return trusted.unpack_parts(packed) if isinstance(packed, list) else trusted.unpack(packed)
+
+
+def pack_error(error: BaseException, *, unpickling: bool = False) -> bytes:
+    """Return an exception with its traceback, in the safe form. Its class is kept if it is an OpError or built into Python."""
+    error = trusted.as_ordinary_error(error)
+    code = error.error_code if isinstance(error, OpError) else _FOREIGN
+    text = error.message if isinstance(error, OpError) else trusted.text_of(error)
+    remote = "".join(traceback.format_exception(error))
+    name = type(error).__qualname__ if type(error).__module__ == "builtins" else trusted.type_name(error)
+    fields = [code, name, _printable(text), _printable(remote), unpickling]
+    return SAFE + msgspec.msgpack.encode(fields)
+
+
+def unpack_error(packed: Any, *, safe_only: bool) -> BaseException:
+    """Return a new copy of the exception, with a RemoteTraceback as its cause; for a refused pickle, an error that says so."""
+    blob = bytes(packed)
+    if blob[:1] != SAFE:
+        if not safe_only:
+            return trusted.unpack_error(blob)
+        return FailedPreconditionError(
+            "a function failed, and its worker replied with a pickle, which `results: safe` refuses: it runs another version of zmqdist, "
+            "or is not to be trusted"
+        )
+    try:
+        code, name, text, remote, unpickling = _ERROR.decode(memoryview(blob)[1:])
+    except (msgspec.DecodeError, ValueError) as problem:
+        return WireError(_SENDER, f"damaged error: {problem}")
+    error = _rebuilt(code, name, text)
+    cause = error.__cause__ = trusted.RemoteTraceback(remote)
+    cause.unpickling = unpickling
+    return error
+
+
+def _rebuilt(code: int, name: str, text: str) -> BaseException:
+    if code != _FOREIGN:
+        return from_code(code, text)
+    cls = getattr(builtins, name, None)
+    if isinstance(cls, type) and issubclass(cls, Exception) and cls.__module__ == "builtins":
+        try:
+            return cls(text)
+        except TypeError:  # UnicodeDecodeError wants more
+            pass
+    return UnknownError(f"{name}: {text}")
+
+
+def _printable(text: str) -> str:
+    return text[-ERROR_CHARS_MAX:].encode("utf-8", "backslashreplace").decode()
