@@ -245,7 +245,7 @@ BAD_TO_SAVE: dict[str, tuple[Any, type[Exception], str]] = {
     "an object": ({"x": object()}, TypeError, "x: object cannot be saved"),
     "an optimizer": ({"opt": {"x": zip}}, TypeError, "opt/x: type cannot be saved.*with their variables"),
     "an array of objects": ({"x": np.array([{}])}, TypeError, "x: ndarray cannot be saved"),
-    "a number alone": (3, TypeError, "variables, or a dict, list or Checkpoint .*, not int"),
+    "a number alone": (3, TypeError, "a variable, a dict, a list or a Checkpoint can be saved, not int"),
     "nothing": (None, TypeError, "not NoneType"),
     "a key that is no name": ({(1, 2): 3}, TypeError, r"keys .* strings or whole numbers, not \(1, 2\)"),
     "one name twice": ({"a": {"b": 1}, "a/b": 2}, ValueError, "two items to be saved are called 'a/b'"),
