@@ -83,7 +83,7 @@ def _page(record: dict[str, Any]) -> Any:
         for name in table.columns:
             shown.add_column(name.removeprefix(">"), justify="right" if name.startswith(">") else "left")
         for row in table.rows:
-            shown.add_row(*(Text(cell) for cell in row))  # as plain text: other processes must not send markup
+            shown.add_row(*(Text(cell) for cell in row))  # as Text: rich would apply markup in a str of another process
         parts.append(shown)
     return Group(*parts)
 

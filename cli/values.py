@@ -74,7 +74,7 @@ def value_of(word: str) -> Any:
         except ValueError:
             pass
     if word.startswith("-"):
-        raise click.UsageError(f"no such option: {_cut(word)}; as a text it is written in JSON: '\"{word[:20]}\"'")
+        raise click.UsageError(f"no such option: {_cut(word)}; to pass it as text, write it in JSON: '\"{word[:20]}\"'")
     return word
 
 

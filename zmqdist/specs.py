@@ -44,7 +44,7 @@ class TensorSpec:
         """Raises ValueError for a negative size or an object dtype, TypeError for an argument that is no shape or dtype."""
         kept = np.dtype(dtype)
         if kept.hasobject:
-            raise ValueError(f"dtype {kept} holds Python objects, which do not travel as arrays")
+            raise ValueError(f"dtype {kept} holds Python objects, which cannot be sent as arrays")
         object.__setattr__(self, "shape", _shape(shape))
         object.__setattr__(self, "dtype", kept)
         object.__setattr__(self, "name", name)

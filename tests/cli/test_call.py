@@ -296,7 +296,7 @@ def test_an_answer_can_be_saved(ask: Any, tmp_path: Path) -> None:
         ("echo a=1 2", "'2' comes after an argument by name: put those last"),
         ("echo out=1", "out= belongs to the client: give that argument of echo by its place"),
         ("echo [1", "'[1' is no JSON"),
-        ("echo --jsn", "no such option: '--jsn'; as a text it is written in JSON"),
+        ("echo --jsn", "no such option: '--jsn'; to pass it as text, write it in JSON"),
         ("echo 1 --timeout -1", "Invalid value for '--timeout'"),
         ("echo --role king", "Invalid value for '--role'"),
     ],

@@ -3,7 +3,7 @@
 Rules
     A key is a path: "dir/name". Slashes at the ends have no meaning, and several in a row count as one. Deleting a key deletes all keys
     below it.
-    The store owns its values; the shell sends snapshots. `nbytes` is the size for which a value counts.
+    The store owns its values; the runtime sends snapshots. `nbytes` is the size for which a value counts.
 
 Promises, checked by tests/machines/test_keys.py
     P1  a key has the value that was set last; without `overwrite` the first one stays

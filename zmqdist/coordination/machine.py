@@ -146,7 +146,7 @@ class _Poll:
 
 
 class Coordination:
-    """See the module's docstring. A method is an event; it returns the replies that the shell must send.
+    """See the module's docstring. A method is an event; it returns the replies that the runtime must send.
 
     Attributes:
       deadline: when `ticked` must be called at the latest; `inf` for never.
@@ -252,7 +252,7 @@ class Coordination:
         return record is not None and record.incarnation == incarnation and record.state in (UP, JOINING)
 
     def lost(self, task: Task, incarnation: int, why: str, now: float) -> list[Effect]:
-        """The shell knows that the process of this incarnation has ended."""
+        """The runtime knows that the process of this incarnation has ended."""
         record = self._records.get(task)
         if record is None or record.state != UP or record.incarnation != incarnation:
             return []

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 Ticket: TypeAlias = Hashable
-"""One request; an object of the shell's. A machine replies to it once, or drops it."""
+"""One request; an object of the runtime. A machine replies to it once, or drops it."""
 
 Task: TypeAlias = tuple[str, int]
 """(job, index)."""

@@ -227,7 +227,7 @@ class CoordinationService:
             raise _invalid("a whole number of 64 bits", by)
         self._perform(self._keys.increment(call, _name(key, "a key"), by, _size(by)))
 
-    # -- the shell --------------------------------------------------------------------------------------------------------
+    # -- the runtime ------------------------------------------------------------------------------------------------------
 
     def _now(self) -> float:
         if self._stopped:

@@ -7,8 +7,8 @@ Rules
 
     A user function gets the parts of a tuple as separate arguments. Every other element (dicts and namedtuples included) is one argument.
 
-Not here: what can be read from a pipeline without running it (tree.py), the methods that begin one (constructors.py), the methods that
-consume one (reductions.py), what each operator does (ops/).
+Not here: the facts about a pipeline that are known without running it (tree.py), the methods that begin a pipeline (constructors.py), the
+methods that consume one (reductions.py), the work of each operator (ops/).
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Rules
     An operator depends on such state if it draws numbers without a seed: `random`, the selector of `sample_from_datasets`, and
-    `rejection_resample`. A shuffle without a seed does not count, because it yields the same elements in any order. What a function
-    depends on cannot be detected; its author marks it with `stateful`.
+    `rejection_resample`. A shuffle without a seed does not count, because each worker gets the same elements, only in
+    another order. Whether a function depends on such state cannot be detected, so its author marks it with `stateful`.
 
     `Options.experimental_external_state_policy` decides what happens: "WARN" (the default), "IGNORE" or "FAIL", or an enum member
     with such a name.

@@ -1,8 +1,8 @@
-"""A dataset as a tree of operators: what can be read from any pipeline without running it.
+"""A dataset as a tree of operators, and the facts about a pipeline that are known without running it.
 
 Rules
     A tree is immutable; operators return new trees, which share their common parts. These facts are computed without running anything:
-    cardinality, the spec where it is known, description, fingerprint, sources, readers. `rewrite` returns a changed copy.
+    cardinality, options, the spec where it is known, description, fingerprint. `rewrite` returns a changed copy.
 
     A description is JSON: a list of nodes, inputs first, so that a dataset that is used twice stays one node. Only the functions in it
     are opaque (ops/base.py).

@@ -123,9 +123,10 @@ class HostAgent:
         """Readable once a signal ends the agent, or all roles were closed as ordered."""
 
     def serve(self) -> None:
-        """Obey until it has to end; then no role runs any more."""
+        """Carry out orders until the agent has to end; when this returns, no role runs any more."""
         self._writer.start()
-        # The interpreter writes into the pipe as soon as a signal comes; an exception from a handler could come inside any lock.
+        # The handlers do nothing, because an exception from one could interrupt code that holds a lock. The interpreter writes into the
+        # pipe when a signal comes, and `_received` ends then.
         for number in _ENDING_SIGNALS:
             signal.signal(number, lambda *_: None)
         signal.set_wakeup_fd(self._over_write, warn_on_full_buffer=False)

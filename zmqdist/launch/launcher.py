@@ -391,7 +391,7 @@ class Launch:
             self._say(f"[{child.name.replace(':', '-')}] ended ({how}); nothing is evaluated any more")
 
     def _wait_for_evaluator(self, evaluator: Child) -> None:
-        """Give the evaluator the grace to end by itself after the program, unless a signal arrives."""
+        """Wait until the evaluator has ended by itself, but at most `grace_s`, and not after a signal has arrived."""
         until = time.monotonic() + self._grace_s
         while not self._signals and time.monotonic() < until and not evaluator.ended.wait(0.05):
             pass

@@ -16,14 +16,14 @@ from zmqdist.transport.own_address import bind_free, bindable
 
 
 class Reserved:
-    """A reserved port of this machine, until `close`.
+    """A reserved port of this host, until `close`.
 
     Attributes:
       address: "host:port".
     """
 
     def __init__(self, host: str = "127.0.0.1", port: int = 0) -> None:
-        """Reserve a port; 0 takes a free one. Raises UnknownError: the port is in use, or `host` is not an address of this machine.
+        """Reserve a port; 0 takes a free one. Raises UnknownError: the port is in use, or `host` is not an address of this host.
 
         Args:
           host: an address, or the name of an interface.

@@ -1,8 +1,8 @@
 """Hosts that are actors of a Ray cluster which runs already: Ray places them, and each runs one agent and carries its two streams.
 
-One actor for each worker and ps, because Ray places by what an actor asks for: the slots of a worker as CPUs, GPUs, and resources of the
-user's own. The actor does nothing but carry lines. It is not detached, so Ray ends it when this process has ended in any way; then the
-standard input of its agent ends, and with it the roles (agent.py, A1).
+One actor for each worker and ps, because Ray chooses the node of an actor by the resources that the actor requests: the slots of a worker
+as CPUs, GPUs, and resources of the user's own. The actor only passes lines on. It is not detached, so Ray ends it when this process has
+ended in any way; then the standard input of its agent ends, and with it the roles (agent.py, A1).
 
 The package `ray` is imported when the first stream is opened.
 """
@@ -97,7 +97,7 @@ def _host(name: str, cluster: RayCluster, options: dict[str, Any], silence_limit
 
 
 class RayCluster:
-    """The connection of this process to Ray: made for the first stream, ended after the last one."""
+    """The connection of this process to Ray. The first stream to an agent opens it, and the end of the last stream closes it."""
 
     def __init__(self, address: str) -> None:
         self._address = address

@@ -3,13 +3,14 @@
 Theory of operation
     Each member announces its part to the leader (collective_leader.py), with the value if that is small: then the leader's reply is the
     result. Otherwise the reply says that all members have announced, and they exchange pieces among themselves, as collectives_machine.py
-    schedules. A piece is a call to another member; large ones go through shared memory on one host. The result of a fold is in shared
-    memory already, and an arrived piece goes on without a copy.
+    schedules. A piece is a call to another member; large ones go through shared memory on one host. A reduction writes a large piece into
+    shared memory, if there is room (ring_schedules.py), and a member passes an arrived piece on unchanged: neither is copied again for the
+    next member.
 
 Rules
-    A member that fails during an exchange reports it to all others, so that none waits for pieces that will not come. The end of a process
-    is noticed by the members that wait for its pieces, send to it, or announce to it: a call to a task that has gone does not wait for its
-    next incarnation.
+    A member that fails during an exchange reports it to all others, so that none waits for pieces that will not come. The members
+    that wait for pieces of a process, send to it or announce to it notice its end: a call to a task that has gone fails, and does not wait
+    for the next incarnation of the task.
     The operations of one group are done one after another, in the order of the calls on each member; groups are independent of each other.
 
 Not here: the public methods, structures and packing (collective_api.py).

@@ -1,9 +1,9 @@
 """Letters from task to task: which are kept, which wait gets which, and in which order. No I/O.
 
-A letter is a sent value, with what the shell puts beside it; this module never looks into it.
+A letter is a sent value, with the data that the runtime puts beside it; this module never looks into it.
 
-Rule 1: a method is an event (past tense) or a query; an event returns the waits that have ended, whose threads the shell must wake.
-Rule 2: a mailbox belongs to one shell, which calls it under its lock.
+Rule 1: a method is an event (past tense) or a query; an event returns the waits that have ended, whose threads the runtime must wake.
+Rule 2: a mailbox belongs to one runtime, which calls it under its lock.
 
 Theory of operation
     A key names one channel: sender, incarnation of the sender, receiver, tag. One incarnation of each sender counts at a time: when the
@@ -95,9 +95,9 @@ class Wait:
     Attributes:
       key: of the channel.
       incarnation: the sender's incarnation to which this wait is bound; 0 while none is known.
-      due: when it ends at the latest, in seconds on the shell's clock.
+      due: when it ends at the latest, in seconds on the runtime's clock.
       ended: whether it has; then `letter` is set, or `code` (not 0) and `message`.
-      wake: the shell's own.
+      wake: set and called by the runtime only.
     """
 
     __slots__ = ("code", "due", "ended", "incarnation", "key", "letter", "message", "nbytes", "wake")
@@ -289,7 +289,7 @@ class Mailbox:
     # -- senders ----------------------------------------------------------------------------------------------------------
 
     def incarnation_seen(self, name: str, incarnation: int) -> list[Wait]:
-        """The shell has heard of this incarnation of a sender: it becomes the current one, unless it is an earlier one."""
+        """The runtime has heard of an incarnation of a sender. It becomes the sender's current one, unless it is known as a past one."""
         source = self._source(name)
         if source.incarnation == incarnation or incarnation in source.past:
             return []
@@ -454,7 +454,7 @@ class Outbox:
             incarnation of that receiver.
 
         Returns:
-          None, or (number, skip): the shell must request the receiver to skip the letter `skip`, and then call `skipped(number)`.
+          None, or (number, skip): the runtime must request the receiver to skip the letter `skip`, and then call `skipped(number)`.
         """
         _, after = self._in_flight[number]
         if (failed or held) and after in self._in_flight:

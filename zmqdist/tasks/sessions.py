@@ -1,16 +1,17 @@
-"""The tasks' end of sessions: functions that a task runs for its clients, variables that it keeps for them, and resets.
+"""The sessions of a task: functions that it runs for its clients, variables that it keeps for them, and resets.
 
 Rules
     A session is a number that its client has drawn. A task learns of the session when the client uses that task for the first time. The
     session's master is the task that the client has as its target.
     A session sees the variables that all sessions share. An isolated session sees its own, which are freed when it is closed or lost.
-    A reset clears containers of the shared variables on all tasks of the cluster that are up, and ends every session of that master: its
-    pending and later requests fail with ABORTED, also at a task that the session has not used before.
-    Functions run in threads of a pool, many at a time, because one may wait for the effect of another. A thread cannot be stopped from
-    outside: a function whose caller has gone is asked to end (`zmqdist.cancelled()`).
+    A container is a named group of variables. A client requests a reset from one task. That task clears containers of the shared variables,
+    has the other tasks clear them that are up and visible to it, and ends every session of which it is the master: the session's pending
+    and later requests fail with ABORTED, also at a task that the session has not used before.
+    Functions run in threads of a pool, many at a time, because one may wait for the effect of another. Python cannot stop a thread from
+    outside, so `zmqdist.cancelled()` is true in a function whose caller has gone.
     The methods accept pickles only from roles that may send code.
 
-The tables belong to the loop; work that may take time is done in the pool.
+Only the loop uses the tables of sessions; work that may take time is done in the pool.
 
 Not here: the client's end (session.py), variables (named_variables.py).
 """
@@ -219,7 +220,7 @@ class Sessions:
         self._pool.submit(self._clear_others, call, containers, mine, reason)
 
     def _clear_others(self, call: PendingCall, containers: list[str], sessions: list[int], reason: str) -> None:
-        """In a thread of the pool: have the other tasks clear too, and reply to the caller of the reset."""
+        """In a thread of the pool: have the other tasks clear their containers too, and reply to the caller of the reset."""
         try:
             due = min(call.due, time.monotonic() + GRACE_S)
             filters = self._definition.cluster_device_filters
@@ -236,7 +237,7 @@ class Sessions:
             ]
             # The stop of this task ended the calls, which therefore say nothing about the other tasks.
             if failed and self._node.closed:
-                raise self._is_stopping("what the other tasks have cleared is not known")
+                raise self._is_stopping("it is not known which other tasks have cleared their containers")
             if failed:
                 raise UnavailableError(f"the reset did not reach {'; '.join(failed)}")
             call.reply(None)

@@ -47,7 +47,7 @@ _handles: weakref.WeakValueDictionary[Any, Variable] = weakref.WeakValueDictiona
 
 
 class Variable(ArrayLike):
-    """A variable. `Variable(...)` makes one; inside `strategy.scope()` that blocks until the parameter server has it.
+    """A variable. Inside `strategy.scope()` the constructor blocks until the parameter server has made the variable.
 
     Args:
       initial_value: an array, anything that numpy makes an array of, or a function that returns one. If `shape` and `dtype` are given,
@@ -58,7 +58,8 @@ class Variable(ArrayLike):
       dtype, shape: of the value; by default those of `initial_value`.
       aggregation: "none", "sum", "mean" or "only_first_replica": how the assignments of several replicas become one.
       synchronization: kept; has no effect.
-      per_worker_variable: each worker has a variable of its own. A function that returns it returns its current value.
+      per_worker_variable: each worker has a variable of its own. A scheduled function that returns the variable returns its value at that
+        worker.
 
     Under a strategy with a `variable_partitioner` the result may be a ShardedVariable.
 
@@ -70,7 +71,7 @@ class Variable(ArrayLike):
     Attributes:
       name, shape, dtype: they never change; `shape` is a tuple.
       trainable, aggregation, synchronization: as given.
-      storage: holds the value; for the rest of the package.
+      storage: the place of the value; only zmqdist itself uses this attribute.
     """
 
     name: str

@@ -54,7 +54,7 @@ class Rejection:
     """An ICMP message that reports that a connection cannot be made.
 
     Attributes:
-      sender: the IP address of the machine that sent it: a firewall, a router, or the host itself.
+      sender: the IP address of its sender: a firewall, a router, or the host itself.
       forbidden: whether the sender forbids the connection (port or communication prohibited); else it knows no route.
     """
 
@@ -226,7 +226,7 @@ class ProbeResult:
 
 @dataclass(frozen=True)
 class PortOwner:
-    """The process that listens on a port of this machine.
+    """The process that listens on a port of this host.
 
     Attributes:
       uid: of the socket.
@@ -278,7 +278,7 @@ def resolve_host(host: str, timeout_s: float) -> str:
 
 
 def is_local_address(ip_address: str) -> bool:
-    """Return whether an IP address belongs to this machine."""
+    """Return whether an IP address belongs to this host."""
     try:
         with socket.socket(socket.AF_INET6 if is_ipv6(ip_address) else socket.AF_INET) as probe:
             probe.bind((ip_address, 0))
@@ -334,7 +334,7 @@ def _explain_rejection(host: str, port: int, rejection: Rejection) -> tuple[str,
 
 
 def port_owner(ip_address: str, port: int) -> PortOwner | None:
-    """Return the process that listens at an IP address of this machine; None if there is none, or this system does not tell."""
+    """Return the process that listens at an IP address of this host; None if there is none, or this system does not tell."""
     try:
         sockets = listening_sockets(ip_address, port)
     except (OSError, ValueError, IndexError):

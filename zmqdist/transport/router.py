@@ -392,7 +392,7 @@ class Router:
         if fd >= 0:
             self._by_fd.setdefault(fd, []).append(peer)
             if self._reported_ends[fd] > 0:
-                # Later, because our hello must be its first message, not a Ping.
+                # The first Ping waits, because the first message to the peer must be the hello of this server.
                 self._suspect_later(peer, SUSPECT_STEP_S)
         return peer
 

@@ -142,8 +142,8 @@ def _problem(status: os.stat_result, owners: tuple[int, ...], mode_bits: int) ->
     if status.st_uid != os.geteuid():
         if status.st_uid not in owners:
             return f"belongs to user {status.st_uid}, this process runs as {os.geteuid()}: use a file of your own"
-        # Another user's file is read by its group or an access list, whose mask shows here as the group's bits: so Kubernetes (fsGroup)
-        # and systemd (LoadCredential) give a file of root to one process.
+        # Kubernetes (fsGroup) and systemd (LoadCredential) give a process a file of root, which the process reads as a member of the file's
+        # group, or by an access list, whose mask shows here as the group's bits. So the group may read this file.
         mode_bits &= ~stat.S_IRGRP
     mode = stat.S_IMODE(status.st_mode)
     if mode & mode_bits:

@@ -116,7 +116,10 @@ class VariableHost:
     # -- sessions -------------------------------------------------------------------------------------------------------
 
     def _open(self, call: PendingCall, program: int, session: int) -> None:
-        """Reply with (incarnation, name, whether the session existed already)."""
+        """Open a session, and drop the sessions whose programs have gone.
+
+        Reply with (incarnation of this ps, its name, whether it had this session already).
+        """
         present = [_holder(peer) for peer in self._router.peers]
         was_there = session in self._known
         holder = _holder(call.peer)

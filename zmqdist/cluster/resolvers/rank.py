@@ -1,13 +1,13 @@
 """The cluster of the processes that mpirun, mpiexec or torchrun has started, from the variables that they set.
 
 Rules
-    Those of by_rank.py. Rank 0 is the chief.
+    The rules of by_rank.py hold. Rank 0 is the chief.
 
     Three families of variables are known: torchrun's, Open MPI's, and PMI's, which MPICH, Intel MPI and Cray's launchers set. Where several
-    are complete, torchrun's count first, because torchrun itself is often started by the others.
+    families are complete, the resolver prefers torchrun's, because mpirun or mpiexec often starts torchrun itself.
 
-    None of these systems tells a process the names of all hosts. They are `hosts`, or those of a Slurm job around it; where all processes
-    are on one host, they need none.
+    None of these systems tells a process the names of all hosts. The argument `hosts` gives them, or else the Slurm job in which the
+    processes run; where all processes are on one host, no names are needed.
 """
 
 from __future__ import annotations

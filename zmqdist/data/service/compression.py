@@ -41,7 +41,7 @@ class Codec(NamedTuple):
 
     Attributes:
       name: one of NAMES.
-      squeeze: compresses a buffer.
+      compress_batch: compresses a buffer.
       unfold: `unfold(data, nbytes)` makes at most about `nbytes` bytes, and raises one of `failures` for damaged data.
     """
 
@@ -117,14 +117,14 @@ def _zlib(name: str, level: int, wbits: int) -> Codec:
 
 
 def _lz4() -> Codec:
-    block: Any = importlib.import_module("lz4.block")  # its stubs do not export what it offers
+    block: Any = importlib.import_module("lz4.block")  # its type stubs do not export its functions
 
     def compress_batch(buffer: Any) -> bytes:
         return bytes(block.compress(buffer, store_size=False))
 
     def unfold(data: Any, nbytes: int) -> bytearray:
         if not nbytes:
-            raise ValueError("an empty buffer is never sent compressed")  # 0 would let the block choose its size
+            raise ValueError("an empty buffer is never sent compressed")  # `compress` returns None for it
         made: bytearray = block.decompress(data, uncompressed_size=nbytes, return_bytearray=True)
         return made
 
@@ -140,7 +140,7 @@ def _zstd() -> Codec:
         )  # a compressor of its own, because threads cannot share one
 
     def unfold(data: Any, nbytes: int) -> bytes:
-        if zstandard.frame_content_size(data) != nbytes:  # the package allocates as many as the header says
+        if zstandard.frame_content_size(data) != nbytes:  # the package allocates as many bytes as the header says
             raise zstandard.ZstdError("the header has another number of bytes")
         return bytes(zstandard.ZstdDecompressor().decompress(data, allow_extra_data=False))
 

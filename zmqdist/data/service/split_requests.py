@@ -41,7 +41,9 @@ def call_until_answered(
     due: float = inf,
     again: frozenset[int] = RETRIABLE,
 ) -> Any:
-    """Call a method of the dispatcher until it replies with success or a permanent error. Blocks; logs every WAIT_LOG_S why it goes on.
+    """Call a method of the dispatcher until it replies with success or a permanent error.
+
+    Blocks; logs every WAIT_LOG_S why it repeats the call.
 
     Args:
       method: the part of its name behind "zmqdist.data.".
@@ -59,7 +61,7 @@ def call_until_answered(
     pause_s = FIRST_PAUSE_S
     while True:
         if stopped.is_set():
-            raise CancelledError(f"{what}: it was stopped")
+            raise CancelledError(f"{what} was stopped")
         try:
             return internal_client.start(client, f"zmqdist.data.{method}", *args, due=due).get_value()
         except OpError as error:

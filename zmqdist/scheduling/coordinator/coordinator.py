@@ -277,7 +277,7 @@ class ClusterCoordinator:
         runtime = self._runtime
         schedule_lock = runtime.schedule_lock
         if not schedule_lock.acquire(timeout=-1 if timeout is None else min(max(0.0, timeout), threading.TIMEOUT_MAX)):
-            raise errors.DeadlineExceededError(f"another thread is in join() or schedule() for more than {timeout:g} s")
+            raise errors.DeadlineExceededError(f"another thread has been in join() or schedule() for {timeout:g} s")
         try:
             with runtime.lock:
                 self._check_open()

@@ -228,7 +228,10 @@ class DispatchServer:
         )
 
     def report_exit(self, job: str, index: int, pid: int, exit_code: int | None, log: str = "") -> None:
-        """Report that the process of a worker has ended, so that the worker is lost at once. For its parent process. Any thread."""
+        """Report that the process of a worker has ended, so that the dispatcher counts the worker as lost at once.
+
+        Only the process that started the worker calls this, from any of its threads.
+        """
         if self._runtime.loop is not None:
             event = ProcessExited(pid=pid, exit_code=exit_code, log=log, job=job, index=index)
             with contextlib.suppress(errors.FailedPreconditionError):

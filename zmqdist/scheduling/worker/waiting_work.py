@@ -16,9 +16,10 @@ class WaitingWork(deque[Leased]):
     """A queue of leased work items.
 
     Attributes:
-      pinned: leases of pinned work, in the queue or at a slot. It may include leases that have ended.
+      pinned: leases of pinned work, which was scheduled for this worker, in the queue or at a slot. It may include leases that have ended.
       report_before_start: leases in the queue whose start must be reported before it happens.
-      announced: the lease whose start was reported last. Nothing goes before it any more, because it is reported as begun.
+      announced: the lease whose start the worker has reported last. No item is put before it any more, because the dispatcher takes it
+        for begun.
     """
 
     def __init__(self) -> None:

@@ -188,7 +188,7 @@ class DataDispatcher:
         try:
             self._loop.call_soon(self.handle, event)
         except OpError:
-            pass  # the dispatcher has stopped, and its callers with it
+            pass  # the dispatcher has stopped, and its connections have ended: no caller waits for this commit
 
     # -- events and effects ---------------------------------------------------------------------------------------------------
 

@@ -55,7 +55,7 @@ class StreamState(Enum):
 
 @dataclass(frozen=True)
 class PositionRun:
-    """Positions that a stream got at once: `count` positions from `start` on; the first one has the index `local` within the stream."""
+    """Positions that a stream got in one reply: `count` positions from `start` on. The first has the index `local` within the stream."""
 
     local: int
     start: int

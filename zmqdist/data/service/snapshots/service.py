@@ -1,11 +1,11 @@
 """The distributed snapshots of a dispatcher: its RPC methods, and the replies to pending requests.
 
 Rules
-    Everything that touches a folder runs in threads of this service, so that a slow disk does not hold up the loop. The tables of workers
-    and of pending requests belong to the loop.
-    Each worker always has one request "streams" pending, which lists the streams that it writes. The reply comes when the worker should
-    write other ones, and has at most one stream more.
-    A snapshot gets into the journal when its folder exists, and workers get its streams when it is in the journal.
+    Threads of this service read and write the folders, so that a slow disk does not hold up the loop. Only the loop uses the tables of
+    workers and of pending requests.
+    Each worker always has one request "streams" pending, which lists the streams that it writes. The service replies when the worker should
+    write other streams; at most one stream of the reply is new to the worker.
+    The dispatcher records a snapshot in its journal after the folder was created, and assigns its streams after the record was written.
 
 Methods (each after "zmqdist.data."; `incarnation` is that of the calling worker)
     save(request, path, description, spec, compression)                      -> None
