@@ -116,7 +116,7 @@ def test_the_digits_are_learned_with_a_worker_host_cut_off_for_20_s(net: SshNetw
     trained(job)
     assert not mending.is_alive(), "the host was back while the job ran"
     mending.join()
-    assert "is lost" not in job.text, "its connection has outlived the cut"
+    assert "] is lost" not in job.text, "its connection has outlived the cut"
     job.left_nothing()
     nothing_is_left(net)
 

@@ -13,6 +13,7 @@ import pytest
 from zmqdist import errors
 from zmqdist.cluster import ClusterConfig
 from zmqdist.launch import slurm_job
+from zmqdist.launch.launcher import Launch
 from zmqdist.launch.slurm import explain, slurm_hosts, srun_command
 from zmqdist.launch.slurm_job import JobFollower, job_state, submit
 
@@ -405,6 +406,13 @@ def test_an_output_that_this_host_does_not_see_is_said(slurm: FakeSlurm) -> None
     with JobFollower(lines.append) as follower:
         assert follower.run(17, submitted=True) == 0
     assert lines == [f"[slurm] job 17 has ended; this host does not see its output, {slurm.folder}/out file"]
+
+
+def test_a_file_is_checked_outside_of_an_allocation_before_its_job_is_submitted(
+    slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SLURM_JOB_NODELIST", raising=False)
+    Launch(config(), (), print).check()
 
 
 # -- in an allocation ------------------------------------------------------------------------------------------------------

@@ -145,7 +145,8 @@ class Launch:
         for key, command in (("program", self._command), ("jobs.evaluator.program", self._evaluator_command())):
             if command and shutil.which(command[0]) is None:
                 raise errors.NotFoundError(f"{key}: {command[0]!r} is not found, or may not be executed")
-        agent_hosts(self._config)
+        if self._config.launcher != "slurm":  # its hosts are known inside of a job only
+            agent_hosts(self._config)
         self._dispatcher_config(Credentials())
         folder = self._config.security.keys
         if folder is not None:
