@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import socket
 import sys
 import threading
 import time
@@ -30,6 +29,9 @@ from zmqdist.launch.host_slots import HostSlots
 from zmqdist.launch.launcher_interface import LineHandler
 from zmqdist.launch.role_files import RoleFiles
 from zmqdist.launch.roles import REFUSED
+from zmqdist.transport.address import join
+from zmqdist.transport.own_address import own_host
+from zmqdist.transport.port_probe import is_local_address
 
 if TYPE_CHECKING:
     from zmqdist.launch.roles import TaskConfig
@@ -41,6 +43,8 @@ LOOPBACK: Final = "127.0.0.1"
 ANSWER_S: Final = 5.0
 """Seconds that an agent has to answer a request to close, and, beyond the grace, to report the ends of its roles."""
 POLL_S: Final = 0.1
+ANY_PORT: Final = 9
+"""A port for an address whose port does not matter, because nothing is sent."""
 
 
 @dataclass(frozen=True)
@@ -308,22 +312,8 @@ def _checked(link: AgentLink) -> AgentHello:
 
 def _own_address(hello: AgentHello) -> str:
     """Return the address of this host that the agent's host reaches."""
-    if hello.reached_from and _is_own(hello.reached_from):
+    if hello.reached_from and is_local_address(hello.reached_from):
         return hello.reached_from
     if not hello.reached_at:
         return LOOPBACK
-    # Behind a jump host: the interface that leads to the host.
-    family = socket.AF_INET6 if ":" in hello.reached_at else socket.AF_INET
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect((hello.reached_at, 9))
-        return str(probe.getsockname()[0])
-
-
-def _is_own(address: str) -> bool:
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        try:
-            probe.bind((address, 0))
-        except OSError:
-            return False
-    return True
+    return own_host(join(hello.reached_at, ANY_PORT))  # behind a jump host: the interface that leads to the host
