@@ -114,6 +114,8 @@ class Launched:
         self._mark = f"ZMQDIST_LAUNCHED={uuid.uuid4()}"
         name, value = self._mark.split("=")
         environment = {**os.environ, name: value, "TMPDIR": str(self.temporary), "PYTHONWARNINGS": "error"}
+        # With it, `print` writes a line in pieces, and a line of another process may come between two of them.
+        environment.pop("PYTHONUNBUFFERED", None)
         self.process = start(
             [sys.executable, "-c", run, str(file), str(grace_s), *arguments],
             cwd=folder,

@@ -36,7 +36,7 @@ def test_an_evaluator_runs_beside_the_program_and_ends_by_itself(launch: Launche
     )
     program = """
         import pathlib, sys
-        sys.stdout.write("trained\\n")  # in one piece, also where PYTHONUNBUFFERED is set
+        print("trained", flush=True)
         pathlib.Path("finished").touch()
         sys.exit(5)
     """
