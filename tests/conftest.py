@@ -161,7 +161,7 @@ def own_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def child() -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Runs a Python program in another process, which is killed at the end."""
+    """Runs a Python program in another process, which is killed at the end. Its stdout is a pipe; its log stays out of that."""
     made: list[subprocess.Popen[str]] = []
 
     def run(program: str, *args: str) -> subprocess.Popen[str]:
@@ -171,7 +171,6 @@ def child() -> Iterator[Callable[..., subprocess.Popen[str]]]:
                 cwd=ROOT,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
                 text=True,
             )
         )

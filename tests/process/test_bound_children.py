@@ -87,7 +87,7 @@ def test_a_child_gets_its_descriptors_and_its_exit_code_is_told(nursery: Nursery
     spawned.ours.sendall(word)
     spawned.ours.shutdown(socket.SHUT_WR)
     assert spawned.code() == code
-    tail = spawned.child.tail()
+    tail = nursery.loop.run(spawned.child.tail)
     assert ("a child's own mistake" in tail) == (word == b"r")
 
 

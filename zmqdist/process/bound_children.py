@@ -66,7 +66,7 @@ class BoundChild:
             self._owner.send_record(KILL, self.ticket)
 
     def tail(self) -> str:
-        """Return the last lines that the child wrote to standard error."""
+        """Return the last lines that the child wrote to standard error. Call it in the loop, which reads them, too."""
         self._read_errors()
         lines = [*self._lines, self._last_line] if self._last_line else list(self._lines)
         return b"\n".join(lines)[-LOG_TAIL_BYTES:].decode(errors="replace").strip()

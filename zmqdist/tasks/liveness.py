@@ -1,24 +1,20 @@
-"""Watches of other tasks: which of them are alive, as far as this task has noticed.
-
-A task is watched from the first time that this task waits for it. The watch is a call without a reply: it ends with the process at the
-other end, when the connection ends or ZeroMQ's heartbeats stop; no other message is sent meanwhile. A task that was never seen may not have
-started yet, so it is waited for. A task that was seen and has gone counts as gone until its next incarnation is seen.
-"""
+"""Watches of other tasks: the calls, connections and callbacks around the decisions of watches_machine.py."""
 
 from __future__ import annotations
 
 import logging
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
-from typing import Any
 
 from zmqdist.coordination.replies import Task, task_name
-from zmqdist.errors import UNAVAILABLE, OpError
+from zmqdist.errors import OK, OpError
 from zmqdist.rpc import StatusOrResult
 from zmqdist.rpc.pending_call import PendingCall
 from zmqdist.tasks.node import TASKS, Node
 from zmqdist.tasks.snapshot import WatchRow
+from zmqdist.tasks.watches_machine import ProbeTask, ReportGone, ReportSeen, WatchedTasks, WatchEffect, WatchTask
 from zmqdist.transport.peer import Peer
 
 log = logging.getLogger("zmqdist.tasks")
@@ -32,10 +28,7 @@ class Watches:
     def __init__(self, node: Node) -> None:
         self._node = node
         self._lock = threading.Lock()
-        self._watched: set[Task] = set()
-        self._incarnations: dict[Task, int] = {}
-        self._last_speaker: dict[Task, int] = {}
-        self._gone_messages: dict[Task, str] = {}
+        self._machine = WatchedTasks(node.me)
         self._on_incarnation: list[Callable[[Task, int], object]] = []
         self._on_gone: list[Callable[[Task, str], object]] = []
         node.service.register_later(METHOD, self._watch_call, roles=TASKS)
@@ -55,123 +48,88 @@ class Watches:
         Raises:
           FailedPreconditionError: this task's server was stopped.
         """
-        if task == self._node.me or task in self._watched:
+        if self._machine.is_watched(task):  # without the lock, because each wait for a task comes here
             return
+        self._node.client(task)  # raises once this server was stopped
         with self._lock:
-            if task in self._watched:
-                return
-            self._watched.add(task)
-        self._start_watch(task, 0)
+            effects = self._machine.watched(task, self._node.spec.task_address(*task))
+        self._perform(effects)
 
     def rows(self) -> dict[str, WatchRow]:
         """Return the state of each watched task, by name."""
         rows = {}
-        for task in sorted(self._watched.copy()):
-            incarnation, message = self._incarnations.get(task, 0), self.gone_message(task)
-            state = "gone" if message else "up" if incarnation else "unseen"
-            rows[task_name(task)] = WatchRow(task_name(task), state, incarnation, message)
+        with self._lock:
+            for task in self._machine.tasks:
+                incarnation, message = self._machine.incarnation(task), self._machine.gone_message(task)
+                state = "gone" if message else "up" if incarnation else "unseen"
+                rows[task_name(task)] = WatchRow(task_name(task), state, incarnation, message)
         return rows
 
     def gone_message(self, task: Task) -> str:
         """Return the error text for a task that has gone; "" for one that is up or was never seen."""
-        return self._gone_messages.get(task, "")
+        return self._machine.gone_message(task)
 
     def heard_from(self, task: Task, incarnation: int, peer: Peer | None = None) -> None:
-        """A message of this incarnation of a task has arrived, so the task is up, even if its watch has not noticed yet.
-
-        This does not hold for the incarnation that has gone, because its last messages may be handled late. A task may go before its watch
-        has learned its incarnation; then the incarnation that has gone is the one that spoke last over a connection of its own. If none
-        did, the task that passes this message on is believed: it has heard from this incarnation directly, and notifies all members when it
-        goes.
+        """Note that a message of this incarnation of a task has arrived.
 
         Args:
           peer: the connection of the message, if it came from the task itself; None if another task passes it on.
         """
         with self._lock:  # a peer is marked as gone before `_connection_ended` runs, so one of the two sees the end
-            seen = self._incarnations.get(task)
-            if peer is None:
-                seen = seen or self._last_speaker.get(task)
-            elif peer.gone:
-                return
-            else:
-                self._last_speaker[task] = incarnation
-            if seen != incarnation and self._gone_messages.pop(task, ""):
-                # Until the new watch is there, the task's connection to this one shows its end (_connection_ended).
-                self._incarnations.pop(task, None)
+            self._machine.heard_from(task, incarnation, None if peer is None else not peer.gone)
 
     def _connection_ended(self, peer: Peer) -> None:
-        """A connection to this task has ended. If the other end is a watched task that has not replied to its watch yet, it was there and
-        has gone.
-
-        If this task is connected to the other one too, that connection decides, after the replies that the task has sent before its end.
-        """
         if self._node.closed:  # peers disconnect because this task stops, not because they end
             return
-        for task in self._watched.copy():
-            if (
-                peer.role == "worker"
-                and peer.hello is not None
-                and peer.hello.name == task_name(task)
-                and task not in self._incarnations
-            ):
-                if self._node.is_connected(task):
-                    self._probe(task)
-                else:
-                    self._task_gone(task, UNAVAILABLE, "")
-
-    def _probe(self, task: Task) -> None:
-        """Call a task whose watch may wait for its next incarnation: this call fails with the connection, and waits for no other."""
-        try:
-            result = self._node.start(task, METHOD, 0, waits_for_server=False)
-        except OpError:  # this task's server was stopped
+        if peer.role != "worker" or peer.hello is None:
             return
-        result.add_done_callback(partial(self._probed, task))
-
-    def _probed(self, task: Task, result: StatusOrResult) -> None:
-        code, message = result.get_error()
-        # A reply shows that the watch, which was sent before, has arrived: its end will show when the task goes.
-        if code and task not in self._incarnations and not self._node.closed:
-            self._task_gone(task, code, message)
+        with self._lock:
+            ended = [task for task in self._machine.tasks if task_name(task) == peer.hello.name]
+        for task in ended:
+            connected = self._node.is_connected(task)
+            with self._lock:
+                effects = self._machine.connection_ended(task, connected)
+            self._perform(effects)
 
     def _watch_call(self, call: PendingCall, incarnation: int) -> None:
-        """Another task watches this one. If it knows the current incarnation, the call stays without a reply until this process ends."""
+        """Serve the watch of another task. If it knows the current incarnation, its call gets no reply and lasts as long as this process."""
         if incarnation != self._node.incarnation:
             call.reply(self._node.incarnation)
 
-    def _start_watch(self, task: Task, incarnation: int) -> None:
-        # A watch of a known incarnation must not wait for a server: it would wait for the next incarnation and miss this one's end.
-        result = self._node.start(task, METHOD, incarnation, waits_for_server=not incarnation)
-        result.add_done_callback(partial(self._watch_ended, task, incarnation))
+    def _perform(self, effects: list[WatchEffect]) -> None:
+        for effect in effects:
+            match effect:
+                case WatchTask(task, incarnation):
+                    # A watch of a known incarnation must not wait for a server: it would wait for the next one, and miss this one's end.
+                    self._call(task, incarnation, not incarnation, self._watch_ended)
+                case ProbeTask(task):
+                    self._call(task, 0, False, self._probe_ended)
+                case ReportSeen(task, incarnation):
+                    for seen in self._on_incarnation:
+                        seen(task, incarnation)
+                case ReportGone(task, message):
+                    log.info("%s", message)
+                    for gone in self._on_gone:
+                        gone(task, message)
 
-    def _watch_ended(self, task: Task, incarnation: int, result: StatusOrResult) -> None:
+    def _call(self, task: Task, incarnation: int, waits_for_server: bool, then: Callable[..., object]) -> None:
+        with suppress(OpError):  # this task's server was stopped; the last states of the other tasks stay
+            call = self._node.start(task, METHOD, incarnation, waits_for_server=waits_for_server)
+            call.add_done_callback(partial(then, task))
+
+    def _watch_ended(self, task: Task, result: StatusOrResult) -> None:
         code, message = result.get_error()
         if self._node.closed:  # the stop of this task's server ended the watch, which says nothing about the task
             return
-        if not code:
-            self._task_seen(task, result.get_value())
-        else:  # also for a first watch: it was in flight, so the task was there
-            self._task_gone(task, code, message)
-        try:
-            if code in (0, UNAVAILABLE):
-                self._start_watch(task, 0 if code else result.get_value())
-            else:
-                self._watched.discard(task)
-        except OpError:
-            pass  # this task's server was stopped; the last state of the other task stays
-
-    def _task_seen(self, task: Task, incarnation: Any) -> None:
-        self._incarnations[task] = incarnation
-        self._gone_messages.pop(task, None)
-        for fn in self._on_incarnation:
-            fn(task, incarnation)
-
-    def _task_gone(self, task: Task, code: int, message: str) -> None:
-        incarnation = self._incarnations.get(task, 0)
-        subject = f"its incarnation {incarnation:016x}" if incarnation else "it"
-        reason = f"{subject} has ended, or cannot be reached any more" if code == UNAVAILABLE else message
-        gone_message = f"{task_name(task)} at {self._node.spec.task_address(*task)} has gone: {reason}"
+        incarnation = result.get_value() if code == OK else 0
         with self._lock:
-            self._gone_messages[task] = gone_message
-        log.info("%s", gone_message)
-        for fn in self._on_gone:
-            fn(task, gone_message)
+            effects = self._machine.watch_ended(task, code, message, incarnation)
+        self._perform(effects)
+
+    def _probe_ended(self, task: Task, result: StatusOrResult) -> None:
+        code, message = result.get_error()
+        if self._node.closed:
+            return
+        with self._lock:
+            effects = self._machine.probe_ended(task, code, message)
+        self._perform(effects)
