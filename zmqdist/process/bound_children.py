@@ -82,6 +82,7 @@ class BoundChild:
     def close(self) -> None:
         """Close the descriptors that this process has of the child. Idempotent."""
         if not self._closed:
+            self._read_errors()  # its last lines arrive with its exit, and this process passes them on
             self._closed = True
             self._loop.remove_fd(self._errors)
             for descriptor in (self._errors, *self._theirs):
