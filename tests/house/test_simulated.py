@@ -20,6 +20,7 @@ from tests.sim.simulations.mail import simulate_mail
 from tests.sim.simulations.rpc import simulate_rpc
 from tests.sim.simulations.snapshots import simulate_snapshots
 from tests.sim.simulations.variables import simulate_variables
+from tests.sim.simulations.watches import simulate_watches
 from zmqdist.testing import simulate, simulate_data_service
 
 SIMULATIONS: tuple[Callable[[int], Any], ...] = (
@@ -33,6 +34,7 @@ SIMULATIONS: tuple[Callable[[int], Any], ...] = (
     simulate_rpc,
     simulate_snapshots,
     simulate_variables,
+    simulate_watches,
 )
 
 SEEDS = range(1, 3)

@@ -23,7 +23,7 @@ Promises, checked by tests/machines/test_agreement.py and tests/sim/test_tasks.p
     A5  announcements of different rounds never meet, except those of members that have received an error
     A6  a failure that is reported late ends no later round than its own
 
-Not here: how a result is computed (collectives.py), which tasks are alive (liveness.py).
+Not here: how a result is computed (collectives.py), which tasks are up (watches_machine.py).
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ class Watches:
             self._perform(effects)
 
     def _watch_call(self, call: PendingCall, incarnation: int) -> None:
-        """Serve the watch of another task. If it knows the current incarnation, its call gets no reply and lasts as long as this process."""
+        """Serve the watch of another task. If that task knows the current incarnation, its call gets no reply until this process ends."""
         if incarnation != self._node.incarnation:
             call.reply(self._node.incarnation)
 

@@ -6,7 +6,7 @@ Rules
     An arrived value stays in the receiver's mailbox until it is received. A sender that knows of the arrival may end.
     When a sender ends, the waits for it end with UNAVAILABLE. A value of its next incarnation never passes for one of the earlier.
 
-Not here: which letter goes to which wait (mailbox_machine.py), which tasks are alive (liveness.py).
+Not here: which letter goes to which wait (mailbox_machine.py), which tasks are up (watches_machine.py).
 """
 
 from __future__ import annotations

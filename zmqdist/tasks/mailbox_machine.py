@@ -27,7 +27,7 @@ Promises, checked by tests/machines/test_mailbox.py and tests/sim/test_tasks.py
         puts back is never refused
     P6  of letters and waits that have ended, only a few numbers for each sender stay
 
-Not here: how a letter travels (mail.py), which tasks are alive (liveness.py).
+Not here: how a letter travels (mail.py), which tasks are up (watches_machine.py).
 """
 
 from __future__ import annotations

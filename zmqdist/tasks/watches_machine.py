@@ -8,8 +8,9 @@ Theory of operation
 
 Promises, checked by tests/sim/simulations/watches.py
     W1  each watched task has one watch in flight, unless this task's server was stopped or the task has refused the watch
-    W2  a task whose seen incarnation has ended counts as gone until another incarnation replies to a watch or sends a message
-    W3  a late message of the incarnation that has gone does not make the task up again
+    W2  a task whose seen incarnation has ended counts as gone until another incarnation replies to a watch or sends a message, which
+        another task may pass on
+    W3  a late message of an incarnation of which this task has noticed the end does not make the task up again
     W4  a task is reported as gone only after its process or a connection between the two tasks has ended
     W5  without further faults each watched task that runs is up in its current incarnation
 
@@ -18,11 +19,15 @@ Not here: the calls themselves (liveness.py), and what the end of a task means f
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from zmqdist.coordination.replies import Task, task_name
 from zmqdist.errors import OK, UNAVAILABLE
+
+ENDED_KEPT: Final = 8
+"""Ended incarnations of a task that are remembered. A message of an earlier one would have been on its way for as many restarts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +71,12 @@ class WatchedTasks:
         self._me = me
         self._addresses: dict[Task, str] = {}
         self._incarnations: dict[Task, int] = {}
-        """The incarnation that last replied to a watch. It stays known after its end (W3)."""
+        """The incarnation that last replied to a watch. It stays known after its end."""
         self._last_speaker: dict[Task, int] = {}
         """The incarnation that last sent a message over a connection of its own."""
         self._gone_messages: dict[Task, str] = {}
+        self._ended: dict[Task, deque[int]] = {}
+        """The last incarnations of which this task has noticed the end."""
 
     @property
     def tasks(self) -> list[Task]:
@@ -77,7 +84,7 @@ class WatchedTasks:
         return sorted(self._addresses)
 
     def is_watched(self, task: Task) -> bool:
-        """Return whether `watched` has nothing to do for this task: it is watched already, or it is this task."""
+        """Return whether this task needs no watch: it is watched already, or it is the task that watches."""
         return task == self._me or task in self._addresses
 
     def incarnation(self, task: Task) -> int:
@@ -103,16 +110,16 @@ class WatchedTasks:
         Args:
           connected: whether the connection that carried the message is still open; None: another task has passed the message on.
         """
-        seen = self._incarnations.get(task)
         if connected is None:
             # The task that passed it on has heard from this incarnation directly, and reports its end. Only an end that this task has
             # noticed itself counts for more.
-            seen = seen or self._last_speaker.get(task)
-        elif not connected:  # W3: `connection_ended` has come, or is about to
-            return
-        else:
+            ended = incarnation in self._ended.get(task, ())
+        elif connected:
             self._last_speaker[task] = incarnation
-        if seen != incarnation and self._gone_messages.pop(task, ""):
+            ended = incarnation == self._incarnations.get(task)
+        else:
+            ended = True  # `connection_ended` has come, or is about to
+        if not ended and self._gone_messages.pop(task, ""):
             # Until the new incarnation replies to the watch, the end of its connection to this task shows its end (connection_ended).
             self._incarnations.pop(task, None)
 
@@ -138,6 +145,8 @@ class WatchedTasks:
           code, message: OK with the incarnation of the task, or the error of the call.
         """
         if code == OK:
+            if (before := self._incarnations.get(task, incarnation)) != incarnation:
+                self._note_end(task, before)
             self._incarnations[task] = incarnation
             self._gone_messages.pop(task, None)
             return [ReportSeen(task, incarnation), WatchTask(task, incarnation)]
@@ -150,8 +159,13 @@ class WatchedTasks:
 
     def _gone(self, task: Task, code: int, message: str) -> list[WatchEffect]:
         incarnation = self._incarnations.get(task, 0)
+        if ended := incarnation or self._last_speaker.get(task, 0):
+            self._note_end(task, ended)
         subject = f"its incarnation {incarnation:016x}" if incarnation else "it"
         reason = f"{subject} has ended, or cannot be reached any more" if code == UNAVAILABLE else message
         text = f"{task_name(task)} at {self._addresses[task]} has gone: {reason}"
         self._gone_messages[task] = text
         return [ReportGone(task, text)]
+
+    def _note_end(self, task: Task, incarnation: int) -> None:
+        self._ended.setdefault(task, deque(maxlen=ENDED_KEPT)).append(incarnation)

@@ -15,12 +15,15 @@ from tests.sim.simulations.groups import simulate_group
 from tests.sim.simulations.keeper import simulate_keeper
 from tests.sim.simulations.mail import simulate_mail
 from tests.sim.simulations.variables import simulate_variables
+from tests.sim.simulations.watches import simulate_watches
 from zmqdist.coordination.barriers_machine import Barriers
 from zmqdist.coordination.keys_machine import Keys
 from zmqdist.coordination.machine import Coordination
+from zmqdist.errors import UNAVAILABLE
 from zmqdist.tasks import collectives_machine
 from zmqdist.tasks.agreement_machine import Agreed, Agreements
 from zmqdist.tasks.mailbox_machine import Mailbox, Outbox
+from zmqdist.tasks.watches_machine import WatchedTasks, WatchTask
 from zmqdist.variables.update_keys import AppliedUpdates
 from zmqdist.variables.updates_machine import DONE, NEW, RUNNING, KeptSessions, Steps, UpdateLog
 
@@ -130,6 +133,51 @@ def in_the_wrong_order(rank: int, size: int, piece: Any, keep: Any) -> Any:
         piece = arrived
 
 
+HEARD = WatchedTasks.heard_from
+WATCH_ENDED = WatchedTasks.watch_ended
+GONE = vars(WatchedTasks)["_gone"]
+
+
+def late_words_count(self: WatchedTasks, task: Any, incarnation: int, connected: bool | None) -> None:
+    self._incarnations.pop(task, None)  # reach: plants bugs
+    HEARD(self, task, incarnation, connected)
+
+
+def passed_on_is_first_hand(self: WatchedTasks, task: Any, incarnation: int, connected: bool | None) -> None:
+    HEARD(self, task, incarnation, True)
+
+
+def not_watched_again(self: WatchedTasks, *args: Any) -> list[Any]:
+    return [effect for effect in WATCH_ENDED(self, *args) if not isinstance(effect, WatchTask)]
+
+
+def watched_twice(self: WatchedTasks, *args: Any) -> list[Any]:
+    effects = WATCH_ENDED(self, *args)
+    return effects + [effect for effect in effects if isinstance(effect, WatchTask)]
+
+
+def stays_gone(self: WatchedTasks, task: Any, *args: Any) -> list[Any]:
+    message = self.gone_message(task)
+    effects = WATCH_ENDED(self, task, *args)
+    if message:
+        self._gone_messages[task] = message  # reach: plants bugs
+    return effects
+
+
+def end_is_forgotten(self: WatchedTasks, task: Any, *args: Any) -> list[Any]:
+    effects = GONE(self, task, *args)
+    self._gone_messages.pop(task)  # reach: plants bugs
+    return effects
+
+
+def each_connection_counts(self: WatchedTasks, task: Any, connected: bool) -> list[Any]:
+    return GONE(self, task, UNAVAILABLE, "") if task in self.tasks else []
+
+
+def a_reply_means_gone(self: WatchedTasks, task: Any, code: int, message: str) -> list[Any]:
+    return GONE(self, task, UNAVAILABLE, message)
+
+
 BUGS: list[tuple[str, Simulate, Any, str, Any, str | tuple[str, ...]]] = [
     ("members agree on anything", simulate_group, Agreements, "_verdict", anything_agrees, ("A2", "collectives")),
     ("members of different rounds meet", simulate_group, Barriers, "arrived", of_any_round, "A5"),
@@ -154,6 +202,16 @@ BUGS: list[tuple[str, Simulate, Any, str, Any, str | tuple[str, ...]]] = [
     ("the sender does not number them", simulate_mail, Outbox, "numbers", after_nothing, "mailbox P1"),
     ("a lost letter is not skipped", simulate_mail, Outbox, "ended", never_a_skip, ("mailbox", "outbox")),
     ("the mailbox is never full", simulate_mail, Mailbox, "_is_full", never_full, "mailbox P5"),
+    ("a late message makes a task up", simulate_watches, WatchedTasks, "heard_from", late_words_count, "watches W"),
+    ("what is passed on is first-hand", simulate_watches, WatchedTasks, "heard_from", passed_on_is_first_hand, ""),
+    ("a task that speaks stays gone", simulate_watches, WatchedTasks, "heard_from", nothing, "watches W2"),
+    ("a task is watched once", simulate_watches, WatchedTasks, "watch_ended", not_watched_again, "watches W1"),
+    ("a task is watched twice", simulate_watches, WatchedTasks, "watch_ended", watched_twice, "watches W1"),
+    ("a reply leaves a task gone", simulate_watches, WatchedTasks, "watch_ended", stays_gone, "watches W5"),
+    ("the end of a task is forgotten", simulate_watches, WatchedTasks, "_gone", end_is_forgotten, "watches W2"),
+    ("any connection decides", simulate_watches, WatchedTasks, "connection_ended", each_connection_counts, "watches W"),
+    ("no connection decides", simulate_watches, WatchedTasks, "connection_ended", nothing, "watches W"),
+    ("a probe's reply ends a task", simulate_watches, WatchedTasks, "probe_ended", a_reply_means_gone, "watches W"),
     ("a letter of another life is given out", simulate_mail, Mailbox, "incarnation_seen", other_lives, "mailbox"),
     ("an update runs twice", simulate_variables, UpdateLog, "begin", runs_twice, ""),
     ("an update is carried out again", simulate_variables, UpdateLog, "begin", forgets, ("U1", "U2")),

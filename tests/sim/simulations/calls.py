@@ -153,6 +153,10 @@ class SimCalls:
         if ends is not None:
             self._channels.pop(ends).end()
 
+    def is_connected(self, caller: SimHost, callee: SimHost) -> bool:
+        """Return whether the caller has a connection of its own to this incarnation of the callee."""
+        return (caller, callee) in self._channels
+
     def call(self, caller: SimHost, callee: str, method: str, *args: Any, then: Then = lambda *_: None) -> None:
         """Call a method of the current incarnation of a process. `then` gets the outcome, unless the caller has died."""
         host = self.hosts.get(callee)
