@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.launch.launched import stop
 from tests.transport.wired import until
 from tests.zygote import slots_zygote
 from zmqdist.process.bound_children import BoundChild, BoundChildren
@@ -118,7 +119,7 @@ def test_many_that_are_killed_at_once_all_end_though_the_control_socket_is_full(
     several = [nursery.spawn() for _ in range(40)]
     for each in several:
         each.pid()
-    os.kill(nursery.zygote.pid, signal.SIGSTOP)
+    stop(nursery.zygote.pid)
 
     def fill_and_kill() -> None:
         for _ in range(WORDS_MAX):

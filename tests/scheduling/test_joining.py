@@ -21,6 +21,7 @@ import pytest
 
 import zmqdist as zd
 from tests.cli.running import run
+from tests.launch.launched import stop
 from tests.ports import free_port
 from zmqdist import errors
 from zmqdist.coordinator import ClusterCoordinator
@@ -622,7 +623,7 @@ def test_while_the_dispatcher_says_nothing_a_connection_waits_for_its_word(
         key=keys.load_role(tmp_path / "submit", "submit"),
         server_key=keys.encode_public(shown).encode(),
     )
-    process.send_signal(signal.SIGSTOP)
+    stop(process.pid)
     try:
         with ZmqClient(worker.address, "waits", security=other) as client:
             pending = internal_client.start(client, SERVER_INFO, due=time.monotonic() + 30.0)

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from tests.coordination.kept import until
+from tests.launch.launched import stop
 from tests.ports import free_addresses
 from tests.tasks.tasks import Side, cluster
 from zmqdist.errors import (
@@ -311,7 +312,7 @@ def test_a_task_that_is_stopped_is_missed_by_its_heartbeats(made: Made, child: C
     receiving = Side(server.recv, "worker:1", "tag")
     until_it_waits(server)
     until_it_watches(server)
-    os.kill(process.pid, signal.SIGSTOP)
+    stop(process.pid)
     try:
         assert isinstance(receiving.wait().error, UnavailableError)
         sent = server.send("for later", "worker:1", "back", timeout=30)

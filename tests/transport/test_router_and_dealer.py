@@ -18,6 +18,7 @@ import msgspec
 import pytest
 import zmq
 
+from tests.launch.launched import stop
 from tests.transport.wired import Dialled, Served, until
 from zmqdist.errors import (
     FAILED_PRECONDITION,
@@ -356,8 +357,8 @@ def test_a_stopped_process_is_noticed_by_the_heartbeat_and_a_server_too(serve: S
     dialled.expect("up")
     assert client.stdout is not None
     assert client.stdout.readline() == "beating\n"  # the server knows how long to wait since the first heartbeat
-    client.send_signal(signal.SIGSTOP)
-    server.send_signal(signal.SIGSTOP)
+    stop(client.pid)
+    stop(server.pid)
     until(lambda: served.gone, 5.0)
     dialled.expect("down", 5.0)
     assert not dialled.dealer.up

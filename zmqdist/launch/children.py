@@ -112,24 +112,24 @@ class Child:
 
     def _read(self, on_line: LineHandler) -> None:
         assert self.process.stdout is not None
-        for raw in self.process.stdout:
-            line = raw.decode(errors="replace").rstrip("\n")
-            self._tail.append(line)
-            try:
-                on_line(line)
-            except BaseException:  # a closed terminal, say: go on reading, or the child would block in a write
-                log.exception("a line of output of %s could not be passed on", self.name)
+        with self.process.stdout as lines:
+            for raw in lines:
+                line = raw.decode(errors="replace").rstrip("\n")
+                self._tail.append(line)
+                try:
+                    on_line(line)
+                except BaseException:  # a closed terminal, say: go on reading, or the child would block in a write
+                    log.exception("a line of output of %s could not be passed on", self.name)
 
     def finish(self) -> None:
         """Reap the process, which has ended, and collect its last lines of output."""
         with self._lock:
             self.process.wait()
             self._reaped = True
-        if self._reader is not None:
+        if (
+            self._reader is not None
+        ):  # it closes the stream; a process that the child left behind may hold the pipe for longer
             self._reader.join(2.0)
-        # A process that the child left behind may still hold the pipe. The reader then holds the stream's lock, and closing would block.
-        if self.process.stdout is not None and (self._reader is None or not self._reader.is_alive()):
-            self.process.stdout.close()
         self.break_lifeline()
 
 

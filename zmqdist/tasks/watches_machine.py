@@ -61,7 +61,7 @@ class ReportGone:
     message: str
 
 
-WatchEffect: TypeAlias = "WatchTask | ProbeTask | ReportSeen | ReportGone"
+WatchEffect: TypeAlias = WatchTask | ProbeTask | ReportSeen | ReportGone
 
 
 class WatchedTasks:
