@@ -17,6 +17,7 @@ from tests.sim.simulations.groups import simulate_group
 from tests.sim.simulations.keeper import simulate_keeper
 from tests.sim.simulations.keyring import simulate_keyring
 from tests.sim.simulations.mail import simulate_mail
+from tests.sim.simulations.recruitment import simulate_recruitment
 from tests.sim.simulations.rpc import simulate_rpc
 from tests.sim.simulations.snapshots import simulate_snapshots
 from tests.sim.simulations.variables import simulate_variables
@@ -30,6 +31,7 @@ SIMULATIONS: tuple[Callable[[int], Any], ...] = (
     simulate_keeper,
     simulate_keyring,
     simulate_mail,
+    simulate_recruitment,
     simulate_rounds,
     simulate_rpc,
     simulate_snapshots,

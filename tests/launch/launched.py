@@ -18,7 +18,7 @@ from pathlib import Path
 from zmqdist.launch.agent import MEMORY_FOLDER
 from zmqdist.launch.folders import OWNER
 
-PATIENCE_S = 20.0
+PATIENCE_S = 40.0
 
 LAUNCH = """
 import sys

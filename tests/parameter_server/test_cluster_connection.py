@@ -22,7 +22,7 @@ from zmqdist import errors
 from zmqdist.coordinator import ClusterCoordinator
 from zmqdist.scheduling.coordinator import metrics
 from zmqdist.tasks.coordinator_utils import start_server
-from zmqdist.training import worker_recruiter
+from zmqdist.training import recruitment_machine, worker_recruiter
 from zmqdist.training.cluster_connection import ClusterConnection, connect
 from zmqdist.transport.credentials import Credentials
 
@@ -240,7 +240,7 @@ def test_another_program_is_told_who_is_here_and_comes_when_that_one_has_died(
     assert first.stdout is not None
     assert first.stdout.readline() == "connected\n"
     with monkeypatch.context() as hasty:
-        hasty.setattr(worker_recruiter, "INVITE_PATIENCE_S", 0.3)
+        hasty.setattr(recruitment_machine, "INVITE_PATIENCE_S", 0.3)
         with pytest.raises(errors.AlreadyExistsError) as caught:
             connected(servers.spec)
     told = f"worker:0 at {servers.spec['worker'][0]} works for another program, whose dispatcher is at 127.0.0.1:"
@@ -353,7 +353,8 @@ def test_the_thread_that_invites_goes_on_after_whatever_went_wrong(
         raise MemoryError
 
     monkeypatch.setattr(worker_recruiter, "ZmqClient", failing)
-    monkeypatch.setattr(worker_recruiter, "AGAIN_S", 0.01)
+    monkeypatch.setattr(recruitment_machine, "AGAIN_S", 0.01)
+    monkeypatch.setattr(worker_recruiter, "RECOVERY_PAUSE_S", 0.01)
     dispatcher: Any = SimpleNamespace(address="127.0.0.1:1", watch_members=lambda fn: None)
     found = worker_recruiter.WorkerRecruiter(dispatcher, Credentials(insecure=True), 1)
     try:

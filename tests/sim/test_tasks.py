@@ -1,6 +1,7 @@
 """The machines by which the tasks of a cluster work together, in virtual time, with seeded faults.
 
-The faults and the checks are in tests/sim/simulations/{keeper,groups,keyring,mail,watches}.py. The machines' modules number the promises.
+The faults and the checks are in tests/sim/simulations/{keeper,groups,keyring,mail,recruitment,watches}.py.
+The machines' modules number the promises.
 
     pytest tests/sim --seed 1234      replays one seed exactly
     pytest tests/sim --seeds 5000     a long run
@@ -17,9 +18,17 @@ from tests.sim.simulations.groups import simulate_group
 from tests.sim.simulations.keeper import simulate_keeper
 from tests.sim.simulations.keyring import simulate_keyring
 from tests.sim.simulations.mail import simulate_mail
+from tests.sim.simulations.recruitment import simulate_recruitment
 from tests.sim.simulations.watches import simulate_watches
 
-ALL: list[Callable[..., Any]] = [simulate_keeper, simulate_group, simulate_keyring, simulate_mail, simulate_watches]
+ALL: list[Callable[..., Any]] = [
+    simulate_keeper,
+    simulate_group,
+    simulate_keyring,
+    simulate_mail,
+    simulate_recruitment,
+    simulate_watches,
+]
 
 
 @pytest.mark.parametrize("simulate", ALL)

@@ -1,12 +1,8 @@
 """The thread that keeps the tasks of a cluster working for a dispatcher, as long as the program wants them.
 
-Theory of operation
-    The program gives a table of wanted workers, by index and address. The dispatcher reports which workers are present, after each
-    registration and loss. The thread invites each wanted worker that is not present (tasks/worker_role.py). An invitation is one call,
-    which waits until the task appears. So a task that crashed and was restarted works again at once, and no task waits for another. When
-    an invitation ends in an error, the next one follows a little later.
-    Each worker is invited once even if it is present, because an earlier program with the same dispatcher address may have invited it.
-    No invitation is given up here: a task that never appears costs one connection that keeps trying, with back-off.
+The program gives a table of wanted workers, by index and address. `recruitment_machine.py` decides which of them are invited; the thread
+here sends the invitations, which are calls to the tasks (tasks/worker_role.py), and reports their ends to the machine. So a task that
+crashed and was restarted works again at once, and no task waits for another.
 
 Not here: which tasks must be present before a program begins (cluster_connection.py).
 """
@@ -18,24 +14,30 @@ import os
 import secrets
 import threading
 import time
-from dataclasses import dataclass
+from collections import deque
+from math import inf
 from typing import Final
 
 from zmqdist import errors
-from zmqdist.limits import INVITE_PATIENCE_S, INVITED_ORPHAN_LIMIT_S
+from zmqdist.limits import INVITED_ORPHAN_LIMIT_S
 from zmqdist.rpc import StatusOrResult, ZmqClient, internal_client
 from zmqdist.scheduling.coordinator import metrics
 from zmqdist.scheduling.dispatcher.runtime import DispatchServer
 from zmqdist.tasks.worker_role import INVITE
+from zmqdist.training.recruitment_machine import (
+    DropInvitation,
+    InviteWorker,
+    LogFailure,
+    RecordAcceptance,
+    Recruitment,
+    RecruitmentEffect,
+)
 from zmqdist.transport.credentials import Credentials
 
 log = logging.getLogger("zmqdist.training")
 
-AGAIN_S: Final = 0.25
-"""Pause before the next invitation of a worker that has not joined, in seconds."""
-
-PASSING: Final = (errors.UNAVAILABLE, errors.ABORTED, errors.CANCELLED, errors.DEADLINE_EXCEEDED)
-"""Errors after which another invitation may succeed. ALREADY_EXISTS is one as well, for INVITE_PATIENCE_S."""
+RECOVERY_PAUSE_S: Final = 0.25
+"""Pause after an invitation for which this process has no descriptor or thread left, in seconds."""
 
 _own: tuple[int, int] = (0, 0)
 
@@ -48,30 +50,8 @@ def program() -> int:
     return _own[1]
 
 
-@dataclass(eq=False)
-class _Wanted:
-    """One wanted worker.
-
-    Attributes:
-      client, invitation, invited_at: the call in flight, and when it was sent.
-      retry_at: no invitation is sent before this time.
-      last_error: what the last invitation ended with; None after a success.
-      failing_since: when `last_error` first occurred; on the clock of `time.monotonic`.
-      accepted: the worker has accepted the last invitation. The dispatcher may list it a little later.
-    """
-
-    address: str
-    client: ZmqClient | None = None
-    invitation: StatusOrResult | None = None
-    retry_at: float = 0.0
-    last_error: errors.OpError | None = None
-    failing_since: float = 0.0
-    invited_at: float = 0.0
-    accepted: bool = False
-
-
 class WorkerRecruiter:
-    """Invites workers until it is closed; the module's docstring says how."""
+    """Invites workers until it is closed; the module's docstring says how. Any thread may call its methods."""
 
     def __init__(
         self, dispatcher: DispatchServer, credentials: Credentials, slots: int, wake: threading.Event | None = None
@@ -85,9 +65,11 @@ class WorkerRecruiter:
         self._slots = slots
         self._changed = threading.Condition()
         self._wake = wake or threading.Event()  # not `_changed`, because a client's thread must not wait for that lock
-        self._wanted: dict[int, _Wanted] = {}
-        self._dropped: list[_Wanted] = []
-        self._present: frozenset[tuple[str, int]] = frozenset()
+        self._machine = Recruitment()
+        self._effects: deque[RecruitmentEffect] = deque()
+        """What the machine wants and the thread has not done yet."""
+        self._calls: dict[int, tuple[ZmqClient, StatusOrResult]] = {}
+        """The invitations in flight, by number. Only the thread uses them."""
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="zmqdist-inviting", daemon=True)
         self._thread.start()
@@ -96,21 +78,20 @@ class WorkerRecruiter:
     def want(self, index: int, address: str) -> None:
         """Have the task at `address` be worker:`index`, in place of any other."""
         with self._changed:
-            self._remove(index)
-            self._wanted[index] = _Wanted(address)
+            self._effects += self._machine.want(index, address, time.monotonic())
         self._wake.set()
 
     def drop(self, index: int) -> None:
         """Stop inviting worker:`index`."""
         with self._changed:
-            self._remove(index)
+            self._effects += self._machine.drop(index)
         self._wake.set()
 
     @property
     def wanted(self) -> dict[int, str]:
         """Addresses by index, sorted."""
         with self._changed:
-            return {index: task.address for index, task in sorted(self._wanted.items())}
+            return self._machine.addresses
 
     def wait(self, until: float) -> list[int]:
         """Wait until all wanted workers work for the dispatcher.
@@ -125,10 +106,11 @@ class WorkerRecruiter:
           OpError: a worker has refused for a reason that waiting cannot change.
         """
         with self._changed:
-            while missing := [index for index, task in sorted(self._wanted.items()) if not self._works(index, task)]:
+            while missing := self._machine.missing:
                 now = time.monotonic()
-                for index in missing:
-                    self._check(index, self._wanted[index], now)
+                if (refusal := self._machine.refusal(now)) is not None:
+                    index, address, code, message = refusal
+                    raise errors.from_code(code, f"worker:{index} at {address}: {message}")
                 if now >= until or self._closed:
                     break
                 self._changed.wait(until - now)
@@ -143,26 +125,11 @@ class WorkerRecruiter:
         if threading.current_thread() is not self._thread:
             self._thread.join(5.0)
 
-    def _works(self, index: int, task: _Wanted) -> bool:
-        return task.accepted and ("worker", index) in self._present
-
-    def _remove(self, index: int) -> None:
-        before = self._wanted.pop(index, None)
-        if before is not None:
-            self._dropped.append(before)
-
-    def _check(self, index: int, task: _Wanted, now: float) -> None:
-        error = task.last_error
-        if error is None or error.error_code in PASSING:
-            return
-        if error.error_code == errors.ALREADY_EXISTS and now - task.failing_since < INVITE_PATIENCE_S:
-            return
-        raise errors.from_code(error.error_code, f"worker:{index} at {task.address}: {error.message}")
-
     def _members(self, present: frozenset[tuple[str, int]]) -> None:
         """Note the workers that are present. Called in the dispatcher's loop."""
+        indices = frozenset(index for job, index in present if job == "worker")
         with self._changed:
-            self._present = present
+            self._effects += self._machine.members_changed(indices, time.monotonic())
             self._changed.notify_all()
         self._wake.set()
 
@@ -173,77 +140,62 @@ class WorkerRecruiter:
             self._wake.clear()
             if self._closed:  # read after `clear`, or the wake-up of a `close` in between would be lost
                 break
-            now = time.monotonic()
             try:
-                with self._changed:
-                    due, ended = self._step(now)
-                for client in ended:
-                    client.close()
+                due = self._step()
             except BaseException:  # no file descriptor left, say: without this thread no worker would rejoin
-                log.exception("workers could not be invited to this program; the next attempt follows in %s s", AGAIN_S)
-                due = now + AGAIN_S
-            self._wake.wait(None if due is None else max(0.0, due - time.monotonic()))
-        with self._changed:
-            tasks = [*self._dropped, *self._wanted.values()]
-        for client in [task.client for task in tasks if task.client is not None]:
+                log.exception(
+                    "workers could not be invited to this program; the next attempt follows in %s s", RECOVERY_PAUSE_S
+                )
+                due = time.monotonic() + RECOVERY_PAUSE_S
+            self._wake.wait(None if due == inf else max(0.0, due - time.monotonic()))
+        for client, _ in self._calls.values():
             client.close()
 
-    def _step(self, now: float) -> tuple[float | None, list[ZmqClient]]:
-        """Invite every worker that is due. Return when the next one is due (None: after the next change), and the clients to close."""
-        ended = [task.client for task in self._dropped if task.client is not None]
-        self._dropped.clear()
-        due = None
-        for index, task in self._wanted.items():
-            if task.invitation is not None and task.client is not None and task.invitation.done():
-                ended.append(task.client)
-                self._note_reply(index, task, now)
-            # A worker that is present but has not accepted gets an invitation as well: an earlier program may have invited it.
-            if self._works(index, task):
-                continue
-            if task.invitation is None:
-                if task.retry_at <= now:
-                    self._invite(index, task, now)
-                if task.invitation is None:
-                    due = task.retry_at if due is None else min(due, task.retry_at)
-        return due, ended
+    def _step(self) -> float:
+        """Report the invitations that have ended, and do what the machine wants. Return when it wants to be asked again."""
+        for number, (_, call) in list(self._calls.items()):
+            if call.done():
+                self._ended(number, *call.get_error())
+        with self._changed:
+            self._effects += self._machine.ticked(time.monotonic())
+        while self._effects:
+            effect = self._effects.popleft()
+            match effect:
+                case InviteWorker():
+                    self._invite(effect)
+                case DropInvitation(number):
+                    if number in self._calls:
+                        self._calls.pop(number)[0].close()
+                case LogFailure(index, address, message, passes):
+                    log.log(
+                        logging.INFO if passes else logging.WARNING,
+                        "worker:%d at %s has not accepted the invitation to this program, which is repeated: %s",
+                        index,
+                        address,
+                        message,
+                    )
+                case RecordAcceptance(took_s):
+                    metrics.record("server_def_update", took_s)
+        with self._changed:
+            return self._machine.deadline
 
-    def _invite(self, index: int, task: _Wanted, now: float) -> None:
-        task.accepted = False
+    def _invite(self, effect: InviteWorker) -> None:
         try:
-            security = self._credentials.client(task.address, "submit")
-            task.client = ZmqClient(task.address, f"invites worker:{index}", security=security)
+            security = self._credentials.client(effect.address, "submit")
+            client = ZmqClient(effect.address, f"invites worker:{effect.index}", security=security)
         except errors.OpError as error:  # a malformed address, or missing keys
-            self._failed(index, task, error, now)
+            self._ended(effect.invitation, error.error_code, error.message)
             return
-        task.invited_at = now
-        task.invitation = internal_client.start(
-            task.client, INVITE, self._dispatcher, index, self._slots, program(), INVITED_ORPHAN_LIMIT_S
+        except BaseException:  # no descriptor or thread is left, which passes
+            self._ended(effect.invitation, errors.UNAVAILABLE, "this process could not make a connection")
+            raise
+        call = internal_client.start(
+            client, INVITE, self._dispatcher, effect.index, self._slots, program(), INVITED_ORPHAN_LIMIT_S
         )
-        task.invitation.add_done_callback(lambda _: self._wake.set())
+        self._calls[effect.invitation] = client, call
+        call.add_done_callback(lambda _: self._wake.set())
 
-    def _note_reply(self, index: int, task: _Wanted, now: float) -> None:
-        """Note the reply to an invitation."""
-        assert task.invitation is not None
-        code, text = task.invitation.get_error()
-        task.client = task.invitation = None
-        task.retry_at = now + AGAIN_S
-        if code:
-            self._failed(index, task, errors.from_code(code, text), now)
-        else:
-            task.last_error, task.accepted = None, True
-            metrics.record("server_def_update", now - task.invited_at)
+    def _ended(self, number: int, code: int, message: str) -> None:
+        with self._changed:
+            self._effects += self._machine.invitation_ended(number, code, message, time.monotonic())
             self._changed.notify_all()
-
-    def _failed(self, index: int, task: _Wanted, error: errors.OpError, now: float) -> None:
-        task.retry_at = now + AGAIN_S
-        if task.last_error is None or task.last_error.error_code != error.error_code:
-            task.failing_since = now
-            log.log(
-                logging.INFO if error.error_code in PASSING else logging.WARNING,
-                "worker:%d at %s has not accepted the invitation to this program, which is repeated: %s",
-                index,
-                task.address,
-                error.message,
-            )
-        task.last_error = error
-        self._changed.notify_all()

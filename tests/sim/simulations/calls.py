@@ -170,6 +170,13 @@ class SimCalls:
         channel.call(method, args, then)
 
 
+def promise_kept(holds: bool, name: str, seed: int, trace: list[str]) -> None:
+    """Raise AssertionError, with the seed and the end of the trace, if a promise is broken."""
+    if not holds:
+        happened = "\n".join(trace[-60:])
+        raise AssertionError(f"{name} is broken; pytest tests/sim --seed {seed}\n{happened}")
+
+
 class SimWorld:
     """The base of a simulation of such processes: a seed, a clock, a network, and a trace of the events.
 
@@ -195,9 +202,7 @@ class SimWorld:
 
     def promise(self, holds: bool, name: str) -> None:
         """Raise AssertionError, with the seed and the trace, if a promise is broken."""
-        if not holds:
-            happened = "\n".join(self.trace[-60:])
-            raise AssertionError(f"{name} is broken; pytest tests/sim --seed {self.seed}\n{happened}")
+        promise_kept(holds, name, self.seed, self.trace)
 
     def wake(self, machine: Any, host: SimHost, tick: Callable[[], object]) -> None:
         """Have `tick` called at a machine's deadline. Call this after each event."""

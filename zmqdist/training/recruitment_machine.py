@@ -1,0 +1,184 @@
+"""Which workers a program invites, and when: the decisions of its recruiter. No I/O, no clock.
+
+Theory of operation
+    The program wants workers, each by an index and an address. An invitation is one call to the server at that address, which waits until
+    the server appears; its reply says whether the worker works for this program's dispatcher. The dispatcher reports which workers are
+    present. A worker works for the program once it has accepted an invitation and is present. Every other wanted worker is invited: at
+    once, and AGAIN_S after the end of an invitation. A worker that is present without having accepted is invited too, because an earlier
+    program with the same dispatcher address may have invited it.
+    No invitation is given up: a server that never appears costs one connection that keeps trying, with back-off.
+
+Promises, checked by tests/sim/simulations/recruitment.py
+    R1  each wanted worker has at most one invitation in flight, and a worker that is no longer wanted has none
+    R2  a wanted worker that does not work for the program has an invitation in flight, or gets one within AGAIN_S
+    R3  a worker that works for the program is not invited
+    R4  the reply to an invitation that was dropped has no effect
+    R5  `refusal` names a worker only for an error that waiting cannot change; a worker of another program counts as one only after
+        INVITE_PATIENCE_S, because that program may have crashed a moment ago
+
+Not here: the calls and the thread (worker_recruiter.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from dataclasses import dataclass
+from math import inf
+from typing import Final, TypeAlias
+
+from zmqdist import errors
+from zmqdist.limits import INVITE_PATIENCE_S
+
+AGAIN_S: Final = 0.25
+"""Pause before the next invitation of a worker that has not joined, in seconds."""
+
+PASSING: Final = (errors.UNAVAILABLE, errors.ABORTED, errors.CANCELLED, errors.DEADLINE_EXCEEDED)
+"""Errors after which another invitation may succeed. ALREADY_EXISTS is one as well, for INVITE_PATIENCE_S."""
+
+
+@dataclass(frozen=True, slots=True)
+class InviteWorker:
+    """Send an invitation. `invitation` is its number, which comes back with its end."""
+
+    invitation: int
+    index: int
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class DropInvitation:
+    """Close the connection of an invitation. Its reply does not matter any more."""
+
+    invitation: int
+
+
+@dataclass(frozen=True, slots=True)
+class LogFailure:
+    """Log that the invitations of a worker began to fail with this error. `passes`: waiting may help."""
+
+    index: int
+    address: str
+    message: str
+    passes: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RecordAcceptance:
+    """Record how long a worker took to accept."""
+
+    took_s: float
+
+
+RecruitmentEffect: TypeAlias = InviteWorker | DropInvitation | LogFailure | RecordAcceptance
+
+
+@dataclass(eq=False)
+class _Wanted:
+    """One wanted worker.
+
+    Attributes:
+      invitation, invited_at: the number of the invitation in flight (0: none), and when it was sent.
+      retry_at: no invitation is sent before this time.
+      code, message: how the last invitation ended; OK after a success.
+      failing_since: when the invitations began to end with `code`.
+      accepted: the worker has accepted the last invitation. The dispatcher may list it a little later.
+    """
+
+    address: str
+    invitation: int = 0
+    invited_at: float = 0.0
+    retry_at: float = -inf
+    code: int = errors.OK
+    message: str = ""
+    failing_since: float = 0.0
+    accepted: bool = False
+
+
+class Recruitment:
+    """The wanted workers of one program; the module's docstring has the rules. Each method with `now` is one event."""
+
+    def __init__(self) -> None:
+        self._wanted: dict[int, _Wanted] = {}
+        self._present: Set[int] = frozenset()
+        self._invitations: dict[int, int] = {}
+        """The index of each invitation in flight, by number."""
+        self._last = 0
+
+    @property
+    def addresses(self) -> dict[int, str]:
+        """The address of each wanted worker, by index, sorted."""
+        return {index: task.address for index, task in sorted(self._wanted.items())}
+
+    @property
+    def missing(self) -> list[int]:
+        """The indices of the wanted workers that do not work for the program yet, sorted."""
+        return [index for index, task in sorted(self._wanted.items()) if not self._works(index, task)]
+
+    @property
+    def deadline(self) -> float:
+        """When `ticked` is due, on the clock of `now`; inf: not before the next event."""
+        return min(
+            (self._wanted[index].retry_at for index in self.missing if not self._wanted[index].invitation), default=inf
+        )
+
+    def refusal(self, now: float) -> tuple[int, str, int, str] | None:
+        """Return the index, the address, the code and the message of a worker that has refused for good; None if there is none (R5)."""
+        for index in self.missing:
+            task = self._wanted[index]
+            patient = task.code == errors.ALREADY_EXISTS and now - task.failing_since < INVITE_PATIENCE_S
+            if task.code not in (errors.OK, *PASSING) and not patient:
+                return index, task.address, task.code, task.message
+        return None
+
+    def want(self, index: int, address: str, now: float) -> list[RecruitmentEffect]:
+        """Want the server at `address` as the worker of this index, in place of any other."""
+        effects = self.drop(index)
+        self._wanted[index] = _Wanted(address)
+        return effects + self.ticked(now)
+
+    def drop(self, index: int) -> list[RecruitmentEffect]:
+        """Stop wanting the worker of this index."""
+        task = self._wanted.pop(index, None)
+        if task is None or not task.invitation:
+            return []
+        del self._invitations[task.invitation]
+        return [DropInvitation(task.invitation)]
+
+    def members_changed(self, present: Set[int], now: float) -> list[RecruitmentEffect]:
+        """The dispatcher has these workers now."""
+        self._present = present
+        return self.ticked(now)
+
+    def invitation_ended(self, invitation: int, code: int, message: str, now: float) -> list[RecruitmentEffect]:
+        """An invitation was accepted (OK), or has failed; it may have failed before it was sent."""
+        index = self._invitations.pop(invitation, None)
+        if index is None:  # R4
+            return []
+        task = self._wanted[index]
+        task.invitation = 0
+        task.retry_at = now + AGAIN_S
+        effects: list[RecruitmentEffect] = [DropInvitation(invitation)]
+        if code == errors.OK:
+            task.accepted = True
+            effects.append(RecordAcceptance(now - task.invited_at))
+        elif task.code != code:  # a repeated error is logged once
+            task.failing_since = now
+            effects.append(LogFailure(index, task.address, message, code in PASSING))
+        task.code, task.message = code, message
+        return effects
+
+    def ticked(self, now: float) -> list[RecruitmentEffect]:
+        """Invite each worker whose time has come."""
+        effects: list[RecruitmentEffect] = []
+        for index in self.missing:
+            task = self._wanted[index]
+            if task.invitation or task.retry_at > now:
+                continue
+            self._last += 1
+            task.invitation, task.invited_at, task.accepted = self._last, now, False
+            self._invitations[task.invitation] = index
+            effects.append(InviteWorker(task.invitation, index, task.address))
+        return effects
+
+    def _works(self, index: int, task: _Wanted) -> bool:
+        return task.accepted and index in self._present
