@@ -1,7 +1,7 @@
 """`distribute`, `register_dataset`, `from_dataset_id`: a pipeline that runs on the workers of a data service, as a dataset in this program.
 
-Each function checks its arguments at once, and registers the dataset when it is applied to one; all else happens when an iterator is made.
-Error texts are those of tf.data service where programs depend on them.
+Each function checks its arguments at once. `distribute` registers a dataset when it is applied to one. Elements are requested when an
+iterator is made. Error texts are those of tf.data service where programs depend on them.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def distribute(
     delivery: str = "at_most_once",
     ordered: bool = False,
 ) -> Callable[[Dataset], Dataset]:
-    """Return a transformation for `Dataset.apply`: the operators before it run on the service's workers, those behind it in this program.
+    """Return a transformation for `Dataset.apply`: the operators before it run on the service's workers, those after it in this program.
 
     Use it when one program cannot compute elements fast enough. Applying it registers the dataset, and blocks until a dispatcher replies,
     up to an hour. The other arguments are as in tf.data service: see docs/data_service.md.
@@ -63,7 +63,8 @@ def distribute(
       service: the dispatcher: "host:port", "zmq://host:port", a DispatchServer, a local_cluster, or a coordinator.
       delivery: "at_most_once": the elements that a worker holds when it dies are lost. "exactly_once": other workers compute them, and the
         iterator has a state.
-      ordered: the elements come in the pipeline's own order, and exactly once. Both are for "distributed_epoch": see docs/delivery.md.
+      ordered: the elements come in the pipeline's own order, and exactly once. This and "exactly_once" are for "distributed_epoch": see
+        docs/delivery.md.
 
     Raises (when it is called):
       ValueError, InvalidArgumentError: an argument is invalid, or does not go with another one.
@@ -164,7 +165,7 @@ def from_dataset_id(
       element_spec: the spec of the elements; None: the one that the dataset was registered with. Iterating compares the elements with it.
 
     Raises:
-      ValueError: there is no such dataset, and `element_spec` is None. NotFoundError: the same with an `element_spec`.
+      ValueError: there is no such dataset, and `element_spec` is None. NotFoundError: there is none, and `element_spec` is given.
     """
     read = _checked(
         processing_mode,
@@ -310,7 +311,7 @@ def _reading(service: Service, id: str, metadata: dict[str, Any], read: dict[str
 
 
 def ask_dispatcher(service: Service, method: str, *args: Any, what: str, timeout_s: float = REGISTER_S) -> Any:
-    """Call a method of a dispatcher until it replies, also over its restarts. Raises DeadlineExceededError if none replies in time."""
+    """Call a method of a dispatcher until it replies, also across its restarts. Raises DeadlineExceededError if none replies in time."""
     due = time.monotonic() + timeout_s
     security = service.credentials.client(service.address, "submit")
     with ZmqClient(service.address, "data client", security=security) as client:

@@ -1,6 +1,6 @@
 """A task's requests to the dispatcher: for positions, for portions, and for the definition of its pipeline.
 
-They block, and are sent again while the dispatcher is away. A repeated request has the same number, so that the dispatcher gives no
+Each request blocks, and is repeated while the dispatcher is away. A repeated request has the same number, so that the dispatcher gives no
 positions twice.
 """
 
@@ -46,7 +46,7 @@ def call_until_answered(
     Blocks; logs every WAIT_LOG_S why it repeats the call.
 
     Args:
-      method: the part of its name behind "zmqdist.data.".
+      method: the part of the method's name after "zmqdist.data.".
       timeout_s: how long failed calls are repeated, in seconds; `inf`: for ever.
       due: the deadline of each call, as for `internal_client.start`.
       stopped: setting it ends the wait with CancelledError.
@@ -76,18 +76,18 @@ def call_until_answered(
 
 
 class PositionsUnavailable(UnavailableError):
-    """The dispatcher gave no positions, without a fault of the pipeline. Readers learn from the dispatcher what becomes of the task."""
+    """The dispatcher gave no positions, and the pipeline is not at fault. Readers learn from the dispatcher whether the task continues."""
 
 
 class WorkerDrained(CancelledError):
-    """The worker is leaving and takes no more positions. Ends a pipeline inside the worker that would otherwise repeat for ever."""
+    """The worker is leaving and takes no more positions. The error ends a pipeline that would otherwise repeat its sources for ever."""
 
 
 class SplitClient:
     """Requests positions for one task. Threads of the pipeline call `ask`, in any order.
 
     Attributes:
-      stopped: set when the task is over: it ends pending requests.
+      stopped: set when the task is over, which ends pending requests.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class SplitClient:
             if run.repetition != repetition:
                 run.repetition, run.next, run.stop = repetition, 0, 0
             if self._drained:
-                # The current repetition ends; a pipeline that goes on to another one after that would never end by itself.
+                # The current repetition ends; a pipeline that begins another repetition after that would never end by itself.
                 if repetition > run.drained_in >= 0:
                     raise WorkerDrained("the worker takes no more positions")
                 run.drained_in = repetition
@@ -144,7 +144,7 @@ class SplitClient:
         except (
             NotFoundError,
             UnavailableError,
-        ) as error:  # the task is another worker's now, or the dispatcher is away
+        ) as error:  # another worker has the task now, or the dispatcher is away
             raise PositionsUnavailable(error.message) from error
         return int(start), int(length)
 
@@ -167,7 +167,9 @@ class SplitClient:
         self._call("hand_back", *self._task, source, secrets.randbits(62), run.repetition, runs)
 
     def portions(self, client: int, count: int) -> list[tuple[int, int, int, int, int]]:
-        """Return the next portions for a reader; block until there are some. Empty: no more come, or the reader is gone."""
+        """Return the next portions for a reader. Block until there is one; return an empty list when no more will come or the reader is
+        gone.
+        """
         try:
             return [tuple(each) for each in self._call("portions", *self._task, client, secrets.randbits(62), count)]
         except (NotFoundError, CancelledError):

@@ -36,7 +36,7 @@ def describe_error(error: BaseException, what: str, where: str) -> OpError:
     """Return the error that readers get for an error of a pipeline.
 
     Args:
-      what: the element that could not be computed, as "element 5".
+      what: the element that could not be computed, for example "element 5".
       where: dataset, job, task and worker, as text.
     """
     if isinstance(error, (WorkerDrained, PositionsUnavailable)):

@@ -47,7 +47,8 @@ from zmqdist.errors import (
 
 
 class SnapshotFolder:
-    """One snapshot with its folder. `create` or `recover` make it; the other methods are those of SnapshotMachine, and write its records.
+    """One snapshot with its folder. `create` and `recover` return it. The other methods call those of SnapshotMachine, and write the
+    records.
 
     Attributes:
       path: the folder.
@@ -226,7 +227,7 @@ class SnapshotFolder:
             return [StreamAssignment(each.index, each.owner, each.state) for each in self._machine.streams]
 
     def progress(self) -> dict[str, Any]:
-        """Return the figures of `SnapshotMachine.figures` with the committed `chunks` and `elements`, JSON-able. Reads the folder."""
+        """Return the figures of `SnapshotMachine.figures` with the committed `chunks` and `elements`, as JSON types. Reads the folder."""
         chunks = snapshot_layout.committed_chunks(self.path)
         with self._lock:
             figures = self._machine.figures()
@@ -247,7 +248,7 @@ class _FolderReader:
         """Return every stream in order. Raises InvalidArgumentError or InternalError for invalid files."""
         root = storage.join(self._path, "streams")
         indexes = sorted(_number(name, "stream", root) for name in storage.list_names(root))
-        # A folder without an owner was being created when the dispatcher ended: no worker knows of the stream.
+        # If a folder has no owner, the dispatcher ended while it created the folder, and no worker knows of the stream.
         found = [self._stream(index) for index in indexes if self._owner(index) is not None]
         if [stream.index for stream in found] != list(range(len(found))):
             raise InternalError(f"{root}: a stream is missing: the folder has {[stream.index for stream in found]}")

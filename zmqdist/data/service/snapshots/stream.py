@@ -62,7 +62,7 @@ class SnapshotStream:
         self._thread.join()
 
     def progress(self) -> SnapshotTaskProgress:
-        """Return what is committed so far."""
+        """Return how much is committed so far."""
         done = self._writer.progress
         return SnapshotTaskProgress(self.path, self.index, done.completed, done.chunks, done.elements)
 

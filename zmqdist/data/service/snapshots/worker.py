@@ -75,7 +75,7 @@ class SnapshotWorker:
         return len(self._writing)
 
     def drain(self, then: Callable[[], None]) -> None:
-        """Commit the elements so far, leave the streams to other workers, and call `then` after each stream that has ended. Call it in the
+        """Commit the elements so far, leave the streams to other workers, and call `then` each time a stream has ended. Call it in the
         loop.
         """
         self._left = then
