@@ -41,7 +41,7 @@ from zmqdist.wire.arrays import BadArray, dtype_from_json, dtype_to_json
 from zmqdist.wire.namedtuples import generic_namedtuple
 
 ROWS_MAX = 1024
-"""Elements in a block, at most. A reader holds a whole block in memory; the line of JSON and the array headers are paid once per block."""
+"""The most elements in a block. A reader holds a whole block in memory; the line of JSON and the array headers are paid once per block."""
 
 BLOCK_BYTES_MAX = 2**20
 """Bytes after which a block is written. An array from one row keeps the arrays of the whole block in memory."""
@@ -84,7 +84,7 @@ def structure_from_json(text: Any, leaf: Callable[[Any], Any]) -> Any:
 
 
 def spec_to_json(spec: Any) -> Any:
-    """Return a spec, JSON-able. Raises UnimplementedError if elements hold datasets."""
+    """Return a spec as JSON types. Raises UnimplementedError if elements hold datasets."""
 
     def leaf(one: Any) -> Any:
         if isinstance(one, DatasetSpec):
@@ -190,7 +190,7 @@ class BlockWriter:
 
 
 class _Sink:
-    """A file with nothing but `write`: `write_array` would bypass the buffer of a real file."""
+    """A file that has only `write`, because `write_array` would bypass the buffer of a real file."""
 
     def __init__(self, file: Any) -> None:
         self.write = file.write
@@ -212,7 +212,7 @@ def _column(first: Any, leaves: Sequence[Any], arrays: list[Any]) -> str:
         return "str" if isinstance(first, str) else "bytes"
     kind = "array" if isinstance(first, np.ndarray) else "scalar"
     column = first[None] if kind == "array" and len(leaves) == 1 else stack_leaves(leaves)
-    # Stacking converts to this machine's byte order; the file keeps that of the elements.
+    # Stacking converts to the byte order of this host; the file keeps the byte order of the elements.
     arrays.append(np.ascontiguousarray(column.astype(first.dtype, copy=False)))
     return kind
 

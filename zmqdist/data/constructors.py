@@ -1,4 +1,4 @@
-"""Where pipelines begin: the methods of `Dataset` that make one of arrays, generators and other sources."""
+"""The methods of `Dataset` that create a dataset from arrays, generators and other sources."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def user_function(value: Any, method: str) -> PickledFunction:
 
 
 def _plain(number: Any) -> int | float:
-    """Return a number as JSON holds it. Raises TypeError for anything else."""
+    """Return a number as a JSON type. Raises TypeError for anything else."""
     value = np.asarray(number).item()
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"expected a number, not {number!r}")
@@ -43,7 +43,7 @@ def _is_iterable_of_torch(source: Any) -> bool:
 
 
 class DatasetConstructors(Tree):
-    """The part of `Dataset` that makes datasets of arrays, generators and sources."""
+    """The part of `Dataset` that creates datasets from arrays, generators and sources."""
 
     __slots__ = ()
 

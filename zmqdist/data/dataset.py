@@ -88,7 +88,7 @@ class Dataset(DatasetConstructors, DatasetResults):
     ) -> Dataset:
         """Return the names of the files that match, sorted. Unless `shuffle=False`, each iterator shuffles them anew.
 
-        The pattern is expanded now, once.
+        The pattern is expanded once, in this call.
 
         Raises:
           InvalidArgumentError: no file matches.
@@ -115,12 +115,12 @@ class Dataset(DatasetConstructors, DatasetResults):
           element_spec: the spec to expect; None accepts any.
           compression: the compression to expect; None accepts any.
           reader_func: gets a dataset with one dataset per file, and returns the dataset to read.
-          wait: if there is nothing at `path` yet, block and look again, at least every 5 seconds, until there is.
+          wait: block until there is a saved dataset at `path`, and look for it at least every 5 seconds.
 
         Raises:
-          NotFoundError: there is no saved dataset at `path`. ValueError: it has another `element_spec`; or `distributed_save` failed or
-            used another compression. DataLossError: `save` used another compression. While iterating: the error of a `distributed_save`
-            that fails meanwhile.
+          NotFoundError: there is no saved dataset at `path`. ValueError: the dataset has another `element_spec`; or `distributed_save`
+            failed or used another compression. DataLossError: `save` used another compression. While iterating: the error of a
+            `distributed_save` that fails meanwhile.
         """
         made: Dataset = saving.load(os.fspath(path), without_attrs(element_spec), compression, reader_func, wait)
         return made
@@ -334,7 +334,8 @@ class Dataset(DatasetConstructors, DatasetResults):
     ) -> Dataset:
         """Group elements by key, and return the elements of `reduce_func(key, dataset)`.
 
-        `reduce_func` is called with each `window_size` elements of one key, and at the end of the input with what is left of each key.
+        `reduce_func` is called with each `window_size` elements of one key, and at the end of the input with the elements that are left of
+        each key.
 
         Raises:
           ValueError: both `window_size` and `window_size_func` are given, or neither. While iterating: a key is not an integer.
@@ -351,7 +352,7 @@ class Dataset(DatasetConstructors, DatasetResults):
     # -- reading ahead and keeping elements --
 
     def prefetch(self, buffer_size: int, name: str | None = None) -> Dataset:
-        """Let a thread read `buffer_size` elements ahead. AUTOTUNE: at least 8, more while they come quickly. 0: no thread."""
+        """Let a thread read `buffer_size` elements ahead. AUTOTUNE: at least 8, more while they are computed quickly. 0: no thread."""
         return self._then(background.Prefetch(background.Prefetch.checked(buffer_size)))
 
     def cache(self, filename: str = "", name: str | None = None) -> Dataset:

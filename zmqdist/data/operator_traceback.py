@@ -1,4 +1,4 @@
-"""Which operator of a pipeline raised an error, read from the traceback, so that it costs nothing unless an error occurs."""
+"""Find the operator that raised an error. It is read from the traceback, so that it costs nothing unless an error occurs."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class Tree:
     Attributes:
       op: the operator.
       inputs: the datasets that it reads.
-      memory: what the iterators of this object share: see `Memory`.
+      memory: the state that the iterators of this object share; see `Memory`.
     """
 
     __slots__ = ("__weakref__", "_spec", "inputs", "memory", "op")
@@ -153,7 +153,7 @@ class Tree:
         """Return the tree as JSON, for `deserialize`.
 
         Raises:
-          FailedPreconditionError: a function captures something that cannot be pickled; the message says what.
+          FailedPreconditionError: a function captures an object that cannot be pickled; the message names it.
         """
         nodes = self.walk()
         numbers = {id(each): number for number, each in enumerate(nodes)}
@@ -167,7 +167,7 @@ class Tree:
         return json.dumps({"version": FORMAT_VERSION, "nodes": described}, sort_keys=True, separators=(",", ":"))
 
     def fingerprint(self) -> str:
-        """Return a hash of everything that decides what the pipeline computes. Two are equal only if the descriptions are equal."""
+        """Return a hash of the description, which determines the elements. Two hashes are equal only if the descriptions are equal."""
         return hashlib.sha256(self.serialize().encode()).hexdigest()
 
     def explain(self) -> str:

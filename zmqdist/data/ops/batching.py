@@ -1,4 +1,4 @@
-"""batch, unbatch and rebatch: several elements joined to one, and split again."""
+"""batch, unbatch and rebatch: operators that join several elements to one, or split them again."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ def check_state(value: Any, spec: Any, operator_name: str) -> None:
 @operator("scan", _ScanNode)
 @dataclass(frozen=True)
 class Scan(Op):
-    """Applies a function to a state and each element; it returns the next state and an output element."""
+    """Applies a function to a state and each element; the function returns the next state and an output element."""
 
     initial: Any
     function: PickledFunction

@@ -63,7 +63,7 @@ class _TakeNode(_CountingNode):
     """Runs `take`.
 
     Attributes:
-      end_checked: after the last element, if those were all of the input, it was read to its end, so that a cache in it is complete.
+      end_checked: the node has read the end of the input, if the taken elements were all, so that a cache in the input is complete.
     """
 
     end_checked = False
@@ -201,7 +201,7 @@ class ShardOp(Op):
 
     @classmethod
     def build(cls, count: int, index: int, full: bool = False) -> ShardOp:
-        """Check the arguments. Raises InvalidArgumentError if they make no shard."""
+        """Check the arguments. Raises InvalidArgumentError if they are invalid."""
         if count != SHARD_HINT:
             if count < 1:
                 raise invalid(f"Number of shards must be greater than zero (currently num_shards = {count}).")

@@ -1,15 +1,15 @@
 """Elements in files: those of a saved run, and the chunks of a distributed snapshot, which may still be growing.
 
 Rules
-    A snapshot's chunks are read in the order (index, stream). While it is being written, the chunks that exist are read before later ones;
-    those of one stream are always in order. So all readers of a complete snapshot read the same order.
+    A snapshot's chunks are read in the order (index, stream). While the snapshot is being written, the chunks that exist are read before
+    later ones, and the chunks of one stream are always read in order. All readers of a complete snapshot read the same order.
 
     A reader of a snapshot that is being written waits for the next commit, and ends when DONE exists. If ERROR appears, the reader raises
     the writer's error, with its code.
 
     If the snapshot is split, one chunk is one position. If splitting begins before the snapshot is complete, the number of chunks is
-    unknown: positions are dealt out without end, and a process that gets a position without a chunk has reached the end. It waits until
-    the snapshot is complete, because only then do all processes number the chunks alike.
+    unknown: positions are dealt out without end, and a process that gets a position without a chunk has reached the end. Each process waits
+      until the snapshot is complete, because only then do all processes number the chunks alike.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class SavedFiles(FileReader):
 
 
 class OpenFile:
-    """A picklable function: the dataset of one file. `reader_func` gets a dataset of these."""
+    """A picklable function that returns the dataset of one file. `reader_func` gets a dataset of such datasets."""
 
     def __init__(self, spec: Any, compression: str) -> None:
         self.spec, self.compression = spec, compression
@@ -133,7 +133,7 @@ class _ChunkFilesNode(OperatorNode):
             yield self._path(chunks[position])
 
     def _is_done(self) -> bool:
-        """Return whether all chunks exist. Call it before listing them, because chunks are committed in between."""
+        """Return whether all chunks exist. Call it before listing them, because the writer may commit chunks in between."""
         if storage.exists(snapshot_layout.snapshot_done_path(self.op.path)):
             return True
         error = snapshot_layout.read_error(self.op.path)

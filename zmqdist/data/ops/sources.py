@@ -1,11 +1,11 @@
 """Sources: numbers, arrays, generators, objects with items by position, and lists of files.
 
 Rules
-    A source whose elements have positions is `Indexed`: it returns the element at any position, so it can be split, one position per
-    split. `random` can be split as well, without end; a position is the number of a draw. A generator cannot be split.
+    A source whose elements have positions is `Indexed`: it returns the element at any position, so that it can be split by positions.
+    `random` can be split as well, without end; a position is the number of a draw. A generator cannot be split.
 
-    Arrays are not copied: `from_tensors`, `from_tensor_slices` and `from_source` yield read-only views of the caller's memory. What a
-    generator yields belongs to the reader.
+    Arrays are not copied: `from_tensors`, `from_tensor_slices` and `from_source` yield read-only views of the caller's memory. The items
+    that a generator yields belong to the reader.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from zmqdist.errors import InvalidArgumentError
 from zmqdist.specs import TensorSpec
 
 _CHUNK = 1024
-"""Numbers or views that a source creates at once."""
+"""The most numbers or views that a source creates at once."""
 
 
 @dataclass(frozen=True)
@@ -69,8 +69,9 @@ class _IndexedNode(OperatorNode):
     """Reads an Indexed source in chunks.
 
     Attributes:
-      position: the position behind the current chunk.
-      chunk: the elements of it that are not yielded yet. *Invariant*: the next element has position `position - length_hint(chunk)`.
+      position: the position after the current chunk.
+      chunk: the elements of the current chunk that are not yielded yet. *Invariant*: the next element has position `position -
+        length_hint(chunk)`.
     """
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
@@ -108,7 +109,7 @@ class _IndexedNode(OperatorNode):
 @operator("range", _IndexedNode)
 @dataclass(frozen=True)
 class Range(Indexed):
-    """As Python's range, in any numeric dtype."""
+    """The numbers of Python's range, in any numeric dtype."""
 
     start: int | float
     stop: int | float
@@ -181,7 +182,9 @@ class Tensors(Indexed):
     value: Any
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "value", read_only(self.value))  # here, so that it holds after deserialization
+        object.__setattr__(
+            self, "value", read_only(self.value)
+        )  # here, so that it is read-only after deserialization, too
 
     @classmethod
     def build(cls, value: Any) -> Tensors:
@@ -291,7 +294,7 @@ class _GeneratorNode(OperatorNode):
     """Reads the iterator that a function returns.
 
     A state is the number of items read, and the iterator's own state if it has one that the safe codec accepts. A load calls the function
-    again and restores the iterator's own state; without one, it skips the items.
+    again and restores the iterator's own state; without one, it skips the items that were read.
     """
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
@@ -303,7 +306,7 @@ class _GeneratorNode(OperatorNode):
 
     def _opened(self) -> Iterator[Any]:
         if self._items is None:
-            # Read-only, because every iterator passes the same arguments.
+            # The arguments are read-only, because every iterator passes the same objects.
             self._items = iter(self.op.function.value(*map(read_only, self.op.args)))
             _, set_state = _state_methods(self._items)
             if self.iterator_state is not None and set_state is not None:
@@ -339,7 +342,9 @@ class _GeneratorNode(OperatorNode):
     def state(self) -> dict[str, Any]:
         get_state, _ = _state_methods(self._items)
         if get_state is not None:
-            with contextlib.suppress(InvalidArgumentError):  # the safe codec refuses its types: a load will skip items
+            with contextlib.suppress(
+                InvalidArgumentError
+            ):  # the safe codec refuses the state, so a load will skip items
                 self.iterator_state = structure.to_json(get_state())
         return {"read": self.read, "ended": self.ended, "place": self.iterator_state}
 
@@ -359,7 +364,7 @@ def _state_methods(items: Any) -> tuple[Any, Any]:
 @operator("from_generator", _GeneratorNode)
 @dataclass(frozen=True)
 class Generator(Op):
-    """The items that a function yields; it is called for each iterator."""
+    """The items that a function yields; each iterator calls the function."""
 
     function: PickledFunction
     args: tuple[Any, ...]
