@@ -44,13 +44,14 @@ ROWS_MAX = 1024
 """The most elements in a block. A reader holds a whole block in memory; the line of JSON and the array headers are paid once per block."""
 
 BLOCK_BYTES_MAX = 2**20
-"""Bytes after which a block is written. An array from one row keeps the arrays of the whole block in memory."""
+"""A block is written when it has this many bytes. It is small, because an array of one row keeps the arrays of the whole block in
+memory."""
 
 # -- structures as JSON ---------------------------------------------------------------------------------------------
 
 
 def structure_to_json(structure: Any, leaf: Callable[[Any], Any]) -> Any:
-    """Return a structure as JSON. `leaf` converts each leaf; it must not return a list.
+    """Return a structure as JSON. `leaf` converts each leaf, and must not return a list.
 
     Raises:
       InvalidArgumentError: a dict has keys that are neither text nor numbers.
@@ -112,7 +113,7 @@ _SCALAR = frozenset({str, bytes})
 
 
 def _flatten(x: Any, leaves: list[Any]) -> Any:
-    """Append the leaves of an element to `leaves`; return its layout, which is equal for elements that can share a block."""
+    """Append the leaves of an element to `leaves`. Return the element's layout; elements with equal layouts can share a block."""
     cls = type(x)
     if cls is np.ndarray:
         leaves.append(x)
@@ -221,7 +222,7 @@ class ElementsFile:
     """A file of elements that is being written. Its methods raise OSError if the disk fails."""
 
     def __init__(self, path: str, compression: str, append: bool = False) -> None:
-        """Create the file, or append to it: a compressed file then gets another stream, and readers read the streams as one."""
+        """Create the file, or append to it. A compressed file then gets another compressed stream, and readers read the streams as one."""
         self._file = storage.open_write(path, append)
         self._compressed = storage.compressing(self._file, compression)
         self._blocks = BlockWriter(self._compressed)
@@ -238,7 +239,7 @@ class ElementsFile:
         self._file.flush()
 
     def close(self) -> None:
-        """Complete the file. It is on disk when this returns."""
+        """Complete the file. When `close` returns, the file is on disk."""
         try:
             self._blocks.flush()
             if self._compressed is not self._file:

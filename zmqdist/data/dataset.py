@@ -2,7 +2,7 @@
 
 Rules
     Each method returns a new Dataset and checks its arguments as far as it can without reading elements; nothing runs before the dataset
-    is iterated. An argument that no elements can satisfy raises InvalidArgumentError; one of the wrong kind raises ValueError or
+    is iterated. An argument that no elements can satisfy raises InvalidArgumentError; an argument of the wrong kind raises ValueError or
     TypeError, as in tf.data. Every method accepts `name` and ignores it.
 
     A user function gets the parts of a tuple as separate arguments. Every other element (dicts and namedtuples included) is one argument.
@@ -52,7 +52,7 @@ def _checked_inputs(datasets: Any) -> tuple[Dataset, ...]:
     """Return `datasets` as a tuple.
 
     Raises:
-      ValueError: there are none. TypeError: one is not a Dataset, or their elements differ in type.
+      ValueError: there are no datasets. TypeError: one of them is not a Dataset, or their elements differ in type.
     """
     inputs = tuple(datasets)
     if not inputs:
@@ -86,7 +86,7 @@ class Dataset(DatasetConstructors, DatasetResults):
     def list_files(
         file_pattern: Any, shuffle: bool | None = None, seed: int | None = None, name: str | None = None
     ) -> Dataset:
-        """Return the names of the files that match, sorted. Unless `shuffle=False`, each iterator shuffles them anew.
+        """Return the sorted names of the files that match `file_pattern`. Unless `shuffle=False`, each iterator shuffles them anew.
 
         The pattern is expanded once, in this call.
 
@@ -108,7 +108,7 @@ class Dataset(DatasetConstructors, DatasetResults):
     ) -> Dataset:
         """Return the dataset that `save` or `distributed_save` wrote to `path`.
 
-        A `distributed_save` that is still running can be loaded: iterators then give its elements as the chunks are committed.
+        A `distributed_save` that is still running can be loaded: iterators then yield its elements as the chunks are committed.
 
         Args:
           path: a folder. For `distributed_save` also the URL of a folder (extra `zmqdist[fsspec]`).
@@ -137,7 +137,8 @@ class Dataset(DatasetConstructors, DatasetResults):
         output_signature: Any = None,
         name: str | None = None,
     ) -> Dataset:
-        """Return a dataset of `map_func(element)`. If `map_func` raises, the iterator raises, and continues with the next element.
+        """Return a dataset of `map_func(element)`. If `map_func` raises, the iterator raises the error, and continues with the next
+        element.
 
         Args:
           num_parallel_calls: the number of threads that call `map_func`; AUTOTUNE: one per processor. None: the thread that iterates
@@ -231,7 +232,8 @@ class Dataset(DatasetConstructors, DatasetResults):
         reshuffle_each_iteration: bool | None = True,
         name: str | None = None,
     ) -> Dataset:
-        """Shuffle through a buffer of `buffer_size` elements: each element that comes in replaces one drawn at random. -2 buffers all.
+        """Shuffle through a buffer of `buffer_size` elements: each new one replaces one that is drawn at random and yielded. -2 buffers
+        all.
 
         Each iterator, and each epoch of a later `repeat`, draws another order, unless `reshuffle_each_iteration=False`.
         """
@@ -311,7 +313,7 @@ class Dataset(DatasetConstructors, DatasetResults):
         drop_remainder: bool = False,
         name: str | None = None,
     ) -> Dataset:
-        """Return a dataset of datasets with `size` elements each; a new one starts every `shift` elements (default: `size`).
+        """Return a dataset of datasets with `size` elements each; a new dataset starts every `shift` elements (default: `size`).
 
         If the elements have several leaves, each leaf becomes a dataset of its own.
 
@@ -405,7 +407,7 @@ class Dataset(DatasetConstructors, DatasetResults):
         """Append another dataset.
 
         Raises:
-          TypeError: the elements of the two differ in structure or dtype.
+          TypeError: the elements of the two datasets differ in structure or dtype.
         """
         if not is_dataset(dataset):
             raise TypeError(f"concatenate takes a Dataset, not {type(dataset).__name__}")
@@ -430,7 +432,8 @@ class Dataset(DatasetConstructors, DatasetResults):
         """Map each element to a dataset, keep `cycle_length` of them open, and take `block_length` elements from each in turn.
 
         Args:
-          cycle_length: None or AUTOTUNE: the number of processors, or num_parallel_calls if that is less (AUTOTUNE: a third of them).
+          cycle_length: None or AUTOTUNE stands for the number of processors, or for `num_parallel_calls` if that is less. If both are
+            AUTOTUNE, a third of the processors.
           num_parallel_calls: the number of open datasets that are read at the same time, each by a thread of its own, which also calls
             `map_func`. The elements keep the order that they have without threads.
           deterministic: False takes the next element from any dataset that has one ready; None: as the options say.

@@ -99,7 +99,7 @@ class CloseInterrupts:
 
     @contextlib.contextmanager
     def interruptible(self, interrupt: Callable[[], object]) -> Iterator[None]:
-        """Have `interrupt` called if the iterator is closed within this context; at once if it is closed already."""
+        """Have `interrupt` called if the iterator is closed within this context, or at once if it is closed already."""
         with self._lock:
             self._interrupts.append(interrupt)
             closed = self._closed
@@ -317,7 +317,7 @@ class OperatorNode:
 
 
 class _IteratorCore:
-    """The inside of an iterator: the root node, and one generator after another until the end.
+    """The part of an iterator that holds the root node and creates one generator after another, until the end.
 
     It holds no reference to the iterator, so that the iterator is freed when its user drops it.
     """
@@ -346,7 +346,7 @@ class _IteratorCore:
             raise
         except BaseException as error:  # even a KeyboardInterrupt costs only one element
             if self.closed and isinstance(error, CancelledError):
-                return  # another thread has closed the iterator while this one was blocked
+                return  # another thread has closed the iterator while this thread was blocked
             self._needs_generator = True
             self.node.restart()
             raise
@@ -365,7 +365,7 @@ class _IteratorCore:
         try:
             self._close_generator()
         except ValueError:
-            pass  # another thread runs the generator; `abandon` has made it leave
+            pass  # another thread runs the generator, and `abandon` has made that thread leave it
         self._needs_generator = False
         self.node.close()
 
@@ -456,7 +456,7 @@ class DatasetIterator(chain[Any]):
         rows = []
         for each in self._dataset.walk():
             own = timers.get(id(each), _NOTHING)
-            # The thread of a prefetch waits for its inputs, so the prefetch itself did not.
+            # The thread of a prefetch waits for the inputs, so the prefetch itself has not waited for them.
             inputs = () if each.op.in_background else each.inputs
             waited = sum(timers.get(id(one), _NOTHING).seconds for one in inputs)
             rows.append(OperatorStats(each.op.name, own.elements, max(0.0, own.seconds - waited)))
@@ -504,7 +504,7 @@ _state_budget: ContextVar[list[int]] = ContextVar("state_budget")
 
 
 def _payload_bytes(value: Any) -> int:
-    """Return the bytes of the arrays and strings in an element; for a dataset, of those in its operators' arguments."""
+    """Return the bytes of the arrays and strings in an element; for a dataset, of those in the arguments of its operators."""
     if is_dataset(value):
         return sum(_payload_bytes(getattr(each.op, one.name)) for each in value.walk() for one in fields(each.op))
     if isinstance(value, (tuple, dict)):

@@ -14,7 +14,7 @@ def failing_operator(error: BaseException) -> str:
     while trace is not None:
         owner = trace.tb_frame.f_locals.get("self")
         if isinstance(owner, OperatorNode):
-            found = owner  # the last one is the innermost
+            found = owner  # the last node found is the innermost
         trace = trace.tb_next
     if found is None:
         return ""

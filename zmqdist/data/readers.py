@@ -80,7 +80,7 @@ def TFRecordDataset(
 
     Needs google-crc32c, for the checksums: pip install zmqdist[tfrecord].
     """
-    readers.crc32c()  # raises ImportError here rather than at a worker
+    readers.crc32c()  # `crc32c` raises ImportError here rather than at a worker
     common = _common_args(compression_type, num_parallel_reads)
     return Dataset(readers.TFRecords(**common), (_file_names(filenames),))
 

@@ -69,10 +69,8 @@ def shard_for_worker(dataset: Tree, policy: str, num_workers: int, index: int, s
         except Unshardable:
             if policy == "FILE":
                 raise
-    if policy in (
-        "DATA",
-        "FILE_OR_DATA",
-    ):  # not `full`: a worker without elements is no error, unlike one without files
+    # Not `full`, because a worker may be without elements, but not without files.
+    if policy in ("DATA", "FILE_OR_DATA"):
         return _by_element(dataset, lambda below: put(below, full=False))
     if policy == "HINT":
         return dataset.rewrite(lambda one: put(one.inputs[0]) if _is_hint(one) else one)
@@ -158,10 +156,10 @@ def _without_shuffles(dataset: Tree) -> Tree:
 
 
 def _reads_files(dataset: Any) -> bool:
-    """Return whether the input names files: the operator is a reader, or its function returns datasets made by one."""
+    """Return whether the input names files: the operator is a reader, or its function returns datasets that contain a reader."""
     op = dataset.op
     if isinstance(op, Interleave):
-        # Any element shows what the function returns, so the shuffles are left out: they would fill their buffers first.
+        # Leave out the shuffles, which would fill their buffers first: any element shows whether the function returns a reader.
         names = _then(IgnoreErrors(), _without_shuffles(dataset.inputs[0]))
         return any(_reads_files(each) for x in islice(names.probe(), 1) for each in op.dataset_of(x).walk())
     return bool(op.is_reader)

@@ -45,7 +45,7 @@ class SplitProvider:
 
     Attributes:
       count: the number of positions; INFINITE_CARDINALITY without end.
-      repetitions: how often they are given out at most: the product of the repeats above the source.
+      repetitions: how often the positions are given out at most: the product of the repeats above the source.
       repetition, position: the next position to give out.
     """
 
@@ -56,7 +56,7 @@ class SplitProvider:
 
     def next(self, repetition: int) -> int | None:
         """Return the next position of a repetition, or None if the repetition has ended."""
-        if repetition < self.repetition:  # another process has begun a later one
+        if repetition < self.repetition:  # another process has begun a later repetition
             return None
         if repetition > self.repetition:
             self.repetition, self.position = repetition, 0
@@ -130,7 +130,7 @@ def open_split(
         raise FailedPreconditionError(f"Attempted to feed {sources} split providers into a dataset with {have} sources")
 
     def positions(source: int, repetition: int, taken: int) -> Iterator[int]:
-        # Not a generator, which would end with the first error of `next_position`.
+        # This is not a generator, because a generator would end with the first error of `next_position`.
         return iter(partial(next_position, source, repetition), None)
 
     return DatasetIterator(dataset, Context(dataset.options(), splits=positions))
@@ -198,7 +198,7 @@ def portion_rules(dataset: Tree) -> PortionRules:
     chain = [dataset]
     while chain[-1].inputs:
         if len(chain[-1].inputs) > 1:
-            chain[-1].op.per_split()  # may raise an error that says more
+            chain[-1].op.per_split()  # `per_split` may raise an error that says more
             raise _unfit(chain[-1], "has several sources")
         chain.append(chain[-1].inputs[0])
     rules = PortionRules(chain[-1].op.split_count(), 1, 1)
@@ -226,8 +226,8 @@ def _unfit(dataset: Tree, why: str) -> UnimplementedError:
 def portion_pipeline(dataset: T) -> T:
     """Return the pipeline to run over each portion, by `open_split`.
 
-    It is the dataset, made repeatable; without its repeats, because a portion belongs to one repetition; and with readers that read one
-    file after another, so that the elements of one position stay together.
+    It is the repeatable dataset without its repeats, because a portion belongs to one repetition. Its readers read one file after another,
+    so that the elements of one position stay together.
 
     Raises:
       UnimplementedError: as for `portion_rules`.

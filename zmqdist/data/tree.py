@@ -136,7 +136,7 @@ class Tree:
         """Return a copy in which `change` has replaced each dataset, inputs first; return `self` if nothing changed.
 
         Args:
-          change: gets a dataset whose inputs are rewritten already, and returns it or another one.
+          change: gets a dataset whose inputs are rewritten already, and returns that dataset or another one.
         """
         done: dict[int, Any] = {}
         for each in self.walk():

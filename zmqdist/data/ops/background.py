@@ -58,7 +58,8 @@ class ReadAheadLimit:
 
     Attributes:
       size: the current limit.
-      low: the next run starts when no more than this many elements are left: when a quarter of the limit, or at least one place, is free.
+      low: the next run starts when no more than this many elements are left, so that a quarter of the limit, and at least one place, is
+        free.
     """
 
     __slots__ = ("_least", "_most", "_since", "low", "size")
@@ -281,7 +282,7 @@ class Prefetch(Op):
         """Return the size as an int.
 
         Raises:
-          InvalidArgumentError: it is negative, and not AUTOTUNE. TypeError: it is not an integer.
+          InvalidArgumentError: the size is negative, and not AUTOTUNE. TypeError: it is not an integer.
         """
         count = checked_int(size, "buffer_size")
         if count < AUTOTUNE:
@@ -307,10 +308,10 @@ def in_order(deterministic: bool | None, context: Context) -> bool:
 
 
 def checked_parallel(calls: Any, argument: str = "num_parallel_calls") -> int:
-    """Return a number of parallel calls, 0 for None.
+    """Return the number of parallel calls as an int; 0 stands for None.
 
     Raises:
-      ValueError: it is neither positive nor AUTOTUNE. TypeError: it is not an integer.
+      ValueError: the number is neither positive nor AUTOTUNE. TypeError: it is not an integer.
     """
     if calls is None:
         return 0

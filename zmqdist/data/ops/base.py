@@ -1,4 +1,4 @@
-"""`Op`: the description of an operator, and what can be computed from it without running it.
+"""`Op`: the description of an operator, and the facts that can be computed from it without running the operator.
 
 Rules
     An operator is a frozen dataclass of plain arguments, values and functions; its inputs belong to the Dataset that holds it. It computes

@@ -78,7 +78,7 @@ class _ZipNode(OperatorNode):
 @operator("zip", _ZipNode)
 @dataclass(frozen=True)
 class Zip(Op):
-    """Rows of one element of each input; ends with the shortest."""
+    """Rows of one element of each input. The rows end with the shortest input."""
 
     form: Any
     """The structure of a row, with any values as leaves."""
@@ -157,7 +157,7 @@ class _RepeatNode(OperatorNode):
     def _stays_empty(self) -> bool:
         """Return whether to end after an empty pass, because later passes would be empty, too, or because their number has no end.
 
-        If the elements are shared with other processes, these may have taken all of this pass, and a later pass may have some.
+        If the elements are shared with other processes, these may have taken all elements of this pass, and a later pass may have some.
         """
         below = self.dataset.inputs[0]
         if below.cardinality() == 0:
@@ -216,7 +216,7 @@ class InterleaveNode(OperatorNode):
       turn: the current slot.
       taken: the number of elements of the current block that were yielded.
       threads: how many slots are read by threads; 0: none.
-      last_opened: the event that is set when the dataset opened last is open; the next one waits for it.
+      last_opened: the event of the newest dataset, which is set when that dataset is open. The next dataset waits for it.
     """
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
@@ -256,7 +256,7 @@ class InterleaveNode(OperatorNode):
                 if self.taken < block:
                     yield x
                 else:
-                    self._advance()  # before the yield: the fields have to be correct there
+                    self._advance()  # advance before the yield, because the fields have to be correct there
                     yield x
                     break
             else:
@@ -276,7 +276,8 @@ class InterleaveNode(OperatorNode):
                     if step:
                         self.turn, self.taken = (self.turn + step) % len(self.slots), 0
                     return
-            ReadAhead.wait_for_one(self._nodes())  # all are ReadAheads here: any other node counts as ready
+            # All nodes are ReadAheads here, because any other node counts as ready.
+            ReadAhead.wait_for_one(self._nodes())
 
     def _fill_all(self) -> None:
         """Fill the empty slots, in the order of their turns."""

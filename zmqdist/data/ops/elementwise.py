@@ -69,7 +69,7 @@ class _ScanNode(OperatorNode):
             carried = element(result[0])
             check_state(carried, self.spec, "scan")
             out = element(result[1])
-            self.carried = carried  # only now: an error above leaves the state as it was
+            self.carried = carried  # assigned only now, so that an error above leaves the state as it was
             yield out if type(out) in READY else read_only(out)
 
     def state(self) -> dict[str, Any]:

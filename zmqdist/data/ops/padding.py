@@ -97,7 +97,7 @@ def _check_arrays(spec: Any) -> None:
 
 
 def _shapes(shapes: Any, spec: Any) -> list[Any]:
-    """Return a shape for each leaf of the spec. Raises ValueError if one has no shape, or its rank is unknown."""
+    """Return a shape for each leaf of the spec. Raises ValueError if `shapes` has another structure, or the rank of a leaf is unknown."""
     leaves = nest.flatten(spec)
     if shapes is None:
         found: list[Any] = [None] * len(leaves)
@@ -151,7 +151,7 @@ class PaddedBatch(Gathering):
     values: Any = None
 
     def check(self, spec: Any) -> None:
-        """Check the arguments against the spec of the input. Raises as `_check_arrays`, `_shapes` and `_values`."""
+        """Check the arguments against the spec of the input. Raises the errors of `_check_arrays`, `_shapes` and `_values`."""
         if spec is not UNKNOWN_SPEC:
             _check_arrays(spec)
             _shapes(self.shapes, spec)

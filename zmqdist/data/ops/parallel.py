@@ -74,7 +74,7 @@ class MapThreads:
             thread.start()
 
     def wait(self, calls: Sequence[MapCall], ordered: bool) -> MapCall:
-        """Wait for the first of the calls, or, unless `ordered`, for any of them; return it."""
+        """Wait for the first of the calls, or, unless `ordered`, for any of them. Return the call that is done."""
         with self._done:
             self._awaited = calls[0] if ordered else _ANY
             try:
@@ -118,7 +118,7 @@ class MapThreads:
                 continue
             try:
                 call.y = function(call.x)
-            except BaseException as error:  # raised in the reading thread
+            except BaseException as error:  # the reading thread raises it
                 call.y = BufferedError(error)
             call.done = True
             if self._awaited is call or self._awaited is _ANY:
@@ -174,7 +174,7 @@ class ParallelNode(OperatorNode):
             except Exception as error:
                 self.children[0].restart()
                 feed = self.feed()
-                x = BufferedError(error)  # keeps the place of the failed input
+                x = BufferedError(error)  # the error keeps the place of the failed input
             if x is _END:
                 return
             self._add(x)
@@ -183,7 +183,7 @@ class ParallelNode(OperatorNode):
         call = MapCall(x)
         self.pending.append(call)
         if type(x) is BufferedError:
-            call.y, call.done = x, True  # there is no input to call the function on
+            call.y, call.done = x, True  # the input failed, so the function is not called
             return
         if self._pool is None:
             self._pool = MapThreads(self.threads, self.function())

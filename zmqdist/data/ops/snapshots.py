@@ -102,7 +102,7 @@ class _ChunkFilesNode(OperatorNode):
             return
         delay = POLL_S[0]
         while True:
-            done = self._is_done()  # before the listing, so that no chunk committed in between is missed
+            done = self._is_done()  # check before the listing, so that no chunk committed in between is missed
             for chunk in snapshot_layout.committed_chunks(self.op.path):
                 expected = self.emitted.get(chunk.stream, 0)
                 if chunk.index == expected:

@@ -88,7 +88,7 @@ class _IndexedNode(OperatorNode):
         op, stop = self.op, self.op.count()
         yield from self.chunk
         while self.position != stop:
-            self.position += 1  # before reading: if the item raises, only that item is lost
+            self.position += 1  # advance before reading: if the item raises, only that item is lost
             chunk = op.chunk(self.position - 1)
             self.position += len(chunk) - 1
             self.chunk = iter(chunk)
@@ -147,7 +147,7 @@ class Range(Indexed):
 
     def chunk(self, start: int) -> Sequence[Any]:
         stop = min(start + _CHUNK, self.count())
-        if max(map(abs, (*self.ends(), self.step))) >= 2**62:  # int64 might wrap around on the way
+        if max(map(abs, (*self.ends(), self.step))) >= 2**62:  # int64 might wrap around in the computation
             return list(map(self.at, range(start, stop)))
         return list((self.start + np.arange(start, stop) * self.step).astype(self.dtype))
 
@@ -182,9 +182,8 @@ class Tensors(Indexed):
     value: Any
 
     def __post_init__(self) -> None:
-        object.__setattr__(
-            self, "value", read_only(self.value)
-        )  # here, so that it is read-only after deserialization, too
+        # Done here, so that the value is read-only after deserialization, too.
+        object.__setattr__(self, "value", read_only(self.value))
 
     @classmethod
     def build(cls, value: Any) -> Tensors:
@@ -208,7 +207,7 @@ class Slices(Indexed):
     value: Any
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "value", read_only(self.value))  # as in Tensors
+        object.__setattr__(self, "value", read_only(self.value))  # done here, as in Tensors
 
     @classmethod
     def build(cls, value: Any) -> Slices:
@@ -342,9 +341,8 @@ class _GeneratorNode(OperatorNode):
     def state(self) -> dict[str, Any]:
         get_state, _ = _state_methods(self._items)
         if get_state is not None:
-            with contextlib.suppress(
-                InvalidArgumentError
-            ):  # the safe codec refuses the state, so a load will skip items
+            # The safe codec refuses the state, so a load will skip items.
+            with contextlib.suppress(InvalidArgumentError):
                 self.iterator_state = structure.to_json(get_state())
         return {"read": self.read, "ended": self.ended, "place": self.iterator_state}
 

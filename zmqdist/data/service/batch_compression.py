@@ -20,7 +20,7 @@ from zmqdist.wire import safe
 
 AUTO_CODEC: Final = "SNAPPY"
 BYTES_MAX: Final = 1 << 36
-"""A receiver refuses to decompress a larger part, in bytes."""
+"""The most bytes of a decompressed part. A receiver refuses to decompress a larger one."""
 
 
 def codec_for(compression: str, *, near: bool) -> str:
@@ -70,5 +70,5 @@ def _plain(codec: Any, nbytes: int, content: Any, peer: str) -> Any:
     if not nbytes:
         return memoryview(content).cast("B")
     if not 0 < nbytes <= BYTES_MAX:
-        raise WireError(peer, f"a batch of {nbytes} bytes")
+        raise WireError(peer, f"a part of a batch has {nbytes} bytes, not 1 to {BYTES_MAX}")
     return memoryview(codec.decompress(memoryview(content).cast("B"), int(nbytes), peer))

@@ -89,7 +89,7 @@ def distribute(
     def apply(dataset: Dataset) -> Dataset:
         _check_dataset(dataset)
         if ordered or delivery == EXACTLY_ONCE:
-            portion_rules(dataset)  # raises here for a pipeline that cannot be cut into portions
+            portion_rules(dataset)  # `portion_rules` raises here for a pipeline that cannot be cut into portions
         id = register_dataset(service, dataset, compression)
         made = _reading(service_of(service), id, _metadata_of(dataset, compression), read)
         made.op.__dict__["upstream"] = dataset
@@ -323,13 +323,13 @@ def ask_dispatcher(service: Service, method: str, *args: Any, what: str, timeout
 def _distribute(
     *args: Any, task_refresh_interval_hint_ms: int | None = None, **options: Any
 ) -> Callable[[Dataset], Dataset]:
-    """Do as `distribute`, for tests, with a pause of `task_refresh_interval_hint_ms` between two watch requests of a reader."""
+    """For tests, do the same as `distribute`, with a pause of `task_refresh_interval_hint_ms` between two watch requests of a reader."""
     apply = distribute(*args, **options)
     return lambda dataset: _refreshed(apply(dataset), task_refresh_interval_hint_ms)
 
 
 def _from_dataset_id(*args: Any, task_refresh_interval_hint_ms: int | None = None, **options: Any) -> Dataset:
-    """Do as `from_dataset_id`, for tests, with a pause as for `_distribute`."""
+    """For tests, do the same as `from_dataset_id`, with a pause as for `_distribute`."""
     return _refreshed(from_dataset_id(*args, **options), task_refresh_interval_hint_ms)
 
 

@@ -108,9 +108,8 @@ def _zlib(name: str, level: int, wbits: int) -> Codec:
 
     def unfold(data: Any, nbytes: int) -> bytes:
         unpacking = zlib.decompressobj(wbits)
-        made = unpacking.decompress(
-            data, nbytes + 1
-        )  # one byte more than expected, so that the end of the data is reached
+        # One byte more than expected, so that the end of the data is reached.
+        made = unpacking.decompress(data, nbytes + 1)
         if len(made) == nbytes and (not unpacking.eof or unpacking.unused_data):
             raise zlib.error("the stream is truncated, or bytes follow it")
         return made
@@ -119,14 +118,14 @@ def _zlib(name: str, level: int, wbits: int) -> Codec:
 
 
 def _lz4() -> Codec:
-    block: Any = importlib.import_module("lz4.block")  # its type stubs do not export its functions
+    block: Any = importlib.import_module("lz4.block")  # the package's type stubs do not export its functions
 
     def compress_batch(buffer: Any) -> bytes:
         return bytes(block.compress(buffer, store_size=False))
 
     def unfold(data: Any, nbytes: int) -> bytearray:
         if not nbytes:
-            raise ValueError("an empty buffer is never sent compressed")  # `compress` returns None for it
+            raise ValueError("an empty buffer is never sent compressed")  # `compress` returns None for an empty buffer
         made: bytearray = block.decompress(data, uncompressed_size=nbytes, return_bytearray=True)
         return made
 
@@ -137,9 +136,8 @@ def _zstd() -> Codec:
     import zstandard
 
     def compress_batch(buffer: Any) -> bytes:
-        return bytes(
-            zstandard.ZstdCompressor().compress(buffer)
-        )  # a compressor of its own, because threads cannot share one
+        # Each call creates a compressor, because threads cannot share one.
+        return bytes(zstandard.ZstdCompressor().compress(buffer))
 
     def unfold(data: Any, nbytes: int) -> bytes:
         if zstandard.frame_content_size(data) != nbytes:  # the package allocates as many bytes as the header says

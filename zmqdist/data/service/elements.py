@@ -1,4 +1,4 @@
-"""Many elements of a pipeline as one value of an RPC reply, by columns, and back.
+"""Pack many elements of a pipeline by columns into one value of an RPC reply, and unpack them.
 
 Form
     The value is a structure (tuple, namedtuple, dict) whose leaves are columns. A column is a list, because no element has a list as
@@ -43,7 +43,7 @@ from zmqdist.specs import TensorSpec
 SCALARS, ROWS, EACH, TEXTS = range(4)
 
 ROW_BYTES_MAX: Final = INLINE_BYTES_MAX
-"""A larger array, in bytes, travels in a frame of its own, so that it is not copied on the way."""
+"""An array of more bytes than this travels in a frame of its own, so that it is not copied on the way."""
 
 _SCALAR_TYPES: Final = LEAVES - {np.ndarray, str, bytes}
 _TIMES: Final = frozenset({np.datetime64, np.timedelta64})
@@ -232,7 +232,7 @@ def _malformed(why: str) -> NoReturn:
 # -- sizes and specs of elements --------------------------------------------------------------------------------------
 
 _OBJECT_BYTES: Final = 64
-"""About the bytes that an object takes beside its content."""
+"""The approximate bytes that an object takes beside its content."""
 
 
 INLINE_BYTES: Final = 4 << 20
@@ -257,7 +257,7 @@ def fits(elements: Iterable[Any], bytes_max: int) -> int:
 
 
 def is_scalar(value: Any) -> bool:
-    """Return whether `value` is a NumPy scalar of a plain type. A batch cannot have too many of these."""
+    """Return whether `value` is a NumPy scalar of a plain type. A batch may have any number of these."""
     return type(value) in _SCALAR_TYPES
 
 

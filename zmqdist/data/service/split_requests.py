@@ -28,7 +28,7 @@ PAUSE_S_MAX: Final = 10.0
 
 RUN_MAX: Final = 4096
 QUICK_S: Final = 0.02
-"""A run of positions that is used up in less time, in seconds, doubles the size of the next one, up to RUN_MAX."""
+"""A run of positions that is used up in less than this many seconds doubles the size of the next one, up to RUN_MAX."""
 
 
 def call_until_answered(
@@ -43,7 +43,7 @@ def call_until_answered(
 ) -> Any:
     """Call a method of the dispatcher until it replies with success or a permanent error.
 
-    Blocks; logs every WAIT_LOG_S why it repeats the call.
+    Blocks. Logs every WAIT_LOG_S why it repeats the call.
 
     Args:
       method: the part of the method's name after "zmqdist.data.".
@@ -149,7 +149,8 @@ class SplitClient:
         return int(start), int(length)
 
     def drain(self) -> None:
-        """End the pipeline's positions, and return those that it has not taken to the dispatcher. Blocks until the dispatcher confirms.
+        """Give the pipeline no more positions, and return to the dispatcher those that it has not used. Blocks until the dispatcher
+        confirms.
 
         Raises:
           OpError: the dispatcher has refused the positions.

@@ -4,7 +4,7 @@ Promises
  1. The journal calls `done(None)` when the records are synchronised to the disk (SQLite's write-ahead log, synchronous=FULL), never before.
  2. Records that are appended while a commit runs form the next commit, one transaction: all of them or none. After `done(error)` none of
     them is in the journal, which continues from the state before.
- 3. `load` returns exactly the acknowledged records, or raises DataLossError; it never returns fewer, or an empty state in their place.
+ 3. `load` returns exactly the acknowledged records, or raises DataLossError; it never returns fewer of them, nor an empty state instead.
  4. One process at a time has a journal: it holds a lock of the kernel on `journal.lock`, which ends with the process, however it dies.
 
 How the journal detects a loss: records are numbered without gaps, for ever, and each has a checksum over its number and bytes.
@@ -116,7 +116,7 @@ class Journal:
         Raises:
           DataLossError: "corrupted record": a part of the journal is damaged or missing.
         """
-        acknowledged = self._acknowledged()  # before reading, because records may be committed meanwhile
+        acknowledged = self._acknowledged()  # read before the records, because more records may be committed meanwhile
         try:
             with closing(self._connect("ro")) as database:
                 database.execute("BEGIN")
@@ -160,7 +160,7 @@ class Journal:
         self._thread.join()
         with self._changed:
             if self._lock in _locks:
-                self._database.close()  # moves the content of the log into the database, and removes the log
+                self._database.close()  # SQLite moves the content of the log into the database, and removes the log
                 self._free_lock()
                 self._lock = -1
 

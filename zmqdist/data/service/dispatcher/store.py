@@ -76,7 +76,7 @@ class DatasetStore:
             raise NotFoundError(f"no dataset {dataset_id!r} is registered here") from None
 
     def discard(self, dataset_id: str) -> None:
-        """Delete a text; harmless if there is none. Raises ResourceExhaustedError if the file cannot be deleted."""
+        """Delete the text of an id, if there is one. Raises ResourceExhaustedError if the file cannot be deleted."""
         self._texts.pop(dataset_id, None)
         path = self.path(dataset_id)
         if path is None:

@@ -13,7 +13,7 @@ Theory
 Promises
     C1  Elements come in the order of rounds, and within a round in the order of the tasks' numbers.
     C2  All consumers deliver the same rounds of a task, even if its worker is killed while it replies to them.
-    C3  While the dispatcher holds a consumer, it begins no round after the one that it stopped at.
+    C3  While the dispatcher holds a consumer, the consumer begins no round after the one at which it stopped.
     C4  At most ROUNDS_MAX rounds of a task wait beyond the current one. While the consumer's queue is full, no rounds are requested.
 """
 
@@ -93,7 +93,7 @@ class CoordinatedDelivery:
         """Start without tasks; `News` brings them.
 
         Args:
-          outstanding_max: elements that may wait for the consumer; negative: ROUNDS_MAX.
+          outstanding_max: the most elements that may wait for the consumer; negative: ROUNDS_MAX.
           elements_of: unpacks the elements of a reply; may raise an OpError.
         """
         self._reader = reader
@@ -249,7 +249,7 @@ class CoordinatedDelivery:
         if source is None:
             return self._begin_round()
         if source.next <= self._round:
-            if source.error is not None:  # the elements before it have been delivered
+            if source.error is not None:  # the elements before the error have been delivered
                 self._over = True
                 effects.append(ReadingEnded(source.error))
             return False

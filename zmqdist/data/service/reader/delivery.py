@@ -128,7 +128,7 @@ Event: TypeAlias = (
 
 
 class RequestElements(NamedTuple):
-    """Send a request to a task; its reply comes back as `TaskReplied`."""
+    """Send a request to a task. The runtime reports the reply as `TaskReplied`."""
 
     source: Any
     wanted: Wanted
@@ -141,7 +141,7 @@ class Deliver(NamedTuple):
 
 
 class NotifyDispatcher(NamedTuple):
-    """Call a method of the dispatcher; its reply comes back as `DispatcherReplied`."""
+    """Call a method of the dispatcher. The runtime reports the reply as `DispatcherReplied`."""
 
     method: str
     payload: Any

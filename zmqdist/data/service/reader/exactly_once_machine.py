@@ -208,7 +208,7 @@ class ExactlyOnceDelivery:
         """Start without tasks; `News` brings them.
 
         Args:
-          window: which tasks get requests.
+          window: decides which tasks get requests.
           lanes: number of lanes, one for each reader; portions with equal remainders modulo `lanes` form a lane.
           first: with `ordered`, the first portion of this reader.
           saved: the elements that the consumer has received before, from a saved state.
@@ -230,7 +230,7 @@ class ExactlyOnceDelivery:
         self._pause_s = ACK_S
         self._acknowledge_at = inf
         self._missed: dict[int, float] = {}
-        """Incarnation of a worker -> when to report again that a reply of it was lost."""
+        """Incarnation of a worker -> the time to report again that one of its replies was lost."""
 
     @property
     def deadline(self) -> float:
@@ -303,7 +303,7 @@ class ExactlyOnceDelivery:
             self._window.fail(source, now)
             # X5: the task may have sent elements in the reply that was lost.
             return [NotifyDispatcher(MISSED, source.incarnation)]
-        if error is not None:  # permanent: the task cannot continue
+        if error is not None:  # a permanent error: the task cannot continue
             return self._end(error)
         if event.kind == SOME:
             self._window.succeed(source)

@@ -108,7 +108,7 @@ class SavedReader(msgspec.Struct, frozen=True):
     Attributes:
       dispatcher: number of the dispatcher's state.
       cut: how the positions are cut into portions.
-      done, open: what the consumer has received, as in `Consumed`.
+      done, open: the elements that the consumer has received, as in `Consumed`.
     """
 
     version: int
@@ -159,12 +159,13 @@ class ReadRequest:
     saved: SavedReader | None = None
     """The state from which a reader of portions continues."""
     refresh_s: float = 0.0
-    """Pause between two `watch` requests, in seconds. 0: the next one is sent at once, and the dispatcher holds it until the list changes.
+    """Pause between two `watch` requests, in seconds. 0: the next request is sent at once, and the dispatcher holds it until the list
+    changes.
     """
 
     @property
     def consumed(self) -> Consumed:
-        """What the consumer had received when the state was saved."""
+        """The elements that the consumer had received when the state was saved."""
         return Consumed() if self.saved is None else Consumed(self.saved.done, self.saved.open)
 
 
@@ -274,10 +275,10 @@ class ServiceReader:
     def batches(self) -> Iterator[list[Any]]:
         """Yield lists of elements in order of arrival. Blocks for each list.
 
-        An error that stands in place of an element is raised; call `batches` again to continue behind it.
+        An error in place of an element is raised. Call `batches` again to continue after it.
 
         Raises:
-          OpError: the error of an element, or the one that ended the reading.
+          OpError: the error of an element, or the error that ended the reading.
         """
         coordinated = self._request.terms.coordinated
         self._post(CONSUMER_BEGAN)
@@ -324,9 +325,8 @@ class ServiceReader:
         if batch.value is not None:
             try:
                 batch.elements = self._elements_of(batch.value)
-            except (
-                OpError
-            ) as error:  # the piece stays unacknowledged, and no other reply brings it, so the reading ends
+            except OpError as error:
+                # The piece stays unacknowledged, and no other reply brings it, so the reading ends.
                 self._end(copy(error))
                 raise
             batch.value = None
@@ -381,8 +381,8 @@ class ServiceReader:
             self._ready.notify_all()
 
     def close(self) -> None:
-        """Stop reading, acknowledge what the consumer has received, and release this client at the dispatcher. Blocks up to RELEASE_S. A
-        second call does nothing.
+        """Stop reading, acknowledge the elements that the consumer has received, and release this client at the dispatcher. Blocks up to
+        RELEASE_S. A second call does nothing.
         """
         if self._stopped.is_set() or sys.is_finalizing():
             return
@@ -554,7 +554,8 @@ class ServiceReader:
                 if location and incarnation >= 0 and (link is None or link.location != location):
                     client = self._task_client(task, location, incarnation)
                     self._links[task, incarnation] = TaskLink(location, incarnation, client)
-        incarnations = {place.task: place.incarnation for place in places}  # negative while the worker is away
+        # An incarnation is negative while the worker is away.
+        incarnations = {place.task: place.incarnation for place in places}
         for key, link in [*self._links.items()]:
             if not link.replies and 0 <= incarnations.get(key[0], -1) != key[1]:
                 del self._links[key]

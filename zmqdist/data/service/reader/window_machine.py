@@ -26,7 +26,7 @@ from zmqdist.data.service.reader.delivery import BATCH_BYTES, ELEMENTS_MAX, News
 from zmqdist.data.service.retry import next_pause_s
 
 AHEAD: Final = 2
-"""Batches requested ahead from each task."""
+"""The number of batches that the reader requests ahead from each task."""
 
 TURN_S: Final = 0.02
 """If fewer requests are allowed than there are tasks, a task without elements replies SKIP after this many seconds, and another task gets
@@ -72,12 +72,12 @@ class TaskWindow:
     """The tasks of one reader, and the room for requests to them.
 
     Attributes:
-      sources: by the numbers of tasks.
+      sources: the newest source of each task, by the task's number.
       held: requests in flight, and batches that the consumer has not taken.
     """
 
     def __init__(self, reader: int, trainer: str, outstanding_max: int) -> None:
-        """`outstanding_max`: elements that the user allows to be requested ahead; negative: no limit but the window's."""
+        """Start without tasks. `outstanding_max`: how many elements may be requested ahead; negative: as many as the window allows."""
         self.sources: dict[int, TaskSource] = {}
         self._former: dict[tuple[int, int], TaskSource] = {}
         """(task, incarnation of its worker) -> the source of an earlier incarnation that still has requests in flight."""
@@ -101,7 +101,7 @@ class TaskWindow:
                 source = self._former.pop((place.task, place.incarnation), None)
                 if source is None or not source.in_flight:
                     source = TaskSource(place.task, place.address, place.incarnation)
-                else:  # W3: its replies still count, and those to new requests come after them
+                else:  # W3: replies to earlier requests still count, and replies to new requests come after them
                     source.address, source.ended, source.in_hand = place.address, False, ()
                     source.pause_s, source.paused_until = 0.0, -inf
                 self.sources[place.task] = source

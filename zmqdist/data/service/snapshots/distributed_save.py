@@ -65,7 +65,7 @@ class SnapshotHandle:
         """Block until the snapshot is complete.
 
         Args:
-          timeout: seconds; None: no limit. The wait continues over restarts of the dispatcher.
+          timeout: seconds; None: no limit. The wait continues across restarts of the dispatcher.
 
         Raises:
           DeadlineExceededError: the timeout passed first. CancelledError: a program has cancelled the snapshot. Otherwise the error of the

@@ -142,9 +142,9 @@ class SnapshotMachine:
         """Take the state of the folder.
 
         Args:
-          done: DONE exists.
-          error: the content of ERROR; None: there is none.
-          failures: the errors of the streams whose writers have left an ERROR.
+          done: whether the file DONE exists.
+          error: the content of the file ERROR; None: the file does not exist.
+          failures: the errors of the streams whose writers have left a file ERROR.
 
         Returns:
           The records that an earlier dispatcher had decided on and not written.
@@ -204,7 +204,7 @@ class SnapshotMachine:
         """Return positions for a stream as (first position, number); number 0: the repetition has none left.
 
         Args:
-          local: the number of positions that the stream has used. If it got more before, it gets these again.
+          local: the number of positions that the stream has used. If it got more before, it gets the positions after those again.
 
         Raises:
           InternalError: another worker has the stream. FailedPreconditionError: the snapshot is over. InvalidArgumentError: there is no

@@ -181,7 +181,7 @@ class SnapshotFolder:
     # -- requests of workers and users --
 
     def assign(self, worker: str, may_begin: bool = True) -> int | None:
-        """Do as `SnapshotMachine.assign`, and write the records."""
+        """Call `SnapshotMachine.assign`, and write its records."""
         with self._lock:
             stream, records = self._machine.assign(worker, may_begin)
             self._write(records)
@@ -190,34 +190,34 @@ class SnapshotFolder:
     def hand_out(
         self, worker: str, stream: int, source: int, repetition: int, local: int, count: int
     ) -> tuple[int, int]:
-        """Do as `SnapshotMachine.hand_out`, and write the records."""
+        """Call `SnapshotMachine.hand_out`, and write its records."""
         with self._lock:
             positions, records = self._machine.hand_out(worker, stream, source, repetition, local, count)
             self._write(records)
             return positions
 
     def finished(self, worker: str, stream: int) -> None:
-        """Do as `SnapshotMachine.finished`, and write the records."""
+        """Call `SnapshotMachine.finished`, and write its records."""
         with self._lock:
             self._write(self._machine.finished(worker, stream))
 
     def failed(self, worker: str, stream: int, error: OpError) -> None:
-        """Do as `SnapshotMachine.failed`, and write the records."""
+        """Call `SnapshotMachine.failed`, and write its records."""
         with self._lock:
             self._write(self._machine.failed(worker, stream, error))
 
     def cancel(self) -> None:
-        """Do as `SnapshotMachine.cancel`, and write the records."""
+        """Call `SnapshotMachine.cancel`, and write its records."""
         with self._lock:
             self._write(self._machine.cancel())
 
     def worker_lost(self, worker: str) -> None:
-        """Do as `SnapshotMachine.worker_lost`."""
+        """Call `SnapshotMachine.worker_lost`."""
         with self._lock:
             self._machine.worker_lost(worker)
 
     def owners(self) -> set[str]:
-        """Do as `SnapshotMachine.owners`."""
+        """Call `SnapshotMachine.owners`."""
         with self._lock:
             return self._machine.owners()
 

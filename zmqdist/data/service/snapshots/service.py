@@ -176,9 +176,8 @@ class SnapshotService:
 
     def _assign(self, call: PendingCall, incarnation: int, address: str, has: dict[str, int]) -> None:
         version = self._version
-        if (
-            not self._snapshots.has_snapshots
-        ):  # every worker sends this request, and without snapshots it needs no thread
+        # Every worker sends this request, and without snapshots it needs no thread.
+        if not self._snapshots.has_snapshots:
             self._assigned(call, incarnation, has, {}, version)
             return
 

@@ -1,7 +1,7 @@
 """A stream of a snapshot in a process of its own, so that a pipeline that crashes takes down only its stream.
 
-The worker's zygote forks the process. It sends its requests to the dispatcher itself, and reports its progress and its end over a pipe. The
-worker stops the stream by LEAVE on that pipe, or by closing its end.
+The worker's zygote forks the process. The process sends its requests to the dispatcher itself, and reports its progress and its end over a
+pipe. The worker stops the stream by LEAVE on that pipe, or by closing its end.
 
 When the process crashes, another process continues from the last commit, and need not know how the earlier one ended (writer.py). After
 CRASHES_MAX crashes without a commit in between, the snapshot has failed, with an error that says how the process died.
@@ -117,7 +117,7 @@ class StreamProcess:
         self._fork()
 
     def progress(self) -> SnapshotTaskProgress:
-        """Return what was committed at the last report of the process."""
+        """Return how much was committed at the last report of the process."""
         return SnapshotTaskProgress(self.path, self.index, *self._figures)
 
     def leave(self) -> None:

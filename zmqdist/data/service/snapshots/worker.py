@@ -107,7 +107,7 @@ class SnapshotWorker:
             return
         for path, stream in list(self._writing.items()):
             if found.get(path) != stream.index:
-                self._note_completed(stream)  # the dispatcher may know of its end before `_note_ended` runs
+                self._note_completed(stream)  # the dispatcher may know of the stream's end before `_note_ended` runs
                 stream.stop()
                 self._ending.add(stream)
                 del self._writing[path]

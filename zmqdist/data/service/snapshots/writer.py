@@ -323,7 +323,7 @@ def _checkpoint(name: str) -> tuple[int, int, str]:
 
 
 class _PositionRequests:
-    """Requests runs of positions, of a length that lasts between _QUICK_S and _SLOW_S; called by `open_stream`.
+    """Requests runs of positions. It adapts their length, so that a run lasts between _QUICK_S and _SLOW_S. `open_stream` calls it.
 
     Attributes:
       error: the error that `ask` raised; None: it raised none.

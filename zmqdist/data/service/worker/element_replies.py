@@ -13,7 +13,8 @@ from zmqdist.data.service.worker.task_replies import GiveElements, GiveEnd, Give
 from zmqdist.data.service.worker.tasks_machine import PROGRESS
 
 TAKEN, SOURCE, POSITION = range(PROGRESS)
-"""Indexes of a task's progress: elements that readers have taken; 1 + source of the last position that it was given; that position."""
+"""Indexes into a task's progress. It holds the number of elements that readers have taken, 1 + the source of the last position that the
+task got (0: none yet), and that position."""
 
 
 DescribeError: TypeAlias = Callable[[BaseException, str], BaseException]

@@ -3,7 +3,7 @@
 Promises
     B1  Each element goes to one request. Requests get elements in the order of the pipeline, and replies in the order of arrival. Elements
         in the buffer go out at once, as many in one reply as the request allows.
-    B2  An error takes the place of its element: one request gets the error, and the next request gets the elements behind it. While an
+    B2  An error takes the place of its element: one request gets the error, and the next request gets the elements after it. While an
         error waits in the buffer, no further element is computed: a pipeline that cannot work at all fails once for each request, and no
         more often.
     B3  At the end every request gets END; `has_finished` is True once, when the last element was taken. A pipeline that could not be
@@ -39,7 +39,7 @@ class FirstComeBuffer:
 
     Args:
       elements_min: the initial limit, before the size of an element is known.
-      fits: `fits(elements, bytes)`: how many of these elements make a reply of so many bytes, at least one.
+      fits: `fits(elements, bytes)` returns how many of these elements fit into a reply of so many bytes, at least one.
 
     Attributes:
       elements: the elements that were computed and not taken.

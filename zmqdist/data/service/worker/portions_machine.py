@@ -92,7 +92,7 @@ class PortionsLane:
     # -- called by the thread that computes elements ------------------------------------------------------------------------
 
     def portions_wanted(self, now: float) -> int:
-        """Return how many portions to request now: twice as many as before if those were computed quickly, otherwise half."""
+        """Return how many portions to request now: twice as many as last time if those were computed quickly, otherwise half as many."""
         quick = now - self._received_at < QUICK_S
         self._count = min(GIVEN_MAX, self._count * 2) if quick else max(1, self._count // 2)
         return self._count
@@ -199,7 +199,7 @@ class PortionsLane:
         return GiveElements(reply, elements, (tuple(runs), len(elements) * self._element_bytes, in_hand))
 
     def _pop(self, buffer: deque[Any], count: int) -> tuple[list[Any], PortionError | None]:
-        """Remove and return some elements, and the failure behind them."""
+        """Remove and return some elements, and the failure after them."""
         popleft = buffer.popleft
         if not self._failures:
             return [popleft() for _ in range(min(count, len(buffer)))], None

@@ -96,7 +96,7 @@ class _Lane:
         self._serve()
 
     def expire(self, reply: ElementReply) -> None:
-        """Skip a request whose time is over, if it still waits."""
+        """Reply with `skip` to a request whose time is over, if it still waits."""
         with self._lock:
             late = self._machine.withdraw(reply)
         if late:

@@ -68,8 +68,8 @@ class RoundsMachine:
         self._group_bytes = group_bytes
 
     def end(self, error: BaseException) -> list[TaskReply]:
-        """Note that no further group comes, because of `error`; the first error counts. A CancelledError takes effect before the groups
-        that are ready.
+        """Note that no further group will be added, because of `error`. Only the first error counts. A CancelledError takes effect before
+        the groups that are ready.
         """
         self._error = self._error or error
         return self.serve()

@@ -1,4 +1,4 @@
-"""A task of a coordinated read: a thread makes groups ahead, and the machine (rounds_machine.py) decides which consumers get them when."""
+"""A task of a coordinated read: a thread makes groups ahead, and the machine (rounds_machine.py) decides when the consumers get them."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ class TaskHost(Protocol):
 
     Attributes:
       state: number of the dispatcher's state that the tasks belong to.
-      address: of the worker.
+      address: the worker's address.
       read_at: the address to which readers connect if it is not `address`; "%dts_port%" stands for the port of a task that has one of its
         own.
       cache_bytes: size of the window of a task that trainers share.
@@ -433,7 +433,8 @@ class TaskThreads:
     def _elements(self, call: PendingCall, state: int, number: int, wanted: tuple[Any, ...], compression: str) -> None:
         near = call.peer.hello is not None and call.peer.hello.host == host_identity()
         codec = codec_for(compression, near=near)
-        codec_of(codec or None)  # raises where the codec's package is missing, before the request takes an element
+        # `codec_of` raises if the codec's package is missing, before the request takes an element.
+        codec_of(codec or None)
         self._answer(state, number, Wanted(*wanted), RemoteReply(call, self._loop, codec))
 
     def ask(self, state: int, number: int, wanted: Wanted, reply: ElementReply) -> None:

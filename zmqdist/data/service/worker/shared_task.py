@@ -7,7 +7,7 @@ Rules
     A batch has the size that the first waiting trainer requests, but takes at most a 16th of the window, so that trainers that read ahead
     a little stay in the window.
     When the window exceeds its size in bytes, the oldest batches are dropped. An element larger than the window is an error.
-    An error is not kept: one trainer gets it, and the next request continues behind it. The end of the pipeline is an error, for all
+    An error is not kept: one trainer gets it, and the next request continues after it. The end of the pipeline is an error, for all
     trainers.
 
 The window does not survive the task: a worker that was restarted begins a new one.
@@ -29,7 +29,7 @@ from zmqdist.data.structure import invalid
 from zmqdist.errors import CancelledError
 
 BATCHES_IN_WINDOW: Final = 16
-"""A batch takes at most this part of the window's bytes."""
+"""A batch takes at most the window's bytes divided by this number."""
 BATCH_S: Final = 0.01
 """A batch that takes longer than this to compute halves the size of the next one; a faster one doubles it."""
 
@@ -38,7 +38,7 @@ class SharedRunner:
     """Runs a task that all trainers share.
 
     Attributes:
-      misses: requests for which a batch was computed.
+      misses: number of requests for which a batch was computed.
       nbytes: size of the window.
     """
 

@@ -105,7 +105,7 @@ class WorkerTasks:
     """The tasks of one worker; the module's docstring gives the rules.
 
     Attributes:
-      tasks: by number.
+      tasks: the worker's tasks, by number.
       state: number of the dispatcher's state that the tasks belong to.
     """
 
@@ -149,7 +149,7 @@ class WorkerTasks:
         return [RequestWorkLater()] if request == self._request else []
 
     def finished(self, number: int) -> list[WorkerTasksEffect]:
-        """Note that the last element of a task was taken, or that it has given back what it had not begun."""
+        """Note that the last element of a task was taken, or that the task has given back the positions that it had not begun."""
         task = self.tasks.get(number)
         if task is None or task.deleted:
             return []  # requests for a deleted task get an error, and the dispatcher drops tasks without readers

@@ -91,9 +91,8 @@ class Clients:
             if not address or worker.incarnation != incarnation:
                 if task.worker in self._tables.missing:
                     continue
-                address = (
-                    ""  # the worker has not reported the address yet, but the reader must know that the task exists
-                )
+                # The worker has not reported the address yet, but the reader must know that the task exists.
+                address = ""
             tasks.append((number, worker.address, address, worker.incarnation, worker.tags, task.starting_round))
         portions = iteration.portions
         if portions is None:

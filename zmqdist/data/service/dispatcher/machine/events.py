@@ -132,8 +132,8 @@ class OpenRequest:
 
 @dataclass(frozen=True, slots=True)
 class WatchRequest:
-    """Wait for news of an iteration's tasks. The reply comes at once if the client's version is old, otherwise at the next change or after
-    a while.
+    """Wait for news of an iteration's tasks. The machine replies at once if the client's version is old, otherwise at the next change or
+    after a while.
 
     -> (version, tasks, finished, hold, ended, failed). A task is (id, worker's address, address that serves the task, incarnation, tags,
     starting round). `failed` says why the iteration cannot continue. `hold` and `ended` are set in coordinated reads only: `hold` tells the
@@ -187,7 +187,7 @@ class MissedRequest:
 
 @dataclass(frozen=True, slots=True)
 class WorkRequest:
-    """Wait for a change of a worker's tasks. The reply comes at once if the worker's tasks differ from those that it should have.
+    """Wait for a change of a worker's tasks. The machine replies at once if the worker's tasks differ from those that it should have.
 
     -> (state number, new tasks, tasks to drop).
 

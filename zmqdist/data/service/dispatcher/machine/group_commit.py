@@ -1,4 +1,4 @@
-"""Effects that wait until the changes behind them are in the journal.
+"""Effects that wait until the changes on which they depend are in the journal.
 
 Theory
     The machine applies the changes of an event at once, but no effect leaves before these changes are durable. One group of records is

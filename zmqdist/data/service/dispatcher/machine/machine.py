@@ -9,7 +9,7 @@ Theory
 
 Promises, checked by tests/machines/splits and tests/sim
     D1  A position of a DYNAMIC iteration is given to one task, once. A repeated request gets the same positions again.
-    D2  The n-th iterators that readers open on a job of one name read the same iteration. A finished iteration gives no elements.
+    D2  Readers that open a job of one name for the same repetition read the same iteration. A finished iteration gives no elements.
     D3  A reply shows only changes that survive a restart of the dispatcher.
     D4  An iteration ends when its last live task has ended. The tasks of a lost worker count as ended: at once if the iteration is
         DYNAMIC, otherwise after `worker_timeout_s`. A DYNAMIC iteration ends only after one of its tasks has found no position left, so
@@ -76,7 +76,7 @@ class DataDispatcherMachine:
 
     @property
     def state(self) -> DurableState:
-        """The durable state, which a restart brings back. Read it only."""
+        """The durable state, which a restart brings back. Do not change it."""
         return self._tables.state
 
     def restore(self, snapshot: DurableState | None, records: Iterable[r.Change], now: float) -> None:
@@ -253,9 +253,8 @@ class DataDispatcherMachine:
 
     def _open(self, call: ev.OpenRequest, now: float) -> None:
         known = self._tables.client_by_request.get(call.request)
-        if (
-            known is not None and known in self._tables.state.clients
-        ):  # the reply was lost, and the client repeats its request
+        # The client repeats a request whose reply was lost.
+        if known is not None and known in self._tables.state.clients:
             self._tables.reply(call.token, self._opened(self._tables.state.clients[known]))
             return
         if call.terms.dataset not in self._tables.state.datasets:

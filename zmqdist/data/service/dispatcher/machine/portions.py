@@ -121,7 +121,7 @@ class PortionAssignment:
         return iteration
 
     def check(self, saved: ev.SavedRequest, iteration: r.Iteration) -> None:
-        """Check that a saved state fits an iteration. Raises Refusal."""
+        """Check that a saved state fits an iteration. Raises Refusal if it does not."""
         portions = iteration.portions
         cut = None if portions is None else (portions.positions, portions.repetitions, portions.length)
         lanes = 0 if portions is None else len(portions.next)
@@ -369,9 +369,8 @@ class PortionAssignment:
             number for number, each in portions.open.items() if each.incarnation == call.incarnation and each.charged
         )
         alone = min((number for number in mine if portions.open[number].client == client.id), default=None)
-        if (
-            alone is not None
-        ):  # while this worker computes a charged portion it gets no others, except one that has to come before it
+        # While this worker computes a charged portion it gets no others, except a portion that has to be acknowledged before it.
+        if alone is not None:
             first = range_math.first_open(portions, lane)
             waits = self._terms(iteration).ordered and first < alone and self._is_free(portions, first, client)
             return [first] if waits else []

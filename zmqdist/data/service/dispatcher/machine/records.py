@@ -53,7 +53,7 @@ class DatasetEntry(Row):
 
 
 class Terms(msgspec.Struct, array_like=True, frozen=True):
-    """How a job is read. All readers of a job have to give the same terms."""
+    """The way in which a job is read. All readers of a job have to give the same terms."""
 
     dataset: str
     mode: int
@@ -128,7 +128,7 @@ class Portion(Row):
 
     @property
     def charged(self) -> list[str]:
-        """The names of all processes and workers that have died while they computed it, as far as the dispatcher knows."""
+        """The names of all processes and workers that have died while they computed the portion, as far as the dispatcher knows."""
         return [*self.deaths, *self.lost.values()]
 
 
@@ -136,8 +136,8 @@ class PortionsEntry(Row):
     """The portions of an iteration; range_math.py says how they change.
 
     Attributes:
-      positions, repetitions: of the source; INFINITE: no end.
-      length: of a portion, in positions.
+      positions, repetitions: the numbers of the source's positions and repetitions; INFINITE: no end.
+      length: the length of a portion, in positions.
       next: for each lane, the step that is given out next.
       skip: for each lane, runs of later steps that are not given out, because an earlier iteration has delivered them.
       open: the portions that were given out and are not done, by number.

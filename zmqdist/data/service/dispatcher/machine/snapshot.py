@@ -54,7 +54,7 @@ class PlaceRow:
 
 @dataclass(frozen=True, slots=True)
 class NextNumbers:
-    """The next number of each kind. Numbers only grow, also over restarts with a journal."""
+    """The next number of each kind. Numbers only grow, also across restarts if there is a journal."""
 
     dataset: int
     job: int

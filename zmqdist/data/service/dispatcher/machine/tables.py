@@ -122,12 +122,10 @@ class DispatcherTables:
 
     def change(self, record: r.Change) -> None:
         """Apply a change to the state, and add its record to the journal's next group."""
-        encoded = r.encode(
-            record
-        )  # encode first: `apply` puts the record's rows into the state, where later changes modify them
-        self.state.apply(
-            record
-        )  # before the journal gets the record: one that cannot be applied would make every restart fail
+        # Encode first: `apply` puts the record's rows into the state, where later changes modify them.
+        encoded = r.encode(record)
+        # Apply before the journal gets the record, because a record that cannot be applied would make every restart fail.
+        self.state.apply(record)
         self.commits.record(encoded)
 
     def is_forgotten(self, iteration: int) -> bool:

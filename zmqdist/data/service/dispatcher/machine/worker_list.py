@@ -1,16 +1,16 @@
-"""The fixed list of workers: which entry of `worker_addresses` each worker has. Its index there is the worker's static shard.
+"""The fixed list of workers: which entry of `worker_addresses` each worker has. The index of the entry is the worker's static shard.
 
 Rules
     An entry is `host`, `host:1234`, `host:%port%`, `host:%port_name%` or `host:name`, with or without `proto://` before it. An IPv6 host
-    stands in brackets; the text behind the last colon is the port. An entry without a port, or with `%port%`, fits any port of its host;
+    is written in brackets; the text after the last colon is the port. An entry without a port, or with `%port%`, fits any port of its host;
     every other entry fits exactly its port, and a name counts as a port.
 
     Each entry has one worker. A worker gets the first of these that fits it:
         1. the entry that it has had before
         2. the entry with exactly its port
-        3. a free entry for any port of its host. The entries of workers that have left stand before unused ones, because the list is filled
+        3. a free entry for any port of its host. The entries of workers that have left come before unused ones, because the list is filled
            from its beginning; so a worker that was started again with another port takes its old entry.
-    A worker that comes back after another has got its entry is refused, unless another entry fits it.
+    A worker that comes back after another worker has got its entry is refused, unless another entry fits it.
 
 The state depends on the calls of `join` and `leave` alone: the same calls give the same entries. Not here: when a worker counts as gone
 (membership, lease).

@@ -25,9 +25,8 @@ class WorkerTable:
         for incarnation in [
             incarnation for incarnation, each in members.items() if each.address == event.address and event.address
         ]:
-            del members[
-                incarnation
-            ]  # this incarnation has ended, although the machine has not seen its loss: another process has its port
+            # This incarnation has ended, although the machine has not seen its loss: another process has its port.
+            del members[incarnation]
         members[event.incarnation] = event
         worker = self._place_for(event)
         if self._tables.worker_list.entries:
@@ -45,7 +44,7 @@ class WorkerTable:
         self._assign_tasks(worker)
 
     def _assign_tasks(self, worker: r.WorkerEntry) -> None:
-        """Give a connected worker a task of each iteration that has none for it."""
+        """Give a connected worker a task of each iteration in which it has none."""
         for iteration in list(self._tables.state.iterations.values()):
             if iteration.finished or iteration.collected:
                 continue
