@@ -165,7 +165,7 @@ class Context:
         return node
 
     def open_inputs(self, dataset: DatasetLike) -> list[OperatorNode]:
-        """Return the nodes of a dataset's inputs. Inputs that are not split get a context in which sources are whole."""
+        """Return the nodes of a dataset's inputs. Inputs that are not split get a context in which sources read all of their positions."""
         split = None if self._splits is None else dataset.op.split_inputs(len(dataset.inputs))
         nodes: list[OperatorNode] = []
         try:
@@ -183,7 +183,7 @@ class Context:
         return self._sources
 
     def reopen(self, dataset: DatasetLike, first_source: int) -> OperatorNode:
-        """Open a dataset again, for its next repetition; its first source has number `first_source`."""
+        """Open a dataset again, for its next repetition. Its first source gets the number `first_source`."""
         before, self._sources = self._sources, first_source
         try:
             return self.open(dataset)
@@ -191,7 +191,7 @@ class Context:
             self._sources = before
 
     def inner(self) -> Context:
-        """Return a context in which sources are whole, for datasets that a function returns."""
+        """Return a context in which sources read all of their positions, for datasets that a function returns."""
         context = Context(self.options, self.probing)
         context.interrupts = self.interrupts
         context.timers = None  # their time counts for the operator whose function made them

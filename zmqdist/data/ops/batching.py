@@ -122,7 +122,7 @@ class _ParallelBatchNode(ParallelNode):
 @operator("batch", GatheringNode)
 @dataclass(frozen=True)
 class BatchOp(Gathering):
-    """Stacks elements of one shape; in `parallel` threads unless that is 0."""
+    """Stacks elements of one shape, in `parallel` threads; 0: in the thread that reads."""
 
     parallel: int = 0
     deterministic: bool | None = None

@@ -29,7 +29,7 @@ class _MapNode(OperatorNode):
 @operator("map", _MapNode)
 @dataclass(frozen=True)
 class Map(Op):
-    """Applies a function to each element; in `parallel` threads unless that is 0."""
+    """Applies a function to each element, in `parallel` threads; 0: in the thread that reads."""
 
     function: PickledFunction
     output_signature: Any = None

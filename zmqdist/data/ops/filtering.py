@@ -167,9 +167,8 @@ class _FullShardNode(_ShardNode):
                     self.first = [x]
                 self.position += 1
             if 0 < self.position < count:
-                self.phase = (
-                    2  # raise the error only once, so that an ignore_errors() after this operator comes to its end
-                )
+                # Raise the error only once, so that an ignore_errors() after this operator comes to its end.
+                self.phase = 2
                 raise invalid(
                     f"Could not apply sharding: the dataset only has {self.position} file(s) or element(s), which is not enough"
                     f" for the required {count} shards/workers. Split your files into more, smaller ones,"
@@ -203,7 +202,7 @@ class ShardOp(Op):
 
     @classmethod
     def build(cls, count: int, index: int, full: bool = False) -> ShardOp:
-        """Check the arguments. Raises InvalidArgumentError if they are invalid."""
+        """Return the operator for checked arguments. Raises InvalidArgumentError if they are invalid."""
         if count != SHARD_HINT:
             if count < 1:
                 raise invalid(f"Number of shards must be greater than zero (currently num_shards = {count}).")

@@ -214,7 +214,7 @@ class ParallelMapNode(ParallelNode):
 
 
 class _Call:
-    """A user function, applied to an element."""
+    """A function that applies a user function to an element."""
 
     __slots__ = ("_function",)
 

@@ -44,7 +44,9 @@ COMPRESSIONS = {"AUTO": "SNAPPY", "GZIP": "GZIP", "SNAPPY": "SNAPPY", "ZLIB": "Z
 
 
 def checked_compression(compression: Any) -> str:
-    """Return the name in the metadata. Raises InvalidArgumentError for an unknown compression."""
+    """Return the name that the metadata of a snapshot has for a user's compression name. Raises InvalidArgumentError for an unknown
+    compression.
+    """
     if (compression is not None and not isinstance(compression, str)) or compression not in COMPRESSIONS:
         names = [name for name in COMPRESSIONS if name]
         raise invalid(f"Invalid `compression` argument: {compression}. Must be one of {names} or None.")

@@ -118,7 +118,9 @@ class Range(Indexed):
 
     @classmethod
     def build(cls, start: int | float, stop: int | float, step: int | float, dtype: Any) -> Range:
-        """Check the arguments. Raises InvalidArgumentError for a step of 0, and for numbers that the dtype cannot hold."""
+        """Return the operator for checked arguments. Raises InvalidArgumentError for a step of 0, and for numbers that the dtype cannot
+        hold.
+        """
         if step == 0:
             raise invalid("step must not be zero")
         if not all(isinstance(one, int) or math.isfinite(one) for one in (start, stop, step)):
@@ -177,7 +179,7 @@ class Counter(Indexed):
 @operator("from_tensors", _IndexedNode)
 @dataclass(frozen=True)
 class Tensors(Indexed):
-    """One element."""
+    """A source of one element."""
 
     value: Any
 
@@ -211,7 +213,9 @@ class Slices(Indexed):
 
     @classmethod
     def build(cls, value: Any) -> Slices:
-        """Check the argument. Raises ValueError for scalars, for leaves of different lengths, and for composites."""
+        """Return the operator for a checked argument. Raises ValueError for scalars, for leaves of different lengths, and for
+        composites.
+        """
         converted = element(value)
         if any(type(one) in COMPOSITES for one in structure.leaves_of(converted)):
             raise ValueError("from_tensor_slices does not split Ragged and Sparse: use from_tensors(...).unbatch()")
@@ -401,7 +405,7 @@ class _RandomNode(OperatorNode):
 @operator("random", _RandomNode)
 @dataclass(frozen=True)
 class Random(Op):
-    """int64 in [0, 2**32) without end."""
+    """Random int64 numbers in [0, 2**32), without end."""
 
     seed: tuple[int, int] | None
     rerandomize: bool = False

@@ -90,7 +90,9 @@ class Window(Op):
 
     @classmethod
     def build(cls, size: int, shift: int | None, stride: int, drop_remainder: bool) -> Window:
-        """Check the arguments. Raises InvalidArgumentError for a number that is not positive, TypeError for one that is not an integer."""
+        """Return the operator for checked arguments. Raises InvalidArgumentError for a number that is not positive, TypeError for one that
+        is not an integer.
+        """
         arguments = {"size": size, "shift": size if shift is None else shift, "stride": stride}
         numbers = {argument: checked_int(number, argument) for argument, number in arguments.items()}
         for argument, number in numbers.items():

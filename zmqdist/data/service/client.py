@@ -266,7 +266,7 @@ def _checked(
 
 
 def _number(name: str, value: Any) -> Any:
-    """Return an argument that has to be an integer, also one of NumPy, or None. Raises ValueError for anything else."""
+    """Return an argument that must be an integer (also one of NumPy) or None. Raises ValueError for anything else."""
     try:
         return value if value is None else operator.index(value)
     except TypeError:

@@ -122,7 +122,7 @@ class SavedReader(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, state: dict[str, Any]) -> SavedReader:
-        """Parse a state. Raises InvalidArgumentError when `state` is not the state of a reader, or is one of another version."""
+        """Parse a state. Raises InvalidArgumentError when `state` is not the state of a reader, or has another version."""
         try:
             saved = msgspec.convert(state, cls)
         except msgspec.ValidationError as error:
@@ -531,7 +531,7 @@ class ServiceReader:
             try:
                 places, others_exist = self._places(tasks)
                 self._handle(News(places, others_exist, self._finished, hold, ended))
-            except OpError as error:  # the reader may not connect to one of the workers
+            except OpError as error:  # the reader is not allowed to connect to one of the workers
                 self._end(error)
         if not self._finished:
             if self._request.refresh_s:

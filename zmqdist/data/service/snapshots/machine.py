@@ -270,7 +270,7 @@ class SnapshotMachine:
         return [] if self.over else [SnapshotFailed(CancelledError(f"{self.path}: the snapshot was cancelled"))]
 
     def worker_lost(self, worker: str) -> None:
-        """Make the stream that a worker was writing an orphan."""
+        """Mark the stream that a worker was writing as an orphan."""
         for stream in self.streams:
             if stream.owner == worker and stream.state is StreamState.ASSIGNED:
                 stream.state = StreamState.ORPHAN

@@ -409,7 +409,7 @@ class SnapshotManager:
         return found
 
     def worker_lost(self, worker: str) -> None:
-        """Make the streams that a worker was writing orphans."""
+        """Mark the streams that a worker was writing as orphans."""
         for each in self.all():
             each.worker_lost(worker)
 

@@ -135,7 +135,7 @@ class SnapshotService:
             self._forget_workers([address])
 
     def _forget_missing_owners(self) -> None:
-        """Make the streams orphans whose owners have not registered since the restart of the dispatcher."""
+        """Mark as orphans the streams whose owners have not registered since the restart of the dispatcher."""
         owners = {owner for each in self._snapshots.all() for owner in each.owners()}
         self._forget_workers(owners - set(self._addresses.values()))
 

@@ -102,7 +102,8 @@ class SnapshotStream:
                 self.path,
                 message,
             )
-        if not code or self._writer.failed:  # otherwise another worker writes the stream, or the snapshot is over
+        # In all other cases another worker writes the stream, or the snapshot is over.
+        if not code or self._writer.failed:
             try:
                 self._call("stream_ended", inf, code, message)
             except BaseException as error:

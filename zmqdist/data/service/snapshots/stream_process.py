@@ -55,7 +55,7 @@ class StreamProcess:
     """The worker's side of a stream in a process, with the methods of `SnapshotStream`. Everything here runs in the worker's loop.
 
     Args:
-      spawn: forks the process; SILENT is the exit code of a process that the zygote ended because this worker was stopped.
+      spawn: forks the process; SILENT is the exit code of a process that the zygote ended because this worker was suspended.
       ended: called when the stream needs nothing more from this worker.
       failed: `failed(stream, code, message, then)` reports an error to the dispatcher, and then calls `then`.
     """

@@ -175,7 +175,7 @@ class DataWorker:
 
         Args:
           host: runs the tasks; None: threads of this process do.
-          chunk_bytes_max: size of the files of a snapshot.
+          chunk_bytes_max: the size of the files of a snapshot, in bytes.
         """
         self._loop = loop
         self._calls = calls

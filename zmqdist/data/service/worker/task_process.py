@@ -14,7 +14,7 @@ When the process crashes (a signal, os._exit, out of memory)
     A task that computes portions loses nothing: the worker reports the crash to the dispatcher, which gives out the portions of the process
     again, and counts the crashes. The next process starts after the dispatcher has confirmed, so that the crash is not charged to the
     portions of the next process.
-    A process that the zygote ended because this worker was stopped has not crashed: another process starts when a reader connects.
+    A process that the zygote ended because this worker was suspended has not crashed: another process starts when a reader connects.
 
 The end
     The process of a dropped task may send its last replies; END_S later the worker kills it, whatever user code does. All processes end
@@ -66,7 +66,7 @@ class TaskProcesses:
     """Runs each task of a worker in a process of its own; a `TaskHost` (runtime.py).
 
     Args:
-      spawn: forks a task's process; SILENT is the exit code of a process that the zygote ended because this worker was stopped.
+      spawn: forks a task's process; SILENT is the exit code of a process that the zygote ended because this worker was suspended.
       bind: the host that sockets are bound to.
 
     Attributes:
@@ -219,7 +219,7 @@ class _TaskProcess:
         crashed = False
         if not self._ended and self._pipe is not None:
             self._pipe.drain()
-            # An exit after the last element loses nothing. SILENT: the zygote ended the process, because the worker was stopped.
+            # An exit after the last element loses nothing. SILENT: the zygote ended the process, because the worker was suspended.
             crashed = not self._task.done and code != SILENT
             if crashed:
                 self._crashed(code, child.tail())

@@ -147,7 +147,7 @@ def revoke_death(portions: r.PortionsEntry, incarnation: int) -> None:
 
 
 def leave(portions: r.PortionsEntry, client: int) -> None:
-    """Leave the unfinished portions of a client to others."""
+    """Leave the unfinished portions of a client to other clients."""
     for number, portion in portions.open.items():
         if portion.client == client:
             portion.client = portion.incarnation = portion.request = 0

@@ -11,7 +11,8 @@ from zmqdist.data.service.dispatcher.machine import records as r
 from zmqdist.data.service.dispatcher.machine.tables import DispatcherTables, Refusal
 
 SHARES: Final = 4
-"""A task gets at most the remaining positions divided by (tasks x this) at once, so that near the end all tasks still get some."""
+"""A task gets at once at most the remaining positions divided by (SHARES x number of tasks), so that near the end all tasks still get
+some."""
 
 
 class SplitAssignment:

@@ -160,7 +160,7 @@ class DispatcherTables:
     def restore(self, snapshot: DurableState | None, records: Iterable[r.Change], now: float) -> None:
         """Take the state of a journal. Each client counts as heard from at `now`; each worker is missing until it registers.
 
-        Workers have at least `RETURN_S` for that, because it was the dispatcher that was away. A worker whose end the machine saw before
+        Workers have at least `RETURN_S` to register, because it was the dispatcher that was away. A worker whose end the machine saw before
         the journal failed stays confirmed as gone.
         """
         gone = {self.state.workers[number].incarnation for number in self.confirmed_gone}
