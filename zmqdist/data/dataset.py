@@ -287,8 +287,8 @@ class Dataset(DatasetConstructors, DatasetResults):
         Args:
           element_length_func: returns the length of an element.
           bucket_batch_sizes: a batch size for each bucket: one more than there are boundaries.
-          pad_to_bucket_boundary: pad to the longest length that the bucket takes. An element at or above the last boundary then raises
-            InvalidArgumentError. Without `padded_shapes`, the first axis of every leaf is padded to that length.
+          pad_to_bucket_boundary: pad to the longest length that the bucket takes. An element whose length reaches the last boundary then
+            raises InvalidArgumentError. Without `padded_shapes`, the first axis of every leaf is padded to that length.
           no_padding: batch without padding.
 
         Raises:

@@ -211,7 +211,9 @@ class Context:
         return self._splits(source, repetition, taken)
 
     def set_repetition(self, source: int, repetition: int) -> None:
-        """Record that a loaded state has put a source into a repetition: its next opening begins the following one."""
+        """Record the repetition into which a loaded state has put a source. The next opening of the source begins the repetition after
+        it.
+        """
         self._repetitions[source] = repetition
 
 

@@ -79,7 +79,7 @@ class Tree:
         """The spec of the elements: their structure, with a TensorSpec for each leaf (a DatasetSpec for a window).
 
         It is known without computing elements, except after a function without `output_signature`. In that case the first use computes the
-        first element, once, and takes its shapes for those of all elements. The function then runs in this process, even if it is meant to
+        first element, once, and assumes its shapes for all elements. The function then runs in this process, even if it is meant to
         run elsewhere.
 
         Raises:

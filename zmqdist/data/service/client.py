@@ -1,7 +1,7 @@
 """`distribute`, `register_dataset`, `from_dataset_id`: a pipeline that runs on the workers of a data service, as a dataset in this program.
 
-Each function checks its arguments at once. `distribute` registers a dataset when it is applied to one. Elements are requested when an
-iterator is made. Error texts are those of tf.data service where programs depend on them.
+Each function checks its arguments at once. `distribute` registers a dataset when it is applied to that dataset. Elements are requested when
+an iterator is made. Error texts are those of tf.data service where programs depend on them.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ class Codec(NamedTuple):
 
 
 def codec_of(name: str | None) -> Codec | None:
-    """Return the codec with this name; None for None.
+    """Return the codec with this name, or None if `name` is None.
 
     Raises:
       ValueError: there is no such codec.

@@ -31,7 +31,7 @@ from zmqdist.errors import CancelledError
 BATCHES_IN_WINDOW: Final = 16
 """A batch takes at most the window's bytes divided by this number."""
 BATCH_S: Final = 0.01
-"""A batch that takes longer than this to compute halves the size of the next one; a faster one doubles it."""
+"""A batch that takes longer than this to compute halves the size of the next batch; a faster batch doubles it."""
 
 
 class SharedRunner:

@@ -75,7 +75,7 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 """Parameters of glibc's mallopt (malloc.h)."""
 
 MAPPED_BYTES_MIN: Final = 32 << 20
-"""The largest value that glibc accepts. Larger arrays are mapped, each into fresh pages."""
+"""The largest M_MMAP_THRESHOLD that glibc accepts, in bytes. It maps each larger array into fresh pages."""
 
 KEPT_BYTES_MAX: Final = 256 << 20
 """Free memory at the top of the heap that glibc keeps for later arrays."""
